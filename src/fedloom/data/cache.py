@@ -1,0 +1,98 @@
+"""Decoded data sets on disk, so that only the first run pays for decoding.
+
+The entries lie under `$XDG_CACHE_HOME/fedloom/data`, or `~/.cache/fedloom/data`. Removing them is always safe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.data.dataset import Dataset
+from fedloom.errors import DataError
+
+# Part of every key: raise it when what is decoded from the same files changes.
+_VERSION = 1
+
+
+def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
+    """The data set kept under a key, else a newly built one, which is then kept.
+
+    An entry that is damaged counts as absent, and a folder that can't be written to is no error: the cache only saves
+    time.
+    """
+    entry = _folder() / key
+    found = _fetch(entry)
+    if found is None:
+        found = build()
+        _store(entry, found)
+    return found
+
+
+def key_of(*parts: object) -> str:
+    """A key from texts and numbers that together decide what a data set holds."""
+    return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()[:32]
+
+
+def files_key(path: Path, *parts: object) -> str:
+    """A key for a file, or for all files under a folder: names, sizes and times of change, no contents."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    stats = [(file, file.stat()) for file in files]
+    listing = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+    return key_of(str(path.resolve()), listing, *parts)
+
+
+def _folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedloom" / "data"
+
+
+def _fetch(entry: Path) -> Dataset | None:
+    try:
+        words = json.loads((entry / "words.json").read_text(encoding="utf-8"))
+        # Copy on write: processes share the pages that nobody changes, and PyTorch takes the array as writable.
+        x = np.asarray(np.load(entry / "x.npy", mmap_mode="c", allow_pickle=False))
+        small = {
+            name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in words["arrays"]
+        }
+        return Dataset(
+            name=words["name"],
+            x=x,
+            classes=tuple(words["classes"]),
+            columns=tuple(words["columns"]),
+            **{"test": None, **small},
+        )
+    except (OSError, EOFError, ValueError, KeyError, TypeError, DataError):
+        return None
+
+
+def _store(entry: Path, data: Dataset) -> None:
+    arrays = {field.name: getattr(data, field.name) for field in fields(data)}
+    arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
+    words = {
+        "name": data.name,
+        "classes": data.classes,
+        "columns": data.columns,
+        "arrays": [name for name in arrays if name != "x"],
+    }
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        half_done = Path(tempfile.mkdtemp(prefix=".writing-", dir=entry.parent))
+    except OSError:
+        return
+    try:
+        for name, value in arrays.items():
+            np.save(half_done / f"{name}.npy", value, allow_pickle=False)
+        (half_done / "words.json").write_text(json.dumps(words), encoding="utf-8")
+        shutil.rmtree(entry, ignore_errors=True)
+        half_done.rename(entry)
+    except OSError:
+        shutil.rmtree(half_done, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""A pool of labelled rows in memory: what every partition, method and report starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from fedloom.errors import DataError
+
+Kind = Literal["image", "table"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """One pool of labelled rows in memory, decoded once; training and test rows together.
+
+    Raises:
+        DataError: the arrays contradict each other, a label is out of range, or a number is not finite.
+    """
+
+    name: str
+    x: np.ndarray
+    """(n, C, H, W) uint8 images, or (n, F) float32 columns; C-contiguous."""
+    y: np.ndarray
+    """(n,) int64 labels, 0..K-1."""
+    classes: tuple[str, ...]
+    """K names."""
+    shift: np.ndarray
+    """(C,) or (F,) float32. What a network gets is (x - shift) / scale."""
+    scale: np.ndarray
+    """(C,) or (F,) float32, above 0."""
+    test: np.ndarray | None
+    """(t,) int64 row numbers of the official test split, or None if the set has none."""
+    groups: np.ndarray | None = None
+    """(n,) int64 natural owner of each row (a writer, a celebrity), or None."""
+    columns: tuple[str, ...] = ()
+    """F names of table columns; one value of a category is called "column=value"."""
+
+    def __post_init__(self) -> None:
+        for problem in _problems(self):
+            raise DataError(f"Data set {self.name!r}: {problem}.")
+
+    @property
+    def kind(self) -> Kind:
+        """Whether the rows are images or rows of a table."""
+        return "image" if self.x.ndim == 4 else "table"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one row: (C, H, W) or (F,)."""
+        return self.x.shape[1:]
+
+    @property
+    def train(self) -> np.ndarray:
+        """(n - t,) int64 numbers of all rows outside the official test split, rising."""
+        rows = np.arange(len(self.y))
+        return rows if self.test is None else np.setdiff1d(rows, self.test, assume_unique=True)
+
+    def standardised(self, rows: np.ndarray) -> Dataset:
+        """The same rows with shift and scale set to the mean and s.d. of the columns over some of them.
+
+        Images keep their fixed shift and scale: statistics of the pixels would have to be pooled from the clients.
+
+        Args:
+            rows: (r,) numbers of the rows that may be looked at; r >= 1. A column that is constant there gets scale 1.
+        """
+        if self.kind == "image":
+            return self
+        if len(rows) == 0:
+            raise DataError(
+                f"Data set {self.name!r}: at least one row is needed to standardise columns, but none was given."
+            )
+        seen = self.x[rows].astype(np.float64)
+        spread = np.where(np.ptp(seen, axis=0) == 0, 1.0, seen.std(axis=0))
+        return replace(
+            self, shift=seen.mean(axis=0).astype(np.float32), scale=spread.astype(np.float32)
+        )
+
+
+def image_dataset(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: tuple[str, ...],
+    *,
+    test: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+    half_range: float = 127.5,
+) -> Dataset:
+    """Images (n, C, H, W) whose pixels 0..2 * half_range reach a network as -1..1."""
+    level = np.full(x.shape[1], half_range, dtype=np.float32)
+    return Dataset(name, x, y, classes, level, level.copy(), test, groups)
+
+
+def table_dataset(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    classes: tuple[str, ...],
+    columns: tuple[str, ...],
+    *,
+    test: np.ndarray | None = None,
+    groups: np.ndarray | None = None,
+) -> Dataset:
+    """A table (n, F) that is not standardised yet: see `Dataset.standardised`."""
+    zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
+    return Dataset(name, x, y, classes, zeros, ones, test, groups, columns)
+
+
+def _problems(data: Dataset) -> list[str]:
+    """What is wrong with a data set; a later check may rely on the earlier ones, so the first counts."""
+    x, y, n = data.x, data.y, len(data.y)
+    if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
+        return [
+            f"x must be (n, C, H, W) uint8 or (n, F) float32, but it is {x.shape} {x.dtype}; convert it first"
+        ]
+    checks = [
+        (x.flags.c_contiguous, "x must be C-contiguous; use np.ascontiguousarray"),
+        (n > 0, "there are no rows"),
+        (y.shape == (len(x),), f"x has {len(x)} rows, but y has the shape {y.shape}"),
+        (y.dtype == np.int64, f"labels must be int64, but they are {y.dtype}"),
+        (len(data.classes) >= 2, f"at least 2 classes are needed, but there are {data.classes}"),
+        (
+            n > 0 and 0 <= y.min() and y.max() < len(data.classes),
+            f"labels must lie in 0..{len(data.classes) - 1}, one for each class, but they run from "
+            f"{y.min(initial=0)} to {y.max(initial=0)}",
+        ),
+        (
+            data.shift.shape == data.scale.shape == x.shape[1:2],
+            f"shift and scale must be {x.shape[1:2]}, but they are {data.shift.shape} and {data.scale.shape}",
+        ),
+        (
+            bool(np.isfinite(data.shift).all() and np.isfinite(data.scale).all()),
+            "shift and scale must be finite",
+        ),
+        (bool((data.scale > 0).all()), "scale must be above 0"),
+        (
+            data.groups is None or data.groups.shape == y.shape,
+            f"groups must give an owner for each of the {n} rows",
+        ),
+        (_valid_rows(data.test, n), f"test must hold different row numbers from 0 to {n - 1}"),
+        (
+            data.kind == "image" or len(data.columns) == x.shape[1],
+            f"the table has {x.shape[1]} columns, but {len(data.columns)} names",
+        ),
+        (
+            data.kind == "image" or bool(np.isfinite(x).all()),
+            "the table holds numbers that are not finite; fill in or drop missing values",
+        ),
+    ]
+    return [message for holds, message in checks if not holds]
+
+
+def _valid_rows(rows: np.ndarray | None, n: int) -> bool:
+    """Whether these are different numbers of some of n rows."""
+    if rows is None:
+        return True
+    if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):
+        return False
+    return bool(rows.min() >= 0 and rows.max() < n and len(np.unique(rows)) == len(rows))

@@ -1,0 +1,194 @@
+"""Where data comes from: names that are known, and files of one's own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.data.cache import files_key, remember
+from fedloom.data.dataset import Dataset, Kind, image_dataset, table_dataset
+from fedloom.data.folders import is_image, read_class_folders
+from fedloom.data.hub import Hints, read_files, read_hub, table_endings
+from fedloom.errors import DataError, did_you_mean
+
+ROOT_VARIABLE = "FEDLOOM_DATA"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One data set that is known by name."""
+
+    title: str
+    kind: Kind
+    hub: str | None = None
+    """"owner/name" on the Hugging Face hub, or None: it comes with scikit-learn."""
+    config: str | None = None
+    """The hub's name of one of several versions."""
+    hints: Hints = field(default_factory=Hints)
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it is there without a network."""
+        return self.hub is None
+
+    @property
+    def test(self) -> str | None:
+        """The split that is the official test set, or None: test rows are held out of the whole."""
+        return self.hints.test
+
+    @property
+    def extra(self) -> str | None:
+        """The extra of fedloom that must be installed, or None."""
+        return None if self.bundled else "hub"
+
+
+_OFFICIAL = Hints(test="test")
+
+SOURCES: dict[str, Source] = {
+    "digits": Source("Handwritten digits, 8x8 grey, 10 classes", "image"),
+    "breast_cancer": Source("Breast cancer, 30 measurements, 2 classes", "table"),
+    "wine": Source("Wine recognition, 13 measurements, 3 classes", "table"),
+    "mnist": Source(
+        "MNIST digits, 28x28 grey, 10 classes", "image", "ylecun/mnist", hints=_OFFICIAL
+    ),
+    "fashion_mnist": Source(
+        "Fashion-MNIST, 28x28 grey, 10 classes",
+        "image",
+        "zalando-datasets/fashion_mnist",
+        hints=_OFFICIAL,
+    ),
+    "emnist": Source(
+        "EMNIST letters, 28x28 grey, 26 classes",
+        "image",
+        "tanganke/emnist_letters",
+        "emnist-letters",
+        hints=_OFFICIAL,
+    ),
+    "femnist": Source(
+        "FEMNIST characters by writer, 28x28 grey, 62 classes",
+        "image",
+        "flwrlabs/femnist",
+        hints=Hints(label="character", groups="writer_id"),
+    ),
+    "cifar10": Source(
+        "CIFAR-10, 32x32 colour, 10 classes", "image", "uoft-cs/cifar10", hints=_OFFICIAL
+    ),
+    "cifar100": Source(
+        "CIFAR-100, 32x32 colour, 100 classes",
+        "image",
+        "uoft-cs/cifar100",
+        hints=Hints(test="test", label="fine_label"),
+    ),
+    "svhn": Source(
+        "Street view house numbers, 32x32 colour, 10 classes",
+        "image",
+        "ufldl-stanford/svhn",
+        "cropped_digits",
+        hints=_OFFICIAL,
+    ),
+    "cinic10": Source(
+        "CINIC-10, 32x32 colour, 10 classes", "image", "flwrlabs/cinic10", hints=_OFFICIAL
+    ),
+    # 84x84 as in the LEAF benchmark (Caldas et al., arXiv:1812.01097), which federated papers follow.
+    "celeba": Source(
+        "CelebA by celebrity, smiling or not, 84x84 colour, 2 classes",
+        "image",
+        "flwrlabs/celeba",
+        hints=Hints(test="test", label="Smiling", groups="celeb_id", size=84),
+    ),
+    "tiny-imagenet": Source(
+        "Tiny ImageNet, 64x64 colour, 200 classes",
+        "image",
+        "zh-plus/tiny-imagenet",
+        hints=Hints(test="valid"),
+    ),
+    # The hub has the pictures at their own sizes; 84x84 is the size of Vinyals et al. (arXiv:1606.04080).
+    "mini-imagenet": Source(
+        "Mini-ImageNet, 84x84 colour, 100 classes",
+        "image",
+        "timm/mini-imagenet",
+        hints=Hints(test="test", size=84),
+    ),
+    "adult": Source(
+        "Adult census income, 14 features, 2 classes",
+        "table",
+        "scikit-learn/adult-census-income",
+        hints=Hints(label="income"),
+    ),
+    "credit": Source(
+        "Credit card default, 23 features, 2 classes",
+        "table",
+        "scikit-learn/credit-card-clients",
+        hints=Hints(label="default.payment.next.month", drop=("ID",)),
+    ),
+}
+
+
+def load(name: str, *, root: Path | None = None) -> Dataset:
+    """Load a data set by its name in `SOURCES`, or from files of one's own.
+
+    A set of the Hugging Face hub is read from the folder `<root>/<owner>/<name>` if there is one, else from the hub.
+    What was decoded is kept on disk (`fedloom.data.cache`), so that only the first time is slow. Its training and test
+    split are used; others are left alone.
+
+    Own files may be a .parquet or .csv file, a folder of them in the hub's layout, or a folder of class folders of PNG
+    or JPEG files, with or without train/ and test/ above. In a table, text becomes one column of 0 and 1 for each
+    word. The labels are the column of type ClassLabel; else the one called label, labels, target, class or y; else the
+    last one of a table.
+
+    Args:
+        name: a name, or a path. A name wins: write "./mnist" for a folder that is called like a known set.
+        root: the data root; the environment variable FEDLOOM_DATA where it is None.
+
+    Raises:
+        DataError: the name is unknown, or the data is missing, unreadable or contradicts itself.
+    """
+    source = SOURCES.get(name)
+    if source is None:
+        return _load_path(name)
+    if source.hub is None:
+        return _load_bundled(name)
+    if root is None and os.environ.get(ROOT_VARIABLE):
+        root = Path(os.environ[ROOT_VARIABLE])
+    folder = None if root is None else root.expanduser() / source.hub
+    hints, config = source.hints, source.config
+    if folder is None or not folder.is_dir():
+        return read_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
+    key = files_key(folder, name, config, repr(hints))
+    return remember(key, lambda: read_files(folder, name=name, hints=hints, config=config))
+
+
+def _load_path(name: str) -> Dataset:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise DataError(
+            f"{name!r} is neither the name of a known data set nor a file or folder that exists."
+            f"{did_you_mean(name, SOURCES)}"
+        )
+    title = path.resolve().stem if path.is_file() else path.resolve().name
+    if table_endings(path):
+        key = files_key(path, title, "tables")
+        return remember(key, lambda: read_files(path, name=title, hints=Hints()))
+    if path.is_dir() and any(map(is_image, path.rglob("*"))):
+        key = files_key(path, title, "folders")
+        return remember(key, lambda: read_class_folders(path, name=title))
+    raise DataError(
+        f"{name!r} must be a .parquet or .csv file, a folder of such files, or a folder of class folders of PNG or "
+        f"JPEG files, but it {'is something else' if path.is_file() else 'holds none of these'}."
+    )
+
+
+def _load_bundled(name: str) -> Dataset:
+    import sklearn.datasets
+
+    data = getattr(sklearn.datasets, f"load_{name}")()
+    y = data.target.astype(np.int64)
+    classes = tuple(str(label) for label in data.target_names)
+    if name == "digits":
+        images = data.images.astype(np.uint8)[:, None]  # (n, 1, 8, 8), 0..16
+        return image_dataset(name, images, y, classes, half_range=8.0)
+    columns = tuple(str(column) for column in data.feature_names)
+    return table_dataset(name, data.data.astype(np.float32), y, classes, columns)

@@ -1,0 +1,11 @@
+"""Engines run the parties of a method page; all give the same numbers.
+
+An engine holds the parties and runs their methods. It knows nothing of rounds, ledgers or what a reply should
+look like: that is the federation's business.
+"""
+
+from fedloom.engines.base import Delivery, Engine, Failure
+from fedloom.engines.isolated import IsolatedEngine
+from fedloom.engines.local import LocalEngine
+
+__all__ = ["Delivery", "Engine", "Failure", "IsolatedEngine", "LocalEngine"]

@@ -1,0 +1,102 @@
+"""What a method page offers to the rest: a name, a config, parties, and one round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedloom.errors import ConfigError, did_you_mean
+from fedloom.party import Party
+
+Round: TypeAlias = Callable[..., Iterator[str]]
+"""`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop, yielding the name of each
+stage that it ends. Whatever must live until the next round belongs in a party's state."""
+
+
+class MethodConfig(BaseModel):
+    """Base of every method's config: frozen, and unknown names are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @property
+    def iterations_per_round(self) -> int:
+        """Optimiser steps of one kind in a round: what makes runs of different methods comparable."""
+        return 1
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registered method: one point of a page.
+
+    Attributes:
+        name: as the command line has it.
+        title: one line for a list.
+        paper: the citation.
+        family: the folder of the page: who talks to whom.
+        config: the config class; its defaults are the `recommended` preset before `fixed`.
+        round: one round.
+        client: the party class of every participant.
+        server: the party class in whose place the round runs, or None where there is no server.
+        fixed: config values that make this method this method.
+        presets: further named sets of config values, over `fixed`.
+        public: whether it needs an unlabelled public set.
+    """
+
+    name: str
+    title: str
+    paper: str
+    family: str
+    config: type[MethodConfig]
+    round: Round
+    client: type[Party[Any]]
+    server: type[Party[Any]] | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    public: bool = False
+
+    def configure(self, preset: str = "recommended", params: Mapping[str, Any] | None = None) -> Any:
+        """The config of a preset with `params` over it.
+
+        Raises:
+            ConfigError: an unknown preset or parameter, or a value out of range; all of them at once.
+        """
+        known = {"recommended": {}, **self.presets}
+        if preset not in known:
+            raise ConfigError(
+                f"{self.name} has no preset {preset!r}.{did_you_mean(preset, known)}"
+            )
+        values = {**self.fixed, **known[preset], **(params or {})}
+        try:
+            return self.config(**values)
+        except ValidationError as error:
+            raise ConfigError("\n".join(problems(error, self.config, "params"))) from None
+
+
+def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> list[str]:
+    """One plain sentence for each thing that is wrong, each naming the key and a mend."""
+    found = []
+    for item in error.errors():
+        path = [str(p) for p in item["loc"]]
+        where = ".".join(([at] if at else []) + path)
+        if item["type"] == "extra_forbidden":
+            names = _names(model, path[:-1])
+            found.append(f"{where}: there is no such setting.{did_you_mean(path[-1], names)}")
+        elif item["type"] == "missing":
+            found.append(f"{where}: must be set")
+        else:
+            text = item["msg"].removeprefix("Value error, ")
+            found.append(f"{where}: {text[0].lower() + text[1:]}, not {item['input']!r}")
+    return found
+
+
+def _names(model: type[BaseModel], path: list[str]) -> list[str]:
+    """The field names of the model that `path` leads to."""
+    for part in path:
+        inner = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return []
+        model = inner
+    return list(model.model_fields)

@@ -1,0 +1,75 @@
+"""The methods: one file per paper, grouped by who talks to whom.
+
+A page imports the core and nothing else of fedloom: no engine, no experiment. It ends with `METHODS`, the points
+of the page that have a name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from fedloom.errors import MethodError, did_you_mean
+from fedloom.method import Method
+
+PAGES = ("fedloom.methods.distillation.fedal",)
+
+
+def registry() -> dict[str, Method]:
+    """Every method by name, in the order of the pages."""
+    return {m.name: m for page in PAGES for m in methods_of(importlib.import_module(page))}
+
+
+def find(name: str) -> Method:
+    """The method of that name.
+
+    Raises:
+        MethodError: there is none; the text has a suggestion.
+    """
+    known = registry()
+    if name not in known:
+        raise MethodError(f"there is no method {name!r}.{did_you_mean(name, known)}")
+    return known[name]
+
+
+def load(file: Path | str) -> Method:
+    """The method of a user's own page: `FILE.py`, or `FILE.py:NAME` where it holds several.
+
+    Raises:
+        MethodError: the file is missing, does not import, or holds no method of that name.
+    """
+    path, _, name = str(file).partition(".py:")
+    source = Path(path if path.endswith(".py") else f"{path}.py")
+    if not source.is_file():
+        raise MethodError(f"there is no file {source}")
+    spec = importlib.util.spec_from_file_location(f"fedloom_page_{source.stem}", source)
+    if spec is None or spec.loader is None:
+        raise MethodError(f"{source} can't be imported as a Python file")
+    page = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(page)
+    except Exception as error:
+        raise MethodError(f"{source} can't be imported: {type(error).__name__}: {error}") from error
+    found = {m.name: m for m in methods_of(page)}
+    if not found:
+        raise MethodError(f"{source} defines no METHODS: end the page with METHODS = (Method(...),)")
+    if name and name not in found:
+        raise MethodError(f"{source} has no method {name!r}.{did_you_mean(name, found)}")
+    return found[name] if name else list(found.values())[-1]
+
+
+def source_of(name: str) -> Path:
+    """The file of the page that a method stands on."""
+    known = find(name)
+    for page in PAGES:
+        module = importlib.import_module(page)
+        if known in methods_of(module) and module.__file__:
+            return Path(module.__file__)
+    raise MethodError(f"the page of {name!r} has no file")  # a frozen or zipped installation
+
+
+def methods_of(page: ModuleType) -> tuple[Method, ...]:
+    """The METHODS of a page."""
+    return tuple(getattr(page, "METHODS", ()))

@@ -1,0 +1,252 @@
+"""Party: what one client, peer, server or column holder remembers and can do.
+
+A method page subclasses `Party` once per role and writes ordinary methods; each is called by a message and
+answers with one. What survives between two messages is declared in `STATE`. Assigning anything else is refused,
+because an engine may hold a party in another process, rebuild it from its state, or resume it next week.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom import message
+from fedloom.errors import MethodError, StateError
+from fedloom.message import Tree
+from fedloom.network import Network
+from fedloom.optim import Optimiser
+from fedloom.rng import stream
+from fedloom.site import Batches, Rows, Site, epoch_plan, sample_plan
+
+NETWORK_STATE = ("params", "buffers", "opt")
+ConfigT = TypeVar("ConfigT")
+
+
+class Party(Generic[ConfigT]):
+    """One participant. Subclasses declare `STATE`, and set themselves up in `setup`.
+
+    Attributes:
+        STATE: names of what survives between messages. `params`, `buffers` and `opt` belong to the network
+            given to `network()`; any other name is a tree of tensors and plain numbers.
+        cfg: the method's config.
+        site: the party's data and equipment. It never changes.
+    """
+
+    STATE: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, cfg: ConfigT, site: Site) -> None:
+        self._sealed = False
+        self._network: Network | None = None
+        self._notes: dict[str, Tensor | float] = {}
+        self.cfg = cfg
+        self.site = site
+        self.setup()
+        missing = [name for name in self.STATE if name not in NETWORK_STATE and name not in vars(self)]
+        if missing:
+            raise MethodError(
+                f"{type(self).__name__} declares {missing[0]!r} in STATE but setup() does not set it"
+            )
+        if self._network is None and set(self.STATE) & set(NETWORK_STATE):
+            raise MethodError(
+                f"{type(self).__name__} declares params in STATE; call self.network(module, optimiser) "
+                "in setup()"
+            )
+        self._sealed = True
+
+    def setup(self) -> None:
+        """Give every name in STATE its first value. Runs once, before the first message."""
+
+    # -- the network -----------------------------------------------------------------------------
+
+    def network(self, module: nn.Module, optimiser: Optimiser) -> None:
+        """Make `module` this party's network. Only `setup` may call it."""
+        needed = {"params", "opt"} | ({"buffers"} if any(True for _ in module.buffers()) else set())
+        if not needed <= set(self.STATE):
+            raise MethodError(
+                f"{type(self).__name__} trains a network: its STATE must name {sorted(needed)}, "
+                f"not only {list(self.STATE)}"
+            )
+        self._network = Network(module.to(self.site.device), optimiser)
+
+    @property
+    def net(self) -> Network:
+        """The network, or an error that says how to get one."""
+        if self._network is None:
+            raise MethodError(
+                f"{type(self).__name__} has no network: call self.network(...) in setup()"
+            )
+        return self._network
+
+    def model(self, x: Tensor) -> Tensor:
+        """Training-mode outputs (B, ...) with their graph, for use in a loss."""
+        return self.net(x)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Evaluation-mode outputs (n, ...), constants."""
+        return self.net.infer(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Training-mode outputs (B, ...), constants to send; `descend(x, …)` may follow."""
+        return self.net.forward(x)
+
+    def descend(self, x: Tensor, gradient: Tensor) -> None:
+        """One optimiser step along Jᵀ `gradient` (B, ...), J the Jacobian of the outputs at `x`."""
+        self.net.descend(x, gradient)
+
+    def minimise(self, loss: Callable[..., Tensor], *batch: object) -> Tensor:
+        """One optimiser step on the scalar `loss(*batch)`; returns its value before the step."""
+        return self.net.minimise(loss, *batch)
+
+    def train(self, loss: Callable[..., Tensor], batches: Batches) -> Tensor:
+        """One step of `loss(x, y)` for each batch; returns the mean loss ()."""
+        return torch.stack([self.minimise(loss, x, y) for x, y in batches]).mean()
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The network's parameters by name. Assign a tree of the same names and shapes to change them."""
+        return self.net.state()["params"]
+
+    @params.setter
+    def params(self, values: Mapping[str, Tensor]) -> None:
+        self.net.load("params", values)
+
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """The network's buffers (BatchNorm statistics) by name; assignable like `params`."""
+        return self.net.state()["buffers"]
+
+    @buffers.setter
+    def buffers(self, values: Mapping[str, Tensor]) -> None:
+        self.net.load("buffers", values)
+
+    @property
+    def opt(self) -> dict[str, Tensor]:
+        """The optimiser's slots by name; assignable like `params`."""
+        return self.net.state()["opt"]
+
+    @opt.setter
+    def opt(self, values: Mapping[str, Tensor]) -> None:
+        self.net.load("opt", values)
+
+    # -- data and chance -------------------------------------------------------------------------
+
+    @property
+    def data(self) -> Rows:
+        """The party's own rows, or an error."""
+        if self.site.data is None:
+            raise MethodError(f"{type(self).__name__} {self.site.id} holds no data of its own")
+        return self.site.data
+
+    def stream(self, purpose: str, *keys: int) -> np.random.Generator:
+        """Random numbers of this party for this purpose: the same wherever and whenever it runs."""
+        return stream(self.site.seed, purpose, self.site.id, *keys)
+
+    @contextlib.contextmanager
+    def seeded(self, purpose: str) -> Iterator[None]:
+        """Within it torch's global generator is this party's own, for initialising a network."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(self.stream(purpose).integers(2**62)))
+            yield
+
+    def batches(self, t: int, *, steps: int, size: int) -> Batches:
+        """Round t's `steps` independent batches of `size` own rows."""
+        return self._gather(sample_plan(self.stream("batches", t), len(self.data), steps, size))
+
+    def epochs(self, t: int, *, epochs: int = 1, size: int) -> Batches:
+        """Round t's shuffled passes over the own rows, in full batches of `size`."""
+        return self._gather(epoch_plan(self.stream("batches", t), len(self.data), epochs, size))
+
+    def _gather(self, plan: Tensor) -> Batches:
+        which = plan.to(self.data.index.device).flatten()
+        x, y = self.data.x(which), self.data.y(which)
+        return Batches(x.view(*plan.shape, *x.shape[1:]), y.view(plan.shape))
+
+    def public(self, t: int, *, steps: int, size: int) -> tuple[Tensor, ...]:
+        """Round t's public batches, each (B, ...), the same at every party."""
+        if self.site.public is None:
+            raise MethodError(f"{type(self).__name__} needs a public set: set data.public to its size")
+        return self.site.public.batches(t, steps, size)
+
+    # -- what the experiment reads; nothing here is a message ------------------------------------------
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Keep a diagnostic of this round at this place. The last value of a name counts."""
+        self._notes[name] = value
+
+    def take_notes(self) -> dict[str, float]:
+        """The notes since the last call, as floats."""
+        notes = {name: float(value) for name, value in self._notes.items()}
+        self._notes.clear()
+        return notes
+
+    def answers(self, *, on: str) -> dict[str, Tree]:
+        """For evaluation: predicted class (n,) and mean cross-entropy on the test rows named `on`."""
+        rows = self.site.tests[on]
+        logits = self.infer(rows.every)
+        labels = rows.labels[rows.index]
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        return {"predicted": logits.argmax(-1), "loss": float(loss)}
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if vars(self).get("_sealed"):
+            if name not in self.STATE:
+                raise StateError(
+                    f"{type(self).__name__} assigns self.{name}, which is not in its STATE "
+                    f"{self.STATE}: it would be lost between messages. Add {name!r} to STATE, or use "
+                    "a local variable."
+                )
+            if name not in NETWORK_STATE:
+                value = _as_state(value, f"{type(self).__name__}.{name}")
+        object.__setattr__(self, name, value)
+
+    def state(self) -> dict[str, Tree]:
+        """All that survives between messages, in the order of STATE: views, not copies."""
+        return {name: getattr(self, name) for name in self.STATE}
+
+    def load(self, state: Mapping[str, Tree]) -> None:
+        """Take over a state that `state()` gave, here or elsewhere."""
+        if tuple(state) != self.STATE:
+            raise StateError(
+                f"{type(self).__name__} keeps {self.STATE}, but the state to load has {tuple(state)}: "
+                "it comes from another method or version"
+            )
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Within it an exception undoes every change of state: a call that fails changes nothing."""
+        own = {
+            name: message.map_tensors(torch.Tensor.clone, vars(self)[name])
+            for name in self.STATE
+            if name not in NETWORK_STATE
+        }
+        if self._network is not None:
+            self._network.begin()
+        try:
+            yield
+        except BaseException:
+            vars(self).update(own)
+            if self._network is not None:
+                self._network.rollback()
+            raise
+        finally:
+            if self._network is not None:
+                self._network.end()
+
+
+def _as_state(value: Tree, where: str) -> Tree:
+    try:
+        message.check(value)
+    except message.MessageError as error:
+        raise StateError(
+            f"{where} must be a tree of tensors and plain numbers to survive between messages: {error}"
+        ) from None
+    return message.map_tensors(torch.Tensor.detach, value)

@@ -1,0 +1,141 @@
+"""What stands at one party's place: its rows, its network, its seed. None of it ever crosses.
+
+Every index below is drawn from (seed, purpose, round, party), so that methods compared on one seed see the same
+batches, whatever else they do and wherever they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import MethodError
+from fedloom.rng import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a pool that many parties share in memory.
+
+    Attributes:
+        pool: (M, ...) uint8 or float32 inputs as stored.
+        labels: (M,) int64.
+        index: (n,) int64, the rows that are ours.
+        shift, scale: what a network sees is (pool - shift) / scale, float32; they broadcast over a row.
+    """
+
+    pool: Tensor
+    labels: Tensor
+    index: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def x(self, which: Tensor) -> Tensor:
+        """Inputs (B, ...) float32 of rows `which` (B,), numbers into ours."""
+        raw = self.pool.index_select(0, self.index[which])
+        return raw.to(torch.float32).sub_(self.shift).div_(self.scale)
+
+    def y(self, which: Tensor) -> Tensor:
+        """Labels (B,) of rows `which` (B,)."""
+        return self.labels[self.index[which]]
+
+    @cached_property
+    def every(self) -> Tensor:
+        """All our inputs (n, ...), kept: for small sets that are read again and again."""
+        return self.x(torch.arange(len(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """T batches of B rows: x (T, B, ...), y (T, B)."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.x, self.y, strict=True)
+
+
+def sample_plan(rng: np.random.Generator, rows: int, steps: int, size: int) -> Tensor:
+    """`steps` independent batches (T, B): no row twice in a batch, unless `rows < size`."""
+    few = rows < size
+    draws = [rng.choice(rows, size, replace=few, shuffle=False) for _ in range(steps)]
+    return torch.from_numpy(np.stack(draws))
+
+
+def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> Tensor:
+    """`epochs` shuffled passes as full batches (T, B); each pass is topped up from its own start."""
+    steps = -(-rows // size)
+    passes = [np.resize(rng.permutation(rows), steps * size) for _ in range(epochs)]
+    return torch.from_numpy(np.concatenate(passes).reshape(-1, size))
+
+
+class PublicSet:
+    """Unlabelled rows that every party holds, in one order.
+
+    One object serves all parties of a process, so a batch is gathered once for all of them.
+    """
+
+    def __init__(self, rows: Rows, seed: int, digest: str) -> None:
+        self.rows = rows
+        self.seed = seed
+        self.digest = digest
+        """sha256 of the content in order; a party with another digest is refused."""
+        self._last: tuple[tuple[int, int, int], tuple[Tensor, ...]] | None = None
+
+    def batches(self, t: int, steps: int, size: int) -> tuple[Tensor, ...]:
+        """The public batches (B, ...) of round t, the same for every party: Algorithm 1's g(seed, t, i)."""
+        key = (t, steps, size)
+        if self._last is None or self._last[0] != key:
+            plan = sample_plan(stream(self.seed, "public batches", t), len(self.rows), steps, size)
+            x = self.rows.x(plan.flatten())
+            self._last = (key, x.split(size))
+        return self._last[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """The equipment of one party.
+
+    Attributes:
+        id: its number, unique in the federation.
+        seed: the federation's seed; every stream of random numbers derives from it.
+        parties: how many parties of its kind there are.
+        classes: K.
+        data: its own rows, if it has any.
+        public: the public set, if the method needs one.
+        network: makes its network, the same at each call.
+        tests: row sets for evaluation, by name. No method reads them.
+        device: where its tensors live.
+    """
+
+    id: int
+    seed: int = 0
+    parties: int = 1
+    classes: int = 0
+    data: Rows | None = None
+    public: PublicSet | None = None
+    network: Callable[[], nn.Module] | None = None
+    tests: Mapping[str, Rows] = field(default_factory=dict)
+    device: str = "cpu"
+
+    def build(self) -> nn.Module:
+        """The party's network, newly made.
+
+        Raises:
+            MethodError: it was given none.
+        """
+        if self.network is None:
+            raise MethodError(f"party {self.id} was given no network: name some in [models]")
+        return self.network()
