@@ -24,7 +24,7 @@ class Faults:
     Attributes:
         dropout: the party is not there: it neither works nor answers.
         crash: it raises while it works; its state stays as before the call.
-        nan, inf: it works, but one number of its answer is NaN or infinite.
+        nan, inf: it works, but a number in each tensor of its answer is NaN or infinite.
         shape: it works, but answers a tensor of another shape.
         type: it works, but answers something that is not a message.
         late: it works, but the answer comes after the deadline.
@@ -68,8 +68,6 @@ def spoil(reply: Tree, fault: str) -> object:
     """What a party with this fault answers instead of `reply`."""
     if fault == "type":
         return object()
-    if not any(isinstance(leaf, Tensor) for _, leaf in message.leaves(reply)):
-        return {"unasked": torch.zeros(1)} if fault == "shape" else float(fault)
     if fault == "shape":
         return message.map_tensors(lambda x: torch.cat([x.flatten(), x.new_zeros(1)]), reply)
     return message.map_tensors(lambda x: _with_first(x, float(fault)), reply)

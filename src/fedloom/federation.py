@@ -14,7 +14,7 @@ from fedloom import message
 from fedloom.engines.base import Engine, Failure, verdict
 from fedloom.errors import MethodError
 from fedloom.ledger import Ledger
-from fedloom.message import Tree
+from fedloom.message import Template, Tree
 from fedloom.rng import stream
 
 
@@ -63,8 +63,8 @@ class Federation:
         *,
         shared: Mapping[str, Tree] | None = None,
         each: Mapping[int, Mapping[str, Tree]] | None = None,
-        expect: Tree = message.ANY,
-        need: int = 1,
+        expect: Template = object,
+        need: int = 0,
     ) -> dict[int, Tree]:
         """One message to each party, one reply from each, in order.
 
@@ -100,7 +100,7 @@ class Federation:
                 good[i] = reply  # type: ignore[assignment]
             else:
                 self._failed(self.engine.name(i), method, failure)
-        if ids and len(good) < need:
+        if len(good) < need:
             self._failed(self.home, method, Failure(f"fewer than {need} replies"))
             return {}
         return good
@@ -113,7 +113,7 @@ class Federation:
         take: str,
         ask: str | None = None,
         shared: Mapping[str, Tree] | None = None,
-        expect: Tree = message.ANY,
+        expect: Template = object,
     ) -> None:
         """Neighbour to neighbour: what crosses never passes through here.
 

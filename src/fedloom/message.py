@@ -390,10 +390,13 @@ _known: dict[tuple[Any, ...], _Facts] = {}
 
 
 def size(tree: Tree) -> Size:
-    """The exact sizes in bytes of a tree that passes `check`, without encoding it."""
+    """The exact sizes in bytes of a tree that passes `check`, without encoding it.
+
+    Shapes are all that it reads of tensors, so a tree of meta tensors has a size too.
+    """
     key: list[Any] = []
     digits = _key(tree, key)
-    facts = _facts(tree, key, digits)
+    facts = _facts(tree, key)
     header = facts.fixed + digits
     return Size(facts.payload, 8 + header + -header % 8 + facts.payload)
 
@@ -405,7 +408,8 @@ def describe(tree: Tree) -> str:
     73728 B".
     """
     key: list[Any] = []
-    return _facts(tree, key, _key(tree, key)).summary
+    _key(tree, key)
+    return _facts(tree, key).summary
 
 
 def _key(node: Any, key: list[Any]) -> int:
@@ -436,13 +440,14 @@ def _key(node: Any, key: list[Any]) -> int:
     return 0
 
 
-def _facts(tree: Tree, key: list[Any], digits: int) -> _Facts:
+def _facts(tree: Tree, key: list[Any]) -> _Facts:
     structure = tuple(key)
     found = _known.get(structure)
     if found is None:
         specs: list[_Spec] = []
         header, payload = _header(_dumps(_skeleton(tree, specs)), specs)
-        found = _Facts(payload, len(header.rstrip(b" ")) - digits, _summary(tree))
+        zeros = key.count(int) + key.count(float)
+        found = _Facts(payload, len(header.rstrip(b" ")) - zeros, _summary(tree))
         if len(header) <= _REMEMBER:
             if len(_known) >= _ENTRIES:
                 _known.clear()
@@ -451,13 +456,15 @@ def _facts(tree: Tree, key: list[Any], digits: int) -> _Facts:
 
 
 def _skeleton(node: Any, specs: list[_Spec]) -> Any:
-    """As `_Walk.strip`, without its checks: meta tensors can be measured too."""
+    """As `_Walk.strip`, with 0 for each number and without checks: meta tensors are welcome."""
     if isinstance(node, Tensor):
         specs.append(_Spec(node.dtype, tuple(node.shape)))
         return {"$tensor": len(specs) - 1}
     if isinstance(node, dict):
         return {key: _skeleton(child, specs) for key, child in node.items()}
-    return [_skeleton(x, specs) for x in node] if isinstance(node, list | tuple) else node
+    if isinstance(node, list | tuple):
+        return [_skeleton(child, specs) for child in node]
+    return 0 if type(node) in (int, float) else node
 
 
 def _summary(tree: Tree) -> str:

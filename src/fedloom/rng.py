@@ -13,10 +13,11 @@ _LIMIT = 2**32
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """The generator for one purpose of one run, for example `stream(seed, "batches", round, client)`.
+    """The generator for one purpose of one run, as in `stream(seed, "batches", round, client)`.
 
-    Each (seed, purpose, keys) has a stream of its own, so that one more draw, client or round in one place moves
-    nothing anywhere else. The stream depends on nothing but the arguments: it is the same on every machine.
+    Each (seed, purpose, keys) has a stream of its own, so that one more draw, client or round in
+    one place moves nothing anywhere else. The stream depends on nothing but the arguments: it is
+    the same on every machine.
 
     Args:
         seed: the run's seed, 0 <= seed < 2**32.
@@ -27,8 +28,9 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
         ConfigError: a number is not an integer in that range.
     """
     numbers = [_checked("seed", seed), *(_checked("key", key) for key in keys)]
-    # NumPy pads a short list of entropy with zeros: [s, p] and [s, p, 0] would give one and the same stream. The
-    # number of keys keeps them apart. The limit does the same for numbers that NumPy would cut into two words.
+    # NumPy pads a short list of entropy with zeros: [s, p] and [s, p, 0] would give one and the
+    # same stream. The number of keys keeps them apart. The limit does the same for numbers that
+    # NumPy would cut into two words.
     return np.random.default_rng([numbers[0], crc32(purpose.encode()), len(keys), *numbers[1:]])
 
 
@@ -39,6 +41,6 @@ def _checked(what: str, value: int) -> int:
         number = -1
     if not 0 <= number < _LIMIT:
         raise ConfigError(
-            f"The {what} of a random stream must be an integer from 0 to 2**32 - 1, but it is {value!r}."
+            f"The {what} of a random stream must be an integer from 0 to 2**32 - 1, not {value!r}."
         )
     return number

@@ -1,6 +1,7 @@
 """Decoded data sets on disk, so that only the first run pays for decoding.
 
-The entries lie under `$XDG_CACHE_HOME/fedloom/data`, or `~/.cache/fedloom/data`. Removing them is always safe.
+The entries lie under `$XDG_CACHE_HOME/fedloom/data`, or `~/.cache/fedloom/data`. Removing them is
+always safe.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _VERSION = 1
 def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
     """The data set kept under a key, else a newly built one, which is then kept.
 
-    An entry that is damaged counts as absent, and a folder that can't be written to is no error: the cache only saves
-    time.
+    An entry that is damaged counts as absent, and a folder that can't be written to is no error:
+    the cache only saves time.
     """
     entry = _folder() / key
     found = _fetch(entry)
@@ -43,7 +44,7 @@ def key_of(*parts: object) -> str:
 
 
 def files_key(path: Path, *parts: object) -> str:
-    """A key for a file, or for all files under a folder: names, sizes and times of change, no contents."""
+    """A key for a file, or all files under a folder: names, sizes and times of change."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     stats = [(file, file.stat()) for file in files]
     listing = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
@@ -58,11 +59,10 @@ def _folder() -> Path:
 def _fetch(entry: Path) -> Dataset | None:
     try:
         words = json.loads((entry / "words.json").read_text(encoding="utf-8"))
-        # Copy on write: processes share the pages that nobody changes, and PyTorch takes the array as writable.
+        # Copy on write: processes share the pages that nobody changes, and PyTorch takes the array
+        # as writable.
         x = np.asarray(np.load(entry / "x.npy", mmap_mode="c", allow_pickle=False))
-        small = {
-            name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in words["arrays"]
-        }
+        small = {name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in words["arrays"]}
         return Dataset(
             name=words["name"],
             x=x,

@@ -17,7 +17,8 @@ class Dataset:
     """One pool of labelled rows in memory, decoded once; training and test rows together.
 
     Raises:
-        DataError: the arrays contradict each other, a label is out of range, or a number is not finite.
+        DataError: the arrays contradict each other, a label is out of range, or a number is not
+            finite.
     """
 
     name: str
@@ -59,24 +60,25 @@ class Dataset:
         return rows if self.test is None else np.setdiff1d(rows, self.test, assume_unique=True)
 
     def standardised(self, rows: np.ndarray) -> Dataset:
-        """The same rows with shift and scale set to the mean and s.d. of the columns over some of them.
+        """The same rows with shift and scale set to the mean and s.d. of the columns over some of
+        them.
 
-        Images keep their fixed shift and scale: statistics of the pixels would have to be pooled from the clients.
+        Images keep their fixed shift and scale: statistics of the pixels would have to be pooled
+        from the clients.
 
         Args:
-            rows: (r,) numbers of the rows that may be looked at; r >= 1. A column that is constant there gets scale 1.
+            rows: (r,) numbers of the rows that may be looked at; r >= 1. A column that is constant
+                there gets scale 1.
         """
         if self.kind == "image":
             return self
         if len(rows) == 0:
             raise DataError(
-                f"Data set {self.name!r}: at least one row is needed to standardise columns, but none was given."
+                f"Data set {self.name!r}: standardising needs at least one row, but none was given."
             )
         seen = self.x[rows].astype(np.float64)
         spread = np.where(np.ptp(seen, axis=0) == 0, 1.0, seen.std(axis=0))
-        return replace(
-            self, shift=seen.mean(axis=0).astype(np.float32), scale=spread.astype(np.float32)
-        )
+        return replace(self, shift=seen.mean(axis=0).astype(np.float32), scale=spread.astype(np.float32))
 
 
 def image_dataset(
@@ -110,7 +112,7 @@ def table_dataset(
 
 
 def _problems(data: Dataset) -> list[str]:
-    """What is wrong with a data set; a later check may rely on the earlier ones, so the first counts."""
+    """What is wrong with a data set; the first counts, as a later check may rely on the earlier."""
     x, y, n = data.x, data.y, len(data.y)
     if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
         return [
@@ -123,7 +125,7 @@ def _problems(data: Dataset) -> list[str]:
         (y.dtype == np.int64, f"labels must be int64, but they are {y.dtype}"),
         (len(data.classes) >= 2, f"at least 2 classes are needed, but there are {data.classes}"),
         (
-            n > 0 and 0 <= y.min() and y.max() < len(data.classes),
+            n > 0 and y.min() >= 0 and y.max() < len(data.classes),
             f"labels must lie in 0..{len(data.classes) - 1}, one for each class, but they run from "
             f"{y.min(initial=0)} to {y.max(initial=0)}",
         ),

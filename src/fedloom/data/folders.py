@@ -19,24 +19,26 @@ def is_image(path: Path) -> bool:
 
 
 def read_class_folders(path: Path, *, name: str) -> Dataset:
-    """Read `<path>/<class>/*.png`, or `<path>/train/<class>/*.png` with an official `<path>/test/<class>/*.png`.
+    """Read `<path>/<class>/*.png`, or the same below `<path>/train` and, if any, `<path>/test`.
 
-    Classes are numbered in the order of their names, and rows come in the order of class and file name.
+    Classes are numbered in the order of their names, and rows come in the order of class and file
+    name.
 
     Raises:
-        DataError: fewer than two class folders, one without images, or a test class that training lacks.
+        DataError: fewer than two class folders, one without images, or a test class that training
+            lacks.
     """
     split = (path / "train").is_dir()
     train = _listing(path / "train" if split else path)
     test = _listing(path / "test") if split and (path / "test").is_dir() else {}
     classes = tuple(train)
     if len(classes) < 2:
-        raise DataError(
-            f"{path} must hold a folder for each of at least 2 classes, but it has {classes}."
-        )
+        raise DataError(f"{path} must hold a folder for each of at least 2 classes, but it has {classes}.")
     unknown = sorted(set(test) - set(train))
     if unknown:
-        raise DataError(f"{path / 'test'} has a class {unknown[0]!r} that {path / 'train'} lacks.")
+        raise DataError(
+            f"{path / 'test'} has a class {unknown[0]!r} that {path / 'train'} lacks; add it there."
+        )
     rows = [
         (file, classes.index(label))
         for part in (train, test)
@@ -46,7 +48,7 @@ def read_class_folders(path: Path, *, name: str) -> Dataset:
     held = sum(len(files) for files in test.values())
     return image_dataset(
         name,
-        decode_images(lambda: (file for file, _ in rows)),
+        decode_images(file for file, _ in rows),
         np.array([number for _, number in rows], dtype=np.int64),
         classes,
         test=np.arange(len(rows) - held, len(rows)) if held else None,
@@ -55,13 +57,12 @@ def read_class_folders(path: Path, *, name: str) -> Dataset:
 
 def _listing(folder: Path) -> dict[str, list[Path]]:
     """Class name -> its image files, both in the order of their names."""
-    classes = sorted(
-        child for child in folder.iterdir() if child.is_dir() and not child.name.startswith(".")
-    )
+    classes = sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
     found = {child.name: sorted(filter(is_image, child.iterdir())) for child in classes}
     empty = [label for label, files in found.items() if not files]
     if empty:
         raise DataError(
-            f"Each class folder must hold PNG or JPEG files, but {folder / empty[0]} holds none; remove it or fill it."
+            f"Each class folder must hold PNG or JPEG files, but {folder / empty[0]} holds none; "
+            "remove it or fill it."
         )
     return found

@@ -1,6 +1,7 @@
-"""Data sets in the layout of the Hugging Face hub, from a folder or from the hub, read by `datasets`.
+"""Data sets in the layout of the Hugging Face hub, from a folder or the hub, through `datasets`.
 
-The import takes seconds, so it stays inside the functions. Code that comes with a data set is never run.
+The import takes seconds, so it stays inside the functions. Code that comes with a data set is never
+run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Hints:
     """What the files of a data set don't say themselves."""
 
     test: str | None = None
-    """The split that serves as the official test set; None: test, validation, valid or val, the first there is."""
+    """The official test split; None: the first there is of test, validation, valid and val."""
     label: str | None = None
     """The column of the labels; None: it is found by its type, then by its name."""
     groups: str | None = None
@@ -38,7 +39,7 @@ class Hints:
     drop: tuple[str, ...] = ()
     """Columns that must not be learnt from."""
     size: int | None = None
-    """Images are cut to their middle square and scaled to this many pixels a side; None: they are left alone."""
+    """Each image's middle square is scaled to this many pixels a side; None: left alone."""
 
 
 def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset:
@@ -49,18 +50,28 @@ def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None
     """
     if config and (path / config).is_dir():
         path = path / config
+    with _quiet(_hugging_face()) as hugging_face:
+        try:
+            splits = _open_files(hugging_face, path)
+        except Exception as error:  # many kinds, from several libraries
+            raise DataError(
+                f"{path} can't be read as a data set; mend or replace it ({_reason(error)})."
+            ) from error
+        return _assemble(splits, name=name, hints=hints)
+
+
+def _open_files(hugging_face: ModuleType, path: Path) -> Any:
     options: dict[str, Any] = {"path": str(path)}
     if path.is_file():
         options = {"path": path.suffix[1:], "data_files": str(path)}
-    if table_endings(path) == {".csv"}:
-        # pandas would otherwise guess each column's type anew every few thousand rows, and the guesses may differ.
-        options |= {"chunksize": 2**31, "low_memory": False}
-    with _quiet(_hugging_face()) as hugging_face:
-        try:
-            splits = hugging_face.load_dataset(**options)
-        except Exception as error:  # many kinds, from several libraries
-            raise DataError(f"{path} can't be read as a data set: {_reason(error)}.") from error
-        return _assemble(splits, name=name, hints=hints)
+    try:
+        return hugging_face.load_dataset(**options)
+    except Exception:
+        if table_endings(path) != {".csv"}:
+            raise
+        # A CSV is read in pieces, and fails where a piece turns out to hold another type ("?" after
+        # many numbers). This slower way looks at the whole before it settles the types.
+        return hugging_face.load_dataset(**options, engine="python", chunksize=2**31)
 
 
 def table_endings(path: Path) -> set[str]:
@@ -69,9 +80,7 @@ def table_endings(path: Path) -> set[str]:
     return {file.suffix for file in files} & {".csv", ".parquet"}
 
 
-def read_hub(
-    repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None
-) -> Dataset:
+def read_hub(repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None) -> Dataset:
     """Read a data set of the hub, or what `datasets` kept of it; decoded only the first time.
 
     Args:
@@ -79,7 +88,8 @@ def read_hub(
         name: what the data set is called here.
         hints: what the files don't say.
         config: the hub's name of one of several versions of the data set.
-        folder: where no local copy was found, or None if there is no data root; for the error message.
+        folder: where no local copy was found, or None if there is no data root; for the error
+            message.
 
     Raises:
         DataError: `datasets` is missing, the hub can't be reached, or the data can't be used.
@@ -89,14 +99,13 @@ def read_hub(
             splits = hugging_face.load_dataset(repository, name=config)
         except OSError as error:  # ConnectionError, FileNotFoundError, DatasetNotFoundError
             raise DataError(
-                f"Data set {name!r} is neither in {folder or 'a local folder (FEDLOOM_DATA is not set)'} nor to be had "
-                f"from the Hugging Face hub as {repository!r} ({_reason(error)}): put its Parquet or CSV files into "
-                f"{folder or '<FEDLOOM_DATA>/' + repository}, or run once with a network."
+                f"Data set {name!r} is neither in {folder or 'a local folder (FEDLOOM_DATA is not set)'} "
+                f"nor to be had from the Hugging Face hub as {repository!r} ({_reason(error)}): put its "
+                f"Parquet or CSV files into {folder or '<FEDLOOM_DATA>/' + repository}, or run once "
+                "with a network."
             ) from error
         except Exception as error:
-            raise DataError(
-                f"Data set {name!r} ({repository!r}) can't be read: {_reason(error)}."
-            ) from error
+            raise DataError(f"Data set {name!r} ({repository!r}) can't be read: {_reason(error)}.") from error
         prints = [[split, table._fingerprint] for split, table in splits.items()]
         key = key_of(name, prints, repr(hints))
         return remember(key, lambda: _assemble(splits, name=name, hints=hints))
@@ -107,8 +116,8 @@ def _hugging_face() -> ModuleType:
         import datasets
     except ImportError as error:
         raise DataError(
-            "Reading Parquet, CSV or the Hugging Face hub needs the package `datasets`, which is not installed; "
-            'run: pip install "fedloom[hub]"'
+            "Reading Parquet, CSV or the Hugging Face hub needs the package `datasets`, which is not "
+            'installed; run: pip install "fedloom[hub]"'
         ) from error
     module: ModuleType = datasets
     return module
@@ -150,7 +159,7 @@ def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset:
         groups = np.unique(_values(pool, hints.groups), return_inverse=True)[1].astype(np.int64)
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
     if images:
-        x = decode_images(lambda: _encoded(pool, images[0]), size=hints.size)
+        x = decode_images(_encoded(pool, images[0]), size=hints.size)
         return image_dataset(name, x, y, classes, test=held_out, groups=groups)
     left_out = {label, hints.groups, *hints.drop}
     kept = {column: _words(pool, column) for column in pool.column_names if column not in left_out}
@@ -164,21 +173,23 @@ def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) ->
         return next(iter(splits.values())), None
     if "train" not in splits or (wanted is not None and wanted not in splits):
         raise DataError(
-            f"Data set {name!r} must have the splits 'train' and {wanted or 'test'!r}, but it has {list(splits)}."
+            f"Data set {name!r} must have the splits 'train' and {wanted or 'test'!r}, but it has "
+            f"{list(splits)}; name its files after them."
         )
     test = wanted or next((split for split in _TEST_NAMES if split in splits), None)
     return splits["train"], splits[test] if test else None
 
 
 def _label_column(pool: Any, name: str, wanted: str | None, *, table: bool) -> str:
-    """The column that holds the labels: the one hinted at, else by type, else by name, else a table's last."""
+    """The column of the labels: the one hinted at, else by type, else by name, else a table's last."""
     import datasets
 
     columns: list[str] = pool.column_names
     if wanted is not None:
         if wanted not in columns:
             raise DataError(
-                f"Data set {name!r} has no label column {wanted!r}.{did_you_mean(wanted, columns)}"
+                f"Data set {name!r} must have a label column {wanted!r}, but it has not."
+                f"{did_you_mean(wanted, columns)}"
             )
         return wanted
     typed = _of_type(pool, datasets.ClassLabel)
@@ -186,9 +197,9 @@ def _label_column(pool: Any, name: str, wanted: str | None, *, table: bool) -> s
     found = typed or named or (columns[-1:] if table else [])
     if len(found) != 1:
         raise DataError(
-            f"Data set {name!r} must have one column of labels, but {found or 'none'} of its columns {columns} could "
-            f"be it; keep one, or call it {_LABEL_NAMES[0]!r}: labels are a column of type ClassLabel, else one "
-            f"called {', '.join(_LABEL_NAMES)}{', else the last of a table' if table else ''}."
+            f"Data set {name!r} must have one column of labels, but {found or 'none'} of its columns "
+            f"{columns} could be it; keep one: a column of type ClassLabel, else one called "
+            f"{', '.join(_LABEL_NAMES)}{', else the last of a table' if table else ''}."
         )
     return found[0]
 
@@ -205,8 +216,9 @@ def _labels(pool: Any, name: str, column: str) -> tuple[np.ndarray, tuple[str, .
         fit = values.dtype.kind in "biu"
     if not fit:
         raise DataError(
-            f"Labels must be complete, and text, whole numbers or truth values, but column {column!r} of data set "
-            f"{name!r} ({values.dtype}) has gaps, decimals or other things; choose or make a column of classes."
+            f"Labels must be complete, and text, whole numbers or truth values, but column {column!r} "
+            f"of data set {name!r} ({values.dtype}) has gaps, decimals or other things; choose or make "
+            "a column of classes."
         )
     if names is not None:
         return values.astype(np.int64), tuple(names)
@@ -226,7 +238,7 @@ def _values(pool: Any, column: str) -> np.ndarray:
     """(n,) values straight from Arrow: row by row takes thousands of times as long."""
     if column not in pool.column_names:
         raise DataError(
-            f"The data has no column {column!r}.{did_you_mean(column, pool.column_names)}"
+            f"The data must have a column {column!r}, but has not.{did_you_mean(column, pool.column_names)}"
         )
     table = pool.select_columns([column]).with_format("arrow")[:]
     values: np.ndarray = table.column(column).to_numpy()
@@ -248,5 +260,7 @@ def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
     for batch in raw.iter(batch_size=256):
         for item in batch[column]:
             if item is None:
-                raise DataError(f"Each row must have an image, but column {column!r} has gaps.")
+                raise DataError(
+                    f"Each row must have an image, but column {column!r} has gaps; drop those rows."
+                )
             yield item["bytes"] if item["bytes"] is not None else Path(item["path"])

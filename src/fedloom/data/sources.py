@@ -51,9 +51,7 @@ SOURCES: dict[str, Source] = {
     "digits": Source("Handwritten digits, 8x8 grey, 10 classes", "image"),
     "breast_cancer": Source("Breast cancer, 30 measurements, 2 classes", "table"),
     "wine": Source("Wine recognition, 13 measurements, 3 classes", "table"),
-    "mnist": Source(
-        "MNIST digits, 28x28 grey, 10 classes", "image", "ylecun/mnist", hints=_OFFICIAL
-    ),
+    "mnist": Source("MNIST digits, 28x28 grey, 10 classes", "image", "ylecun/mnist", hints=_OFFICIAL),
     "fashion_mnist": Source(
         "Fashion-MNIST, 28x28 grey, 10 classes",
         "image",
@@ -73,9 +71,7 @@ SOURCES: dict[str, Source] = {
         "flwrlabs/femnist",
         hints=Hints(label="character", groups="writer_id"),
     ),
-    "cifar10": Source(
-        "CIFAR-10, 32x32 colour, 10 classes", "image", "uoft-cs/cifar10", hints=_OFFICIAL
-    ),
+    "cifar10": Source("CIFAR-10, 32x32 colour, 10 classes", "image", "uoft-cs/cifar10", hints=_OFFICIAL),
     "cifar100": Source(
         "CIFAR-100, 32x32 colour, 100 classes",
         "image",
@@ -89,10 +85,9 @@ SOURCES: dict[str, Source] = {
         "cropped_digits",
         hints=_OFFICIAL,
     ),
-    "cinic10": Source(
-        "CINIC-10, 32x32 colour, 10 classes", "image", "flwrlabs/cinic10", hints=_OFFICIAL
-    ),
-    # 84x84 as in the LEAF benchmark (Caldas et al., arXiv:1812.01097), which federated papers follow.
+    "cinic10": Source("CINIC-10, 32x32 colour, 10 classes", "image", "flwrlabs/cinic10", hints=_OFFICIAL),
+    # 84x84 as in the LEAF benchmark (Caldas et al., arXiv:1812.01097), which federated papers
+    # follow.
     "celeba": Source(
         "CelebA by celebrity, smiling or not, 84x84 colour, 2 classes",
         "image",
@@ -105,7 +100,7 @@ SOURCES: dict[str, Source] = {
         "zh-plus/tiny-imagenet",
         hints=Hints(test="valid"),
     ),
-    # The hub has the pictures at their own sizes; 84x84 is the size of Vinyals et al. (arXiv:1606.04080).
+    # The hub's pictures have many sizes; Vinyals et al. (arXiv:1606.04080) made them 84x84.
     "mini-imagenet": Source(
         "Mini-ImageNet, 84x84 colour, 100 classes",
         "image",
@@ -130,17 +125,18 @@ SOURCES: dict[str, Source] = {
 def load(name: str, *, root: Path | None = None) -> Dataset:
     """Load a data set by its name in `SOURCES`, or from files of one's own.
 
-    A set of the Hugging Face hub is read from the folder `<root>/<owner>/<name>` if there is one, else from the hub.
-    What was decoded is kept on disk (`fedloom.data.cache`), so that only the first time is slow. Its training and test
-    split are used; others are left alone.
+    A set of the Hugging Face hub is read from the folder `<root>/<owner>/<name>` if there is one,
+    else from the hub. What was decoded is kept on disk (`fedloom.data.cache`), so that only the
+    first time is slow. Its training and test split are used; others are left alone.
 
-    Own files may be a .parquet or .csv file, a folder of them in the hub's layout, or a folder of class folders of PNG
-    or JPEG files, with or without train/ and test/ above. In a table, text becomes one column of 0 and 1 for each
-    word. The labels are the column of type ClassLabel; else the one called label, labels, target, class or y; else the
-    last one of a table.
+    Own files may be a .parquet or .csv file, a folder of them in the hub's layout, or a folder of
+    class folders of PNG or JPEG files, with or without train/ and test/ above. In a table, text
+    becomes one column of 0 and 1 for each word. The labels are the column of type ClassLabel; else
+    the one called label, labels, target, class or y; else the last one of a table.
 
     Args:
-        name: a name, or a path. A name wins: write "./mnist" for a folder that is called like a known set.
+        name: a name, or a path. A name wins: write "./mnist" for a folder that is called like a
+            known set.
         root: the data root; the environment variable FEDLOOM_DATA where it is None.
 
     Raises:
@@ -176,8 +172,8 @@ def _load_path(name: str) -> Dataset:
         key = files_key(path, title, "folders")
         return remember(key, lambda: read_class_folders(path, name=title))
     raise DataError(
-        f"{name!r} must be a .parquet or .csv file, a folder of such files, or a folder of class folders of PNG or "
-        f"JPEG files, but it {'is something else' if path.is_file() else 'holds none of these'}."
+        f"{name!r} must be a .parquet or .csv file, a folder of such files, or a folder of class "
+        f"folders of PNG or JPEG files, but it {'is' if path.is_file() else 'holds'} none of these."
     )
 
 

@@ -16,14 +16,16 @@ def encode_table(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[s
     """Numbers as they are, words as one column of 0 and 1 for each different word.
 
     Args:
-        columns: name -> (n,) integers, decimals, truth values, or objects that are text or None. Text is stripped;
-            "?" and missing text are a category of their own, called "?".
+        columns: name -> (n,) integers, decimals, truth values, or objects that are text or None.
+            Text is stripped; "?" and missing text are a category of their own, called "?".
 
     Returns:
-        (n, F) float32, C-contiguous, and F names: the column's own, or "column=word" in the order of the words.
+        (n, F) float32, C-contiguous, and F names: the column's own, or "column=word" in the order
+        of the words.
 
     Raises:
-        DataError: no columns, a number is missing, words that are nearly all different, or a type that is neither.
+        DataError: no columns, a number is missing, words that are nearly all different, or a type
+            that is neither.
     """
     if not columns:
         raise DataError("A table needs at least one column besides the label, but there is none.")
@@ -54,8 +56,8 @@ def _texts(name: str, values: np.ndarray) -> np.ndarray:
         values = values.astype(object)
     if values.dtype.kind != "O" or not all(v is None or isinstance(v, str) for v in values):
         raise DataError(
-            f"A table holds numbers and text, but column {name!r} holds something else ({values.dtype}); drop it or "
-            "turn it into numbers first."
+            f"A table holds numbers and text, but column {name!r} holds something else "
+            f"({values.dtype}); drop it or turn it into numbers first."
         )
     return np.array([MISSING if v is None else v.strip() or MISSING for v in values], dtype=object)
 
@@ -67,8 +69,9 @@ def _one_hot(name: str, texts: np.ndarray) -> tuple[list[str], np.ndarray]:
         raise DataError(_gap_text(name, gaps))
     if len(words) > _MOST_CATEGORIES:
         raise DataError(
-            f"A column of text may hold at most {_MOST_CATEGORIES} different words, each of which becomes a column, "
-            f"but {name!r} holds {len(words)} in {len(texts)} rows; drop it or put the words into groups first."
+            f"A column of text may hold at most {_MOST_CATEGORIES} different words, each of which "
+            f"becomes a column, but {name!r} holds {len(words)} in {len(texts)} rows; drop it or put "
+            "the words into groups first."
         )
     part = np.zeros((len(texts), len(words)), dtype=np.float32)
     part[np.arange(len(texts)), codes] = 1.0
@@ -85,6 +88,6 @@ def _is_number(word: str) -> bool:
 
 def _gap_text(name: str, gaps: int) -> str:
     return (
-        f"Numbers must be complete and finite, but column {name!r} lacks {gaps}; fill them in or drop the column or "
-        "the rows first."
+        f"Numbers must be complete and finite, but column {name!r} lacks {gaps}; fill them in, or drop "
+        "the column or those rows first."
     )

@@ -12,11 +12,12 @@ import torch
 from fedloom import message
 from fedloom.errors import MessageError, MethodError
 from fedloom.faults import Crash, Faults, spoil
-from fedloom.message import Size, Tree
+from fedloom.message import Size, Template, Tree
 from fedloom.party import Party
 
-CallId: TypeAlias = tuple[int, int]
-"""(round, number of the call in the round): the same in a run that resumes or repeats."""
+CallId: TypeAlias = tuple[int, int] | None
+"""(round, number of the call in the round): the same in a run that resumes or repeats. None for a look from
+outside the protocol, such as evaluation, which no ordered fault disturbs."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Engine(Protocol):
         answer: str,
         take: str,
         shared: dict[str, Tree],
-        expect: Tree,
+        expect: Template,
         call: CallId,
     ) -> list[Delivery]:
         """Peer i asks each j in `links[i]`, takes their answers; payloads stay between the two."""
@@ -110,10 +111,10 @@ def run(party: Party[Any], method: str, message_: dict[str, Tree], fault: str | 
 
 def fault_of(faults: Faults | None, seed: int, call: CallId, party: int) -> str | None:
     """The fault that the policy orders for this call."""
-    return None if faults is None else faults.draw(seed, *call, party)
+    return None if faults is None or call is None else faults.draw(seed, *call, party)
 
 
-def verdict(reply: object, expect: Tree) -> Failure | None:
+def verdict(reply: object, expect: Template) -> Failure | None:
     """Why a reply can't be used, or None. Its words name no value and no text of the party."""
     if isinstance(reply, Failure):
         return reply

@@ -7,7 +7,7 @@ changes a message in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedloom import message
@@ -20,21 +20,17 @@ from fedloom.party import Party
 
 
 class IsolatedEngine(LocalEngine):
-    """Like `LocalEngine`, given a builder of parties instead of parties."""
+    """Like `LocalEngine`, given a builder for each party."""
 
     def __init__(
-        self,
-        build: Callable[[], Iterable[Party[Any]]],
-        *,
-        seed: int = 0,
-        faults: Faults | None = None,
+        self, builders: Sequence[Callable[[], Party[Any]]], *, seed: int = 0, faults: Faults | None = None
     ) -> None:
-        super().__init__(build(), seed=seed, faults=faults)
-        self._build = build
+        super().__init__([build() for build in builders], seed=seed, faults=faults)
+        self._builders = dict(zip(self.ids, builders, strict=True))
 
     def _run(self, party: int, method: str, put: dict[str, Tree], call: CallId) -> Tree | Failure:
         old = self._party(party)
-        new = next(p for p in self._build() if p.site.id == party)
+        new = self._builders[party]()
         new.load(_through_wire(old.state()))  # type: ignore[arg-type]
         new._notes.update(old._notes)
         self._parties[party] = new
@@ -45,3 +41,7 @@ class IsolatedEngine(LocalEngine):
             return _through_wire(reply)
         except MessageError:
             return reply  # not a message: the federation will say so
+
+
+def _through_wire(tree: Tree) -> Tree:
+    return message.decode(message.encode(tree))

@@ -9,7 +9,7 @@ from fedloom import message
 from fedloom.engines.base import CallId, Delivery, Failure, fault_of, run, verdict
 from fedloom.errors import MethodError
 from fedloom.faults import Faults
-from fedloom.message import Size, Tree
+from fedloom.message import Size, Template, Tree
 from fedloom.party import Party
 
 
@@ -42,7 +42,7 @@ class LocalEngine:
         answer: str,
         take: str,
         shared: dict[str, Tree],
-        expect: Tree,
+        expect: Template,
         call: CallId,
     ) -> list[Delivery]:
         """All ask, then all answer, then all take: nobody sees a neighbour's next state."""
@@ -56,7 +56,7 @@ class LocalEngine:
                     if j not in once:
                         once[j] = self._run(j, answer, shared, call)
                     answers[i, j] = once[j]
-                elif _deliver(log, i, j, ask, questions[i], message.ANY):
+                elif _deliver(log, i, j, ask, questions[i], object):
                     put = {**shared, "asked": questions[i], "by": i}
                     answers[i, j] = self._run(j, answer, put, call)  # type: ignore[arg-type]
         for i, neighbours in links.items():
@@ -94,7 +94,7 @@ class LocalEngine:
 
 
 def _deliver(
-    log: list[Delivery], sender: int, receiver: int, kind: str, payload: Tree | Failure, expect: Tree
+    log: list[Delivery], sender: int, receiver: int, kind: str, payload: Tree | Failure, expect: Template
 ) -> bool:
     """Log one message between peers; whether the receiver may use it."""
     failure = verdict(payload, expect)

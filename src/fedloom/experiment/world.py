@@ -30,7 +30,7 @@ class World:
         rounds: how many.
         architectures: each client's network by name.
         server: the party in whose place the rounds run, or None.
-        clients: makes all clients anew, always the same.
+        clients: for each client a function that makes it, always the same.
     """
 
     run: RunConfig
@@ -42,7 +42,7 @@ class World:
     public_digest: str
     architectures: tuple[str, ...]
     server: Party[Any] | None
-    clients: Callable[[], list[Party[Any]]]
+    clients: list[Callable[[], Party[Any]]]
 
     @property
     def chance(self) -> float:
@@ -107,7 +107,7 @@ def build(run: RunConfig) -> World:
         public_digest=digest,
         architectures=architectures,
         server=method.server(cfg, home) if method.server else None,
-        clients=lambda: [method.client(cfg, s) for s in sites],
+        clients=[partial(method.client, cfg, s) for s in sites],
     )
 
 

@@ -239,7 +239,9 @@ def round(
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})  # lines 3-7
     yield "local"
-    for i in range(cfg.tau if cfg.exchanges else 0):  # line 8
+    if not cfg.exchanges:
+        return
+    for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
         answer = floats(cfg.batch_size, server.site.classes)
         logits = fed.call(chosen, "predict", shared=batch, expect=answer, need=2)  # lines 9-11

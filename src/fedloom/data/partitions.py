@@ -1,0 +1,368 @@
+"""Who holds which rows: pure functions from labels to one sorted array of row numbers for each client.
+
+All take `labels` (n,) int64, the number of clients and a generator, and return a list of (m_i,) int64 numbers
+into `labels`. No row has two owners and no client is empty; what can't be done raises `DataError` with the
+numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedloom.errors import DataError, did_you_mean
+
+PartitionFunction = Callable[..., list[np.ndarray]]
+OptionValue = int | float | None
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a partition: a number above 0, or None where that is the default."""
+
+    name: str
+    type: type[int] | type[float]
+    default: OptionValue
+    text: str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A way to share out rows, with its options; `function` also takes `groups` if `needs_groups`."""
+
+    title: str
+    function: PartitionFunction
+    options: tuple[Option, ...] = ()
+    needs_groups: bool = False
+
+
+def dirichlet(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 1.0,
+    rows: int | None = None,
+    min_rows: int = 1,
+) -> list[np.ndarray]:
+    """Each client n draws its own class mix q_n ~ Dir(alpha, ..., alpha) over the K classes that occur.
+
+    This is the split of FedAL (Section VI) and DisPFL. It is not the one that most code calls Dirichlet: see
+    `dirichlet_classwise`.
+
+    Args:
+        labels: (n,) int64.
+        clients: how many.
+        rng: where all draws come from.
+        alpha: above 0; large is even, small gives each client few classes.
+        rows: with a number, each client gets that many: multinomial(rows, q_n) without replacement. Where a
+            class runs out, the shortfall is drawn again from the other classes by q_n renormalised, or evenly
+            if q_n is 0 on all that are left. With None, every row is handed out: those of class k in
+            proportion to q_n[k].
+        min_rows: with rows=None, clients that got fewer are given random rows of the largest client.
+    """
+    _enough(labels, clients, rows or min_rows)
+    queues = _shuffled_by_class(labels, rng)
+    mixes = rng.dirichlet(np.full(len(queues), alpha), size=clients)  # (N, K)
+    if rows is not None:
+        return _deal(queues, _fixed_counts(mixes, [len(queue) for queue in queues], rows, rng))
+    counts = [_proportional(len(queue), mixes[:, k], rng) for k, queue in enumerate(queues)]
+    return _fill_up(_deal(queues, np.stack(counts, axis=1)), min_rows, rng)
+
+
+def dirichlet_classwise(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float = 0.5,
+    min_rows: int = 1,
+) -> list[np.ndarray]:
+    """Each class k is shared out by its own p_k ~ Dir(alpha, ..., alpha) over the clients; every row is
+    handed out.
+
+    The split of NIID-Bench (Li et al., arXiv:2102.02079) and PFLlib. As there, a client that already holds
+    its fair share n / N gets no rows of the classes that follow.
+
+    Differs: they draw again until every client has enough rows, which may never end. Here the clients that
+    got fewer than `min_rows` are given random rows of the largest client.
+    """
+    _enough(labels, clients, min_rows)
+    queues = _shuffled_by_class(labels, rng)
+    held = np.zeros(clients, dtype=np.int64)
+    counts = []
+    for queue in queues:
+        open_to = held < len(labels) / clients
+        shares = np.where(open_to, rng.dirichlet(np.full(clients, alpha)), 0.0)
+        counts.append(_proportional(len(queue), shares, rng, open_to))
+        held += counts[-1]
+    return _fill_up(_deal(queues, np.stack(counts, axis=1)), min_rows, rng)
+
+
+def pathological(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, classes: int = 2
+) -> list[np.ndarray]:
+    """Each client holds exactly `classes` classes, each of which is divided evenly among those who hold it.
+
+    Every class is held by the same number of clients, or by one more. Rows of a class that nobody holds,
+    which happens only if clients * classes is less than the number of classes, are left out.
+    """
+    _enough(labels, clients, classes)
+    queues = _shuffled_by_class(labels, rng)
+    _enough_classes(len(queues), classes)
+    holds = np.zeros((clients, len(queues)), dtype=bool)
+    for client in range(clients):
+        # The classes with the fewest holders, at random among equals: always different, always balanced.
+        order = np.lexsort((rng.random(len(queues)), holds.sum(axis=0)))
+        holds[client, order[:classes]] = True
+    counts = np.zeros(holds.shape, dtype=np.int64)
+    for k, queue in enumerate(queues):
+        holders = np.flatnonzero(holds[:, k])
+        if len(queue) < len(holders):
+            raise DataError(
+                f"Each client must get a row of each of its classes, but a class of {len(queue)} rows would have "
+                f"{len(holders)} holders; use fewer clients or fewer classes for each."
+            )
+        counts[holders, k] = [len(part) for part in np.array_split(queue, max(len(holders), 1))][
+            : len(holders)
+        ]
+    return _deal(queues, counts)
+
+
+def two_class(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    m: int = 20,
+    classes: int = 2,
+) -> list[np.ndarray]:
+    """Each client holds D ~ U{m, ..., 2m} rows, evenly of `classes` random classes, without replacement
+    (AugFL).
+
+    The classes are drawn from those that still have enough rows. Rows that nobody drew are left out.
+    """
+    if m < classes:
+        raise DataError(f"m must be at least classes, so that each class gets a row, but {m} < {classes}.")
+    queues = _shuffled_by_class(labels, rng)
+    _enough_classes(len(queues), classes)
+    left = np.array([len(queue) for queue in queues])
+    counts = np.zeros((clients, len(queues)), dtype=np.int64)
+    for client in range(clients):
+        size = int(rng.integers(m, 2 * m, endpoint=True))
+        each = np.full(classes, size // classes) + (np.arange(classes) < size % classes)
+        able = np.flatnonzero(left >= each[0])
+        if len(able) < classes:
+            raise DataError(
+                f"{clients} clients must hold {m} to {2 * m} rows of {classes} classes each, but for client {client} "
+                f"only {len(able)} classes have {each[0]} of the {len(labels)} rows left; use fewer clients, a "
+                "smaller m or more data."
+            )
+        chosen = rng.choice(able, classes, replace=False)
+        counts[client, chosen] = each
+        left[chosen] -= each
+    return _deal(queues, counts)
+
+
+def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Every row goes to a random client; the sizes differ by one at most."""
+    _enough(labels, clients, 1)
+    return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
+
+
+def natural(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    groups: np.ndarray | None,
+    min_rows: int = 1,
+) -> list[np.ndarray]:
+    """Each client is one owner of rows, such as a writer; which ones is random if there are more than wanted.
+
+    Args:
+        labels: (n,) int64.
+        clients: how many.
+        rng: where all draws come from.
+        groups: (n,) int64, the owner of each row.
+        min_rows: owners of fewer rows are passed over.
+    """
+    if groups is None:
+        raise DataError(
+            "The partition 'natural' needs data whose rows have owners, but this data set has none; choose another "
+            "partition."
+        )
+    owners, sizes = np.unique(groups, return_counts=True)
+    able = owners[sizes >= min_rows]
+    if len(able) < clients:
+        raise DataError(
+            f"{clients} clients need as many owners of at least {min_rows} rows, but there are {len(able)}; use fewer "
+            "clients or a smaller min_rows."
+        )
+    chosen = np.sort(rng.choice(able, clients, replace=False))
+    order = np.argsort(groups, kind="stable")
+    ends = np.searchsorted(groups[order], chosen, side="right")
+    starts = np.searchsorted(groups[order], chosen, side="left")
+    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+_ALPHA = "concentration: small gives each client few classes, large is even"
+_MIN_ROWS = Option("min_rows", int, 1, "the fewest rows a client may have")
+
+PARTITIONS: dict[str, Partition] = {
+    "dirichlet": Partition(
+        "each client has its own Dirichlet class mix",
+        dirichlet,
+        (
+            Option("alpha", float, 1.0, _ALPHA),
+            Option("rows", int, None, "rows of each client; none: every row is handed out"),
+            _MIN_ROWS,
+        ),
+    ),
+    "dirichlet-classwise": Partition(
+        "each class is shared out by a Dirichlet draw over clients",
+        dirichlet_classwise,
+        (Option("alpha", float, 0.5, _ALPHA), _MIN_ROWS),
+    ),
+    "pathological": Partition(
+        "each client has exactly so many classes",
+        pathological,
+        (Option("classes", int, 2, "classes of each client"),),
+    ),
+    "two-class": Partition(
+        "each client has m to 2m rows of two random classes",
+        two_class,
+        (
+            Option("m", int, 20, "the fewest rows a client may have; the most is 2m"),
+            Option("classes", int, 2, "classes of each client"),
+        ),
+    ),
+    "iid": Partition("rows are dealt at random", iid),
+    "natural": Partition("each client is one owner of rows", natural, (_MIN_ROWS,), needs_groups=True),
+}
+
+
+def find_partition(name: str) -> Partition:
+    """The partition of that name.
+
+    Raises:
+        DataError: there is none.
+    """
+    if name not in PARTITIONS:
+        raise DataError(f"There is no partition {name!r}.{did_you_mean(name, PARTITIONS)}")
+    return PARTITIONS[name]
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> dict[str, OptionValue]:
+    """All options of a partition, those that were given and the defaults of the others, with their right
+    types.
+
+    Raises:
+        DataError: an option is unknown, of the wrong type, or not above 0; the text lists every problem.
+    """
+    known = {option.name: option for option in find_partition(name).options}
+    problems = [
+        f"There is no option {word!r} of partition {name!r}.{did_you_mean(word, known)}"
+        for word in options
+        if word not in known
+    ]
+    checked: dict[str, OptionValue] = {}
+    for option in known.values():
+        value = options.get(option.name, option.default)
+        whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+        fits = whole or (option.type is float and isinstance(value, float | np.floating))
+        if value is None and option.default is None:
+            checked[option.name] = None
+        elif fits and 0 < value < np.inf:
+            checked[option.name] = option.type(value)
+        else:
+            kind = "a whole number" if option.type is int else "a number"
+            problems.append(f"{name}.{option.name} must be {kind} above 0, but it is {value!r}.")
+    if problems:
+        raise DataError("\n".join(problems))
+    return checked
+
+
+def _enough(labels: np.ndarray, clients: int, each: int) -> None:
+    if clients < 1:
+        raise DataError(f"There must be at least 1 client, but clients is {clients}.")
+    if len(labels) < clients * each:
+        raise DataError(
+            f"{clients} clients need at least {each} rows each, {clients * each} in all, but there are "
+            f"{len(labels)}; use fewer clients, fewer rows for each, or more data."
+        )
+
+
+def _enough_classes(there: int, wanted: int) -> None:
+    if there < wanted:
+        raise DataError(f"Each client must hold {wanted} classes, but the data has {there}; use fewer.")
+
+
+def _shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """For each class that occurs, the numbers of its rows in random order."""
+    return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+
+
+def _deal(queues: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+    """Hand the rows of each class out from the front of its queue; counts is (N, K)."""
+    ends = np.cumsum(counts, axis=0)
+    return [
+        np.sort(
+            np.concatenate(
+                [queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]
+            )
+        )
+        for last, row in zip(ends, counts, strict=True)
+    ]
+
+
+def _proportional(
+    total: int, shares: np.ndarray, rng: np.random.Generator, open_to: np.ndarray | None = None
+) -> np.ndarray:
+    """(N,) whole numbers that sum to total and are as near to total * shares / sum(shares) as can be.
+
+    With a tiny alpha all shares may underflow to 0. In that limit one client takes all, so a random one does.
+    """
+    weight = shares.sum()
+    if weight < 1e-200:
+        able = np.arange(len(shares)) if open_to is None else np.flatnonzero(open_to)
+        shares = np.eye(len(shares))[rng.choice(able)]
+        weight = 1.0
+    exact = total * (shares / weight)
+    counts = np.floor(exact).astype(np.int64)
+    by_remainder = np.lexsort((rng.random(len(shares)), counts - exact))
+    counts[by_remainder[: total - counts.sum()]] += 1
+    return counts
+
+
+def _fixed_counts(mixes: np.ndarray, sizes: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
+    """(N, K) rows of each class for each client, `rows` in all for each, within the sizes of the classes."""
+    left = np.array(sizes)
+    counts = np.zeros(mixes.shape, dtype=np.int64)
+    for mix, count in zip(mixes, counts, strict=True):
+        while missing := rows - int(count.sum()):
+            # Each turn places a row, or closes a class: it ends.
+            weights = np.where(left > 0, mix, 0.0)
+            if weights.sum() < 1e-200:
+                weights = (left > 0).astype(float)
+            drawn = np.minimum(rng.multinomial(missing, weights / weights.sum()), left)
+            count += drawn
+            left -= drawn
+    return counts
+
+
+def _fill_up(parts: list[np.ndarray], min_rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Move random rows from the largest client to those that have too few."""
+    sizes = np.array([len(part) for part in parts])
+    for client in np.flatnonzero(sizes < min_rows):
+        while sizes[client] < min_rows:
+            giver = int(np.argmax(sizes))
+            place = int(rng.integers(sizes[giver]))
+            parts[client] = np.sort(np.append(parts[client], parts[giver][place]))
+            parts[giver] = np.delete(parts[giver], place)
+            sizes[client] += 1
+            sizes[giver] -= 1
+    return parts

@@ -1,0 +1,175 @@
+"""Training rows of each client, public rows that all hold, and test rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.dataset import Dataset
+from fedloom.data.partitions import PartitionFunction, check_options, find_partition
+from fedloom.errors import DataError
+from fedloom.rng import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Numbers of rows of `Dataset.x`, each array (.,) int64 and rising. Shards, public and test share no row."""
+
+    shards: tuple[np.ndarray, ...]
+    """Training rows of each client."""
+    public: np.ndarray
+    """Rows that all hold, to be used without their labels; perhaps none."""
+    test: np.ndarray
+    """Test rows of all classes, the same for all."""
+    own_test: tuple[np.ndarray, ...]
+    """For each client, test rows in the class mix of its shard; a row may serve several clients."""
+
+
+def split(
+    dataset: Dataset,
+    *,
+    clients: int,
+    seed: int,
+    partition: str | PartitionFunction = "dirichlet",
+    options: Mapping[str, Any] | None = None,
+    public: int = 0,
+    test_fraction: float = 0.25,
+    test_rows: int | None = None,
+    own_test_rows: int = 0,
+) -> Split:
+    """Hold out test rows, then public rows, then share out the rest.
+
+    Test, public set, partition and each client's own test rows come from streams of their own: another number
+    of clients, or another partition, moves neither the test set nor the public set.
+
+    Args:
+        dataset: the rows.
+        clients: how many, at least 1.
+        seed: of the run.
+        partition: a name in `PARTITIONS`, or a function (labels (n,), clients, generator) -> row numbers of
+            each.
+        options: of the named partition.
+        public: how many rows all clients hold, drawn evenly from the training rows, without a look at their
+            labels.
+        test_fraction: the share of each class that is held out if the data set has no official test split.
+        test_rows: at most so many test rows are kept, at random; None keeps all.
+        own_test_rows: how many test rows each client gets in its own class mix, from the test split before it
+            is cut to `test_rows`; fewer if a class has too few, never one twice.
+
+    Raises:
+        DataError: the numbers can't be met.
+    """
+    _check_numbers(dataset, clients, public, test_fraction, test_rows, own_test_rows)
+    everything = np.arange(len(dataset.y))
+    test = dataset.test
+    if test is None:
+        test = _stratified(dataset.y, test_fraction, stream(seed, "data.test"))
+    pool = np.setdiff1d(everything, test, assume_unique=True)
+    if public >= len(pool):
+        raise DataError(
+            f"The public set must leave rows to train on, but {public} of {len(pool)} rows were asked for; use fewer."
+        )
+    shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
+    pool = np.setdiff1d(pool, shared, assume_unique=True)
+    shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
+    kept = np.sort(test)
+    if test_rows is not None and test_rows < len(test):
+        kept = np.sort(stream(seed, "data.test-rows").choice(test, test_rows, replace=False))
+    own_test = tuple(
+        _own_rows(dataset, shard, test, own_test_rows, stream(seed, "data.own-test", client))
+        for client, shard in enumerate(shards)
+    )
+    return Split(shards, shared, kept, own_test)
+
+
+def public_hash(dataset: Dataset, split: Split) -> str:
+    """SHA-256 of the public rows in their order: type, shape and bytes, no labels.
+
+    Parties that must hold the same public set can compare it without sending the rows.
+    """
+    x = np.ascontiguousarray(dataset.x[split.public])
+    digest = hashlib.sha256(f"{x.dtype.str} {x.shape} ".encode())
+    digest.update(x.tobytes())
+    return digest.hexdigest()
+
+
+def _check_numbers(
+    dataset: Dataset,
+    clients: int,
+    public: int,
+    test_fraction: float,
+    test_rows: int | None,
+    own_test_rows: int,
+) -> None:
+    checks = [
+        (clients >= 1, "clients", "at least 1", clients),
+        (public >= 0, "public", "at least 0", public),
+        (
+            dataset.test is not None or 0 < test_fraction < 1,
+            "test_fraction",
+            "between 0 and 1",
+            test_fraction,
+        ),
+        (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
+        (own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
+    ]
+    problems = [
+        f"{name} must be {rule}, but it is {value}." for holds, name, rule, value in checks if not holds
+    ]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _stratified(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """The same fraction of each class, rounded, but at least one row of it for testing and for training."""
+    parts = []
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        count = max(1, int(fraction * len(rows) + 0.5))
+        parts.append(rows[: min(count, len(rows) - 1)])
+    return np.concatenate(parts)
+
+
+def _partition(
+    dataset: Dataset,
+    pool: np.ndarray,
+    clients: int,
+    seed: int,
+    partition: str | PartitionFunction,
+    options: Mapping[str, Any],
+) -> list[np.ndarray]:
+    """The parts as numbers into pool, checked: a partition may be somebody else's."""
+    rng, labels = stream(seed, "data.partition"), dataset.y[pool]
+    if isinstance(partition, str):
+        extra: dict[str, Any] = dict(check_options(partition, options))
+        if find_partition(partition).needs_groups:
+            extra["groups"] = None if dataset.groups is None else dataset.groups[pool]
+        parts = find_partition(partition).function(labels, clients, rng, **extra)
+    else:
+        parts = partition(labels, clients, rng, **options)
+    rows = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    valid = len(np.unique(rows)) == len(rows) and bool(((rows >= 0) & (rows < len(pool))).all())
+    if len(parts) != clients or not all(len(part) for part in parts) or not valid:
+        raise DataError(
+            f"A partition must give each of the {clients} clients rows of its own, from 0 to {len(pool) - 1}, but "
+            f"{partition!r} gave {len(parts)} parts of {[len(part) for part in parts][:20]} rows, "
+            f"{len(rows) - len(np.unique(rows))} of them twice."
+        )
+    return parts
+
+
+def _own_rows(
+    dataset: Dataset, shard: np.ndarray, test: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """At most `count` different test rows, with the class proportions of a shard."""
+    mix = np.bincount(dataset.y[shard], minlength=len(dataset.classes)) / len(shard)
+    wanted = np.floor(count * mix).astype(np.int64)
+    by_remainder = np.argsort(wanted - count * mix, kind="stable")
+    wanted[by_remainder[: count - wanted.sum()]] += 1
+    labels = dataset.y[test]
+    parts = [rng.permutation(test[labels == label])[: wanted[label]] for label in np.flatnonzero(wanted)]
+    return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)

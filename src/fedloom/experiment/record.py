@@ -1,0 +1,116 @@
+"""What a run writes down, and the files of its folder.
+
+    config.toml       the resolved config: `fedloom run config.toml` repeats the run
+    environment.json  versions and machine
+    partition.json    who holds how many rows of which class, and which network
+    metrics.csv       one row per round, stage, party and measure
+    ledger.csv        one row per round, direction and kind of message
+    failures.csv      one row per call that gave no usable reply
+    trouble.log       the parties' own tracebacks; nobody else is shown them
+    checkpoints/      the last two
+    result.json       the summary
+    report.html       the same for people
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedloom import ledger as ledgers
+from fedloom._version import __version__
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.federation import Federation, Trouble
+
+METRICS = ("round", "iteration", "stage", "party", "measure", "value")
+FAILURES = ("round", "party", "kind", "reason")
+
+
+@dataclass
+class Record:
+    """The metrics, times and failures of a run so far.
+
+    Attributes:
+        metrics: rows under METRICS; `party` is empty for a measure of the whole federation.
+        seconds: wall seconds by phase, over all the pieces of a run that was resumed.
+    """
+
+    metrics: list[list[Any]] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def measure(self, round: int, iteration: int, stage: str, measure: str, value: float, party: str = "") -> None:
+        """Add one row."""
+        self.metrics.append([round, iteration, stage, party, measure, float(value)])
+
+    def spend(self, phase: str, seconds: float) -> None:
+        """Add to the time of a phase."""
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+
+    def state(self, fed: Federation) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        failures = [[t.round, t.party, t.kind, t.reason, t.trace] for t in fed.failures]
+        return {
+            "metrics": self.metrics,
+            "seconds": self.seconds,
+            "ledger": fed.ledger.state(),
+            "failures": failures,
+        }
+
+    def load(self, state: dict[str, Any], fed: Federation) -> None:
+        """Begin from what `state()` gave."""
+        self.metrics, self.seconds = state["metrics"], state["seconds"]
+        fed.ledger.load(state["ledger"])
+        fed.failures[:] = [Trouble(*row) for row in state["failures"]]
+
+    def write(self, folder: Path, fed: Federation) -> None:
+        """Write the tables, each whole."""
+        write_csv(folder / "metrics.csv", METRICS, self.metrics)
+        write_csv(folder / "ledger.csv", ledgers.COLUMNS, fed.ledger.state()["entries"])
+        rows = [[t.round, t.party, t.kind, t.reason] for t in fed.failures]
+        write_csv(folder / "failures.csv", FAILURES, rows)
+        traces = [f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n" for t in fed.failures if t.trace]
+        if traces:
+            write_atomically(folder / "trouble.log", "\n".join(traces).encode())
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """One table, atomically. Floats keep every digit."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_atomically(path, text.getvalue().encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """One JSON file, atomically."""
+    write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def environment() -> dict[str, Any]:
+    """What the numbers may depend on: versions and machine, no names of users or folders."""
+    import numpy
+    import torch
+
+    return {
+        "fedloom": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(Path(a).name if os.path.isabs(a) else a for a in sys.argv),
+    }

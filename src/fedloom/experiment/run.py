@@ -1,0 +1,356 @@
+"""One run, from a config to a folder. Only here are results logged, saved and evaluated."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom._version import __version__
+from fedloom.data import describe
+from fedloom.engines import Engine, IsolatedEngine, LocalEngine
+from fedloom.errors import CheckpointError, ConfigError
+from fedloom.experiment import checkpoint, config
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.evaluate import look, state_sha256
+from fedloom.experiment.record import Record, environment, write_json
+from fedloom.experiment.world import World, build
+from fedloom.federation import Federation
+from fedloom.message import Tree
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a run is.
+
+    Attributes:
+        round: rounds done, of `rounds`.
+        iteration: the same in local steps of a client.
+        accuracy: mean over clients at the last evaluation.
+        failures: calls without a usable reply so far.
+        evaluated: whether this round was evaluated.
+    """
+
+    run: RunConfig
+    round: int
+    rounds: int
+    iteration: int
+    accuracy: float
+    failures: int
+    evaluated: bool
+
+
+class Stopped(Exception):
+    """The run was asked to stop, and has saved what `--resume` needs."""
+
+    def __init__(self, round: int, folder: Path | None) -> None:
+        super().__init__(f"stopped after round {round}")
+        self.round = round
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run.
+
+    Attributes:
+        summary: the content of `result.json`.
+        metrics: rows of (round, iteration, stage, party, measure, value).
+        folder: where its files are, if it wrote any.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[list[Any]]
+    folder: Path | None
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over clients of the final accuracy on the global test set."""
+        return float(self.summary["accuracy"]["mean"])
+
+
+def execute(
+    run: RunConfig,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    progress: Callable[[Status], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Do one run.
+
+    Args:
+        run: its config.
+        folder: where to write; None writes nothing.
+        resume: go on from the folder's last checkpoint, if it has one. The results are bit-identical to those
+            of a run that was never interrupted.
+        progress: told after each round.
+        stop: asked after each round; when it says so, the run saves a checkpoint and raises `Stopped`.
+
+    Raises:
+        ConfigError, DataError, ModelError: the run can't be built; nothing was written.
+        CheckpointError: the folder's checkpoints are torn or belong to another run.
+        Stopped: see `stop`.
+    """
+    with _one_thread():
+        started = perf_counter()
+        world = build(run)
+        engine = _engine(world)
+        session = _Session(world, engine, folder)
+        session.open(resume)
+        session.record.spend("setup", perf_counter() - started)
+        return session.go(progress or (lambda _: None), stop)
+
+
+class _Session:
+    """A run under way: the world, its record and its folder."""
+
+    def __init__(self, world: World, engine: Engine, folder: Path | None) -> None:
+        self.world = world
+        self.engine = engine
+        self.folder = folder
+        self.home = type(world.server).__name__.lower() if world.server else "coordinator"
+        self.fed = Federation(engine, seed=world.run.seed, home=self.home)
+        self.record = Record()
+        self.done = 0
+        dataset, split = world.dataset, world.split
+        test = dataset.y[split.test]
+        self.labels = {"test": [test] * len(engine.ids), "own": [dataset.y[rows] for rows in split.own_test]}
+        self.tests = [on for on, labels in self.labels.items() if all(len(y) for y in labels)]
+        self.accuracy = float("nan")
+
+    def open(self, resume: bool) -> None:
+        """Begin a folder, or go on in one."""
+        if self.folder is None:
+            return
+        mark = fingerprint(self.world.run)
+        found = None
+        if resume:
+            found, complaints = checkpoint.newest(self.folder / "checkpoints", mark)
+            for complaint in complaints:
+                logging.getLogger("fedloom").warning("%s; using the one before", complaint)
+        if found:
+            self.done, states, records = found
+            self.record.load(records, self.fed)
+            self._load(states)
+            last = [r[-1] for r in self.record.metrics if r[4] == "accuracy mean"]
+            self.accuracy = last[-1] if last else self.accuracy
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = config.toml(self.world.run)
+        checkpoint.write_atomically(self.folder / "config.toml", text.encode())
+        write_json(self.folder / "environment.json", environment())
+        write_json(self.folder / "partition.json", self._partition())
+
+    def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
+        """The rounds that are left, and the end."""
+        world, points = self.world, self._points()
+        step = world.cfg.iterations_per_round
+        if self.done == 0:
+            self._evaluate(0, 0, "start")
+        for t in range(self.done, world.rounds):
+            self._round(t, step, look_at=t + 1 in points)
+            self.done = t + 1
+            if self.done in points:
+                self._save()
+            progress(
+                Status(
+                    world.run,
+                    self.done,
+                    world.rounds,
+                    self.done * step,
+                    self.accuracy,
+                    len(self.fed.failures),
+                    self.done in points,
+                )
+            )
+            if self.done < world.rounds and stop():
+                self._save()
+                raise Stopped(self.done, self.folder)
+        summary = self._summary()
+        if self.folder is not None:
+            self.record.write(self.folder, self.fed)
+            write_json(self.folder / "result.json", summary)
+        return Result(summary, self.record.metrics, self.folder)
+
+    def _round(self, t: int, step: int, look_at: bool) -> None:
+        self.fed.round = t
+        clock = perf_counter()
+        stage = ""
+        for stage in self.world.method.round(
+            self.fed, self.world.server, self.engine.ids, self.world.cfg, t
+        ):
+            self.record.spend(stage, perf_counter() - clock)
+            if look_at:
+                self._evaluate(t + 1, (t + 1) * step, stage)
+            clock = perf_counter()
+        self._note(t + 1, (t + 1) * step, stage)
+
+    def _note(self, round: int, iteration: int, stage: str) -> None:
+        """What the parties noted in this round: the server's own, and the mean over clients."""
+        if self.world.server is not None:
+            for name, value in self.world.server.take_notes().items():
+                self.record.measure(round, iteration, stage, name, value, self.home)
+        gathered: dict[str, list[float]] = {}
+        for notes in self.engine.notes().values():
+            for name, value in notes.items():
+                gathered.setdefault(name, []).append(value)
+        for name, values in gathered.items():
+            self.record.measure(round, iteration, stage, name, float(np.mean(values)))
+
+    def _evaluate(self, round: int, iteration: int, stage: str) -> None:
+        clock = perf_counter()
+        add = self.record.measure
+        for on in self.tests:
+            seen = look(self.engine, self.engine.ids, self.labels[on], len(self.world.dataset.classes), on)
+            what = "accuracy" if on == "test" else f"{on} accuracy"
+            for party, accuracy in zip(self.engine.ids, seen.accuracy, strict=True):
+                add(round, iteration, stage, what, accuracy, self.engine.name(party))
+            add(round, iteration, stage, f"{what} mean", seen.accuracy.mean())
+            add(round, iteration, stage, f"{what} std", seen.accuracy.std())
+            if on == "test":
+                self.accuracy = float(seen.accuracy.mean())
+                add(round, iteration, stage, "loss mean", seen.loss.mean())
+                if np.isfinite(seen.agreement):
+                    add(round, iteration, stage, "agreement", seen.agreement)
+                for label, recall in zip(self.world.dataset.classes, seen.recall, strict=True):
+                    if np.isfinite(recall):
+                        add(round, iteration, stage, f"recall {label}", recall)
+        up, down, across = self._traffic()
+        for name, value in (("up", up), ("down", down), ("across", across)):
+            add(round, iteration, stage, f"bytes {name}", value)
+        self.record.spend("evaluate", perf_counter() - clock)
+
+    def _traffic(self) -> tuple[int, int, int]:
+        """Bytes of tensor data to the home party, from it, and between the others."""
+        pairs = self.fed.ledger.pairs.items()
+        up = sum(size for (a, b), (_, size) in pairs if b == self.home)
+        down = sum(size for (a, b), (_, size) in pairs if a == self.home)
+        return up, down, sum(size for _, (_, size) in pairs) - up - down
+
+    def _points(self) -> set[int]:
+        """The rounds after which the run is evaluated and saved; the last is always one."""
+        rounds, points = self.world.rounds, min(self.world.run.evaluate.points, self.world.rounds)
+        return {round(rounds * k / points) for k in range(1, points + 1)} if points else {0}
+
+    def _states(self) -> dict[str, dict[str, Tree]]:
+        """Every party's state, the server's first, then by number."""
+        own = {self.home: self.world.server.state()} if self.world.server else {}
+        return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
+
+    def _load(self, states: dict[str, Any]) -> None:
+        if states.keys() != self._states().keys():
+            raise CheckpointError("the checkpoint holds other parties than this run has")
+        if self.world.server is not None:
+            self.world.server.load(states[self.home])
+        self.engine.load({i: states[self.engine.name(i)] for i in self.engine.ids})
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        clock = perf_counter()
+        mark = fingerprint(self.world.run)
+        records = self.record.state(self.fed)
+        checkpoint.save(self.folder / "checkpoints", self.done, mark, self._states(), records)  # type: ignore[arg-type]
+        self.record.write(self.folder, self.fed)
+        self.record.spend("save", perf_counter() - clock)
+
+    def _partition(self) -> dict[str, Any]:
+        world = self.world
+        stats = describe(world.dataset.y, world.split.shards, len(world.dataset.classes))
+        return {
+            "classes": list(world.dataset.classes),
+            "counts": stats.counts.tolist(),
+            "architectures": list(world.architectures),
+            "test": len(world.split.test),
+            "public": len(world.split.public),
+            "public_sha256": world.public_digest,
+        }
+
+    def _summary(self) -> dict[str, Any]:
+        world, run = self.world, self.world.run
+        final = {
+            (r[4], r[3]): r[5] for r in self.record.metrics if r[0] == self.done
+        }  # the last stage of the last round overwrites earlier ones
+        names = [self.engine.name(i) for i in self.engine.ids]
+        up, down, across = self._traffic()
+        reasons: dict[str, int] = {}
+        for trouble in self.fed.failures:
+            reasons[trouble.reason] = reasons.get(trouble.reason, 0) + 1
+        return {
+            "name": run.name or world.method.name,
+            "method": world.method.name,
+            "title": world.method.title,
+            "preset": run.preset,
+            "params": world.cfg.model_dump(mode="json"),
+            "seed": run.seed,
+            "rounds": self.done,
+            "iterations": self.done * world.cfg.iterations_per_round,
+            "dataset": world.dataset.name,
+            "clients": len(names),
+            "engine": run.engine.model_dump(),
+            "accuracy": _summarised(final, "accuracy", names),
+            "own_accuracy": _summarised(final, "own accuracy", names) if "own" in self.tests else None,
+            "agreement": final.get(("agreement", "")),
+            "chance": world.chance,
+            "bytes": {"up": up, "down": down, "across": across},
+            "messages": sum(count for count, _ in self.fed.ledger.pairs.values()),
+            "seconds": {"total": sum(self.record.seconds.values()), **self.record.seconds},
+            "failures": len(self.fed.failures),
+            "failure_reasons": reasons,
+            "public_sha256": world.public_digest,
+            "state_sha256": state_sha256(self._states().items()),
+            "fedloom": __version__,
+        }
+
+
+def _summarised(final: dict[tuple[str, str], float], what: str, names: list[str]) -> dict[str, Any]:
+    each = [final[what, name] for name in names]
+    return {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each}
+
+
+def _engine(world: World) -> Engine:
+    run = world.run
+    faults = run.faults.policy()
+    if run.engine.name == "isolated":
+        return IsolatedEngine(world.clients, seed=run.seed, faults=faults)
+    return LocalEngine([make() for make in world.clients], seed=run.seed, faults=faults)
+
+
+def fingerprint(run: RunConfig) -> str:
+    """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
+    values = run.model_dump_json(exclude={"engine", "name"})
+    page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
+    source = page.read_bytes() if run.method_is_file else b""
+    return hashlib.sha256(f"{__version__}\n{values}\n".encode() + source).hexdigest()
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """More threads a process are slower for networks of this size, and not repeatable."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def settle(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder that a new run must not write to.
+
+    Raises:
+        ConfigError: it holds something already and `resume` is not set, or is not a folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; --out takes a folder")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; add --resume to go on with its run, or choose another --out")

@@ -1,0 +1,181 @@
+"""The networks that the papers name, as plain `nn.Module`s: `(B, ...)` → logits `(B, K)`.
+
+`build` makes one by its name, or one of yours by its import path. `fedloom.models.parts` says what the
+networks have in common.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from fedloom.errors import ModelError, did_you_mean
+from fedloom.models import custom
+from fedloom.models.cnn import celeba_cnn, cnn
+from fedloom.models.lenet import lenet5
+from fedloom.models.mlp import mlp
+from fedloom.models.parts import Classifier, HasHead, Norm
+from fedloom.models.resnet import resnet, wide_resnet
+
+__all__ = ["MODELS", "Classifier", "HasHead", "ModelSpec", "Norm", "build", "check_name"]
+
+Kind = Literal["table", "image"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One network of the registry.
+
+    Attributes:
+        title: what it is, in a line.
+        builder: `(input_shape, classes, norm)` → the network.
+        source: the paper that names it, or none.
+        inputs: "table" `(d,)`, "image" `(C, H, W)`.
+        norm: the default normalisation, of each convolution or, without any, of each hidden layer.
+        smallest: the least height and width of an image.
+    """
+
+    title: str
+    builder: Callable[[tuple[int, ...], int, Norm], Classifier]
+    source: str
+    inputs: tuple[Kind, ...] = ("image",)
+    norm: Norm = "none"
+    smallest: int = 1
+
+    def fits(self, input_shape: tuple[int, ...]) -> bool:
+        """Whether the network takes rows of this shape."""
+        if "table" in self.inputs:
+            return True
+        return len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest
+
+
+_MCMAHAN = "McMahan et al. 2017"
+_WRN = "Zagoruyko and Komodakis 2016; FedAL, SVHN"
+_RESNET = "He et al. 2016; FedAL, CIFAR-10; AFIND+, CIFAR-100"
+_BOTH: tuple[Kind, ...] = ("table", "image")
+
+
+def _mlp(title: str, source: str, *hidden: int) -> ModelSpec:
+    return ModelSpec(title, partial(mlp, hidden=hidden), source, _BOTH)
+
+
+def _wrn(depth: int, widen: int) -> ModelSpec:
+    builder = partial(wide_resnet, depth=depth, widen=widen)
+    return ModelSpec(f"wide ResNet {depth}-{widen}", builder, _WRN, norm="group", smallest=4)
+
+
+def _resnet(title: str, *depths: int) -> ModelSpec:
+    builder = partial(resnet, depths=depths)
+    return ModelSpec(title, builder, _RESNET, norm="group", smallest=8)
+
+
+MODELS: dict[str, ModelSpec] = {
+    "linear": _mlp("softmax regression", "none"),
+    "mlp": _mlp("one hidden layer of 64", "none", 64),
+    "mlp-large": _mlp("two hidden layers of 200 (2NN)", _MCMAHAN, 200, 200),
+    "mlp-deep": _mlp("three hidden layers of 64", "none", 64, 64, 64),
+    "lenet5": ModelSpec("LeNet-5", lenet5, "LeCun et al. 1998; FedAL, Proto-EVFL", smallest=4),
+    "cnn-small": ModelSpec(
+        "two convolutions, 8 and 16 channels",
+        partial(cnn, widths=(8, 16), hidden=None),
+        "none",
+        smallest=4,
+    ),
+    "cnn": ModelSpec(
+        "two convolutions, 32 and 64 channels, then 128 units",
+        partial(cnn, widths=(32, 64), hidden=128),
+        "AFIND+ (a CNN of 4 layers; sizes are ours)",
+        smallest=4,
+    ),
+    "celeba-cnn": ModelSpec(
+        "four convolutions of 32 channels",
+        celeba_cnn,
+        "LEAF (Caldas et al. 2018); FedAL, CelebA",
+        norm="group",
+        smallest=8,
+    ),
+    "wrn-10-1": _wrn(10, 1),
+    "wrn-10-2": _wrn(10, 2),
+    "wrn-16-1": _wrn(16, 1),
+    "resnet18": _resnet("ResNet-18 for small images", 2, 2, 2, 2),
+    "resnet34": _resnet("ResNet-34 for small images", 3, 4, 6, 3),
+}
+
+
+def build(
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int,
+    norm: Norm | None = None,
+    seed: int | None = None,
+) -> nn.Module:
+    """A network for rows of `input_shape` and `classes` logits.
+
+    Args:
+        name: a key of `MODELS`, or the import path `package.module:factory` of a function or class that
+            is called with `(input_shape, classes)`.
+        input_shape: of one row: `(d,)` or `(C, H, W)`.
+        classes: K, the number of logits.
+        norm: how layers are normalised; None is the network's default. `linear` has none to normalise,
+            and your own networks decide for themselves.
+        seed: of the initial weights: equal seeds give equal weights, and torch's global generator is
+            left as it was. None draws from the global generator.
+
+    Raises:
+        ModelError: for an unknown name, a shape that does not fit, or a network of yours that does not
+            give logits.
+    """
+    input_shape = tuple(input_shape)
+    check_name(name)
+    if not input_shape or not all(_natural(n) for n in (*input_shape, classes)):
+        raise ModelError(
+            f"a network needs lengths and classes from 1, not shape {input_shape}, {classes} classes"
+        )
+    if norm is not None and norm not in get_args(Norm):
+        raise ModelError(f"norm must be one of {', '.join(get_args(Norm))}, not {norm!r}")
+    with _seeded(seed):
+        if ":" in name:
+            return custom.build(name, input_shape, classes)
+        spec = MODELS[name]
+        if not spec.fits(input_shape):
+            raise ModelError(_misfit(name, spec, input_shape))
+        return spec.builder(input_shape, classes, norm or spec.norm)
+
+
+def check_name(name: str) -> None:
+    """Raise ModelError unless `build` knows the name, or its import path leads to something callable."""
+    if ":" in name:
+        custom.find(name)
+    elif name not in MODELS:
+        raise ModelError(
+            f"there is no model {name!r}.{did_you_mean(name, MODELS)} Your own is package.module:factory."
+        )
+
+
+def _natural(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n >= 1
+
+
+def _misfit(name: str, spec: ModelSpec, input_shape: tuple[int, ...]) -> str:
+    fitting = ", ".join(other for other, s in MODELS.items() if s.fits(input_shape))
+    return (
+        f"{name} takes images (channels, height, width) of at least {spec.smallest}x{spec.smallest} "
+        f"pixels, not rows of shape {input_shape}. These fit: {fitting}."
+    )
+
+
+@contextlib.contextmanager
+def _seeded(seed: int | None) -> Iterator[None]:
+    """Draw from the CPU generator, seeded for a while. Other devices' generators are not touched."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

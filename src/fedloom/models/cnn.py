@@ -1,0 +1,48 @@
+"""Small convolutional networks.
+
+`celeba_cnn` is the network of LEAF for CelebA: Caldas et al. (2018), "LEAF: A Benchmark for Federated
+Settings". The others stand for the "small CNN" and "4-layer CNN" that papers use without naming layers.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import nn
+
+from fedloom.models.parts import Classifier, Norm, conv, normalise
+
+
+def cnn(
+    shape: tuple[int, ...], classes: int, norm: Norm, widths: tuple[int, ...], hidden: int | None
+) -> Classifier:
+    """A 3x3 convolution, norm, ReLU and 2x2 max pooling for each width, then `hidden` ReLU units."""
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    for outputs in widths:
+        layers += [conv(channels, outputs, 3, norm), normalise(norm, outputs), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)]
+        channels, height, width = outputs, height // 2, width // 2
+    layers += [nn.Flatten()]
+    size = channels * height * width
+    if hidden is None:
+        return Classifier(nn.Sequential(*layers), size, classes)
+    layers += [nn.Linear(size, hidden), nn.ReLU()]
+    return Classifier(nn.Sequential(*layers), hidden, classes)
+
+
+def celeba_cnn(shape: tuple[int, ...], classes: int, norm: Norm) -> Classifier:
+    """Four times a 3x3 convolution of 32 channels, norm, 2x2 max pooling and ReLU.
+
+    Pooling rounds up, as LEAF's does: 84 pixels become 42, 21, 11, 6.
+
+    Differs: convolutions that a norm follows have no bias.
+    """
+    channels, height, width = shape
+    layers: list[nn.Module] = []
+    for inputs in (channels, 32, 32, 32):
+        layers += [conv(inputs, 32, 3, norm), normalise(norm, 32)]
+        layers += [nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()]
+    layers += [nn.Flatten()]
+    size = 32 * math.ceil(height / 16) * math.ceil(width / 16)
+    return Classifier(nn.Sequential(*layers), size, classes)

@@ -1,0 +1,102 @@
+"""Residual networks for small images.
+
+Zagoruyko, Komodakis (2016), "Wide Residual Networks", BMVC: WRN-d-k has three stages of (d - 4) / 6
+blocks and 16k, 32k, 64k channels, with normalisation before each convolution.
+
+He et al. (2016), "Deep Residual Learning for Image Recognition", CVPR: ResNet-18 and -34, here with the
+stem that is usual for 32x32 images: one 3x3 convolution with stride 1 and no pooling.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.models.parts import Classifier, Norm, conv, normalise
+
+
+class PreActivationBlock(nn.Module):
+    """x + conv(relu(norm(conv(relu(norm(x)))))): `(B, C, H, W)` → `(B, C', H / s, W / s)`."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.norm1 = normalise(norm, inputs)
+        self.conv1 = conv(inputs, outputs, 3, norm, stride)
+        self.norm2 = normalise(norm, outputs)
+        self.conv2 = conv(outputs, outputs, 3, norm)
+        same = inputs == outputs and stride == 1
+        self.shortcut = None if same else conv(inputs, outputs, 1, norm, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A shortcut that changes the shape starts after the first activation, as the authors' does."""
+        active = torch.relu(self.norm1(x))
+        kept = x if self.shortcut is None else self.shortcut(active)
+        out: Tensor = kept + self.conv2(torch.relu(self.norm2(self.conv1(active))))
+        return out
+
+
+class BasicBlock(nn.Module):
+    """relu(x + norm(conv(relu(norm(conv(x)))))): `(B, C, H, W)` → `(B, C', H / s, W / s)`."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = conv(inputs, outputs, 3, norm, stride)
+        self.norm1 = normalise(norm, outputs)
+        self.conv2 = conv(outputs, outputs, 3, norm)
+        self.norm2 = normalise(norm, outputs)
+        self.shortcut = (
+            nn.Identity()
+            if inputs == outputs and stride == 1
+            else nn.Sequential(conv(inputs, outputs, 1, norm, stride), normalise(norm, outputs))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out = torch.relu(self.norm1(self.conv1(x)))
+        return torch.relu(self.shortcut(x) + self.norm2(self.conv2(out)))
+
+
+def wide_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, widen: int) -> Classifier:
+    """WRN-`depth`-`widen`, without dropout."""
+    widths = [16 * widen, 32 * widen, 64 * widen]
+    blocks = _blocks(PreActivationBlock, 16, widths, [(depth - 4) // 6] * 3, norm)
+    last = [normalise(norm, widths[-1]), nn.ReLU()]
+    return _classifier([conv(shape[0], 16, 3, norm), *blocks, *last], widths[-1], classes)
+
+
+def resnet(shape: tuple[int, ...], classes: int, norm: Norm, depths: tuple[int, ...]) -> Classifier:
+    """Stages of `depths` basic blocks with 64, 128, 256, … channels."""
+    widths = [64 << i for i in range(len(depths))]
+    stem = [conv(shape[0], 64, 3, norm), normalise(norm, 64), nn.ReLU()]
+    blocks = _blocks(BasicBlock, 64, widths, depths, norm)
+    return _classifier([*stem, *blocks], widths[-1], classes)
+
+
+def _blocks(
+    block: type[PreActivationBlock | BasicBlock],
+    inputs: int,
+    widths: list[int],
+    depths: list[int] | tuple[int, ...],
+    norm: Norm,
+) -> list[nn.Module]:
+    """The blocks of all stages; each stage but the first begins by halving the image."""
+    blocks: list[nn.Module] = []
+    for stage, (outputs, depth) in enumerate(zip(widths, depths, strict=True)):
+        for i in range(depth):
+            stride = 2 if stage > 0 and i == 0 else 1
+            blocks.append(block(inputs, outputs, stride, norm))
+            inputs = outputs
+    return blocks
+
+
+def _classifier(layers: list[nn.Module], width: int, classes: int) -> Classifier:
+    """Global average pooling, a head, and the initial weights of both papers."""
+    pool = [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    model = Classifier(nn.Sequential(*layers, *pool), width, classes)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+    nn.init.zeros_(model.head.bias)
+    return model

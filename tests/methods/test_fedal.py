@@ -1,0 +1,387 @@
+"""FedAL's page against its paper: gradients, reductions, bytes, order, faults."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom import methods
+from fedloom.errors import ConfigError
+from fedloom.faults import Faults
+from fedloom.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
+from fedloom.methods.distillation.fedal import Client, Config, Server, without
+from fedloom.site import Site
+from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
+
+FEDAL, FEDMD, FEDMD_LF, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "fedmd-lf", "local"))
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def server(clients: int = 5, **params: Any) -> Server:
+    """In float64."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        return Server(Config(**params), Site(id=0, parties=clients, classes=CLASSES))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+# -- losses and their gradients, in float64 ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_gradient_of_kl_in_the_logits(temperature: float) -> None:
+    target, z = F.softmax(rand(7, 5), -1), rand(7, 5, seed=1).requires_grad_()
+    (ours,) = torch.autograd.grad(kl(target, z, temperature) * 7, z)
+    closed = (F.softmax(z / temperature, -1) - target) / temperature
+    assert (kl_gradient(target, z, temperature) - closed).abs().max() == 0
+    assert (ours - closed).abs().max() < 1e-15
+
+
+def test_gradient_of_reverse_kl_in_the_logits() -> None:
+    target, z = F.softmax(rand(7, 5), -1), rand(7, 5, seed=1).requires_grad_()
+    p = F.softmax(z / 2, -1)
+    (auto,) = torch.autograd.grad((p * (p / target).log()).sum(), z)
+    assert (reverse_kl_gradient(target, z, 2.0) - auto).abs().max() < 1e-15
+
+
+def test_losses_pass_gradcheck() -> None:
+    target, z = F.softmax(rand(4, 3), -1), rand(4, 3, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: kl(target, z, 2.0), z)
+    judge = server(3, disc_hidden=(8,))
+    f, author = rand(6, CLASSES, seed=2).requires_grad_(), torch.tensor([0, 0, 1, 1, 2, 2])
+    assert torch.autograd.gradcheck(lambda f: judge.author_loss(f, author, "sum"), f)
+
+
+def test_cap_shortens_long_rows_and_leaves_short_ones() -> None:
+    g = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    assert torch.allclose(cap_rows(g, 1.0), torch.tensor([[0.6, 0.8], [0.3, 0.4]]))
+    assert torch.equal(cap_rows(torch.zeros(1, 2), 1.0), torch.zeros(1, 2))
+
+
+def test_the_mean_of_the_others_is_exact() -> None:
+    f = rand(6, 3, CLASSES)
+    for n in range(6):
+        others = f[[m for m in range(6) if m != n]].mean(0)
+        assert (without(f[n], f.mean(0), 6) - others).abs().max() < 1e-15
+
+
+# -- the server ----------------------------------------------------------------------------------------
+
+
+def test_split_gradient_is_that_of_the_composed_graph_and_of_finite_differences() -> None:
+    """(21): J_theta fᵀ G, with G from the server, is the gradient of U_n through model, softmax and h."""
+    judge = server(disc_lr=1e-3)
+    net = nn.Linear(FEATURES, CLASSES).double()
+    x, others = rand(8, FEATURES, seed=3), {n: rand(8, CLASSES, seed=n) for n in range(1, 5)}
+    _, gradients = judge.judge({0: net(x).detach(), **others})
+
+    def u() -> Tensor:
+        return -judge.author_loss(net(x), torch.zeros(8, dtype=torch.long), "sum")
+
+    split = torch.autograd.grad((net(x) * gradients[0]["gradient"]).sum(), net.weight)[0]
+    composed = torch.autograd.grad(u(), net.weight)[0]
+    assert (split - composed).abs().max() < 1e-14
+    h, numeric = 1e-6, torch.zeros_like(split)
+    with torch.no_grad():
+        for i in range(split.numel()):
+            net.weight.view(-1)[i] += h
+            up = u()
+            net.weight.view(-1)[i] -= 2 * h
+            numeric.view(-1)[i] = (up - u()) / (2 * h)
+            net.weight.view(-1)[i] += h
+    assert (split - numeric).abs().max() < 1e-8
+
+
+def test_rows_of_the_gradient_sum_to_zero() -> None:
+    _, gradients = server().judge({n: rand(8, CLASSES, seed=n) for n in range(5)})
+    for g in gradients.values():
+        assert g["gradient"].abs().max() > 1e-4
+        assert g["gradient"].sum(-1).abs().max() < 1e-16
+
+
+def test_the_gradient_is_per_row_and_ascent_comes_first() -> None:
+    """G uses the discriminator after its step, is not divided by B or N, and depends on no other client."""
+    logits = {n: rand(8, CLASSES, seed=n) for n in range(5)}
+    judge, twin = server(disc_lr=0.01), server(disc_lr=0.01)
+    before = {k: v.clone() for k, v in judge.params.items()}
+    _, gradients = judge.judge(logits)
+    assert any(not torch.equal(before[k], v) for k, v in judge.params.items())
+    twin.params = judge.params  # w^{t,i+1}
+    for n, z in logits.items():
+        row = z[3:4].clone().requires_grad_()
+        u = -twin.author_loss(row, torch.tensor([n]))
+        (alone,) = torch.autograd.grad(u, row)
+        assert (gradients[n]["gradient"][3:4] - alone).abs().max() < 1e-14
+
+
+def test_the_discriminator_learns_only_from_its_own_step() -> None:
+    judge = server(disc_lr=0.01)
+    logits = {n: rand(32, CLASSES, seed=n) + 2 * torch.eye(CLASSES)[n % CLASSES] for n in range(4)}
+    f, author = torch.cat(list(logits.values())), torch.arange(4).repeat_interleave(32)
+    first = judge.author_loss(f, author).item()
+    for _ in range(100):
+        judge.judge(logits)
+    assert judge.author_loss(f, author).item() < first - 0.2
+    assert int(judge.opt["step"]) == 100
+
+
+def test_identical_clients_leave_the_discriminator_at_chance_and_gradients_cancel() -> None:
+    """Lemma IV.2 in its true form: equal output laws give h = 1/N, CE = log N and sum_n G_n = 0."""
+    judge = server(disc_lr=1e-2)
+    same = rand(16, CLASSES)
+    for _ in range(600):
+        _, gradients = judge.judge({n: same.clone() for n in range(5)})
+    author = torch.arange(5).repeat_interleave(16)
+    excess = judge.author_loss(same.repeat(5, 1), author).item() - math.log(5)
+    assert 0 <= excess < 1e-5
+    total = sum(g["gradient"] for g in gradients.values())
+    assert total.abs().max() < 1e-4
+
+
+def test_permuted_outputs_fool_the_discriminator_too() -> None:
+    """Chance level is necessary for agreement, not sufficient: only the KL term aligns rows."""
+    judge = server(disc_lr=1e-2)
+    base = rand(16, CLASSES)
+    logits = {n: base[torch.randperm(16, generator=torch.Generator().manual_seed(n))] for n in range(5)}
+    for _ in range(600):
+        judge.judge(logits)
+    author = torch.arange(5).repeat_interleave(16)
+    assert abs(judge.author_loss(torch.cat(list(logits.values())), author).item() - math.log(5)) < 1e-5
+
+
+def test_a_step_against_the_gradient_lowers_what_gives_a_client_away() -> None:
+    judge = server()
+    logits = {n: rand(8, CLASSES, seed=n) for n in range(5)}
+    _, gradients = judge.judge(logits)
+    author = torch.zeros(8, dtype=torch.long)
+    before = -judge.author_loss(logits[0], author)
+    after = -judge.author_loss(logits[0] - 0.01 * gradients[0]["gradient"], author)
+    assert after < before
+
+
+# -- a client's step, against a hand-made one ------------------------------------------------------------
+
+
+def test_one_round_of_one_client_by_hand() -> None:
+    """NumPy: a linear client, one local and one transfer step by SGD-free arithmetic on its gradients."""
+    toy = Toy(FEDAL, 3, places=sites(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
+    start = {k: v.clone() for k, v in toy.tensors().items()}
+    site = toy.engine._party(0).site  # type: ignore[attr-defined]
+    w, b = start["0.weight"].double().numpy(), start["0.bias"].double().numpy()
+    x, y = (a[0].double().numpy() for a in _batch(toy.engine._party(0)))  # type: ignore[attr-defined]
+
+    def softmax(z: np.ndarray) -> np.ndarray:
+        e = np.exp(z - z.max(-1, keepdims=True))
+        return e / e.sum(-1, keepdims=True)
+
+    def adam(value: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
+        m = v = 0.0
+        for k, g in enumerate(grads, 1):
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            value = value - 1e-3 * (m / (1 - 0.9**k)) / (np.sqrt(v / (1 - 0.999**k)) + 1e-8)
+        return value
+
+    d = (softmax(x @ w.T + b) - np.eye(CLASSES)[y.astype(int)]) / 8
+    gw, gb = d.T @ x, d.sum(0)
+    w1, b1 = adam(w, [gw]), adam(b, [gb])
+    toy.run(1)
+    public = site.public.batches(0, 1, 8)[0].double().numpy()
+    others = []
+    for n in (1, 2):
+        twin = Toy(LOCAL, 3, places=sites(3, make=lambda n: network(2)), tau=1, batch_size=8).run(1).tensors()
+        others.append(public @ twin[f"{n}.weight"].double().numpy().T + twin[f"{n}.bias"].double().numpy())
+    d = (softmax(public @ w1.T + b1) - softmax(np.mean(others, 0))) / 8
+    w2, b2 = adam(w, [gw, d.T @ public]), adam(b, [gb, d.sum(0)])
+    after = toy.tensors()
+    assert np.abs(after["0.weight"].numpy() - w2).max() < 1e-6
+    assert np.abs(after["0.bias"].numpy() - b2).max() < 1e-6
+
+
+def _batch(client: Client) -> tuple[Tensor, Tensor]:
+    batches = client.batches(0, steps=1, size=8)
+    return batches.x, batches.y
+
+
+def test_less_forgetting_pulls_towards_the_stage_start() -> None:
+    plain = Toy(FEDMD, tau=4, batch_size=8, lr=0.05).run(3).tensors()
+    kept = Toy(FEDMD, tau=4, batch_size=8, lr=0.05, lf_local=5.0, lf_global=5.0).run(3).tensors()
+    start = Toy(FEDMD).tensors()
+    names = [k for k in start if not k.startswith("server")]
+
+    def moved(to: dict[str, Tensor]) -> float:
+        return sum(float((to[k] - start[k]).norm()) for k in names)
+
+    assert moved(kept) < 0.95 * moved(plain)
+
+
+# -- reductions between the points of the page -----------------------------------------------------------
+
+
+def test_fedal_without_its_adversary_is_fedmd_lf() -> None:
+    assert equal(Toy(FEDAL, adv=0.0).run(3).tensors(), Toy(FEDMD_LF).run(3).tensors())
+
+
+def test_fedmd_lf_with_one_step_is_fedmd_to_the_bit() -> None:
+    assert equal(Toy(FEDMD_LF, tau=1).run(5).tensors(), Toy(FEDMD).run(5).tensors())
+
+
+def test_fedmd_lf_with_no_weight_is_fedmd() -> None:
+    a = Toy(FEDMD_LF, tau=3, lf_local=0.0, lf_global=0.0).run(3).tensors()
+    assert equal(a, Toy(FEDMD, tau=3).run(3).tensors())
+
+
+def test_fedal_with_no_weights_is_local() -> None:
+    toy = Toy(FEDAL, adv=0.0, kd=0.0, lf_local=0.0, lf_global=0.0).run(3)
+    assert equal(toy.tensors(), Toy(LOCAL).run(3).tensors())
+    assert all(e.bytes == 0 for e in toy.fed.ledger)
+
+
+def test_equal_clients_stay_equal_and_teach_each_other_nothing() -> None:
+    places = sites(3, make=lambda n: network(0), data=lambda n: rows(8, 5))
+    toy = Toy(FEDMD, places=places, batch_size=8, tau=1)  # all 8 rows in each batch
+    toy.run(4)
+    states = [s["params"] for s in toy.engine.states().values()]
+    for name, value in states[0].items():
+        assert torch.allclose(value, states[1][name], atol=1e-6)
+    notes = toy.engine.notes()[0]
+    assert notes["gradient norm kd"] < 1e-6
+
+
+# -- bytes, who sees what --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "down"), [(FEDAL, 2), (FEDMD_LF, 1)])
+def test_bytes_are_exactly_those_of_the_paper(method: Any, down: int) -> None:
+    """V-A: K·B·4 up and twice that down per client and iteration; FedMD's down is half of that."""
+    toy = Toy(method, 4, tau=3, batch_size=8).run(5)
+    iteration = CLASSES * 8 * 4 * 4 * 3 * 5
+    assert toy.fed.ledger.received("server") == iteration
+    assert toy.fed.ledger.sent("server") == down * iteration
+
+
+def test_the_server_never_receives_anything_but_logits() -> None:
+    toy = Toy(FEDAL, 4, batch_size=8).run(2)
+    up = {e.what for e in toy.fed.ledger if e.receiver == "server"}
+    assert up == {f"float32[8,{CLASSES}]", "none"}
+
+
+# -- identity, order, participation --------------------------------------------------------------------
+
+
+def test_renaming_the_clients_renames_the_result() -> None:
+    """Without a discriminator, which knows clients by number, the order of clients does not matter."""
+    plain = sites(3)
+    order = [2, 0, 1]
+    toy = Toy(FEDMD_LF, places=plain, tau=2, batch_size=8).run(3).tensors()
+    moved = Toy(FEDMD_LF, places=[plain[i] for i in order], tau=2, batch_size=8).run(3).tensors()
+    for k, v in toy.items():
+        assert torch.allclose(v, moved[k], atol=1e-6)
+
+
+def test_renaming_the_clients_renames_the_gradients() -> None:
+    judge, twin = server(3), server(3)
+    order = [2, 0, 1]  # new number of old client n
+    last = list(judge.params)[-2:]  # the output layer: its rows are the clients
+    twin.params = {k: v[torch.tensor(order).argsort()] if k in last else v for k, v in judge.params.items()}
+    logits = {n: rand(8, CLASSES, seed=n) for n in range(3)}
+    mean, gradients = judge.judge(logits)
+    mean2, gradients2 = twin.judge({order[n]: z for n, z in logits.items()})
+    assert (mean - mean2).abs().max() < 1e-15
+    for n in range(3):
+        assert (gradients[n]["gradient"] - gradients2[order[n]]["gradient"]).abs().max() < 1e-12
+
+
+def test_partial_participation_trains_only_the_sampled() -> None:
+    toy = Toy(FEDAL, 6, clients_per_round=2, batch_size=8)
+    start = toy.tensors()
+    toy.run(1)
+    after = toy.tensors()
+    changed = {k.split(".")[0] for k in start if not torch.equal(start[k], after[k])} - {"server"}
+    assert changed == {str(i) for i in toy.fed.sample(range(6), 2, 0)}
+    assert len(changed) == 2
+
+
+def test_a_federation_of_one_learns_alone_and_says_why() -> None:
+    toy = Toy(FEDAL, 1, batch_size=8).run(2)
+    assert {t.reason for t in toy.fed.failures} == {"fewer than 2 replies"}
+    assert all(torch.isfinite(v).all() for v in toy.tensors().values())
+
+
+# -- engines, state, faults ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FEDAL, FEDMD_LF, FEDMD, LOCAL], ids=lambda m: m.name)
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
+def test_engines_agree_to_the_bit(method: Any, norm: bool) -> None:
+    places = sites(3, make=lambda n: network(n, norm=norm))
+    loop = Toy(method, places=places, batch_size=8).run(3)
+    strict = Toy(method, places=places, batch_size=8, isolated=True).run(3)
+    assert equal(loop.tensors(), strict.tensors())
+    assert loop.fed.ledger.state() == strict.fed.ledger.state()
+
+
+def test_every_client_changes_and_so_does_the_server() -> None:
+    toy = Toy(FEDAL, 3)
+    start = toy.tensors()
+    after = toy.run(1).tensors()
+    assert all(not torch.equal(start[k], after[k]) for k in start)
+
+
+@pytest.mark.parametrize("fault", ["dropout", "crash", "nan", "inf", "shape", "type", "late"])
+def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
+    toy = Toy(FEDAL, 5, faults=Faults(**{fault: 0.3}), batch_size=8).run(6)
+    reason = {
+        "dropout": "dropped out",
+        "crash": "raised",
+        "nan": "not finite",
+        "inf": "not finite",
+        "shape": "wrong shape",
+        "type": "not a message",
+        "late": "late",
+    }[fault]
+    reasons = {t.reason for t in toy.fed.failures}
+    assert reason in reasons <= {reason, "fewer than 2 replies"}
+    assert all(torch.isfinite(v).all() for v in toy.tensors().values())
+
+
+def test_a_nan_client_is_kept_out_of_the_mean() -> None:
+    places = sites(4)
+    toy = Toy(FEDMD, places=places, batch_size=8)
+    sick = toy.engine._party(3)  # type: ignore[attr-defined]
+    with torch.no_grad():
+        sick.net.flat.fill_(float("nan"))
+    toy.run(2)
+    healthy = {k: v for k, v in toy.tensors().items() if not k.startswith("3.")}
+    assert all(torch.isfinite(v).all() for v in healthy.values())
+    alone = Toy(FEDMD, places=places[:3], batch_size=8).run(2).tensors()
+    for k, v in alone.items():
+        if not k.startswith("server"):
+            assert torch.equal(v, healthy[k])  # as if the sick client were not there
+
+
+# -- config ----------------------------------------------------------------------------------------------
+
+
+def test_presets_differ_where_the_paper_is_read_literally() -> None:
+    paper, ours = FEDAL.configure("paper"), FEDAL.configure()
+    assert (paper.disc_optimizer, ours.disc_optimizer) == ("sgd", "adam")
+    assert (paper.lr, paper.tau, paper.disc_lr, paper.batch_size) == (1e-3, 5, 1e-4, 32)
+    assert FEDMD.configure("paper").tau == 1
+
+
+def test_errors_come_all_at_once_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError) as error:
+        FEDAL.configure(params={"tua": 3, "lr": -1, "kl_direction": "sideways"})
+    text = str(error.value)
+    assert "Did you mean 'tau'?" in text
+    assert "params.lr" in text and "params.kl_direction" in text
