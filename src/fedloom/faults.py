@@ -44,20 +44,22 @@ class Faults:
         if bad or sum(values.values()) > 1:
             raise ConfigError(
                 "faults are probabilities: each in [0, 1] and at most 1 together, not "
-                f"{ {k: values[k] for k in bad} or sum(values.values())}"
+                f"{ {k: values[k] for k in bad} or sum(values.values()) }"
             )
 
     def draw(self, seed: int, round: int, call: int, party: int) -> str | None:
         """The fault of this call at this party, or None."""
-        values = asdict(self)
-        if not any(values.values()):
+        if self == NONE:
             return None
         u = stream(seed, "faults", round, call, party).random()
-        for name, probability in values.items():
+        for name, probability in asdict(self).items():
             if u < probability:
                 return name
             u -= probability
         return None
+
+
+NONE = Faults()
 
 
 class Crash(Exception):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from fedloom import message
 from fedloom.engines.base import Engine, Failure, verdict
 from fedloom.errors import MethodError
 from fedloom.ledger import Ledger
-from fedloom.message import Template, Tree
+from fedloom.message import Template
 from fedloom.rng import stream
 
 
@@ -61,11 +61,11 @@ class Federation:
         parties: Iterable[int],
         method: str,
         *,
-        shared: Mapping[str, Tree] | None = None,
-        each: Mapping[int, Mapping[str, Tree]] | None = None,
+        shared: Mapping[str, Any] | None = None,
+        each: Mapping[int, Mapping[str, Any]] | None = None,
         expect: Template = object,
         need: int = 0,
-    ) -> dict[int, Tree]:
+    ) -> dict[int, Any]:
         """One message to each party, one reply from each, in order.
 
         Args:
@@ -92,12 +92,12 @@ class Federation:
         if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
             trace = replies[0].trace  # type: ignore[union-attr]
             raise MethodError(f"every party failed in {method!r}; the first one:\n{trace}")
-        good: dict[int, Tree] = {}
+        good: dict[int, Any] = {}
         for i, reply in zip(ids, replies, strict=True):
             failure = verdict(reply, expect)
             if failure is None:
                 self.ledger.record(self.round, self.engine.name(i), self.home, method, reply)  # type: ignore[arg-type]
-                good[i] = reply  # type: ignore[assignment]
+                good[i] = reply
             else:
                 self._failed(self.engine.name(i), method, failure)
         if len(good) < need:
@@ -112,7 +112,7 @@ class Federation:
         answer: str,
         take: str,
         ask: str | None = None,
-        shared: Mapping[str, Tree] | None = None,
+        shared: Mapping[str, Any] | None = None,
         expect: Template = object,
     ) -> None:
         """Neighbour to neighbour: what crosses never passes through here.

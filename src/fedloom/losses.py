@@ -36,5 +36,5 @@ def reverse_kl_gradient(target: Tensor, logits: Tensor, temperature: float = 1.0
 
 def cap_rows(gradient: Tensor, cap: float) -> Tensor:
     """Rows (B, K) scaled down to an L2 norm of at most `cap`; shorter rows stay as they are."""
-    norm = gradient.norm(dim=-1, keepdim=True)
+    norm: Tensor = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
     return gradient * (cap / norm.clamp_min(cap))

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -301,8 +301,8 @@ def _plan(header: bytes, limits: Limits) -> _Plan:
         raise MessageError(f"a message may have {limits.max_leaves} leaves, not {len(fields)}")
     specs = [_read_spec(str(i), fields.get(str(i))) for i in range(len(fields))]
     skeleton = _parse(meta["tree"].encode(errors="replace"), depth=limits.max_depth + 1)
-    # The filled tree passes the sender's own checks and must give the sender's own header. That
-    # settles at once each offset, number, reference, repeated key and space.
+    # The filled tree passes the sender's own checks and must give the sender's own header. This
+    # settles at once each offset, number, NaN, reference, repeated key and space.
     walk = _Walk(limits)
     if _header(walk.text(_fill(skeleton, specs)), walk.specs)[0] != header:
         raise MessageError("the header must be as encode writes it: names, order, offsets, spaces")
@@ -310,7 +310,7 @@ def _plan(header: bytes, limits: Limits) -> _Plan:
 
 
 def _parse(raw: bytes, depth: int) -> Any:
-    """Strict JSON. Its nesting is bounded first (by `2 * depth`), so that no parser overflows."""
+    """JSON, whose nesting is bounded first (by `2 * depth`), so that no parser overflows."""
     try:
         text = raw.decode()
         outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
@@ -319,20 +319,9 @@ def _parse(raw: bytes, depth: int) -> Any:
             brackets = brackets.replace("[]", "").replace("{}", "")
         if brackets:
             raise MessageError("the header is nested too deeply, or its brackets do not match")
-        return json.loads(text, parse_constant=_constant, object_pairs_hook=_object)
+        return json.loads(text)
     except ValueError as error:
-        raise MessageError(f"the header must be strict JSON in UTF-8: {error}") from None
-
-
-def _constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("an object names a key twice")
-    return found
+        raise MessageError(f"the header must be JSON in UTF-8: {error}") from None
 
 
 def _read_spec(name: str, entry: Any) -> _Spec:
@@ -413,10 +402,9 @@ def describe(tree: Tree) -> str:
 
 
 def _key(node: Any, key: list[Any]) -> int:
-    """Append all that the summary and the header's length depend on, save ints and floats.
+    """Append all that the summary and the header's length depend on, with types for ints and floats.
 
-    Returns the bytes that these take as text. A value that could equal one of another type, as True
-    equals 1, comes after its type.
+    Returns the bytes that these take as text.
     """
     if isinstance(node, Tensor):
         key += (node.dtype, node.shape)
@@ -436,7 +424,7 @@ def _key(node: Any, key: list[Any]) -> int:
         key.append(exact)
         return len(repr(node))
     _check_plain(node, "")
-    key += (exact, node)
+    key.append(node)
     return 0
 
 

@@ -65,9 +65,7 @@ class Method:
         """
         known = {"recommended": {}, **self.presets}
         if preset not in known:
-            raise ConfigError(
-                f"{self.name} has no preset {preset!r}.{did_you_mean(preset, known)}"
-            )
+            raise ConfigError(f"{self.name} has no preset {preset!r}.{did_you_mean(preset, known)}")
         values = {**self.fixed, **known[preset], **(params or {})}
         try:
             return self.config(**values)

@@ -48,8 +48,10 @@ class Network:
             p.grad = self.grad[start:end].view(p.shape)
             start = end
         self._buffers = dict(module.named_buffers())
+        names = (name.rpartition(".") for name in self._buffers)
+        self._owners = [(module.get_submodule(path), key) for path, _, key in names]
         self.slots = optimiser.slots(self.flat)
-        self._sent: tuple[Tensor, Tensor] | None = None  # the last `forward`: its input and outputs
+        self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the pass that is remembered
         self._before: dict[str, dict[str, Tensor]] | None = None
         module.train()
 
@@ -67,13 +69,16 @@ class Network:
         """Outputs `(n, ...)` in evaluation mode, without a graph, in chunks of rows."""
         self._mode(False)
         with torch.no_grad():
-            parts = [self.module(part) for part in x.split(INFERENCE_ROWS)]
+            parts = [self.module(x[i : i + INFERENCE_ROWS]) for i in range(0, max(len(x), 1), INFERENCE_ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Training-mode outputs `(B, ...)`, detached; their graph is remembered for `descend`."""
-        self._sent = (x, self(x))
-        return self._sent[1].detach()
+        """Training-mode outputs `(B, ...)`, detached. The pass is remembered until the weights move.
+
+        BatchNorm statistics move when `descend` uses the pass, so that it does not matter whether an engine
+        remembered it or makes it again.
+        """
+        return self._pass(x)[1].detach()
 
     def minimise(self, loss: Callable[..., Tensor], *batch: object) -> Tensor:
         """One optimiser step on `loss(*batch)`, a scalar; returns its value () before the step."""
@@ -82,18 +87,26 @@ class Network:
         return value.detach()
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
-        """One optimiser step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`.
-
-        When `x` is the batch of the last `forward` and nothing moved since, its graph is used;
-        otherwise the pass is made again, with the same result.
-        """
-        if self._sent is not None and self._sent[0] is x:
-            outputs = self._sent[1]
-        else:
-            statistics = {k: b.clone() for k, b in self._buffers.items()}
-            outputs = self(x)  # the first pass has already moved the BatchNorm statistics
-            _copy(self._buffers, statistics, "buffers")
+        """One optimiser step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
+        _, outputs, moved = self._pass(x)
         self._step(outputs, gradient)
+        _copy(self._buffers, moved, "buffers")
+
+    def _pass(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """`x`, the outputs with their graph, and the buffers as the pass would leave them."""
+        if self._sent is None or self._sent[0] is not x:
+            moved = {name: b.clone() for name, b in self._buffers.items()}
+            self._point(moved)
+            try:
+                self._sent = (x, self(x), moved)
+            finally:
+                self._point(self._buffers)
+        return self._sent
+
+    def _point(self, buffers: Mapping[str, Tensor]) -> None:
+        """Let the module read and write these buffers."""
+        for (owner, key), buffer in zip(self._owners, buffers.values(), strict=True):
+            owner._buffers[key] = buffer
 
     def _step(self, outputs: Tensor, gradient: Tensor | None) -> None:
         self._keep()
@@ -142,8 +155,7 @@ class Network:
         """Copy on first write, so that calls which only predict cost nothing."""
         if self._before is not None and not self._before:
             self._before = {
-                part: {k: v.clone() for k, v in values.items()}
-                for part, values in self.state().items()
+                part: {k: v.clone() for k, v in values.items()} for part, values in self.state().items()
             }
 
 
@@ -155,7 +167,6 @@ def _copy(to: Mapping[str, Tensor], values: Mapping[str, Tensor], part: str) -> 
     for name, tensor in to.items():
         if tensor.shape != values[name].shape:
             raise StateError(
-                f"{part}[{name!r}] must have shape {tuple(tensor.shape)}, "
-                f"not {tuple(values[name].shape)}"
+                f"{part}[{name!r}] must have shape {tuple(tensor.shape)}, not {tuple(values[name].shape)}"
             )
         tensor.copy_(values[name])

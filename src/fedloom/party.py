@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import message
-from fedloom.errors import MethodError, StateError
+from fedloom.errors import MessageError, MethodError, StateError
 from fedloom.message import Tree
 from fedloom.network import Network
 from fedloom.optim import Optimiser
@@ -77,9 +77,7 @@ class Party(Generic[ConfigT]):
     def net(self) -> Network:
         """The network, or an error that says how to get one."""
         if self._network is None:
-            raise MethodError(
-                f"{type(self).__name__} has no network: call self.network(...) in setup()"
-            )
+            raise MethodError(f"{type(self).__name__} has no network: call self.network(...) in setup()")
         return self._network
 
     def model(self, x: Tensor) -> Tensor:
@@ -245,7 +243,7 @@ class Party(Generic[ConfigT]):
 def _as_state(value: Tree, where: str) -> Tree:
     try:
         message.check(value)
-    except message.MessageError as error:
+    except MessageError as error:
         raise StateError(
             f"{where} must be a tree of tensors and plain numbers to survive between messages: {error}"
         ) from None

@@ -100,7 +100,7 @@ class PublicSet:
         if self._last is None or self._last[0] != key:
             plan = sample_plan(stream(self.seed, "public batches", t), len(self.rows), steps, size)
             x = self.rows.x(plan.flatten())
-            self._last = (key, x.split(size))
+            self._last = (key, x.view(steps, size, *x.shape[1:]).unbind())
         return self._last[1]
 
 

@@ -77,8 +77,8 @@ class Dataset:
                 f"Data set {self.name!r}: standardising needs at least one row, but none was given."
             )
         seen = self.x[rows].astype(np.float64)
-        spread = np.where(np.ptp(seen, axis=0) == 0, 1.0, seen.std(axis=0))
-        return replace(self, shift=seen.mean(axis=0).astype(np.float32), scale=spread.astype(np.float32))
+        shift, scale = seen.mean(axis=0).astype(np.float32), seen.std(axis=0).astype(np.float32)
+        return replace(self, shift=shift, scale=np.where(scale > 0, scale, np.float32(1)))
 
 
 def image_dataset(

@@ -53,7 +53,7 @@ def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None
     empty = [client for client, part in enumerate(rows) if not len(part)]
     if empty:
         raise DataError(
-            f"Each client must have rows, but {type(partitioner).__name__} left clients {empty} without; use fewer "
-            "clients or other options."
+            f"Each client must have rows, but {type(partitioner).__name__} left clients {empty} without; use "
+            "fewer clients or other options."
         )
     return rows

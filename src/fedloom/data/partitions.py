@@ -13,6 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.data.dealing import (
+    check_classes,
+    check_rows,
+    deal,
+    fill_up,
+    fixed_counts,
+    proportional,
+    shuffled_by_class,
+)
 from fedloom.errors import DataError, did_you_mean
 
 PartitionFunction = Callable[..., list[np.ndarray]]
@@ -64,13 +73,13 @@ def dirichlet(
             proportion to q_n[k].
         min_rows: with rows=None, clients that got fewer are given random rows of the largest client.
     """
-    _enough(labels, clients, rows or min_rows)
-    queues = _shuffled_by_class(labels, rng)
+    check_rows(labels, clients, rows or min_rows)
+    queues = shuffled_by_class(labels, rng)
     mixes = rng.dirichlet(np.full(len(queues), alpha), size=clients)  # (N, K)
     if rows is not None:
-        return _deal(queues, _fixed_counts(mixes, [len(queue) for queue in queues], rows, rng))
-    counts = [_proportional(len(queue), mixes[:, k], rng) for k, queue in enumerate(queues)]
-    return _fill_up(_deal(queues, np.stack(counts, axis=1)), min_rows, rng)
+        return deal(queues, fixed_counts(mixes, [len(queue) for queue in queues], rows, rng))
+    counts = [proportional(len(queue), mixes[:, k], rng) for k, queue in enumerate(queues)]
+    return fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
 
 
 def dirichlet_classwise(
@@ -90,16 +99,16 @@ def dirichlet_classwise(
     Differs: they draw again until every client has enough rows, which may never end. Here the clients that
     got fewer than `min_rows` are given random rows of the largest client.
     """
-    _enough(labels, clients, min_rows)
-    queues = _shuffled_by_class(labels, rng)
+    check_rows(labels, clients, min_rows)
+    queues = shuffled_by_class(labels, rng)
     held = np.zeros(clients, dtype=np.int64)
     counts = []
     for queue in queues:
         open_to = held < len(labels) / clients
         shares = np.where(open_to, rng.dirichlet(np.full(clients, alpha)), 0.0)
-        counts.append(_proportional(len(queue), shares, rng, open_to))
+        counts.append(proportional(len(queue), shares, rng, open_to))
         held += counts[-1]
-    return _fill_up(_deal(queues, np.stack(counts, axis=1)), min_rows, rng)
+    return fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
 
 
 def pathological(
@@ -110,26 +119,26 @@ def pathological(
     Every class is held by the same number of clients, or by one more. Rows of a class that nobody holds,
     which happens only if clients * classes is less than the number of classes, are left out.
     """
-    _enough(labels, clients, classes)
-    queues = _shuffled_by_class(labels, rng)
-    _enough_classes(len(queues), classes)
-    holds = np.zeros((clients, len(queues)), dtype=bool)
+    check_rows(labels, clients, classes)
+    queues = shuffled_by_class(labels, rng)
+    check_classes(len(queues), classes)
+    holders: list[list[int]] = [[] for _ in queues]
     for client in range(clients):
         # The classes with the fewest holders, at random among equals: always different, always balanced.
-        order = np.lexsort((rng.random(len(queues)), holds.sum(axis=0)))
-        holds[client, order[:classes]] = True
-    counts = np.zeros(holds.shape, dtype=np.int64)
-    for k, queue in enumerate(queues):
-        holders = np.flatnonzero(holds[:, k])
-        if len(queue) < len(holders):
+        order = np.lexsort((rng.random(len(queues)), np.array([len(those) for those in holders])))
+        for k in order[:classes]:
+            holders[k].append(client)
+    counts = np.zeros((clients, len(queues)), dtype=np.int64)
+    for k, (queue, those) in enumerate(zip(queues, holders, strict=True)):
+        if len(queue) < len(those):
             raise DataError(
-                f"Each client must get a row of each of its classes, but a class of {len(queue)} rows would have "
-                f"{len(holders)} holders; use fewer clients or fewer classes for each."
+                f"Each client must get a row of each of its classes, but a class of {len(queue)} rows would "
+                f"have {len(those)} holders; use fewer clients or fewer classes for each."
             )
-        counts[holders, k] = [len(part) for part in np.array_split(queue, max(len(holders), 1))][
-            : len(holders)
-        ]
-    return _deal(queues, counts)
+        if those:
+            counts[those, k] = len(queue) // len(those)
+            counts[those[: len(queue) % len(those)], k] += 1
+    return deal(queues, counts)
 
 
 def two_class(
@@ -145,10 +154,11 @@ def two_class(
 
     The classes are drawn from those that still have enough rows. Rows that nobody drew are left out.
     """
+    check_rows(labels, clients, m)
     if m < classes:
         raise DataError(f"m must be at least classes, so that each class gets a row, but {m} < {classes}.")
-    queues = _shuffled_by_class(labels, rng)
-    _enough_classes(len(queues), classes)
+    queues = shuffled_by_class(labels, rng)
+    check_classes(len(queues), classes)
     left = np.array([len(queue) for queue in queues])
     counts = np.zeros((clients, len(queues)), dtype=np.int64)
     for client in range(clients):
@@ -157,19 +167,19 @@ def two_class(
         able = np.flatnonzero(left >= each[0])
         if len(able) < classes:
             raise DataError(
-                f"{clients} clients must hold {m} to {2 * m} rows of {classes} classes each, but for client {client} "
-                f"only {len(able)} classes have {each[0]} of the {len(labels)} rows left; use fewer clients, a "
-                "smaller m or more data."
+                f"{clients} clients must hold {m} to {2 * m} rows of {classes} classes each, but for client "
+                f"{client} only {len(able)} classes have {each[0]} of the {len(labels)} rows left; use fewer "
+                "clients, a smaller m or more data."
             )
         chosen = rng.choice(able, classes, replace=False)
         counts[client, chosen] = each
         left[chosen] -= each
-    return _deal(queues, counts)
+    return deal(queues, counts)
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
     """Every row goes to a random client; the sizes differ by one at most."""
-    _enough(labels, clients, 1)
+    check_rows(labels, clients, 1)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
@@ -190,17 +200,18 @@ def natural(
         groups: (n,) int64, the owner of each row.
         min_rows: owners of fewer rows are passed over.
     """
+    check_rows(labels, clients, 1)
     if groups is None:
         raise DataError(
-            "The partition 'natural' needs data whose rows have owners, but this data set has none; choose another "
-            "partition."
+            "The partition 'natural' needs data whose rows have owners, but this data set has none; choose "
+            "another partition."
         )
     owners, sizes = np.unique(groups, return_counts=True)
     able = owners[sizes >= min_rows]
     if len(able) < clients:
         raise DataError(
-            f"{clients} clients need as many owners of at least {min_rows} rows, but there are {len(able)}; use fewer "
-            "clients or a smaller min_rows."
+            f"{clients} clients need as many owners of at least {min_rows} rows, but there are "
+            f"{len(able)}; use fewer clients or a smaller min_rows."
         )
     chosen = np.sort(rng.choice(able, clients, replace=False))
     order = np.argsort(groups, kind="stable")
@@ -284,85 +295,3 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, OptionValu
     if problems:
         raise DataError("\n".join(problems))
     return checked
-
-
-def _enough(labels: np.ndarray, clients: int, each: int) -> None:
-    if clients < 1:
-        raise DataError(f"There must be at least 1 client, but clients is {clients}.")
-    if len(labels) < clients * each:
-        raise DataError(
-            f"{clients} clients need at least {each} rows each, {clients * each} in all, but there are "
-            f"{len(labels)}; use fewer clients, fewer rows for each, or more data."
-        )
-
-
-def _enough_classes(there: int, wanted: int) -> None:
-    if there < wanted:
-        raise DataError(f"Each client must hold {wanted} classes, but the data has {there}; use fewer.")
-
-
-def _shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """For each class that occurs, the numbers of its rows in random order."""
-    return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-
-
-def _deal(queues: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-    """Hand the rows of each class out from the front of its queue; counts is (N, K)."""
-    ends = np.cumsum(counts, axis=0)
-    return [
-        np.sort(
-            np.concatenate(
-                [queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]
-            )
-        )
-        for last, row in zip(ends, counts, strict=True)
-    ]
-
-
-def _proportional(
-    total: int, shares: np.ndarray, rng: np.random.Generator, open_to: np.ndarray | None = None
-) -> np.ndarray:
-    """(N,) whole numbers that sum to total and are as near to total * shares / sum(shares) as can be.
-
-    With a tiny alpha all shares may underflow to 0. In that limit one client takes all, so a random one does.
-    """
-    weight = shares.sum()
-    if weight < 1e-200:
-        able = np.arange(len(shares)) if open_to is None else np.flatnonzero(open_to)
-        shares = np.eye(len(shares))[rng.choice(able)]
-        weight = 1.0
-    exact = total * (shares / weight)
-    counts = np.floor(exact).astype(np.int64)
-    by_remainder = np.lexsort((rng.random(len(shares)), counts - exact))
-    counts[by_remainder[: total - counts.sum()]] += 1
-    return counts
-
-
-def _fixed_counts(mixes: np.ndarray, sizes: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
-    """(N, K) rows of each class for each client, `rows` in all for each, within the sizes of the classes."""
-    left = np.array(sizes)
-    counts = np.zeros(mixes.shape, dtype=np.int64)
-    for mix, count in zip(mixes, counts, strict=True):
-        while missing := rows - int(count.sum()):
-            # Each turn places a row, or closes a class: it ends.
-            weights = np.where(left > 0, mix, 0.0)
-            if weights.sum() < 1e-200:
-                weights = (left > 0).astype(float)
-            drawn = np.minimum(rng.multinomial(missing, weights / weights.sum()), left)
-            count += drawn
-            left -= drawn
-    return counts
-
-
-def _fill_up(parts: list[np.ndarray], min_rows: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Move random rows from the largest client to those that have too few."""
-    sizes = np.array([len(part) for part in parts])
-    for client in np.flatnonzero(sizes < min_rows):
-        while sizes[client] < min_rows:
-            giver = int(np.argmax(sizes))
-            place = int(rng.integers(sizes[giver]))
-            parts[client] = np.sort(np.append(parts[client], parts[giver][place]))
-            parts[giver] = np.delete(parts[giver], place)
-            sizes[client] += 1
-            sizes[giver] -= 1
-    return parts

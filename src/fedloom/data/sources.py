@@ -122,6 +122,15 @@ SOURCES: dict[str, Source] = {
 }
 
 
+def check_name(name: str) -> None:
+    """Raise DataError unless `load` knows the name, or it is the path of something that exists."""
+    if name not in SOURCES and not Path(name).expanduser().exists():
+        raise DataError(
+            f"{name!r} is neither the name of a known data set nor a file or folder that exists."
+            f"{did_you_mean(name, SOURCES)}"
+        )
+
+
 def load(name: str, *, root: Path | None = None) -> Dataset:
     """Load a data set by its name in `SOURCES`, or from files of one's own.
 
@@ -158,12 +167,8 @@ def load(name: str, *, root: Path | None = None) -> Dataset:
 
 
 def _load_path(name: str) -> Dataset:
+    check_name(name)
     path = Path(name).expanduser()
-    if not path.exists():
-        raise DataError(
-            f"{name!r} is neither the name of a known data set nor a file or folder that exists."
-            f"{did_you_mean(name, SOURCES)}"
-        )
     title = path.resolve().stem if path.is_file() else path.resolve().name
     if table_endings(path):
         key = files_key(path, title, "tables")

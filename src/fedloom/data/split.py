@@ -17,7 +17,7 @@ from fedloom.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Numbers of rows of `Dataset.x`, each array (.,) int64 and rising. Shards, public and test share no row."""
+    """Row numbers of a data set, all int64 and rising. Shards, public and test have no row in common."""
 
     shards: tuple[np.ndarray, ...]
     """Training rows of each client."""
@@ -64,14 +64,13 @@ def split(
         DataError: the numbers can't be met.
     """
     _check_numbers(dataset, clients, public, test_fraction, test_rows, own_test_rows)
-    everything = np.arange(len(dataset.y))
     test = dataset.test
     if test is None:
         test = _stratified(dataset.y, test_fraction, stream(seed, "data.test"))
-    pool = np.setdiff1d(everything, test, assume_unique=True)
+    pool = np.setdiff1d(np.arange(len(dataset.y)), test, assume_unique=True)
     if public >= len(pool):
         raise DataError(
-            f"The public set must leave rows to train on, but {public} of {len(pool)} rows were asked for; use fewer."
+            f"The public set must leave rows to train on, but takes {public} of {len(pool)}; use fewer."
         )
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
@@ -79,8 +78,9 @@ def split(
     kept = np.sort(test)
     if test_rows is not None and test_rows < len(test):
         kept = np.sort(stream(seed, "data.test-rows").choice(test, test_rows, replace=False))
+    by_class = [test[dataset.y[test] == label] for label in range(len(dataset.classes))]
     own_test = tuple(
-        _own_rows(dataset, shard, test, own_test_rows, stream(seed, "data.own-test", client))
+        _own_rows(by_class, dataset.y[shard], own_test_rows, stream(seed, "data.own-test", client))
         for client, shard in enumerate(shards)
     )
     return Split(shards, shared, kept, own_test)
@@ -155,7 +155,7 @@ def _partition(
     valid = len(np.unique(rows)) == len(rows) and bool(((rows >= 0) & (rows < len(pool))).all())
     if len(parts) != clients or not all(len(part) for part in parts) or not valid:
         raise DataError(
-            f"A partition must give each of the {clients} clients rows of its own, from 0 to {len(pool) - 1}, but "
+            f"A partition must give each of {clients} clients own rows, from 0 to {len(pool) - 1}, but "
             f"{partition!r} gave {len(parts)} parts of {[len(part) for part in parts][:20]} rows, "
             f"{len(rows) - len(np.unique(rows))} of them twice."
         )
@@ -163,13 +163,12 @@ def _partition(
 
 
 def _own_rows(
-    dataset: Dataset, shard: np.ndarray, test: np.ndarray, count: int, rng: np.random.Generator
+    by_class: list[np.ndarray], labels: np.ndarray, count: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """At most `count` different test rows, with the class proportions of a shard."""
-    mix = np.bincount(dataset.y[shard], minlength=len(dataset.classes)) / len(shard)
-    wanted = np.floor(count * mix).astype(np.int64)
-    by_remainder = np.argsort(wanted - count * mix, kind="stable")
-    wanted[by_remainder[: count - wanted.sum()]] += 1
-    labels = dataset.y[test]
-    parts = [rng.permutation(test[labels == label])[: wanted[label]] for label in np.flatnonzero(wanted)]
-    return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
+    """At most `count` different test rows, with the class proportions of a client's labels."""
+    exact = count * np.bincount(labels, minlength=len(by_class)) / len(labels)
+    wanted: np.ndarray = np.floor(exact).astype(np.int64)
+    by_remainder = np.argsort(wanted - exact, kind="stable")
+    wanted[by_remainder[: count - int(wanted.sum())]] += 1
+    chosen = [rng.permutation(rows)[:number] for rows, number in zip(by_class, wanted, strict=True)]
+    return np.sort(np.concatenate(chosen))

@@ -66,7 +66,7 @@ def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence
     """
     if not shards or not all(len(shard) for shard in shards):
         raise DataError(
-            f"Each of one or more clients must have rows, but they have {[len(shard) for shard in shards][:20]}."
+            f"There must be clients, each with rows, but they have {[len(shard) for shard in shards][:20]}."
         )
     counts = np.stack([np.bincount(labels[shard], minlength=len(classes)) for shard in shards])
     sizes = counts.sum(axis=1)
@@ -104,6 +104,7 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
         target: a file name, whose ending gives the format, or a binary buffer, which gets a PNG.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     clients, classes = stats.counts.shape
     width, height = np.clip([0.32 * clients, 0.32 * classes], 2.5, 16.0)
@@ -127,7 +128,6 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
         ylim=(-0.7, classes - 0.3),
         xlabel="client",
         ylabel="class",
-        title=f"rows of each class; mean distance to all {stats.to_global:.2f}, between clients {stats.pairwise:.2f}",
     )
     step = -(-clients // 25)
     axes.set_xticks(range(0, clients, step))
@@ -135,7 +135,15 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     axes.set_yticks(range(0, classes, step), [name[:20] for name in stats.classes[::step]])
     axes.set_axisbelow(True)
     axes.grid(color="0.92")
-    figure.colorbar(disc, ax=axes, label="rows")
+    inch = 1 / (width + 2.2)
+    figure.colorbar(
+        disc,
+        ax=axes,
+        label="rows",
+        fraction=0.6 * inch,
+        pad=0.2 * inch,
+        ticks=MaxNLocator(nbins=8, integer=True),
+    )
     if isinstance(target, str | Path):
         figure.savefig(target, dpi=120)
     else:

@@ -118,15 +118,15 @@ def verdict(reply: object, expect: Template) -> Failure | None:
     """Why a reply can't be used, or None. Its words name no value and no text of the party."""
     if isinstance(reply, Failure):
         return reply
-    for reason, test in (
-        ("not a message", lambda: message.check(reply)),  # type: ignore[arg-type]
-        ("wrong shape", lambda: message.check_like(reply, expect)),  # type: ignore[arg-type]
-        ("not finite", lambda: message.check_finite(reply)),  # type: ignore[arg-type]
-    ):
-        try:
-            test()
-        except MessageError as error:
-            return Failure(reason, str(error))
+    reason = "not a message"
+    try:
+        message.check(reply)  # type: ignore[arg-type]
+        reason = "wrong shape"
+        message.check_like(reply, expect)  # type: ignore[arg-type]
+        reason = "not finite"
+        message.check_finite(reply)  # type: ignore[arg-type]
+    except MessageError as error:
+        return Failure(reason, str(error))
     return None
 
 

@@ -16,9 +16,7 @@ from fedloom.party import Party
 class LocalEngine:
     """Parties in this process. A message's tensors are handed over uncopied; a reply's are copied."""
 
-    def __init__(
-        self, parties: Iterable[Party[Any]], *, seed: int = 0, faults: Faults | None = None
-    ) -> None:
+    def __init__(self, parties: Iterable[Party[Any]], *, seed: int = 0, faults: Faults | None = None) -> None:
         self._parties = {p.site.id: p for p in parties}
         self.ids = tuple(self._parties)
         self._names = {i: f"{type(p).__name__.lower()}-{i}" for i, p in self._parties.items()}

@@ -71,7 +71,7 @@ def load(path: Path, fingerprint: str) -> tuple[int, Any, dict[str, Any]]:
     try:
         tree = message.decode(body, _LIMITS)
         assert isinstance(tree, dict)
-        records = json.loads(tree["records"].numpy().tobytes())  # type: ignore[union-attr]
+        records = json.loads(tree["records"].numpy().tobytes())
         found, round, states = tree["fingerprint"], tree["round"], tree["states"]
     except (MessageError, AssertionError, KeyError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{path} is no checkpoint of fedloom: {error}") from None
@@ -80,7 +80,7 @@ def load(path: Path, fingerprint: str) -> tuple[int, Any, dict[str, Any]]:
             f"{path} belongs to a run with another configuration; resume with the settings in its folder's "
             "config.toml, or choose another --out"
         )
-    return int(round), states, records  # type: ignore[arg-type]
+    return int(round), states, records
 
 
 def newest(folder: Path, fingerprint: str) -> tuple[tuple[int, Any, dict[str, Any]] | None, list[str]]:

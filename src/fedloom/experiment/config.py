@@ -6,7 +6,8 @@ Everything that is wrong is found before any work starts, and told at once.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,7 @@ class DataConfig(_Section):
     """How many clients share the training rows."""
     partition: str = "dirichlet"
     """A name of `fedloom list partitions`."""
-    options: dict[str, Any] = Field(default_factory=lambda: {"alpha": 0.1})
+    options: dict[str, Any] = Field(default_factory=dict)
     """The partition's own settings, such as alpha and rows."""
     public: int = Field(300, ge=0)
     """Unlabelled rows that everybody holds, set aside before the partition."""
@@ -49,8 +50,8 @@ class DataConfig(_Section):
 class ModelsConfig(_Section):
     """`[models]`: each client draws its architecture from a list."""
 
-    pool: tuple[str, ...] = Field(("mlp", "mlp-deep", "lenet5", "cnn-small"), min_length=1)
-    """Names of `fedloom list models`, or `package.module:factory`."""
+    pool: tuple[str, ...] | None = Field(None, min_length=1)
+    """Names of `fedloom list models`, or `package.module:factory`; None for four small ones that fit the data."""
     norm: Literal["group", "batch", "none"] | None = None
     """Normalisation; None for each network's default."""
 
@@ -168,7 +169,7 @@ class Experiment(_Section):
             return [self.run]
         found = []
         for entry in self.compare.methods:
-            change = {"method": entry} if isinstance(entry, str) else dict(entry)
+            change: dict[str, Any] = {"method": entry} if isinstance(entry, str) else dict(entry)
             change.setdefault("name", change.get("method", self.run.method))
             for seed in self.compare.seeds:
                 both = {**self.run.model_dump(), **change, "seed": seed}
@@ -206,29 +207,48 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
                 values.pop(other, None)
     for override in overrides:
         _override(values, override)
-    top = {k: values.pop(k) for k in ("title", "compare") if k in values}
+    top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
     return check({**top, "run": values})
 
 
 def check(values: Mapping[str, Any]) -> Experiment:
     """A valid experiment, or one ConfigError with all problems: keys, values, names and parameters."""
     found: list[str] = []
+    rest = dict(values)
     experiment = None
-    try:
-        experiment = Experiment(**values)
-    except ValidationError as error:
-        found += [p.removeprefix("run.") for p in problems(error, Experiment)]
-    if experiment is not None:
+    while experiment is None:  # what is wrong by type is put aside, so that the rest is checked as well
         try:
-            runs = experiment.runs()
-        except ConfigError as error:
-            raise ConfigError(str(error)) from None
-        for run in runs:
-            found += [p for p in _names(run) if p not in found]
+            experiment = Experiment(**rest)
+        except ValidationError as error:
+            found += [p.removeprefix("run.") for p in problems(error, Experiment)]
+            rest = _without(rest, [item["loc"] for item in error.errors()])
+    try:
+        runs = experiment.runs()
+    except ConfigError as error:
+        found.append(str(error))
+        runs = []
+    for run in runs:
+        found += [p for p in _names(run) if p not in found]
     if found:
         raise ConfigError("\n".join(found))
-    assert experiment is not None
     return experiment
+
+
+def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
+    """The table less what stands at the paths; less the whole first part where a path leads nowhere."""
+    left = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    for path in paths:
+        if path[0] == "run" and len(path) > 1 and isinstance(left.get("run"), dict):
+            inner = left["run"].get(path[1])
+            if len(path) > 2 and isinstance(inner, Mapping) and path[2] in inner:
+                left["run"][path[1]] = {k: v for k, v in inner.items() if k != path[2]}
+            else:
+                left["run"].pop(path[1], None)
+        else:
+            left.pop(str(path[0]), None)
+        if path == ("run",):
+            left.pop("run", None)
+    return left
 
 
 def _names(run: RunConfig) -> list[str]:
@@ -241,11 +261,12 @@ def _names(run: RunConfig) -> list[str]:
         run.resolve()
     except FedloomError as error:
         found.append(str(error))
-    for where, test in (
-        ("data.name", lambda: sources.check_name(run.data.name)),
-        ("data.partition", lambda: partitions.check_options(run.data.partition, run.data.options)),
-        ("models.pool", lambda: [models.check_name(name) for name in run.models.pool]),
-    ):
+    tests: list[tuple[str, Callable[[], object]]] = [
+        ("data.name", partial(sources.check_name, run.data.name)),
+        ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
+        *(("models.pool", partial(models.check_name, name)) for name in run.models.pool or ()),
+    ]
+    for where, test in tests:
         try:
             test()
         except FedloomError as error:
@@ -325,5 +346,3 @@ def _toml(table: Mapping[str, Any], at: str = "") -> str:
         name = f"{at}.{k}" if at else k
         text += f"\n[{name}]\n" + _toml(v, name)
     return text
-
-

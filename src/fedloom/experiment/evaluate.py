@@ -86,5 +86,3 @@ def state_sha256(states: Iterable[tuple[str, Mapping[str, Tree]]]) -> str:
 
 def _leaves(state: Mapping[str, Tree]) -> Iterator[tuple[str, object]]:
     return message.leaves(dict(state))
-
-

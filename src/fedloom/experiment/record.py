@@ -1,15 +1,15 @@
 """What a run writes down, and the files of its folder.
 
-    config.toml       the resolved config: `fedloom run config.toml` repeats the run
-    environment.json  versions and machine
-    partition.json    who holds how many rows of which class, and which network
-    metrics.csv       one row per round, stage, party and measure
-    ledger.csv        one row per round, direction and kind of message
-    failures.csv      one row per call that gave no usable reply
-    trouble.log       the parties' own tracebacks; nobody else is shown them
-    checkpoints/      the last two
-    result.json       the summary
-    report.html       the same for people
+config.toml       the resolved config: `fedloom run config.toml` repeats the run
+environment.json  versions and machine
+partition.json    who holds how many rows of which class, and which network
+metrics.csv       one row per round, stage, party and measure
+ledger.csv        one row per round, direction and kind of message
+failures.csv      one row per call that gave no usable reply
+trouble.log       the parties' own tracebacks; nobody else is shown them
+checkpoints/      the last two
+result.json       the summary
+report.html       the same for people
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Record:
     metrics: list[list[Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def measure(self, round: int, iteration: int, stage: str, measure: str, value: float, party: str = "") -> None:
+    def measure(
+        self, round: int, iteration: int, stage: str, measure: str, value: float, party: str = ""
+    ) -> None:
         """Add one row."""
         self.metrics.append([round, iteration, stage, party, measure, float(value)])
 
@@ -77,7 +79,9 @@ class Record:
         write_csv(folder / "ledger.csv", ledgers.COLUMNS, fed.ledger.state()["entries"])
         rows = [[t.round, t.party, t.kind, t.reason] for t in fed.failures]
         write_csv(folder / "failures.csv", FAILURES, rows)
-        traces = [f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n" for t in fed.failures if t.trace]
+        traces = [
+            f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n" for t in fed.failures if t.trace
+        ]
         if traces:
             write_atomically(folder / "trouble.log", "\n".join(traces).encode())
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedloom._version import __version__
-from fedloom.data import describe
+from fedloom.data.stats import describe
 from fedloom.engines import Engine, IsolatedEngine, LocalEngine
 from fedloom.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint, config
@@ -185,9 +185,7 @@ class _Session:
         self.fed.round = t
         clock = perf_counter()
         stage = ""
-        for stage in self.world.method.round(
-            self.fed, self.world.server, self.engine.ids, self.world.cfg, t
-        ):
+        for stage in self.world.method.round(self.fed, self.world.server, self.engine.ids, self.world.cfg, t):
             self.record.spend(stage, perf_counter() - clock)
             if look_at:
                 self._evaluate(t + 1, (t + 1) * step, stage)
@@ -259,13 +257,13 @@ class _Session:
         clock = perf_counter()
         mark = fingerprint(self.world.run)
         records = self.record.state(self.fed)
-        checkpoint.save(self.folder / "checkpoints", self.done, mark, self._states(), records)  # type: ignore[arg-type]
+        checkpoint.save(self.folder / "checkpoints", self.done, mark, self._states(), records)
         self.record.write(self.folder, self.fed)
         self.record.spend("save", perf_counter() - clock)
 
     def _partition(self) -> dict[str, Any]:
         world = self.world
-        stats = describe(world.dataset.y, world.split.shards, len(world.dataset.classes))
+        stats = describe(world.dataset.y, world.split.shards, world.dataset.classes)
         return {
             "classes": list(world.dataset.classes),
             "counts": stats.counts.tolist(),
@@ -353,4 +351,6 @@ def settle(folder: Path, *, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; --out takes a folder")
     if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; add --resume to go on with its run, or choose another --out")
+        raise ConfigError(
+            f"{folder} is not empty; add --resume to go on with its run, or choose another --out"
+        )

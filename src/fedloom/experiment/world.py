@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fedloom import models
-from fedloom.data import Dataset, Split, load, public_hash, split
+from fedloom.data.dataset import Dataset
+from fedloom.data.sources import load
+from fedloom.data.split import Split, public_hash, split
 from fedloom.experiment.config import RunConfig
 from fedloom.method import Method
 from fedloom.party import Party
@@ -58,7 +62,7 @@ def build(run: RunConfig) -> World:
         ConfigError, DataError, ModelError: what can't be built, before any work.
     """
     method, cfg, rounds = run.resolve()
-    dataset, shares = _data(run)
+    dataset, shares = data_of(run)
     digest = public_hash(dataset, shares)
     pool, labels = torch.from_numpy(dataset.x), torch.from_numpy(dataset.y)
     shape = (-1, *[1] * (dataset.x.ndim - 2))  # channels or columns first, then broadcast
@@ -71,18 +75,15 @@ def build(run: RunConfig) -> World:
 
     public = PublicSet(rows(shares.public), run.seed, digest)
     test = rows(shares.test)
-    architectures = _architectures(run)
+    architectures = _architectures(run, dataset.kind)
     classes = len(dataset.classes)
 
+    def network(n: int, purpose: str = "initial weights") -> Callable[[], nn.Module]:
+        seed = int(stream(run.seed, purpose, n).integers(2**31))
+        norm = run.models.norm
+        return partial(models.build, architectures[n], dataset.input_shape, classes, norm=norm, seed=seed)
+
     def site(n: int) -> Site:
-        network = partial(
-            models.build,
-            architectures[n],
-            dataset.input_shape,
-            classes,
-            norm=run.models.norm,
-            seed=int(stream(run.seed, "initial weights", n).integers(2**31)),
-        )
         return Site(
             id=n,
             seed=run.seed,
@@ -90,13 +91,20 @@ def build(run: RunConfig) -> World:
             classes=classes,
             data=rows(shares.shards[n]),
             public=public,
-            network=network,
+            network=network(n),
             tests={"test": test, "own": rows(shares.own_test[n])},
             device=device,
         )
 
     sites = [site(n) for n in range(run.data.clients)]
-    home = Site(id=0, seed=run.seed, parties=run.data.clients, classes=classes, device=device)
+    home = Site(
+        id=0,
+        seed=run.seed,
+        parties=run.data.clients,
+        classes=classes,
+        network=network(0, "server's initial weights"),
+        device=device,
+    )
     return World(
         run=run,
         method=method,
@@ -111,13 +119,25 @@ def build(run: RunConfig) -> World:
     )
 
 
-def _architectures(run: RunConfig) -> tuple[str, ...]:
+SMALL = {
+    "image": ("mlp", "mlp-large", "lenet5", "cnn-small"),
+    "table": ("linear", "mlp", "mlp-large", "mlp-deep"),
+}
+
+
+def _architectures(run: RunConfig, kind: str) -> tuple[str, ...]:
     """Each client's draw from the pool, as section VI-A of FedAL has it."""
-    draws = stream(run.seed, "architectures").integers(len(run.models.pool), size=run.data.clients)
-    return tuple(run.models.pool[i] for i in draws)
+    pool = run.models.pool or SMALL[kind]
+    draws = stream(run.seed, "architectures").integers(len(pool), size=run.data.clients)
+    return tuple(pool[i] for i in draws)
 
 
-def _data(run: RunConfig) -> tuple[Dataset, Split]:
+def data_of(run: RunConfig) -> tuple[Dataset, Split]:
+    """The data set of a run, and who holds which of its rows.
+
+    Raises:
+        DataError: it can't be had or shared out as asked.
+    """
     data = run.data
     dataset = _load(data.name, data.root)
     shares = split(
@@ -139,4 +159,4 @@ def _data(run: RunConfig) -> tuple[Dataset, Split]:
 @lru_cache(maxsize=2)
 def _load(name: str, root: str | None) -> Dataset:
     """A comparison reads its data once."""
-    return load(name, root=root)
+    return load(name, root=Path(root) if root else None)

@@ -35,7 +35,7 @@ def find(name: str) -> Method:
 
 
 def load(file: Path | str) -> Method:
-    """The method of a user's own page: `FILE.py`, or `FILE.py:NAME` where it holds several.
+    """The method of a user's own page: the first of `FILE.py`, or `FILE.py:NAME`.
 
     Raises:
         MethodError: the file is missing, does not import, or holds no method of that name.
@@ -57,7 +57,7 @@ def load(file: Path | str) -> Method:
         raise MethodError(f"{source} defines no METHODS: end the page with METHODS = (Method(...),)")
     if name and name not in found:
         raise MethodError(f"{source} has no method {name!r}.{did_you_mean(name, found)}")
-    return found[name] if name else list(found.values())[-1]
+    return found[name] if name else next(iter(found.values()))
 
 
 def source_of(name: str) -> Path:

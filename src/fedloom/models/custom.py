@@ -28,7 +28,7 @@ def find(path: str) -> Callable[..., object]:
         ) from error
     if callable(factory):
         return cast("Callable[..., object]", factory)
-    found = "nothing" if factory is None else f"a {type(factory).__name__}"
+    found = "nothing" if factory is None else f"of type {type(factory).__name__}"
     raise ModelError(f"{path!r}: {name} must be a function or class, but is {found}")
 
 

@@ -27,6 +27,7 @@ Differs:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -232,9 +233,7 @@ def mlp(*widths: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def round(
-    fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int
-) -> Iterator[str]:
+def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
     """Algorithm 1, lines 2-21, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})  # lines 3-7
@@ -253,44 +252,38 @@ def round(
     yield "transfer"
 
 
-_PAPER = {"disc_optimizer": "sgd", "gradient_cap": None}
-_FAMILY = {
-    "paper": "P. Han, X. Shi, J. Huang: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
+FEDAL = Method(
+    name="fedal",
+    title="Distillation with an adversarial server and less-forgetting",
+    paper="P. Han, X. Shi, J. Huang: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
     "Adversarial Learning",
-    "family": "distillation",
-    "config": Config,
-    "round": round,
-    "client": Client,
-    "server": Server,
-    "presets": {"paper": _PAPER},
-}
+    family="distillation",
+    config=Config,
+    round=round,
+    client=Client,
+    server=Server,
+    presets={"paper": {"disc_optimizer": "sgd", "gradient_cap": None}},
+    public=True,
+)
 
 METHODS = (
-    Method(
-        name="fedal",
-        title="Distillation with an adversarial server and less-forgetting",
-        public=True,
-        **_FAMILY,
-    ),
-    Method(
+    FEDAL,
+    replace(
+        FEDAL,
         name="fedmd-lf",
         title="FedMD with less-forgetting: FedAL without its adversary",
         fixed={"adv": 0.0},
-        public=True,
-        **_FAMILY,
     ),
-    Method(
+    replace(
+        FEDAL,
         name="fedmd",
         title="Distillation towards the mean answer of the others (Li and Wang, 2019)",
         fixed={"adv": 0.0, "lf_local": 0.0, "lf_global": 0.0, "tau": 1},
-        public=True,
-        **_FAMILY,
     ),
-    Method(
+    replace(
+        FEDAL,
         name="local",
         title="Every client alone: the lower bound",
         fixed={"kd": 0.0, "adv": 0.0, "lf_local": 0.0, "lf_global": 0.0},
-        public=True,
-        **_FAMILY,
     ),
 )

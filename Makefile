@@ -1,0 +1,45 @@
+# `make demo` and `make test` need Python 3.11 or newer, and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+# On Linux the registry's torch brings CUDA (gigabytes). To take another build, name its index:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
+INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: demo test check bench build clean help
+
+help: ## show this
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+demo: $(VENV)/.core ## learn together on scikit-learn's digits: FedAL, FedMD and Local
+	$(VENV)/bin/fedloom run quickstart
+
+test: $(VENV)/.dev ## format, lint, types and tests
+	PATH="$(abspath $(VENV))/bin:$$PATH" ./check.sh
+
+bench: $(VENV)/.core ## CPU seconds against plain PyTorch
+	$(VENV)/bin/python -m benchmarks
+
+build: $(VENV)/.dev ## the wheel, and whether it installs
+	$(VENV)/bin/python -m build --wheel -o dist .
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedloom needs Python 3.11 or newer: make demo PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "This Python can't make virtual environments: apt install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (once)..."
+	$(PIP) install -c constraints.txt $(INDEX) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "Installing into $(VENV) (once)..."
+	$(PIP) install -c constraints.txt $(INDEX) -e ".[dev]"
+	@touch $@ $(VENV)/.core

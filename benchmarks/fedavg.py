@@ -1,0 +1,81 @@
+"""FedAvg, LeNet-5, 20 clients of 300 MNIST-shaped rows, batch 32, one epoch a round, one thread.
+
+The bar is the loop that one writes in plain PyTorch: state dicts, `torch.optim.SGD`, batches by index. Both do the
+same ten full batches a client and round.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from torch.nn import functional as F
+
+from benchmarks.timing import ratio
+from benchmarks.toy import CLASSES, SHAPE, sites
+from fedloom import methods, models
+from fedloom.engines import LocalEngine
+from fedloom.federation import Federation
+from fedloom.site import Site
+
+CLIENTS, ROWS, BATCH, LR, ROUNDS = 20, 300, 32, 0.01, 2
+
+
+def plain(architecture: str) -> object:
+    places = sites(CLIENTS, ROWS, architecture)
+    net = models.build(architecture, SHAPE, CLASSES, seed=0)
+    weights = {k: v.clone() for k, v in net.state_dict().items()}
+    data = [(s.data.every, s.data.y(torch.arange(ROWS))) for s in places if s.data]
+
+    def rounds() -> None:
+        nonlocal weights
+        for t in range(ROUNDS):
+            total = {k: torch.zeros_like(v) for k, v in weights.items()}
+            for x, y in data:
+                net.load_state_dict(weights)
+                optimiser = torch.optim.SGD(net.parameters(), lr=LR)
+                order = torch.randperm(ROWS)
+                order = torch.cat([order, order[: -ROWS % BATCH]])
+                for batch in order.split(BATCH):
+                    optimiser.zero_grad()
+                    F.cross_entropy(net(x[batch]), y[batch]).backward()
+                    optimiser.step()
+                for k, v in net.state_dict().items():
+                    total[k] += v / CLIENTS
+            weights = total
+
+    return rounds
+
+
+def ours(architecture: str) -> object:
+    method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
+    cfg = method.configure(params={"lr": LR, "batch_size": BATCH})
+    places = sites(CLIENTS, ROWS, architecture)
+    server = method.server(cfg, Site(id=0, network=places[0].network))
+    fed = Federation(LocalEngine([method.client(cfg, s) for s in places]))
+    t = 0
+
+    def rounds() -> None:
+        nonlocal t
+        for _ in range(ROUNDS):
+            fed.round = t
+            for _ in method.round(fed, server, fed.engine.ids, cfg, t):
+                pass
+            t += 1
+
+    return rounds
+
+
+def main(pairs: int) -> None:
+    torch.set_num_threads(1)
+    for architecture in ("lenet5", "mlp-large"):
+        a, b, r = ratio(ours(architecture), plain(architecture), pairs)  # type: ignore[arg-type]
+        print(
+            f"FedAvg {architecture:10}  ours {a / ROUNDS:.3f}  plain {b / ROUNDS:.3f} CPU s/round  ratio {r:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 5)

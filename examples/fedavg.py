@@ -1,0 +1,57 @@
+"""FedAvg on one page: McMahan et al., "Communication-Efficient Learning of Deep Networks" (2017), Algorithm 1."""
+
+from torch.nn import functional as F
+
+from fedloom import Method, MethodConfig, Party
+from fedloom.message import weighted_mean
+from fedloom.optim import SGD
+
+
+class Config(MethodConfig):
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.05
+
+
+class Client(Party[Config]):
+    STATE = ("params", "buffers", "opt")  # what survives between messages; assigning anything else is refused
+
+    def setup(self):
+        self.network(self.site.build(), SGD(self.cfg.lr))
+
+    def receive(self, *, weights):
+        self.params = weights
+
+    def update(self, *, t):
+        batches = self.epochs(t, epochs=self.cfg.epochs, size=self.cfg.batch_size)
+        self.train(lambda x, y: F.cross_entropy(self.model(x), y), batches)
+        return {"weights": self.params, "rows": len(self.data)}
+
+
+class Server(Party[Config]):
+    STATE = ("weights",)
+
+    def setup(self):
+        self.weights = {name: p.detach() for name, p in self.site.build().named_parameters()}
+
+    def average(self, replies):
+        rows = [r["rows"] for r in replies.values()]
+        self.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
+
+
+def round(fed, server, clients, cfg, t):
+    if t == 0:
+        fed.call(clients, "receive", shared={"weights": server.weights})
+    template = {"weights": server.weights, "rows": int}
+    replies = fed.call(clients, "update", shared={"t": t}, expect=template, need=1)
+    if replies:
+        server.average(replies)
+    fed.call(clients, "receive", shared={"weights": server.weights})
+    yield "round"
+
+
+METHODS = (
+    Method(
+        "fedavg-example", "Averaged weights", "McMahan et al. 2017", "example", Config, round, Client, Server
+    ),
+)

@@ -1,0 +1,70 @@
+"""fedloom: federated learning beyond weight averaging.
+
+The public names, all of them:
+
+    run, compare, read              do an experiment: a name, a TOML file, or typed config
+    Experiment, RunConfig, Result   what goes in and what comes out
+    Method, MethodConfig, Party     what a method page is made of
+    Federation, Site                what a round speaks through, and what stands at a party's place
+    load, split                     data sets, and who holds which rows
+    FedloomError                    base of every error raised on purpose
+
+Names are imported when they are first used, so that `import fedloom` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from fedloom._version import __version__
+
+if TYPE_CHECKING:
+    from fedloom.data.sources import load
+    from fedloom.data.split import split
+    from fedloom.errors import FedloomError
+    from fedloom.api import Experiment, Result, RunConfig, compare, read, run
+    from fedloom.federation import Federation
+    from fedloom.method import Method, MethodConfig
+    from fedloom.party import Party
+    from fedloom.site import Site
+
+_HOMES = {
+    "fedloom.data.sources": ("load",),
+    "fedloom.data.split": ("split",),
+    "fedloom.errors": ("FedloomError",),
+    "fedloom.api": ("Experiment", "Result", "RunConfig", "compare", "read", "run"),
+    "fedloom.federation": ("Federation",),
+    "fedloom.method": ("Method", "MethodConfig"),
+    "fedloom.party": ("Party",),
+    "fedloom.site": ("Site",),
+}
+_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Experiment",
+    "Federation",
+    "FedloomError",
+    "Method",
+    "MethodConfig",
+    "Party",
+    "Result",
+    "RunConfig",
+    "Site",
+    "__version__",
+    "compare",
+    "load",
+    "read",
+    "run",
+    "split",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fedloom' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

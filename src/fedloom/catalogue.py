@@ -1,0 +1,82 @@
+"""What `fedloom list` shows: the registries as rows of plain values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedloom.errors import ConfigError, did_you_mean
+
+
+LONG = ("paper", "source", "public_set")
+"""What is left to --json."""
+
+
+def rows(kind: str) -> list[dict[str, Any]]:
+    """One row for each thing of a kind.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    kinds = {
+        "methods": _methods,
+        "models": _models,
+        "datasets": _datasets,
+        "partitions": _partitions,
+        "experiments": _experiments,
+    }
+    if kind not in kinds:
+        raise ConfigError(f"there is no list of {kind!r}.{did_you_mean(kind, kinds)}")
+    return kinds[kind]()
+
+
+def _methods() -> list[dict[str, Any]]:
+    from fedloom.methods import registry
+
+    return [
+        {
+            "name": m.name,
+            "what": m.title,
+            "family": m.family,
+            "presets": ["recommended", *m.presets],
+            "public_set": m.public,
+            "paper": m.paper,
+        }
+        for m in registry().values()
+    ]
+
+
+def _models() -> list[dict[str, Any]]:
+    from fedloom.models import MODELS
+
+    return [
+        {"name": name, "what": m.title, "inputs": list(m.inputs), "norm": m.norm, "source": m.source}
+        for name, m in MODELS.items()
+    ]
+
+
+def _datasets() -> list[dict[str, Any]]:
+    from fedloom.data.sources import SOURCES
+
+    return [
+        {"name": name, "what": s.title, "bundled": s.bundled, "hub": s.hub, "extra": s.extra}
+        for name, s in SOURCES.items()
+    ]
+
+
+def _partitions() -> list[dict[str, Any]]:
+    from fedloom.data.partitions import PARTITIONS
+
+    return [
+        {"name": name, "what": p.title, "options": [f"{o.name}={o.default}" for o in p.options]}
+        for name, p in PARTITIONS.items()
+    ]
+
+
+def _experiments() -> list[dict[str, Any]]:
+    import tomllib
+
+    from fedloom.experiment.config import experiments
+
+    return [
+        {"name": name, "what": tomllib.loads(text).get("title", "")} for name, text in experiments().items()
+    ]

@@ -1,0 +1,370 @@
+"""The command line: `fedloom run`, `compare`, `report`, `list`, `data`, `copy`.
+
+Commands import what they need when they run, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedloom._version import __version__
+from fedloom.errors import ConfigError, FedloomError
+
+if TYPE_CHECKING:
+    from fedloom.experiment.config import Experiment
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+app = typer.Typer(
+    help="Federated learning beyond weight averaging: hidden models, peers, columns, private pretrained models.",
+    epilog="Begin with: fedloom run quickstart",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        "-s",
+        metavar="KEY=VALUE",
+        help="Change one setting, such as data.options.alpha=0.5. Repeatable.",
+    ),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with an interrupted run; same results to the bit.")
+]
+Seed = Annotated[int | None, typer.Option(help="The seed that every random draw derives from.")]
+Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
+Workers = Annotated[int, typer.Option(min=1, help="Processes. More than one comes with the engines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG.toml|NAME]", help="A file, an experiment, or a method: see fedloom list."
+        ),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(metavar="NAME|FILE.py", help="Another method, or a page of your own.")
+    ] = None,
+    settings: Overrides = None,
+    seed: Seed = None,
+    rounds: Rounds = None,
+    folder: Out = None,
+    resume: Resume = False,
+    workers: Workers = 1,
+) -> None:
+    """Run one method, or a whole comparison.
+
+    [bold]fedloom run quickstart[/]                      FedAL, FedMD and Local on skewed digits
+    [bold]fedloom run fedal --rounds 40 --seed 1[/]      one method, on bundled data
+    [bold]fedloom run fedal -s data.name=mnist -s data.clients=20 -s params.tau=10[/]
+    [bold]fedloom run my.toml --out runs/mine[/]         then: fedloom run my.toml --out runs/mine --resume
+    [bold]fedloom run --method mine.py[/]                a method of your own: see fedloom copy
+    """
+    from fedloom.experiment.config import read
+
+    if config is None and method is None:
+        raise ConfigError(
+            "what shall run? Name a method, an experiment or a TOML file, such as: fedloom run fedal"
+        )
+    flags = {"seed": seed, "rounds": rounds, "method": method}
+    experiment = read(config or str(method), settings or (), flags)
+    _work(experiment, config or str(method), folder, resume, workers)
+
+
+@app.command()
+def compare(
+    names: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help="The first is compared with the others.")
+    ],
+    base: Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE.toml", help="Settings that all share; its method is ignored."),
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="One run for each, such as 0,1,2 or 0-4.")] = "0",
+    settings: Overrides = None,
+    rounds: Rounds = None,
+    folder: Out = None,
+    resume: Resume = False,
+    workers: Workers = 1,
+) -> None:
+    """Run several methods and seeds on identical splits, and report paired differences.
+
+    [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
+    """
+    from fedloom.experiment.config import check, read
+
+    first = read(base or names[0], settings or (), {"rounds": rounds})
+    shared = {**first.run.model_dump(), "name": "", "method": names[0]}
+    values = {"title": first.title, "run": shared, "compare": {"methods": names, "seeds": _seeds(seeds)}}
+    _work(check(values), "compare", folder, resume, workers)
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or one comparison folder.")
+    ],
+    page: Annotated[Path, typer.Option("--out", help="The page to write, for several folders.")] = Path(
+        "report.html"
+    ),
+) -> None:
+    """Write the HTML report of a run or a comparison, or one page that compares several runs."""
+    from fedloom import report as reports
+
+    written = reports.write(folders[0]) if len(folders) == 1 else reports.write_many(folders, page)
+    out.print(f"report  {written}", soft_wrap=True)
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[
+        str, typer.Argument(metavar="methods|models|datasets|partitions|experiments")
+    ] = "methods",
+    as_json: AsJson = False,
+) -> None:
+    """Show what there is: methods, models, datasets, partitions or experiments."""
+    from fedloom import catalogue
+
+    rows = catalogue.rows(kind)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        return
+    columns = [column for column in rows[0] if column not in catalogue.LONG]
+    table = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    table.columns[0].no_wrap = True
+    for row in rows:
+        table.add_row(*(_cell(row[column]) for column in columns))
+    out.print(table)
+
+
+@app.command()
+def data(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|PATH", help="A data set: see fedloom list datasets.")
+    ] = "digits",
+    clients: Annotated[int, typer.Option(help="How many share it.")] = 10,
+    partition: Annotated[str, typer.Option(help="How: see fedloom list partitions.")] = "dirichlet",
+    settings: Overrides = None,
+    seed: Seed = 0,
+    plot: Annotated[Path | None, typer.Option(help="Write the picture here (PNG, SVG or PDF).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who would hold what: a table, and a picture with --plot.
+
+    [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
+    """
+    from fedloom.data.stats import describe, plot_counts
+    from fedloom.experiment.config import read
+    from fedloom.experiment.world import data_of
+
+    flags = {"seed": seed, "data": {"name": name, "clients": clients, "partition": partition}}
+    run = read("local", settings or (), flags).run
+    dataset, split = data_of(run)
+    stats = describe(dataset.y, split.shards, dataset.classes)
+    if as_json:
+        shown = {"dataset": dataset.name, "classes": stats.classes, "counts": stats.counts.tolist()}
+        typer.echo(json.dumps(shown, ensure_ascii=False))
+    else:
+        out.print(
+            f"[bold]{dataset.name}[/]: {len(dataset.y):,} rows of shape {dataset.input_shape}, "
+            f"{len(dataset.classes)} classes; {len(split.public):,} public, {len(split.test):,} for the test"
+        )
+        table = Table(*stats.HEADER, box=None, header_style="bold", pad_edge=False)
+        for row in stats.rows():
+            table.add_row(*row)
+        out.print(table)
+        out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
+    if plot is not None:
+        plot_counts(stats, plot)
+        out.print(f"picture  {plot}", soft_wrap=True)
+
+
+@app.command()
+def copy(
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="The method to begin from.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Where the copy goes.")],
+) -> None:
+    """Copy a method's page as the start of your own; run it with fedloom run --method FILE.py."""
+    from fedloom import methods
+
+    source = methods.source_of(name)
+    if file.suffix != ".py":
+        raise ConfigError(f"the copy must be a .py file, not {file}")
+    if file.exists():
+        raise ConfigError(f"{file} is there already; choose another name")
+    file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    first = methods.load(file).name
+    which = str(file) if first == name else f"{file}:{name}"
+    out.print(f"copied  {file}\nrun it  fedloom run --method {which}", soft_wrap=True)
+
+
+def main() -> NoReturn:
+    """The entry point: a person gets a sentence, not a traceback, for what is theirs to mend."""
+    import logging
+
+    from rich.logging import RichHandler
+
+    logging.basicConfig(
+        level="WARNING",
+        format="%(message)s",
+        handlers=[RichHandler(console=err, show_time=False, show_path=False)],
+    )
+    try:
+        app(standalone_mode=False)
+    except FedloomError as error:
+        for line in str(error).splitlines():
+            err.print(f"[bold red]error[/]  {_plain(line)}", soft_wrap=True)
+        sys.exit(2)
+    except typer.Exit as stop:
+        sys.exit(stop.exit_code)
+    except Exception as error:
+        shown = getattr(error, "show", None)  # click's own: a wrong option, a missing argument
+        if shown is None:
+            raise
+        shown()
+        sys.exit(getattr(error, "exit_code", 1))
+    except KeyboardInterrupt:
+        err.print("stopped")
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool, workers: int) -> None:
+    """Do the runs with progress, then show the table and the report's path."""
+    from fedloom import report as reports
+    from fedloom.experiment.compare import execute_all, summarise
+    from fedloom.experiment.run import Stopped, execute
+    from fedloom.progress import Progress, stop_on_signal
+
+    if workers > 1:
+        raise ConfigError(f"this version runs with one worker, not {workers}; leave --workers away")
+    folder = _folder(experiment, called, folder, resume)
+    try:
+        with stop_on_signal() as stop, Progress(experiment, out) as progress:
+            if experiment.compare is None:
+                result = execute(experiment.run, folder, resume=resume, progress=progress.show, stop=stop)
+                found = summarise(experiment.title, [result])
+            else:
+                found = execute_all(experiment, folder, resume=resume, progress=progress.show, stop=stop)
+    except Stopped as stopped:
+        err.print(
+            f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True
+        )
+        raise typer.Exit(130) from None
+    _table(found)
+    out.print(f"report  {reports.write(folder)}", soft_wrap=True)
+
+
+def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bool) -> Path:
+    """The folder to write to: the one given, the one to resume, or a new one in runs/."""
+    from fedloom.experiment.run import settle
+
+    if folder is not None:
+        settle(folder, resume=resume)
+        return folder
+    name = experiment.run.name or Path(called.partition(".py:")[0]).stem
+    taken = sorted(Path("runs").glob(f"{name}*"), key=lambda p: p.stat().st_mtime)
+    if resume:
+        if not taken:
+            raise ConfigError(f"there is no run of {name!r} in runs/ to resume; name its folder with --out")
+        return taken[-1]
+    number = 1
+    while (Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
+        number += 1
+    return Path("runs") / (name if number == 1 else f"{name}-{number}")
+
+
+def _table(found: dict[str, Any]) -> None:
+    """The end of a run: one row for each method."""
+    several = len(found["methods"][0]["seeds"]) > 1
+    spread = "± s.d. over seeds" if several else "± s.d. over clients"
+    table = Table("method", "accuracy", spread, "up", "down", "seconds", "failures", header_style="bold")
+    for m in found["methods"]:
+        accuracy = m["accuracy"]
+        deviation = accuracy["std_over_seeds"] if several else accuracy["std_over_clients"]
+        table.add_row(
+            m["name"],
+            f"{accuracy['mean']:.1%}",
+            f"{100 * deviation:.1f}",
+            size(m["bytes"]["up"]),
+            size(m["bytes"]["down"]),
+            f"{m['seconds']:.1f}",
+            str(m["failures"]),
+        )
+    out.print(table)
+    chance = found["methods"][0]["chance"]
+    out.print(f"always answering the most frequent class: {chance:.1%}")
+    for d in found["differences"]:
+        over = (
+            ""
+            if d["std_over_seeds"] is None
+            else f" ± {100 * d['std_over_seeds']:.1f} over {len(d['per_seed'])} seeds"
+        )
+        out.print(
+            f"{d['first']} - {d['other']}: {100 * d['mean']:+.1f} points{over}; "
+            f"better at {d['clients_better']} of {d['clients']} clients"
+        )
+
+
+def size(count: float) -> str:
+    """Bytes for people: 1.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def _seeds(text: str) -> list[int]:
+    """`0,2` or `0-4`, or both."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            found += range(int(first), int(last) + 1) if dash else [int(first)]
+        except ValueError:
+            raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}") from None
+    return found
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+_plain: Callable[[str], str] = lambda text: text.replace("[", r"\[")

@@ -1,0 +1,91 @@
+"""The steps that partitions are made of: how many rows go to whom, and which."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedloom.errors import DataError
+
+
+def check_rows(labels: np.ndarray, clients: int, each: int) -> None:
+    """Raise DataError unless there is a client, and there are rows enough for `each` of them."""
+    if clients < 1:
+        raise DataError(f"There must be at least 1 client, but clients is {clients}.")
+    if len(labels) < clients * each:
+        raise DataError(
+            f"{clients} clients need at least {each} rows each, {clients * each} in all, but there are "
+            f"{len(labels)}; use fewer clients, fewer rows for each, or more data."
+        )
+
+
+def check_classes(there: int, wanted: int) -> None:
+    """Raise DataError if a client is to hold more classes than there are."""
+    if there < wanted:
+        raise DataError(f"Each client must hold {wanted} classes, but the data has {there}; use fewer.")
+
+
+def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """For each class that occurs, the numbers of its rows in random order."""
+    return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+
+
+def deal(queues: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+    """Hand the rows of each class out from the front of its queue; counts is (N, K)."""
+    ends = np.cumsum(counts, axis=0)
+    return [
+        np.sort(
+            np.concatenate(
+                [queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]
+            )
+        )
+        for last, row in zip(ends, counts, strict=True)
+    ]
+
+
+def proportional(
+    total: int, shares: np.ndarray, rng: np.random.Generator, open_to: np.ndarray | None = None
+) -> np.ndarray:
+    """(N,) whole numbers that sum to total and are as near to total * shares / sum(shares) as can be.
+
+    With a tiny alpha all shares may underflow to 0. In that limit one client takes all, so a random one does.
+    """
+    weight = shares.sum()
+    if weight < 1e-200:
+        able = np.arange(len(shares)) if open_to is None else np.flatnonzero(open_to)
+        shares = np.eye(len(shares))[rng.choice(able)]
+        weight = 1.0
+    exact: np.ndarray = total * (shares / weight)
+    counts: np.ndarray = np.floor(exact).astype(np.int64)
+    by_remainder = np.lexsort((rng.random(len(shares)), counts - exact))
+    counts[by_remainder[: total - int(counts.sum())]] += 1
+    return counts
+
+
+def fixed_counts(mixes: np.ndarray, sizes: list[int], rows: int, rng: np.random.Generator) -> np.ndarray:
+    """(N, K) rows of each class for each client, `rows` in all for each, within the sizes of the classes."""
+    left = np.array(sizes)
+    counts = np.zeros(mixes.shape, dtype=np.int64)
+    for mix, count in zip(mixes, counts, strict=True):
+        while missing := rows - int(count.sum()):
+            # Each turn places a row, or closes a class: it ends.
+            weights = np.where(left > 0, mix, 0.0)
+            if weights.sum() < 1e-200:
+                weights = (left > 0).astype(float)
+            drawn = np.minimum(rng.multinomial(missing, weights / weights.sum()), left)
+            count += drawn
+            left -= drawn
+    return counts
+
+
+def fill_up(parts: list[np.ndarray], min_rows: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Move random rows from the largest client to those that have too few."""
+    sizes = np.array([len(part) for part in parts])
+    for client in np.flatnonzero(sizes < min_rows):
+        while sizes[client] < min_rows:
+            giver = int(np.argmax(sizes))
+            place = int(rng.integers(sizes[giver]))
+            parts[client] = np.sort(np.append(parts[client], parts[giver][place]))
+            parts[giver] = np.delete(parts[giver], place)
+            sizes[client] += 1
+            sizes[giver] -= 1
+    return parts

@@ -1,0 +1,1 @@
+"""Experiments: the only part that logs, saves, evaluates, touches disk and knows devices."""

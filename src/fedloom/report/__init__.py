@@ -1,0 +1,50 @@
+"""Reports: one self-contained HTML page per run or comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedloom.errors import DataError
+from fedloom.report.page import render
+
+
+def write(folder: Path) -> Path:
+    """Write `report.html` into a run's or a comparison's folder, and return its path.
+
+    A run under way has a report of its last evaluation.
+
+    Raises:
+        DataError: the folder is neither, or one of its files is missing or damaged.
+    """
+    from fedloom.report import read, several, single
+
+    if (folder / "comparison.json").is_file():
+        page = several.page(folder, *read.read_comparison(folder))
+    elif (folder / "result.json").is_file() or (folder / "metrics.csv").is_file():
+        page = single.page(read.read_run(folder))
+    else:
+        raise DataError(
+            f"a report needs a folder with result.json, metrics.csv or comparison.json, but {folder} has none of "
+            "them; name the folder that `fedloom run` or `fedloom compare` wrote, once it holds a checkpoint"
+        )
+    return _saved(render(page), folder / "report.html")
+
+
+def write_many(folders: Sequence[Path], out: Path) -> Path:
+    """Write one page to the file `out` that compares finished runs, and return its path.
+
+    Runs that do not share their data stand side by side without paired differences, and the page says why.
+
+    Raises:
+        DataError: no folder is given, a run is unfinished, or a file is missing or damaged.
+    """
+    from fedloom.report import many, read, several
+
+    found, runs, problem = many.gather([read.read_run(folder) for folder in folders])
+    return _saved(render(several.page(out.parent, found, runs, problem)), out)
+
+
+def _saved(text: str, path: Path) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path

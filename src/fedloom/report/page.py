@@ -1,0 +1,122 @@
+"""What a report page is made of, and how it becomes one HTML file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend: a sample of the line, and what it stands for."""
+
+    sample: Markup
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with its title, legend and caption; a wide one takes the whole width."""
+
+    title: str
+    svg: Markup
+    legend: tuple[Key, ...] = ()
+    caption: str = ""
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table.
+
+    Attributes:
+        title: more, for whoever points at it; such as the exact number of bytes.
+        href: where it leads.
+        share: of a bar behind the number, in [0, 1].
+        key: a sample of the line that stands for it in figures.
+    """
+
+    text: str
+    title: str = ""
+    href: str = ""
+    share: float | None = None
+    key: Markup | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings: the first `words` columns hold words, the others numbers."""
+
+    caption: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    words: int = 1
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A key figure."""
+
+    label: str
+    value: str
+    note: str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is shown on demand: a text as it is, or a table."""
+
+    summary: str
+    text: str = ""
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page under a heading."""
+
+    heading: str
+    text: Sequence[str] = ()
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+    points: Sequence[str] = ()
+    command: str = ""
+    details: Sequence[Details] = ()
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole report.
+
+    Attributes:
+        lead: the result in a sentence or two.
+        warning: what a reader must know first.
+    """
+
+    title: str
+    subtitle: str
+    lead: str
+    sections: Sequence[Section]
+    tiles: Sequence[Tile] = ()
+    warning: str = ""
+    footer: str = ""
+
+
+def cells(*values: str | Cell) -> list[Cell]:
+    """A row of a table."""
+    return [value if isinstance(value, Cell) else Cell(value) for value in values]
+
+
+def render(page: Page) -> str:
+    """The page as HTML. All text is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("fedloom.report", ".")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html").render(page=page) + "\n"

@@ -1,0 +1,115 @@
+"""From a matplotlib figure to an SVG that lives inside a page.
+
+Colours become variables of the page's style sheet, so that one picture serves light, dark and print; text stays text
+in the page's font; ids are hashes of what they name, so that equal runs give equal bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from markupsafe import Markup, escape
+
+INK, SOFT, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
+"""Stand-ins, drawn by matplotlib and then replaced."""
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's colours, which all kinds of colour vision keep apart."""
+VARIABLES = {
+    INK: "currentColor",
+    SOFT: "var(--soft)",
+    GRID: "var(--grid)",
+    PAPER: "var(--card)",
+    **{colour: f"var(--s{i})" for i, colour in enumerate(SERIES, 1)},
+}
+TEXT = 12.0
+"""Size of text in a figure, in CSS pixels at the figure's natural width."""
+
+_COLOUR = re.compile("|".join(VARIABLES))
+_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+_NAMED = re.compile(r'(?:href="|url\()#([\w.-]+)')
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """matplotlib's settings for all that is drawn inside; also a decorator."""
+    import matplotlib
+
+    settings: dict[str, Any] = {
+        "font.family": "sans-serif",
+        "font.sans-serif": ["DejaVu Sans"],
+        "font.size": TEXT,
+        "text.color": INK,
+        "text.parse_math": False,  # a class may be called $x
+        "text.usetex": False,
+        "axes.edgecolor": SOFT,
+        "axes.labelcolor": SOFT,
+        "axes.unicode_minus": True,
+        "xtick.color": SOFT,
+        "ytick.color": SOFT,
+        "svg.fonttype": "none",
+        "path.simplify": True,
+    }
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the browser's fonts have more
+        yield
+
+
+def canvas(
+    width: float, height: float, *, left: float, right: float, top: float, bottom: float
+) -> tuple[Any, Any]:
+    """A figure and its axes; sizes and margins in pixels."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72), facecolor="none")  # an SVG has 72 units to the inch
+    inner = (width - left - right, height - top - bottom)
+    axes = figure.add_axes(
+        (left / width, bottom / height, inner[0] / width, inner[1] / height), facecolor="none"
+    )
+    for side in ("top", "left", "right"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_linewidth(0.8)
+    axes.tick_params(length=0, pad=6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def inline(figure: Any, slug: str, alt: str) -> Markup:
+    """The figure as an `<svg>` element.
+
+    Args:
+        figure: made by `canvas`.
+        slug: its name, which no other figure of the page has.
+        alt: what it shows, for those who do not see it.
+    """
+    import matplotlib
+
+    target = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": slug}):
+        figure.savefig(target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = target.getvalue()
+    text = text[text.index(">", text.index("<svg")) + 1 :]
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.S)
+    named = set(_NAMED.findall(text))
+    text = re.sub(r"<[^>]*>", lambda tag: _tidied(tag[0], named), text)  # tags only: names stay as they are
+    text = re.sub(r">\s+<", "><", text)
+    text = re.sub(r"<defs></defs>|<g></g>", "", text)
+    width, height = (72 * side for side in figure.get_size_inches())
+    head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img"'
+    return Markup(f'{head} aria-label="{escape(alt)}">{text.strip()}')
+
+
+def _tidied(tag: str, named: set[str]) -> str:
+    """One tag, without what the page's style says better."""
+    tag = _COLOUR.sub(lambda found: VARIABLES[found[0]], tag)
+    tag = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in named else "", tag)
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)
+    tag = tag.replace("xlink:href", "href")
+    if "matrix(" not in tag:
+        tag = _NUMBER.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), tag)
+    return re.sub(r"\s+", " ", tag)

@@ -1,0 +1,91 @@
+"""Numbers and lists as people read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+NBSP = "\u00a0"
+MINUS = "\u2212"
+
+_NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
+
+
+def percent(share: float) -> str:
+    """`86.7 %` of 0.867, with a space that does not break."""
+    return f"{_signed(100 * share, '.1f')}{NBSP}%"
+
+
+def spread(mean: float, deviation: float | None) -> str:
+    """`86.7 % ± 2.0`, or the mean alone where there is no deviation."""
+    return percent(mean) + ("" if deviation is None else f"{NBSP}±{NBSP}{100 * deviation:.1f}")
+
+
+def points(difference: float) -> str:
+    """`+2.7` percentage points of 0.027; zero has no sign."""
+    text = _signed(100 * difference, "+.1f")
+    return "0.0" if text in ("+0.0", f"{MINUS}0.0") else text
+
+
+def size(count: float) -> str:
+    """Bytes with three digits and a decimal unit: `7.68 MB`."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    digits = 0 if units[0] == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f}{NBSP}{units[0]}"
+
+
+def whole(count: float) -> str:
+    """`7,680,000`."""
+    return f"{count:,.0f}"
+
+
+def exactly(count: float) -> str:
+    """`7,680,000 bytes`."""
+    return f"{whole(count)} bytes"
+
+
+def duration(seconds: float) -> str:
+    """`63.3 s`, `12 min 3 s`, `3 h 12 min`."""
+    if seconds < 99.95:
+        return f"{seconds:.1f}{NBSP}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes}{NBSP}min {rest}{NBSP}s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{whole(hours)}{NBSP}h {minutes}{NBSP}min"
+
+
+def times(number: int, noun: str) -> str:
+    """`ten clients`, `one client`, `20 clients`: small numbers as words."""
+    word = _NUMBERS[number] if 0 <= number < len(_NUMBERS) else whole(number)
+    return f"{word} {noun}" + ("" if number == 1 else "s")
+
+
+def together(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part) if words else ""
+
+
+def span(values: Iterable[int]) -> str:
+    """`600`, or `100 to 600` where they differ."""
+    low, *_, high = sorted(values) * 2
+    return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
+
+
+def capital(text: str) -> str:
+    """The text with its first letter raised, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text in printable characters, its middle left out where it is too long for a figure."""
+    text = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
+
+
+def _signed(number: float, form: str) -> str:
+    return f"{number:{form}}".replace("-", MINUS) if math.isfinite(number) else "not a number"

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.data.images import decode_images
+from fedloom.data.sources import load
+from fedloom.errors import DataError
+
+PIL_Image = pytest.importorskip("PIL.Image")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+def png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    PIL_Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+GREY = np.array([[0, 10, 20], [30, 40, 255]], dtype=np.uint8)  # (H, W) = (2, 3)
+COLOUR = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+
+
+def test_grey_images_keep_their_pixels() -> None:
+    pixels = decode_images([png(GREY), png(GREY[::-1])])
+    assert (pixels.shape, pixels.dtype) == ((2, 1, 2, 3), np.uint8)
+    assert pixels[0, 0].tolist() == GREY.tolist()
+    assert pixels[1, 0].tolist() == GREY[::-1].tolist()
+
+
+def test_colour_images_have_channels_first() -> None:
+    pixels = decode_images([png(COLOUR)])
+    assert pixels.shape == (1, 3, 2, 3)
+    assert pixels[0, 1, 0, 2] == COLOUR[0, 2, 1]
+
+
+def test_the_majority_decides_between_grey_and_colour() -> None:
+    most_colour = decode_images([png(COLOUR), png(GREY), png(COLOUR)])
+    assert most_colour.shape == (3, 3, 2, 3)
+    assert all((channel == GREY).all() for channel in most_colour[1])
+    most_grey = decode_images([png(np.full((2, 3, 3), 90, np.uint8)), png(GREY), png(GREY)])
+    assert most_grey.shape == (3, 1, 2, 3)
+    assert (most_grey[0] == 90).all()
+
+
+def test_images_are_scaled_only_when_asked_for() -> None:
+    wide = np.zeros((4, 8), dtype=np.uint8)
+    wide[:, 2:6] = 200  # the middle square
+    pixels = decode_images([png(wide), png(np.full((6, 6), 50, np.uint8))], size=2)
+    assert pixels.shape == (2, 1, 2, 2) and (pixels[1] == 50).all()
+    assert (pixels[0] > 180).all()  # the whole picture would give about 100
+
+
+def test_images_of_different_shapes_are_refused() -> None:
+    with pytest.raises(DataError, match=r"there are 2: 2x3 \(2\), 3x2 \(1\)"):
+        decode_images([png(GREY), png(GREY.T.copy()), png(GREY)])
+
+
+def test_a_broken_image_is_named() -> None:
+    with pytest.raises(DataError, match="Image 1 can't be decoded"):
+        decode_images([png(GREY), png(GREY)[:40]])
+    with pytest.raises(DataError, match="Image 0 can't be decoded"):
+        decode_images([b"nonsense"])
+
+
+def test_16_bit_images_are_refused_instead_of_clipped() -> None:
+    with pytest.raises(DataError, match="8 bits"):
+        decode_images([png(np.full((2, 3), 4000, dtype=np.uint16))])
+
+
+def test_no_images_are_refused() -> None:
+    with pytest.raises(DataError, match="At least one image"):
+        decode_images([])
+
+
+def class_folders(root: Path, **levels: list[int]) -> Path:
+    """One folder for each class with one 2x3 image for each level of grey."""
+    for label, greys in levels.items():
+        (root / label).mkdir(parents=True)
+        for number, grey in enumerate(greys):
+            (root / label / f"{number}.png").write_bytes(png(np.full((2, 3), grey, np.uint8)))
+    return root
+
+
+def test_class_folders(tmp_path: Path) -> None:
+    folder = class_folders(tmp_path / "pets", dog=[1, 2], cat=[3])
+    (folder / "notes.txt").write_text("not a class")
+    data = load(str(folder))
+    assert (data.name, data.classes, data.test) == ("pets", ("cat", "dog"), None)
+    assert data.y.tolist() == [0, 1, 1]
+    assert data.x[:, 0, 0, 0].tolist() == [3, 1, 2]
+
+
+def test_class_folders_below_train_and_test(tmp_path: Path) -> None:
+    class_folders(tmp_path / "train", dog=[1, 2], cat=[3])
+    class_folders(tmp_path / "test", dog=[4])
+    data = load(str(tmp_path))
+    assert data.y.tolist() == [0, 1, 1, 1]
+    assert data.x[:, 0, 1, 2].tolist() == [3, 1, 2, 4]
+    assert data.test is not None and data.test.tolist() == [3]
+
+
+def test_class_folders_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = class_folders(tmp_path / "pets", dog=[1, 2], cat=[3])
+    first = load(str(folder))
+
+    def refuse(*_: object, **__: object) -> np.ndarray:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr("fedloom.data.folders.decode_images", refuse)
+    again = load(str(folder))
+    assert (again.x == first.x).all() and again.classes == first.classes
+    (folder / "cat" / "new.png").write_bytes(png(GREY))
+    with pytest.raises(AssertionError, match="decoded again"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ({"dog": [1]}, {}, "at least 2 classes"),
+        ({"dog": [1], "cat": []}, {}, "cat holds none"),
+        ({"dog": [1], "cat": [2]}, {"cow": [3]}, "'cow'"),
+    ],
+)
+def test_incomplete_class_folders_are_refused(
+    tmp_path: Path, train: dict[str, list[int]], test: dict[str, list[int]], message: str
+) -> None:
+    class_folders(tmp_path / "train", **train)
+    class_folders(tmp_path / "test", **test)
+    with pytest.raises(DataError, match=message):
+        load(str(tmp_path))

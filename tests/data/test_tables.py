@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedloom.data.tables import encode_table
+from fedloom.errors import DataError
+
+
+def words(*values: str | None) -> np.ndarray:
+    return np.array(values, dtype=object)
+
+
+def test_numbers_stay_and_words_become_columns() -> None:
+    x, names = encode_table(
+        {
+            "age": np.array([39, 50, 7]),
+            "work": words("state", " private", "state "),
+            "rich": np.array([True, False, True]),
+            "gain": np.array([0.5, -1.0, 2.0]),
+        }
+    )
+    assert names == ("age", "work=private", "work=state", "rich", "gain")
+    assert x.tolist() == [[39, 0, 1, 1, 0.5], [50, 1, 0, 0, -1.0], [7, 0, 1, 1, 2.0]]
+    assert x.dtype == np.float32 and x.flags.c_contiguous
+
+
+def test_missing_words_are_a_category() -> None:
+    x, names = encode_table({"work": words("?", "state", None, "", "private")})
+    assert names == ("work=?", "work=private", "work=state")
+    assert x.argmax(axis=1).tolist() == [0, 2, 0, 0, 1]
+
+
+def test_words_that_look_like_numbers_stay_words() -> None:
+    _, names = encode_table({"postcode": words("01234", "00501")})
+    assert names == ("postcode=00501", "postcode=01234")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (np.array([1.0, np.nan, np.nan]), "'c' lacks 2"),
+        (np.array([1.0, 1e300, 2.0]), "'c' lacks 1"),
+        (words("1.5", "?", "3"), "'c' lacks 1"),
+        (np.array([1, "one", None], dtype=object), "something else"),
+        (np.array(["2020-01-01"] * 3, dtype="datetime64[D]"), "something else"),
+        (words(*(f"row {i}" for i in range(1001))), "holds 1001 in 1001 rows"),
+    ],
+)
+def test_other_columns_are_refused(column: np.ndarray, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        encode_table({"c": column})
+
+
+def test_a_table_needs_columns() -> None:
+    with pytest.raises(DataError, match="at least one column"):
+        encode_table({})

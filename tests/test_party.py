@@ -1,0 +1,164 @@
+"""Declared state: what may survive, what is refused, what a failing call leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.errors import MethodError, StateError
+from fedloom.optim import SGD
+from fedloom.party import Party
+from fedloom.site import Batches, PublicSet, Site, epoch_plan, sample_plan
+from tests.toy import CLASSES, FEATURES, rows
+
+
+class Counter(Party[None]):
+    STATE = ("total", "log")
+
+    def setup(self) -> None:
+        self.total = torch.zeros(())
+        self.log: dict[str, Any] = {"n": 0}
+
+    def add(self, *, x: Tensor) -> Tensor:
+        self.total = self.total + x
+        self.log = {"n": self.log["n"] + 1}
+        return self.total
+
+    def sneak(self) -> None:
+        self.cache = 3
+
+    def keep_object(self) -> None:
+        self.log = {"f": object()}
+
+    def fail(self) -> None:
+        self.total = self.total + 1
+        self.total.add_(5)
+        raise RuntimeError("secret")
+
+
+class Learner(Party[None]):
+    STATE = ("params", "opt")
+
+    def setup(self) -> None:
+        self.network(nn.Linear(FEATURES, CLASSES), SGD(0.1, momentum=0.9))
+
+
+def test_undeclared_state_is_refused_and_says_how_to_mend_it() -> None:
+    party = Counter(None, Site(id=0))
+    with pytest.raises(StateError, match=r"self\.cache.*Add 'cache' to STATE, or use a local variable"):
+        party.sneak()
+    with pytest.raises(StateError, match=r"Counter\.log must be a tree.*\bf\b"):
+        party.keep_object()
+
+
+def test_state_goes_round_and_holds_no_graph() -> None:
+    party, twin = Counter(None, Site(id=0)), Counter(None, Site(id=1))
+    party.add(x=torch.tensor(2.0, requires_grad=True))
+    assert not party.total.requires_grad
+    twin.load(party.state())
+    twin.add(x=torch.tensor(1.0))
+    assert twin.state() == {"total": torch.tensor(3.0), "log": {"n": 2}}
+    with pytest.raises(StateError, match="another method or version"):
+        twin.load({"total": torch.zeros(())})
+
+
+def test_a_failing_call_changes_nothing() -> None:
+    party = Counter(None, Site(id=0))
+    party.add(x=torch.tensor(2.0))
+    with pytest.raises(RuntimeError), party.transaction():
+        party.fail()
+    assert party.total == 2.0
+
+
+def test_a_failing_call_leaves_the_network_as_it_was() -> None:
+    party = Learner(None, Site(id=0, data=rows(20, 0)))
+    before = {k: v.clone() for k, v in {**party.params, **party.opt}.items()}
+    batches = party.batches(0, steps=2, size=8)
+    with pytest.raises(RuntimeError), party.transaction():
+        party.train(lambda x, y: nn.functional.cross_entropy(party.model(x), y), batches)
+        raise RuntimeError
+    assert all(torch.equal(before[k], v) for k, v in {**party.params, **party.opt}.items())
+
+
+def test_mistakes_in_setup_are_told() -> None:
+    class Forgets(Party[None]):
+        STATE = ("x",)
+
+    class NoNetwork(Party[None]):
+        STATE = ("params", "opt")
+
+    class NoBuffers(Party[None]):
+        STATE = ("params", "opt")
+
+        def setup(self) -> None:
+            self.network(nn.BatchNorm1d(3), SGD(0.1))
+
+    for kind, text in ((Forgets, "does not set it"), (NoNetwork, "call self.network"), (NoBuffers, "'buffers'")):
+        with pytest.raises(MethodError, match=text):
+            kind(None, Site(id=0))
+    with pytest.raises(MethodError, match="holds no data"):
+        _ = Counter(None, Site(id=4)).data
+    with pytest.raises(MethodError, match=r"set data\.public"):
+        Counter(None, Site(id=4)).public(0, steps=1, size=1)
+    with pytest.raises(MethodError, match="has no network"):
+        _ = Counter(None, Site(id=4)).params
+
+
+def test_assigning_params_copies_values_and_keeps_the_flat_vector() -> None:
+    a, b = Learner(None, Site(id=0)), Learner(None, Site(id=1))
+    flat = b.net.flat
+    b.params = a.params
+    assert b.net.flat is flat
+    assert torch.equal(a.net.flat, b.net.flat)
+    with torch.no_grad():
+        a.net.flat.zero_()
+    assert b.net.flat.abs().sum() > 0
+
+
+# -- batches ---------------------------------------------------------------------------------------------
+
+
+def test_batches_depend_on_seed_round_and_party_only() -> None:
+    def batch(id: int, seed: int, t: int) -> Tensor:
+        return Learner(None, Site(id=id, seed=seed, data=rows(50, 0))).batches(t, steps=2, size=8).x
+
+    base = batch(0, 0, 0)
+    assert torch.equal(base, batch(0, 0, 0))
+    assert all(not torch.equal(base, batch(*other)) for other in [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+
+
+def test_sampled_batches_repeat_no_row_unless_they_must() -> None:
+    rng = np.random.default_rng(0)
+    plan = sample_plan(rng, rows=40, steps=6, size=32)
+    assert all(len(set(row.tolist())) == 32 for row in plan)
+    assert sample_plan(rng, rows=5, steps=3, size=32).shape == (3, 32)
+
+
+def test_an_epoch_sees_every_row_and_its_batches_are_full() -> None:
+    plan = epoch_plan(np.random.default_rng(0), rows=30, epochs=2, size=8)
+    assert plan.shape == (8, 8)
+    for one in plan.view(2, 32):
+        assert set(one.tolist()) == set(range(30))
+        assert one[30:].tolist() == one[:2].tolist()
+
+
+def test_public_batches_are_one_object_for_all_parties() -> None:
+    public = PublicSet(rows(64, 7), 3, "x")
+    a = Counter(None, Site(id=0, seed=3, public=public)).public(5, steps=2, size=8)
+    b = Counter(None, Site(id=1, seed=3, public=public)).public(5, steps=2, size=8)
+    assert a[1] is b[1]
+    other = PublicSet(rows(64, 7), 3, "x").batches(5, 2, 8)
+    assert torch.equal(other[1], a[1])
+    assert not torch.equal(a[0], a[1])
+
+
+def test_rows_are_scaled_when_they_are_read() -> None:
+    data = rows(10, 0)
+    scaled = type(data)(data.pool, data.labels, torch.tensor([3, 1]), torch.tensor([1.0]), torch.tensor([2.0]))
+    assert torch.allclose(scaled.x(torch.tensor([0])), (data.pool[3:4] - 1) / 2)
+    assert scaled.y(torch.tensor([1])) == data.labels[1]
+    assert len(Batches(torch.zeros(2, 3), torch.zeros(2, 3))) == 2
