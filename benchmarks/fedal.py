@@ -98,9 +98,7 @@ def main(pairs: int) -> None:
     for architecture, rounds in (("lenet5", 2), ("mlp", 10)):
         a, b, r = ratio(ours(architecture, rounds), by_hand(architecture, rounds), pairs)
         each = 1000 / (rounds * TAU)
-        print(
-            f"FedAL  {architecture:10}  ours {a * each:.1f}  by hand {b * each:.1f} CPU ms/iteration  ratio {r:.2f}"
-        )
+        print(f"FedAL  {architecture:10}  ours {a * each:.1f}  by hand {b * each:.1f} CPU ms/iteration  ratio {r:.2f}")
 
 
 if __name__ == "__main__":

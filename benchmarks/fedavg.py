@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import torch
-
 from torch.nn import functional as F
 
 from benchmarks.timing import ratio
@@ -31,7 +30,7 @@ def plain(architecture: str) -> object:
 
     def rounds() -> None:
         nonlocal weights
-        for t in range(ROUNDS):
+        for _ in range(ROUNDS):
             total = {k: torch.zeros_like(v) for k, v in weights.items()}
             for x, y in data:
                 net.load_state_dict(weights)
@@ -72,9 +71,7 @@ def main(pairs: int) -> None:
     torch.set_num_threads(1)
     for architecture in ("lenet5", "mlp-large"):
         a, b, r = ratio(ours(architecture), plain(architecture), pairs)  # type: ignore[arg-type]
-        print(
-            f"FedAvg {architecture:10}  ours {a / ROUNDS:.3f}  plain {b / ROUNDS:.3f} CPU s/round  ratio {r:.2f}"
-        )
+        print(f"FedAvg {architecture:10}  ours {a / ROUNDS:.3f}  plain {b / ROUNDS:.3f} CPU s/round  ratio {r:.2f}")
 
 
 if __name__ == "__main__":

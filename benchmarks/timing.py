@@ -14,9 +14,7 @@ def cpu(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def ratio(
-    ours: Callable[[], object], bar: Callable[[], object], pairs: int = 5
-) -> tuple[float, float, float]:
+def ratio(ours: Callable[[], object], bar: Callable[[], object], pairs: int = 5) -> tuple[float, float, float]:
     """Medians over `pairs` of: our CPU seconds, the bar's, and the ratio of a pair. One pair first, uncounted."""
     cpu(bar), cpu(ours)
     runs = [(cpu(ours), cpu(bar)) for _ in range(pairs)]

@@ -51,7 +51,5 @@ def round(fed, server, clients, cfg, t):
 
 
 METHODS = (
-    Method(
-        "fedavg-example", "Averaged weights", "McMahan et al. 2017", "example", Config, round, Client, Server
-    ),
+    Method("fedavg-example", "Averaged weights", "McMahan et al. 2017", "example", Config, round, Client, Server),
 )

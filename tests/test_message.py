@@ -54,11 +54,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return (
-            isinstance(b, list | tuple)
-            and len(a) == len(b)
-            and all(same(x, y) for x, y in zip(a, b, strict=True))
-        )
+        return isinstance(b, list | tuple) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return type(a) is type(b) and repr(a) == repr(b)
 
 
@@ -254,9 +250,7 @@ def test_quantised_tensors_are_refused() -> None:
 def test_the_limits_hold_on_both_sides_and_at_the_edge() -> None:
     tree = {"abc": [torch.zeros(1, 2), 1, []]}
     data = encode(tree)
-    exact = Limits(
-        max_bytes=len(data), max_depth=2, max_leaves=3, max_name=3, max_ndim=2, dtypes=(torch.float32,)
-    )
+    exact = Limits(max_bytes=len(data), max_depth=2, max_leaves=3, max_name=3, max_ndim=2, dtypes=(torch.float32,))
     assert encode(tree, exact) == data and same(decode(data, exact), tree)
     tighter: list[dict[str, Any]] = [
         {"max_bytes": len(data) - 1},
@@ -361,9 +355,7 @@ HOSTILE: dict[str, bytes] = {
     "empty but huge": blob(head(TREE, **{"0": f32(0, 2**62, 2**62, end=0)})),
     "empty but too long": blob(head(TREE, **{"0": f32(0, 2**62, end=0)})),
     "nine dimensions": blob(head(TREE, **{"0": f32(*[1] * 9, end=4)}), ONE),
-    "bool offsets": blob(
-        head(TREE, **{"0": {"dtype": "I8", "shape": [1], "data_offsets": [False, True]}}), b"\1"
-    ),
+    "bool offsets": blob(head(TREE, **{"0": {"dtype": "I8", "shape": [1], "data_offsets": [False, True]}}), b"\1"),
     "hole before": blob(head(TREE, **{"0": f32(1, start=4, end=8)}), ONE * 2),
     "hole after": blob(head(TREE, **{"0": f32(1, end=4)}), ONE * 2),
     "data too short": blob(head(TREE, **{"0": f32(2, end=8)}), ONE),
@@ -530,8 +522,7 @@ def test_size_is_fast() -> None:
 def test_describe_names_what_crosses() -> None:
     assert describe({"logits": torch.ones(32, 10), "t": 3}) == "logits float32[32,10]; t int"
     assert describe(EXAMPLE) == (
-        "logits float32[2,3]; t int; rest[0] bool; rest[1] none; rest[2] float; rest[3] str; "
-        "rest[5][0] int8[2]"
+        "logits float32[2,3]; t int; rest[0] bool; rest[1] none; rest[2] float; rest[3] str; rest[5][0] int8[2]"
     )
     assert describe(torch.ones(())) == "float32[]"
     assert describe({}) == "nothing"

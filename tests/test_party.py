@@ -97,7 +97,11 @@ def test_mistakes_in_setup_are_told() -> None:
         def setup(self) -> None:
             self.network(nn.BatchNorm1d(3), SGD(0.1))
 
-    for kind, text in ((Forgets, "does not set it"), (NoNetwork, "call self.network"), (NoBuffers, "'buffers'")):
+    for kind, text in (
+        (Forgets, "does not set it"),
+        (NoNetwork, "call self.network"),
+        (NoBuffers, "'buffers'"),
+    ):
         with pytest.raises(MethodError, match=text):
             kind(None, Site(id=0))
     with pytest.raises(MethodError, match="holds no data"):

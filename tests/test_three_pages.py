@@ -122,14 +122,10 @@ def test_a_split_step_is_the_step_of_the_joint_network(kind: str) -> None:
         rows = torch.arange(t, t + 16)
         split_step(fed, label, fed.engine.ids, rows)
         joint.zero_grad()
-        F.cross_entropy(
-            head(torch.cat([b(x[rows]) for b, x in zip(bottoms, X, strict=True)], -1)), Y[rows]
-        ).backward()
+        F.cross_entropy(head(torch.cat([b(x[rows]) for b, x in zip(bottoms, X, strict=True)], -1)), Y[rows]).backward()
         joint.step()
     split = [p for s in fed.engine.states().values() for p in s["params"].values()]
-    for ours, theirs in zip(
-        [*split, *label.params.values()], [*bottoms.parameters(), *head.parameters()], strict=True
-    ):
+    for ours, theirs in zip([*split, *label.params.values()], [*bottoms.parameters(), *head.parameters()], strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
     down = {e.what for e in fed.ledger if e.receiver == "columns"}
     assert down == {"rows int64[16]", "rows int64[16]; cut float32[16,4]"}  # and never a label

@@ -84,9 +84,7 @@ class Toy:
         self.server: Party[Any] | None = method.server(self.cfg, home) if method.server else None
         builders = [partial(method.client, self.cfg, place) for place in places]
         self.engine = (
-            IsolatedEngine(builders, faults=faults)
-            if isolated
-            else LocalEngine([b() for b in builders], faults=faults)
+            IsolatedEngine(builders, faults=faults) if isolated else LocalEngine([b() for b in builders], faults=faults)
         )
         self.fed = Federation(self.engine)
 

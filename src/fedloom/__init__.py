@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from fedloom._version import __version__
 
 if TYPE_CHECKING:
+    from fedloom.api import Experiment, Result, RunConfig, compare, read, run
     from fedloom.data.sources import load
     from fedloom.data.split import split
     from fedloom.errors import FedloomError
-    from fedloom.api import Experiment, Result, RunConfig, compare, read, run
     from fedloom.federation import Federation
     from fedloom.method import Method, MethodConfig
     from fedloom.party import Party

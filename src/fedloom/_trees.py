@@ -117,8 +117,8 @@ def check_like(tree: Tree, template: Template) -> None:
     """Raise MessageError, with the path of the first difference, unless the tree fits the template.
 
     A template is a tree whose leaves are tensors (`device="meta"` saves memory) or `Shape`s, the
-    types int, float, bool and str, or None; the type `object` fits anything. To fit is to have the same keys in any order, and the
-    same lengths, dtypes, shapes and types.
+    types int, float, bool and str, or None; the type `object` fits anything. To fit is to have the
+    same keys in any order, and the same lengths, dtypes, shapes and types.
     """
     _like(tree, template, "")
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from fedloom.errors import ConfigError, did_you_mean
 
-
 LONG = ("paper", "source", "public_set")
 """What is left to --json."""
 
@@ -77,6 +76,4 @@ def _experiments() -> list[dict[str, Any]]:
 
     from fedloom.experiment.config import experiments
 
-    return [
-        {"name": name, "what": tomllib.loads(text).get("title", "")} for name, text in experiments().items()
-    ]
+    return [{"name": name, "what": tomllib.loads(text).get("title", "")} for name, text in experiments().items()]

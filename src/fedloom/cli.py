@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fedloom._version import __version__
@@ -42,12 +42,8 @@ Overrides = Annotated[
         help="Change one setting, such as data.options.alpha=0.5. Repeatable.",
     ),
 ]
-Out = Annotated[
-    Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")
-]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with an interrupted run; same results to the bit.")
-]
+Out = Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run; same results to the bit.")]
 Seed = Annotated[int | None, typer.Option(help="The seed that every random draw derives from.")]
 Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
 Workers = Annotated[int, typer.Option(min=1, help="Processes. More than one comes with the engines.")]
@@ -56,9 +52,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)
-    ] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
 ) -> None:
     """Options that stand before a command."""
     if version:
@@ -70,9 +64,7 @@ def root(
 def run(
     config: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CONFIG.toml|NAME]", help="A file, an experiment, or a method: see fedloom list."
-        ),
+        typer.Argument(metavar="[CONFIG.toml|NAME]", help="A file, an experiment, or a method: see fedloom list."),
     ] = None,
     method: Annotated[
         str | None, typer.Option(metavar="NAME|FILE.py", help="Another method, or a page of your own.")
@@ -95,9 +87,7 @@ def run(
     from fedloom.experiment.config import read
 
     if config is None and method is None:
-        raise ConfigError(
-            "what shall run? Name a method, an experiment or a TOML file, such as: fedloom run fedal"
-        )
+        raise ConfigError("what shall run? Name a method, an experiment or a TOML file, such as: fedloom run fedal")
     flags = {"seed": seed, "rounds": rounds, "method": method}
     experiment = read(config or str(method), settings or (), flags)
     _work(experiment, config or str(method), folder, resume, workers)
@@ -105,9 +95,7 @@ def run(
 
 @app.command()
 def compare(
-    names: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help="The first is compared with the others.")
-    ],
+    names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="The first is compared with the others.")],
     base: Annotated[
         str | None,
         typer.Option("--config", metavar="FILE.toml", help="Settings that all share; its method is ignored."),
@@ -133,12 +121,8 @@ def compare(
 
 @app.command()
 def report(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders, or one comparison folder.")
-    ],
-    page: Annotated[Path, typer.Option("--out", help="The page to write, for several folders.")] = Path(
-        "report.html"
-    ),
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or one comparison folder.")],
+    page: Annotated[Path, typer.Option("--out", help="The page to write, for several folders.")] = Path("report.html"),
 ) -> None:
     """Write the HTML report of a run or a comparison, or one page that compares several runs."""
     from fedloom import report as reports
@@ -149,9 +133,7 @@ def report(
 
 @app.command("list")
 def list_(
-    kind: Annotated[
-        str, typer.Argument(metavar="methods|models|datasets|partitions|experiments")
-    ] = "methods",
+    kind: Annotated[str, typer.Argument(metavar="methods|models|datasets|partitions|experiments")] = "methods",
     as_json: AsJson = False,
 ) -> None:
     """Show what there is: methods, models, datasets, partitions or experiments."""
@@ -171,9 +153,7 @@ def list_(
 
 @app.command()
 def data(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME|PATH", help="A data set: see fedloom list datasets.")
-    ] = "digits",
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A data set: see fedloom list datasets.")] = "digits",
     clients: Annotated[int, typer.Option(help="How many share it.")] = 10,
     partition: Annotated[str, typer.Option(help="How: see fedloom list partitions.")] = "dirichlet",
     settings: Overrides = None,
@@ -245,7 +225,7 @@ def main() -> NoReturn:
         app(standalone_mode=False)
     except FedloomError as error:
         for line in str(error).splitlines():
-            err.print(f"[bold red]error[/]  {_plain(line)}", soft_wrap=True)
+            err.print(f"[bold red]error[/]  {escape(line)}", soft_wrap=True)
         sys.exit(2)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
@@ -266,7 +246,7 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
     from fedloom import report as reports
     from fedloom.experiment.compare import execute_all, summarise
     from fedloom.experiment.run import Stopped, execute
-    from fedloom.progress import Progress, stop_on_signal
+    from fedloom.terminal import Progress, show_comparison, stop_on_signal
 
     if workers > 1:
         raise ConfigError(f"this version runs with one worker, not {workers}; leave --workers away")
@@ -279,11 +259,9 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
             else:
                 found = execute_all(experiment, folder, resume=resume, progress=progress.show, stop=stop)
     except Stopped as stopped:
-        err.print(
-            f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True
-        )
+        err.print(f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True)
         raise typer.Exit(130) from None
-    _table(found)
+    show_comparison(found, out)
     out.print(f"report  {reports.write(folder)}", soft_wrap=True)
 
 
@@ -306,47 +284,6 @@ def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bo
     return Path("runs") / (name if number == 1 else f"{name}-{number}")
 
 
-def _table(found: dict[str, Any]) -> None:
-    """The end of a run: one row for each method."""
-    several = len(found["methods"][0]["seeds"]) > 1
-    spread = "± s.d. over seeds" if several else "± s.d. over clients"
-    table = Table("method", "accuracy", spread, "up", "down", "seconds", "failures", header_style="bold")
-    for m in found["methods"]:
-        accuracy = m["accuracy"]
-        deviation = accuracy["std_over_seeds"] if several else accuracy["std_over_clients"]
-        table.add_row(
-            m["name"],
-            f"{accuracy['mean']:.1%}",
-            f"{100 * deviation:.1f}",
-            size(m["bytes"]["up"]),
-            size(m["bytes"]["down"]),
-            f"{m['seconds']:.1f}",
-            str(m["failures"]),
-        )
-    out.print(table)
-    chance = found["methods"][0]["chance"]
-    out.print(f"always answering the most frequent class: {chance:.1%}")
-    for d in found["differences"]:
-        over = (
-            ""
-            if d["std_over_seeds"] is None
-            else f" ± {100 * d['std_over_seeds']:.1f} over {len(d['per_seed'])} seeds"
-        )
-        out.print(
-            f"{d['first']} - {d['other']}: {100 * d['mean']:+.1f} points{over}; "
-            f"better at {d['clients_better']} of {d['clients']} clients"
-        )
-
-
-def size(count: float) -> str:
-    """Bytes for people: 1.3 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def _seeds(text: str) -> list[int]:
     """`0,2` or `0-4`, or both."""
     found: list[int] = []
@@ -365,6 +302,3 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return "" if value is None else str(value)
-
-
-_plain: Callable[[str], str] = lambda text: text.replace("[", r"\[")

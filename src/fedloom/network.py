@@ -154,9 +154,7 @@ class Network:
     def _keep(self) -> None:
         """Copy on first write, so that calls which only predict cost nothing."""
         if self._before is not None and not self._before:
-            self._before = {
-                part: {k: v.clone() for k, v in values.items()} for part, values in self.state().items()
-            }
+            self._before = {part: {k: v.clone() for k, v in values.items()} for part, values in self.state().items()}
 
 
 @torch.no_grad()
@@ -166,7 +164,5 @@ def _copy(to: Mapping[str, Tensor], values: Mapping[str, Tensor], part: str) -> 
         raise StateError(f"{part} must have the names of this network: {wrong!r} is on one side only")
     for name, tensor in to.items():
         if tensor.shape != values[name].shape:
-            raise StateError(
-                f"{part}[{name!r}] must have shape {tuple(tensor.shape)}, not {tuple(values[name].shape)}"
-            )
+            raise StateError(f"{part}[{name!r}] must have shape {tuple(tensor.shape)}, not {tuple(values[name].shape)}")
         tensor.copy_(values[name])

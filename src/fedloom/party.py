@@ -48,13 +48,10 @@ class Party(Generic[ConfigT]):
         self.setup()
         missing = [name for name in self.STATE if name not in NETWORK_STATE and name not in vars(self)]
         if missing:
-            raise MethodError(
-                f"{type(self).__name__} declares {missing[0]!r} in STATE but setup() does not set it"
-            )
+            raise MethodError(f"{type(self).__name__} declares {missing[0]!r} in STATE but setup() does not set it")
         if self._network is None and set(self.STATE) & set(NETWORK_STATE):
             raise MethodError(
-                f"{type(self).__name__} declares params in STATE; call self.network(module, optimiser) "
-                "in setup()"
+                f"{type(self).__name__} declares params in STATE; call self.network(module, optimiser) in setup()"
             )
         self._sealed = True
 

@@ -40,7 +40,5 @@ def _checked(what: str, value: int) -> int:
     except TypeError:
         number = -1
     if not 0 <= number < _LIMIT:
-        raise ConfigError(
-            f"The {what} of a random stream must be an integer from 0 to 2**32 - 1, not {value!r}."
-        )
+        raise ConfigError(f"The {what} of a random stream must be an integer from 0 to 2**32 - 1, not {value!r}.")
     return number

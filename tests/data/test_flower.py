@@ -56,9 +56,7 @@ def test_owners_can_be_gone_by() -> None:
 def test_it_serves_as_a_partition_of_a_split() -> None:
     x = np.zeros((8, 1, 2, 2), dtype=np.uint8)
     data = image_dataset("p", x, LABELS, ("a", "b", "c"), test=np.array([0]))
-    found = split(
-        data, clients=3, seed=0, partition=lambda labels, clients, rng: from_flwr(ByColumn("label"), labels)
-    )
+    found = split(data, clients=3, seed=0, partition=lambda labels, clients, rng: from_flwr(ByColumn("label"), labels))
     assert [shard.tolist() for shard in found.shards] == [[3, 6, 7], [1, 4], [2, 5]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.data.dataset import Dataset, image_dataset
@@ -29,14 +29,13 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and bool((one == other).all())
 
 
+@settings(deadline=None)
 @given(
     seed=seeds,
     clients=st.integers(1, 12),
     public=st.integers(0, 100),
     official=st.booleans(),
-    partition=st.sampled_from(
-        ["dirichlet", "dirichlet-classwise", "pathological", "two-class", "iid", "natural"]
-    ),
+    partition=st.sampled_from(["dirichlet", "dirichlet-classwise", "pathological", "two-class", "iid", "natural"]),
     rows=st.none() | st.integers(1, 200),
 )
 def test_shards_public_and_test_have_no_row_in_common(
@@ -124,9 +123,7 @@ def test_own_test_rows_are_never_repeated() -> None:
 
 
 def test_clients_of_one_mix_draw_different_own_test_rows() -> None:
-    found = split(
-        pool(), clients=8, seed=2, partition="pathological", options={"classes": 1}, own_test_rows=8
-    )
+    found = split(pool(), clients=8, seed=2, partition="pathological", options={"classes": 1}, own_test_rows=8)
     assert len({tuple(own.tolist()) for own in found.own_test}) == 8
 
 

@@ -122,9 +122,7 @@ def test_basic_block_by_hand() -> None:
 # --- what every network does --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "norm"), [*((n, norm) for n in SMALL for norm in NORMS), ("resnet34", None)]
-)
+@pytest.mark.parametrize(("name", "norm"), [*((n, norm) for n in SMALL for norm in NORMS), ("resnet34", None)])
 def test_shapes_parts_and_gradients(name: str, norm: Norm | None) -> None:
     model: Any = build(name, (3, 8, 8), 5, norm, seed=0)
     x = noise(4, 3, 8, 8)
@@ -289,9 +287,7 @@ def test_a_misfit_names_what_fits() -> None:
         build("cnn", (28, 28, 1), 10)
 
 
-@pytest.mark.parametrize(
-    ("shape", "classes"), [((), 2), ((0,), 2), ((4,), 0), ((4.0,), 2), ((True,), 2), ((4,), "2")]
-)
+@pytest.mark.parametrize(("shape", "classes"), [((), 2), ((0,), 2), ((4,), 0), ((4.0,), 2), ((True,), 2), ((4,), "2")])
 def test_lengths_are_natural_numbers(shape: Any, classes: Any) -> None:
     with pytest.raises(ModelError, match="from 1"):
         build("mlp", shape, classes)

@@ -73,9 +73,7 @@ class Dataset:
         if self.kind == "image":
             return self
         if len(rows) == 0:
-            raise DataError(
-                f"Data set {self.name!r}: standardising needs at least one row, but none was given."
-            )
+            raise DataError(f"Data set {self.name!r}: standardising needs at least one row, but none was given.")
         seen = self.x[rows].astype(np.float64)
         shift, scale = seen.mean(axis=0).astype(np.float32), seen.std(axis=0).astype(np.float32)
         return replace(self, shift=shift, scale=np.where(scale > 0, scale, np.float32(1)))
@@ -115,9 +113,7 @@ def _problems(data: Dataset) -> list[str]:
     """What is wrong with a data set; the first counts, as a later check may rely on the earlier."""
     x, y, n = data.x, data.y, len(data.y)
     if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
-        return [
-            f"x must be (n, C, H, W) uint8 or (n, F) float32, but it is {x.shape} {x.dtype}; convert it first"
-        ]
+        return [f"x must be (n, C, H, W) uint8 or (n, F) float32, but it is {x.shape} {x.dtype}; convert it first"]
     checks = [
         (x.flags.c_contiguous, "x must be C-contiguous; use np.ascontiguousarray"),
         (n > 0, "there are no rows"),

@@ -33,11 +33,7 @@ def deal(queues: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
     """Hand the rows of each class out from the front of its queue; counts is (N, K)."""
     ends = np.cumsum(counts, axis=0)
     return [
-        np.sort(
-            np.concatenate(
-                [queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]
-            )
-        )
+        np.sort(np.concatenate([queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]))
         for last, row in zip(ends, counts, strict=True)
     ]
 

@@ -36,9 +36,7 @@ def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None
             'run: pip install "fedloom[partitions]"'
         ) from error
     if partitioner.is_dataset_assigned():
-        raise DataError(
-            "A partitioner can be given data once, but this one has data already; make a new one."
-        )
+        raise DataError("A partitioner can be given data once, but this one has data already; make a new one.")
     columns = {"label": labels, "row": np.arange(len(labels))}
     if groups is not None:
         columns["group"] = groups
@@ -47,9 +45,7 @@ def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None
         parts = [partitioner.load_partition(i) for i in range(partitioner.num_partitions)]
         rows = [np.sort(np.array(part["row"], dtype=np.int64)) for part in parts]
     except Exception as error:  # whatever a partitioner of somebody else's raises
-        raise DataError(
-            f"{type(partitioner).__name__} can't share out {len(labels)} rows: {error}"
-        ) from error
+        raise DataError(f"{type(partitioner).__name__} can't share out {len(labels)} rows: {error}") from error
     empty = [client for client, part in enumerate(rows) if not len(part)]
     if empty:
         raise DataError(

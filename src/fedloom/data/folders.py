@@ -36,15 +36,8 @@ def read_class_folders(path: Path, *, name: str) -> Dataset:
         raise DataError(f"{path} must hold a folder for each of at least 2 classes, but it has {classes}.")
     unknown = sorted(set(test) - set(train))
     if unknown:
-        raise DataError(
-            f"{path / 'test'} has a class {unknown[0]!r} that {path / 'train'} lacks; add it there."
-        )
-    rows = [
-        (file, classes.index(label))
-        for part in (train, test)
-        for label, files in part.items()
-        for file in files
-    ]
+        raise DataError(f"{path / 'test'} has a class {unknown[0]!r} that {path / 'train'} lacks; add it there.")
+    rows = [(file, classes.index(label)) for part in (train, test) for label, files in part.items() for file in files]
     held = sum(len(files) for files in test.values())
     return image_dataset(
         name,
@@ -62,7 +55,6 @@ def _listing(folder: Path) -> dict[str, list[Path]]:
     empty = [label for label, files in found.items() if not files]
     if empty:
         raise DataError(
-            f"Each class folder must hold PNG or JPEG files, but {folder / empty[0]} holds none; "
-            "remove it or fill it."
+            f"Each class folder must hold PNG or JPEG files, but {folder / empty[0]} holds none; remove it or fill it."
         )
     return found

@@ -54,9 +54,7 @@ def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None
         try:
             splits = _open_files(hugging_face, path)
         except Exception as error:  # many kinds, from several libraries
-            raise DataError(
-                f"{path} can't be read as a data set; mend or replace it ({_reason(error)})."
-            ) from error
+            raise DataError(f"{path} can't be read as a data set; mend or replace it ({_reason(error)}).") from error
         return _assemble(splits, name=name, hints=hints)
 
 
@@ -188,8 +186,7 @@ def _label_column(pool: Any, name: str, wanted: str | None, *, table: bool) -> s
     if wanted is not None:
         if wanted not in columns:
             raise DataError(
-                f"Data set {name!r} must have a label column {wanted!r}, but it has not."
-                f"{did_you_mean(wanted, columns)}"
+                f"Data set {name!r} must have a label column {wanted!r}, but it has not.{did_you_mean(wanted, columns)}"
             )
         return wanted
     typed = _of_type(pool, datasets.ClassLabel)
@@ -246,10 +243,14 @@ def _values(pool: Any, column: str) -> np.ndarray:
 
 
 def _words(pool: Any, column: str) -> np.ndarray:
-    """Like `_values`, with the classes of a ClassLabel column as their names."""
+    """Like `_values`, with the classes of a ClassLabel column as their names, None where there is none."""
     values = _values(pool, column)
     names = getattr(pool.features[column], "names", None)
-    return values if names is None else np.array(names, dtype=object)[values]
+    if names is None:
+        return values
+    codes = np.nan_to_num(values, nan=-1).astype(np.int64)
+    words: np.ndarray = np.array([*names, None], dtype=object)[codes]
+    return words
 
 
 def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
@@ -260,7 +261,5 @@ def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
     for batch in raw.iter(batch_size=256):
         for item in batch[column]:
             if item is None:
-                raise DataError(
-                    f"Each row must have an image, but column {column!r} has gaps; drop those rows."
-                )
+                raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
             yield item["bytes"] if item["bytes"] is not None else Path(item["path"])

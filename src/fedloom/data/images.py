@@ -53,8 +53,7 @@ def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{where} can't be decoded; replace or remove it ({error}).") from error
     raise DataError(
-        f"{where} must have 8 bits a channel, in grey or colour, but it has Pillow's mode {mode!r}; "
-        "convert it first."
+        f"{where} must have 8 bits a channel, in grey or colour, but it has Pillow's mode {mode!r}; convert it first."
     )
 
 

@@ -53,7 +53,7 @@ def dirichlet(
     clients: int,
     rng: np.random.Generator,
     *,
-    alpha: float = 1.0,
+    alpha: float = 0.1,
     rows: int | None = None,
     min_rows: int = 1,
 ) -> list[np.ndarray]:
@@ -111,9 +111,7 @@ def dirichlet_classwise(
     return fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
 
 
-def pathological(
-    labels: np.ndarray, clients: int, rng: np.random.Generator, *, classes: int = 2
-) -> list[np.ndarray]:
+def pathological(labels: np.ndarray, clients: int, rng: np.random.Generator, *, classes: int = 2) -> list[np.ndarray]:
     """Each client holds exactly `classes` classes, each of which is divided evenly among those who hold it.
 
     Every class is held by the same number of clients, or by one more. Rows of a class that nobody holds,
@@ -228,7 +226,7 @@ PARTITIONS: dict[str, Partition] = {
         "each client has its own Dirichlet class mix",
         dirichlet,
         (
-            Option("alpha", float, 1.0, _ALPHA),
+            Option("alpha", float, 0.1, _ALPHA),
             Option("rows", int, None, "rows of each client; none: every row is handed out"),
             _MIN_ROWS,
         ),

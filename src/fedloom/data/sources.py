@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 
-from fedloom.data.cache import files_key, remember
+from fedloom.data.cache import files_key, key_of, remember
 from fedloom.data.dataset import Dataset, Kind, image_dataset, table_dataset
 from fedloom.data.folders import is_image, read_class_folders
 from fedloom.data.hub import Hints, read_files, read_hub, table_endings
@@ -154,8 +155,8 @@ def load(name: str, *, root: Path | None = None) -> Dataset:
     source = SOURCES.get(name)
     if source is None:
         return _load_path(name)
-    if source.hub is None:
-        return _load_bundled(name)
+    if source.hub is None:  # scikit-learn takes seconds to import, its data a moment to read
+        return remember(key_of(name, version("scikit-learn")), lambda: _load_bundled(name))
     if root is None and os.environ.get(ROOT_VARIABLE):
         root = Path(os.environ[ROOT_VARIABLE])
     folder = None if root is None else root.expanduser() / source.hub

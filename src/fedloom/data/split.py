@@ -69,9 +69,7 @@ def split(
         test = _stratified(dataset.y, test_fraction, stream(seed, "data.test"))
     pool = np.setdiff1d(np.arange(len(dataset.y)), test, assume_unique=True)
     if public >= len(pool):
-        raise DataError(
-            f"The public set must leave rows to train on, but takes {public} of {len(pool)}; use fewer."
-        )
+        raise DataError(f"The public set must leave rows to train on, but takes {public} of {len(pool)}; use fewer.")
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
     shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
@@ -117,9 +115,7 @@ def _check_numbers(
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
         (own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
     ]
-    problems = [
-        f"{name} must be {rule}, but it is {value}." for holds, name, rule, value in checks if not holds
-    ]
+    problems = [f"{name} must be {rule}, but it is {value}." for holds, name, rule, value in checks if not holds]
     if problems:
         raise DataError("\n".join(problems))
 
@@ -162,9 +158,7 @@ def _partition(
     return parts
 
 
-def _own_rows(
-    by_class: list[np.ndarray], labels: np.ndarray, count: int, rng: np.random.Generator
-) -> np.ndarray:
+def _own_rows(by_class: list[np.ndarray], labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """At most `count` different test rows, with the class proportions of a client's labels."""
     exact = count * np.bincount(labels, minlength=len(by_class)) / len(labels)
     wanted: np.ndarray = np.floor(exact).astype(np.int64)

@@ -40,9 +40,7 @@ def execute_all(
     names = [folder_name(run) for run in runs]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise ConfigError(
-            f"two runs are called {twice[0]!r}: give the entries in [compare] methods a name each"
-        )
+        raise ConfigError(f"two runs are called {twice[0]!r}: give the entries in [compare] methods a name each")
     results = [
         execute(
             run,
@@ -74,9 +72,7 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
         for key in SAME:
             values = {str(s[key]) for s in summaries if s["seed"] == seed}
             if len(values) > 1:
-                raise ConfigError(
-                    f"runs of seed {seed} can't be compared: {key} is {' and '.join(sorted(values))}"
-                )
+                raise ConfigError(f"runs of seed {seed} can't be compared: {key} is {' and '.join(sorted(values))}")
     names = list(dict.fromkeys(s["name"] for s in summaries))
     groups = {name: [s for s in summaries if s["name"] == name] for name in names}
     return {
@@ -117,9 +113,7 @@ def _difference(first: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
     pairs = [(a, by_seed[a["seed"]]) for a in first if a["seed"] in by_seed]
     per_seed = [a["accuracy"]["mean"] - b["accuracy"]["mean"] for a, b in pairs]
     per_client = [
-        x - y
-        for a, b in pairs
-        for x, y in zip(a["accuracy"]["per_client"], b["accuracy"]["per_client"], strict=True)
+        x - y for a, b in pairs for x, y in zip(a["accuracy"]["per_client"], b["accuracy"]["per_client"], strict=True)
     ]
     return {
         "first": first[0]["name"],

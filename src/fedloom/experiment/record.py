@@ -47,9 +47,7 @@ class Record:
     metrics: list[list[Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def measure(
-        self, round: int, iteration: int, stage: str, measure: str, value: float, party: str = ""
-    ) -> None:
+    def measure(self, round: int, iteration: int, stage: str, measure: str, value: float, party: str = "") -> None:
         """Add one row."""
         self.metrics.append([round, iteration, stage, party, measure, float(value)])
 
@@ -79,9 +77,7 @@ class Record:
         write_csv(folder / "ledger.csv", ledgers.COLUMNS, fed.ledger.state()["entries"])
         rows = [[t.round, t.party, t.kind, t.reason] for t in fed.failures]
         write_csv(folder / "failures.csv", FAILURES, rows)
-        traces = [
-            f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n" for t in fed.failures if t.trace
-        ]
+        traces = [f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n" for t in fed.failures if t.trace]
         if traces:
             write_atomically(folder / "trouble.log", "\n".join(traces).encode())
 

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from fedloom._version import __version__
-from fedloom.data.stats import describe
 from fedloom.engines import Engine, IsolatedEngine, LocalEngine
 from fedloom.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.evaluate import look, state_sha256
+from fedloom.experiment.evaluate import look
 from fedloom.experiment.record import Record, environment, write_json
+from fedloom.experiment.summary import partition, summarise, traffic
 from fedloom.experiment.world import World, build
 from fedloom.federation import Federation
 from fedloom.message import Tree
@@ -148,7 +148,7 @@ class _Session:
         text = config.toml(self.world.run)
         checkpoint.write_atomically(self.folder / "config.toml", text.encode())
         write_json(self.folder / "environment.json", environment())
-        write_json(self.folder / "partition.json", self._partition())
+        write_json(self.folder / "partition.json", partition(self.world))
 
     def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
         """The rounds that are left, and the end."""
@@ -175,7 +175,7 @@ class _Session:
             if self.done < world.rounds and stop():
                 self._save()
                 raise Stopped(self.done, self.folder)
-        summary = self._summary()
+        summary = summarise(world, self.fed, self.record, self.done, self._states())
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
@@ -222,17 +222,9 @@ class _Session:
                 for label, recall in zip(self.world.dataset.classes, seen.recall, strict=True):
                     if np.isfinite(recall):
                         add(round, iteration, stage, f"recall {label}", recall)
-        up, down, across = self._traffic()
-        for name, value in (("up", up), ("down", down), ("across", across)):
-            add(round, iteration, stage, f"bytes {name}", value)
+        for way, count in traffic(self.fed).items():
+            add(round, iteration, stage, f"bytes {way}", count)
         self.record.spend("evaluate", perf_counter() - clock)
-
-    def _traffic(self) -> tuple[int, int, int]:
-        """Bytes of tensor data to the home party, from it, and between the others."""
-        pairs = self.fed.ledger.pairs.items()
-        up = sum(size for (a, b), (_, size) in pairs if b == self.home)
-        down = sum(size for (a, b), (_, size) in pairs if a == self.home)
-        return up, down, sum(size for _, (_, size) in pairs) - up - down
 
     def _points(self) -> set[int]:
         """The rounds after which the run is evaluated and saved; the last is always one."""
@@ -260,59 +252,6 @@ class _Session:
         checkpoint.save(self.folder / "checkpoints", self.done, mark, self._states(), records)
         self.record.write(self.folder, self.fed)
         self.record.spend("save", perf_counter() - clock)
-
-    def _partition(self) -> dict[str, Any]:
-        world = self.world
-        stats = describe(world.dataset.y, world.split.shards, world.dataset.classes)
-        return {
-            "classes": list(world.dataset.classes),
-            "counts": stats.counts.tolist(),
-            "architectures": list(world.architectures),
-            "test": len(world.split.test),
-            "public": len(world.split.public),
-            "public_sha256": world.public_digest,
-        }
-
-    def _summary(self) -> dict[str, Any]:
-        world, run = self.world, self.world.run
-        final = {
-            (r[4], r[3]): r[5] for r in self.record.metrics if r[0] == self.done
-        }  # the last stage of the last round overwrites earlier ones
-        names = [self.engine.name(i) for i in self.engine.ids]
-        up, down, across = self._traffic()
-        reasons: dict[str, int] = {}
-        for trouble in self.fed.failures:
-            reasons[trouble.reason] = reasons.get(trouble.reason, 0) + 1
-        return {
-            "name": run.name or world.method.name,
-            "method": world.method.name,
-            "title": world.method.title,
-            "preset": run.preset,
-            "params": world.cfg.model_dump(mode="json"),
-            "seed": run.seed,
-            "rounds": self.done,
-            "iterations": self.done * world.cfg.iterations_per_round,
-            "dataset": world.dataset.name,
-            "clients": len(names),
-            "engine": run.engine.model_dump(),
-            "accuracy": _summarised(final, "accuracy", names),
-            "own_accuracy": _summarised(final, "own accuracy", names) if "own" in self.tests else None,
-            "agreement": final.get(("agreement", "")),
-            "chance": world.chance,
-            "bytes": {"up": up, "down": down, "across": across},
-            "messages": sum(count for count, _ in self.fed.ledger.pairs.values()),
-            "seconds": {"total": sum(self.record.seconds.values()), **self.record.seconds},
-            "failures": len(self.fed.failures),
-            "failure_reasons": reasons,
-            "public_sha256": world.public_digest,
-            "state_sha256": state_sha256(self._states().items()),
-            "fedloom": __version__,
-        }
-
-
-def _summarised(final: dict[tuple[str, str], float], what: str, names: list[str]) -> dict[str, Any]:
-    each = [final[what, name] for name in names]
-    return {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each}
 
 
 def _engine(world: World) -> Engine:
@@ -351,6 +290,4 @@ def settle(folder: Path, *, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; --out takes a folder")
     if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(
-            f"{folder} is not empty; add --resume to go on with its run, or choose another --out"
-        )
+        raise ConfigError(f"{folder} is not empty; add --resume to go on with its run, or choose another --out")

@@ -134,9 +134,7 @@ def build(
     input_shape = tuple(input_shape)
     check_name(name)
     if not input_shape or not all(_natural(n) for n in (*input_shape, classes)):
-        raise ModelError(
-            f"a network needs lengths and classes from 1, not shape {input_shape}, {classes} classes"
-        )
+        raise ModelError(f"a network needs lengths and classes from 1, not shape {input_shape}, {classes} classes")
     if norm is not None and norm not in get_args(Norm):
         raise ModelError(f"norm must be one of {', '.join(get_args(Norm))}, not {norm!r}")
     with _seeded(seed):
@@ -153,9 +151,7 @@ def check_name(name: str) -> None:
     if ":" in name:
         custom.find(name)
     elif name not in MODELS:
-        raise ModelError(
-            f"there is no model {name!r}.{did_you_mean(name, MODELS)} Your own is package.module:factory."
-        )
+        raise ModelError(f"there is no model {name!r}.{did_you_mean(name, MODELS)} Your own is package.module:factory.")
 
 
 def _natural(n: object) -> bool:

@@ -13,9 +13,7 @@ from torch import nn
 from fedloom.models.parts import Classifier, Norm, conv, normalise
 
 
-def cnn(
-    shape: tuple[int, ...], classes: int, norm: Norm, widths: tuple[int, ...], hidden: int | None
-) -> Classifier:
+def cnn(shape: tuple[int, ...], classes: int, norm: Norm, widths: tuple[int, ...], hidden: int | None) -> Classifier:
     """A 3x3 convolution, norm, ReLU and 2x2 max pooling for each width, then `hidden` ReLU units."""
     channels, height, width = shape
     layers: list[nn.Module] = []

@@ -25,8 +25,8 @@ def write(folder: Path) -> Path:
         page = single.page(read.read_run(folder))
     else:
         raise DataError(
-            f"a report needs a folder with result.json, metrics.csv or comparison.json, but {folder} has none of "
-            "them; name the folder that `fedloom run` or `fedloom compare` wrote, once it holds a checkpoint"
+            f"a report needs a folder with result.json, metrics.csv or comparison.json, but {folder} has none; "
+            "name the folder of a run or comparison, once it holds a checkpoint"
         )
     return _saved(render(page), folder / "report.html")
 

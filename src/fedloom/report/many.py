@@ -24,7 +24,9 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
         raise DataError("a comparison needs the folder of at least one run; none was given")
     for run in runs:
         if not run.finished:
-            raise DataError(f"{run.folder} holds an unfinished run; finish it by --resume before it is compared")
+            raise DataError(
+                f"{run.folder} holds an unfinished run; finish it by --resume before it is compared"
+            )
     runs = _named_apart(runs)
     found, problem = _summarised(runs)
     return found, runs, problem
@@ -68,6 +70,10 @@ def _summarised(runs: Sequence[Run]) -> tuple[Comparison, str]:
 def _same_rows(runs: Sequence[Run]) -> None:
     """Refuse to pair runs of one seed whose clients hold other rows."""
     for seed in {run.summary.seed for run in runs}:
-        held = {(run.partition.classes, run.partition.counts, run.partition.test) for run in runs if run.summary.seed == seed}
+        held = {
+            (run.partition.classes, run.partition.counts, run.partition.test)
+            for run in runs
+            if run.summary.seed == seed
+        }
         if len(held) > 1:
             raise ConfigError(f"runs of seed {seed} can't be compared: their clients hold different rows")

@@ -10,14 +10,16 @@ from urllib.parse import quote
 import numpy as np
 
 from fedloom.report import plots, words
+from fedloom.report.clients import of_several
+from fedloom.report.learning import ACROSS, ITERATION, sent
+from fedloom.report.looks import Look, look
 from fedloom.report.page import Cell, Figure, Page, Section, Table, cells
-from fedloom.report.plots import Dots, Level, Line
+from fedloom.report.plots import Level, Line
 from fedloom.report.read import START, Run
 from fedloom.report.schema import Comparison, Difference, MethodFound
-from fedloom.report.single import partition, sent
 
+NONE = "–"
 ONE_SEED = "One seed says nothing about chance: repeat with other seeds before you call a method better."
-
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t with 1, 2, … degrees of freedom."""
 
@@ -31,113 +33,130 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
         runs: those runs of it whose files are there.
         problem: why the runs can't be paired, if so.
     """
-    names = [method.name for method in found.methods]
-    chances = [method.chance for method in found.methods]
-    level = [] if problem or not chances else [Level("chance", float(np.mean(chances)))]
-    missing = len(found.runs) - len(runs)
-    sections = [_methods(found), _differences(found)]
+    sections = [_methods(found)]
+    if found.differences:
+        sections.append(_differences(found))
     if runs:
-        sections += [_learning(found, runs, level), *([] if problem else [_clients(found, runs)]), _runs(folder, runs)]
-    lost = f"The folders of {words.times(missing, 'run')} are not here, so figures leave them out." if missing else ""
+        sections.append(_learning(found, runs, [] if problem else [Level("chance", _chance(found))]))
+        sections += [] if problem else [of_several(found, runs)]
+        sections.append(_runs(folder, runs))
+    missing = len(found.runs) - len(runs)
+    warning = (
+        f"The folders of {words.times(missing, 'run')} are not here: figures leave them out."
+        if missing
+        else ""
+    )
     return Page(
-        title=found.title or words.capital(words.together(names)),
+        title=found.title or words.capital(words.together([m.name for m in found.methods])),
         subtitle=_subtitle(runs),
         lead=_lead(found),
-        warning=f"Side by side only, without paired differences: {problem}." if problem else lost,
-        sections=[section for section in sections if section],
-        footer="Written by fedloom from comparison.json and the files of its runs' folders.",
+        warning=f"Side by side only, without paired differences: {problem}." if problem else warning,
+        sections=sections,
+        footer="Written by fedloom from comparison.json and the files of the runs' folders.",
     )
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
+    """What the runs share, or between what they range."""
     if not runs:
         return ""
     every = [run.summary for run in runs]
-    seeds = sorted({s.seed for s in every})
-    clients = words.span({s.clients for s in every})
-    return " · ".join(
-        (
-            words.together(sorted({s.dataset for s in every})),
-            "1 client" if clients == "1" else f"{clients} clients",
-            f"{words.span({s.iterations for s in every})} iterations",
-            f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {words.together([str(s) for s in seeds])}",
-        )
+    clients, seeds = {s.clients for s in every}, sorted({s.seed for s in every})
+    parts = (
+        words.together(sorted({s.dataset for s in every})),
+        f"{words.span(clients)} client{'' if clients == {1} else 's'}",
+        f"{words.span({s.iterations for s in every})} iterations",
+        f"seed{'' if len(seeds) == 1 else 's'} {words.together([str(seed) for seed in seeds])}",
     )
+    return " · ".join(parts)
+
+
+def _chance(found: Comparison) -> float:
+    return float(np.mean([m.chance for m in found.methods]))
 
 
 def _lead(found: Comparison) -> str:
-    """Who reached what, in a sentence."""
-    methods = found.methods if len(found.methods) <= 5 else _ends(found.methods)
-    many = any(len(m.seeds) > 1 for m in methods)
-    each = [f"{m.name} {words.spread(m.accuracy.mean, m.accuracy.std_over_seeds if many else m.accuracy.std_over_clients)}" for m in methods]
-    over = "seeds" if many else "clients"
-    chance = float(np.mean([m.chance for m in found.methods]))
-    start = "Reached on the global test set: " if methods is found.methods else "The lowest and the highest accuracy on the global test set: "
-    return f"{start}{words.together(each)} (s.d. over {over}). Always answering the most frequent class gives {words.percent(chance)}."
+    """Who reached what, in a sentence; of many methods, the best and the last."""
+    ordered = sorted(found.methods, key=lambda m: -m.accuracy.mean)
+    over = "seeds" if any(len(m.seeds) > 1 for m in ordered) else "clients"
+
+    def reached(m: MethodFound) -> str:
+        deviation = m.accuracy.std_over_seeds if over == "seeds" else m.accuracy.std_over_clients
+        return f"{m.name} {words.spread(m.accuracy.mean, deviation)}"
+
+    if len(ordered) <= 5:
+        text = f"Accuracy on the global test set: {words.together([reached(m) for m in ordered])}"
+    else:
+        text = f"Accuracy on the global test set: from {reached(ordered[0])} to {reached(ordered[-1])}"
+    chance = words.percent(_chance(found))
+    return f"{text} (s.d. over {over}); always answering the most frequent class gives {chance}."
 
 
-def _ends(methods: Sequence[MethodFound]) -> list[MethodFound]:
-    ordered = sorted(methods, key=lambda m: m.accuracy.mean)
-    return [ordered[0], ordered[-1]]
+def _points(share: float | None) -> str:
+    """A standard deviation in percentage points."""
+    return NONE if share is None else f"{100 * share:.1f}"
 
 
 def _methods(found: Comparison) -> Section:
+    """The table of methods; a column that would be empty for all is left out."""
     across = any(m.bytes.across for m in found.methods)
+    several = any(len(m.seeds) > 1 for m in found.methods)
+    columns = [
+        "Method",
+        "Preset",
+        "Accuracy",
+        "s.d. over clients",
+        *(["s.d. over seeds", "Seeds"] if several else []),
+    ]
+    columns += ["Sent up", "Sent down", *(["Sent across"] if across else []), "Time", "Failures"]
     rows = []
     for number, m in enumerate(found.methods):
-        over_seeds = m.accuracy.std_over_seeds
-        ways = (m.bytes.up, m.bytes.down, m.bytes.across)[: 3 if across else 2]
+        over_seeds = [_points(m.accuracy.std_over_seeds), str(len(m.seeds))] if several else []
+        ways = [m.bytes.up, m.bytes.down, *([m.bytes.across] if across else [])]
         rows.append(
             cells(
-                Cell(m.name, title=m.method, key=plots.look(number).key("").sample),
+                Cell(m.name, title=m.method, key=look(number).key("").sample),
                 m.preset,
                 words.percent(m.accuracy.mean),
-                f"{100 * m.accuracy.std_over_clients:.1f}",
-                "–" if over_seeds is None else f"{100 * over_seeds:.1f}",
-                str(len(m.seeds)),
+                _points(m.accuracy.std_over_clients),
+                *over_seeds,
                 *(Cell(words.size(way), words.exactly(way)) for way in ways),
                 words.duration(m.seconds),
                 words.whole(m.failures),
             )
         )
-    columns = ("Method", "Preset", "Accuracy", "s.d. over clients", "s.d. over seeds", "Seeds", "Sent up", "Sent down")
-    columns += ("Sent across",) if across else ()
-    caption = "Accuracy on the global test set, mean over clients and seeds; bytes of tensor data and time for one run; failures in all runs"
-    return Section("Methods", tables=[Table(caption, (*columns, "Time", "Failures"), rows, words=2)])
+    caption = "Accuracy on the global test set; tensor data and wall time of one run, failures in all runs"
+    return Section("Methods", tables=[Table(caption, columns, rows, words=2)])
 
 
-def _differences(found: Comparison) -> Section | None:
-    if not found.differences:
-        return None
+def _differences(found: Comparison) -> Section:
+    several = any(len(d.per_seed) > 1 for d in found.differences)
+    columns = ["Difference", "Points", *(["s.d. over seeds", "95 % interval", "Seeds"] if several else [])]
     rows = []
     for d in found.differences:
-        low, high = interval(d)
+        ends = interval(d)
+        between = f"{words.points(ends[0])} to {words.points(ends[1])}" if ends else NONE
+        over_seeds = [_points(d.std_over_seeds), between, str(len(d.per_seed))] if several else []
+        mean = NONE if d.mean is None else words.points(d.mean)
+        better = f"{d.clients_better}/{d.clients}"
         rows.append(
             cells(
-                f"{d.first} − {d.other}",
-                "–" if d.mean is None else words.points(d.mean),
-                "–" if d.std_over_seeds is None else f"{100 * d.std_over_seeds:.1f}",
-                "–" if low is None or high is None else f"{words.points(low)} to {words.points(high)}",
-                f"{d.clients_better}/{d.clients}",
-                str(len(d.per_seed)),
+                f"{d.first} {words.MINUS} {d.other}", mean, *over_seeds, _points(d.std_over_clients), better
             )
         )
-    columns = ("Difference", "Points", "s.d. over seeds", "95 % interval", "Clients better", "Seeds")
-    caption = "Accuracy of the first minus the other, in percentage points, on the same data, clients and seed"
-    one = all(len(d.per_seed) == 1 for d in found.differences)
+    caption = "Accuracy of the first minus the other, in percentage points, on the same data and seed"
     return Section(
         "Paired differences",
-        text=[ONE_SEED] if one else [],
-        tables=[Table(caption, columns, rows)],
-        points=[verdict(d) for d in found.differences],
+        tables=[Table(caption, [*columns, "s.d. over clients", "Clients better"], rows)],
+        points=[verdict(d) for d in found.differences] + ([] if several else [ONE_SEED]),
     )
 
 
-def interval(d: Difference) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of the mean difference by Student's t over seeds; nothing for fewer than two seeds."""
+def interval(d: Difference) -> tuple[float, float] | None:
+    """The 95 % interval of the mean difference by Student's t over seeds; None for fewer than two seeds."""
     seeds = len(d.per_seed)
     if d.mean is None or d.std_over_seeds is None or seeds < 2:
-        return None, None
+        return None
     freedom = seeds - 1
     quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.4 / freedom + 3 / freedom**2
     half = quantile * d.std_over_seeds / seeds**0.5
@@ -147,73 +166,70 @@ def interval(d: Difference) -> tuple[float, float] | tuple[None, None]:
 def verdict(d: Difference) -> str:
     """What a difference lets one say, and no more."""
     if d.mean is None:
-        return f"{d.first} and {d.other} have no seed in common: nothing can be paired."
-    side = "above" if d.mean > 0 else "below" if d.mean < 0 else "level with"
-    by = f"{words.points(abs(d.mean)).lstrip('+')} points {side}" if d.mean else side
-    low, high = interval(d)
-    if low is None or high is None:
-        better = f"better at {d.clients_better} of {words.times(d.clients, 'client')}"
-        return f"In the one seed {d.first} is {by} {d.other}, and {better}."
-    seeds = words.times(len(d.per_seed), "seed")
-    between = f"(95 % interval {words.points(low)} to {words.points(high)})"
-    if low <= 0 <= high:
-        return f"Over {seeds} {d.first} is on average {by} {d.other} {between}. The interval holds 0: these seeds do not tell which is better."
-    return f"Over {seeds} {d.first} is {by} {d.other} {between}: more than the seeds vary, on this data and with these clients."
+        return f"{d.first} and {d.other} have no seed in common: there is nothing to pair."
+    by = f"{100 * abs(d.mean):.1f} points {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
+    ends = interval(d)
+    if ends is None:
+        better = f"better at {d.clients_better} of {d.clients} clients"
+        return f"{d.first} is {by} {d.other} in the one seed, and {better}."
+    start = f"Over {words.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
+    between = f"95 % interval {words.points(ends[0])} to {words.points(ends[1])}"
+    if ends[0] <= 0 <= ends[1]:
+        same = len({value > 0 for value in d.per_seed}) == 1
+        between += ", though all seeds agree in sign," if same else ""
+        return f"{start}, but the {between} holds 0: these seeds do not tell which is better."
+    return f"{start} ({between}): more than the seeds vary, on this data and with this setting."
 
 
-def _learning(found: Comparison, runs: Sequence[Run], level: list[Level]) -> Section:
-    curves, costs, silent = [], [], list(level)
-    several = False
+def _learning(found: Comparison, runs: Sequence[Run], levels: list[Level]) -> Section:
+    """All methods' accuracy by iteration and by what the clients sent."""
+    curves, costs, silent = [], [], list(levels)
     for number, method in enumerate(found.methods):
         own = [run for run in runs if run.summary.name == method.name]
         if not own:
             continue
-        stage = (own[0].stages or [START])[-1]
-        x = own[0].curve("accuracy mean", stage)[0]
-        own = [run for run in own if np.array_equal(run.curve("accuracy mean", stage)[0], x)]
-        means = np.stack([run.curve("accuracy mean", stage)[1] for run in own])
-        several |= len(own) > 1
-        band = means.std(0, ddof=1) if len(own) > 1 else own[0].curve("accuracy std", stage)[1]
-        spent, look = np.mean([sent(run) for run in own], axis=0), plots.look(number)
-        curves.append(Line(method.name, x, means.mean(0), look, band))
+        curve = _mean_curve(own, method.name, number)
+        curves.append(curve)
+        spent = np.mean([sent(run)[: len(curve.x)] for run in own], axis=0)
         if spent[-1] > 0:
-            costs.append(Line(method.name, spent, means.mean(0), look))
+            costs.append(Line(method.name, spent, curve.y, curve.look))
         else:
-            silent.append(Level(f"{method.name}, which sends nothing", float(means.mean(0)[-1]), plots.Look(look.colour, dash=(6, 3))))
-    over = "seeds" if several else "clients"
-    ends = ", ".join(f"{line.label} {words.percent(line.y[-1])}" for line in curves)
-    svg, legend = plots.chart("learning", f"Mean accuracy by iteration; at the end {ends}.", curves, level, across="iterations of a client")
-    caption = f"Mean over clients{' and seeds' if several else ''}; the band is ± one s.d. over {over}. One iteration is one local step of a client."
-    figures = [Figure("Accuracy on the global test set", svg, legend, caption)]
+            dashed = Look(curve.look.colour, dash=(6, 3))
+            silent.append(Level(f"{method.name}, which sends nothing", float(curve.y[-1]), dashed))
+    several = any(len(method.seeds) > 1 for method in found.methods)
+    ends = words.together([f"{line.label} {words.percent(line.y[-1])}" for line in curves])
+    alt = f"Mean accuracy by iteration; at the end {ends}."
+    svg, legend = plots.chart("learning", alt, curves, levels, across=ACROSS)
+    over = (
+        " and seeds; the band is ± one s.d. over seeds"
+        if several
+        else "; the band is ± one s.d. over clients"
+    )
+    figures = [
+        Figure("Accuracy on the global test set", svg, legend, f"Mean over clients{over}. {ITERATION}")
+    ]
     if costs:
-        alt = "Mean accuracy by bytes that the clients sent; in all " + ", ".join(f"{line.label} {words.size(line.x[-1])}" for line in costs) + "."
-        svg, legend = plots.chart("bytes", alt, costs, silent, across="sent by all clients", form_x=words.size)
-        figures.append(Figure("Accuracy by what it cost to send", svg, legend, "Tensor data that the clients sent, without framing."))
+        ends = words.together([f"{line.label} {words.size(line.x[-1])}" for line in costs])
+        alt = f"Mean accuracy by bytes that the clients sent; in all {ends}."
+        across = "sent by all clients"
+        svg, legend = plots.chart("bytes", alt, costs, silent, across=across, form_x=plots.volume)
+        caption = "Tensor data that the clients sent, without framing."
+        figures.append(Figure("Accuracy by what it cost to send", svg, legend, caption))
     return Section("Learning", figures=figures)
 
 
-def _clients(found: Comparison, runs: Sequence[Run]) -> Section | None:
-    """Client by client in one seed: another seed deals other rows, so its client 3 is another client."""
-    seed = runs[0].summary.seed
-    same = {run.summary.name: run for run in runs if run.summary.seed == seed}
-    first = same.get(found.reference, runs[0])
-    order = np.argsort(-np.array(first.summary.accuracy.per_client), kind="stable")
-    series = [
-        Dots(method.name, np.array(same[method.name].summary.accuracy.per_client)[order], plots.look(number))
-        for number, method in enumerate(found.methods)
-        if method.name in same
-    ]
-    labels = [f"{first.names[i]}  {first.partition.architectures[i]}" for i in order]
-    alt = "Accuracy of each client by method; mean " + ", ".join(f"{s.label} {words.percent(s.values.mean())}" for s in series) + "."
-    svg, legend = plots.dots("clients", alt, labels, series, notes=False)
-    several = len({run.summary.seed for run in runs}) > 1
-    caption = f"Sorted by {first.summary.name}, on the global test set."
-    caption += f" Seed {seed}; each seed deals other rows." if several else ""
-    figure = Figure("Accuracy of each client", svg, legend, caption)
-    return Section("Clients", figures=[figure, partition(first, f", seed {seed}" if several else "")])
+def _mean_curve(runs: Sequence[Run], name: str, number: int) -> Line:
+    """A method's mean over seeds with their deviation; with one seed, the deviation over clients."""
+    stages = [(run.stages or [START])[-1] for run in runs]
+    curves = [run.curve("accuracy mean", stage) for run, stage in zip(runs, stages, strict=True)]
+    points = min(len(x) for x, _ in curves)
+    y = np.stack([y[:points] for _, y in curves])
+    band = y.std(0, ddof=1) if len(y) > 1 else runs[0].curve("accuracy std", stages[0])[1]
+    return Line(name, curves[0][0][:points], y.mean(0), look(number), band)
 
 
 def _runs(folder: Path, runs: Sequence[Run]) -> Section:
+    """Each run, with the way to its own report where there is one."""
     rows = []
     for run in runs:
         s, target = run.summary, run.folder / "report.html"
@@ -223,13 +239,12 @@ def _runs(folder: Path, runs: Sequence[Run]) -> Section:
                 Cell(s.name, href=href),
                 str(s.seed),
                 words.spread(s.accuracy.mean, s.accuracy.std),
-                words.percent(s.own_accuracy.mean) if s.own_accuracy else "–",
-                words.percent(s.agreement) if s.agreement is not None else "–",
+                words.percent(s.own_accuracy.mean) if s.own_accuracy else NONE,
+                words.percent(s.agreement) if s.agreement is not None else NONE,
                 words.whole(s.failures),
-                Cell((s.state_sha256 or "–")[:12], s.state_sha256 or ""),
+                Cell((s.state_sha256 or NONE)[:12], s.state_sha256 or ""),
             )
         )
-    columns = ("Run", "Seed", "Accuracy", "On own classes", "Agreement", "Failures", "State")
-    linked = any(row[0].href for row in rows)
-    caption = "Accuracy ± s.d. over clients" + ("; a name leads to the run's own report" if linked else "")
-    return Section("Runs", tables=[Table(caption, columns, rows)])
+    columns = ("Run", "Seed", "Accuracy", "On own class mix", "Agreement", "Failures", "State hash")
+    linked = "; a name leads to the run's own report" if any(row[0].href for row in rows) else ""
+    return Section("Runs", tables=[Table(f"Accuracy ± s.d. over clients{linked}", columns, rows)])

@@ -1,7 +1,7 @@
 """From a matplotlib figure to an SVG that lives inside a page.
 
-Colours become variables of the page's style sheet, so that one picture serves light, dark and print; text stays text
-in the page's font; ids are hashes of what they name, so that equal runs give equal bytes.
+Colours become variables of the page's style sheet, so that one picture serves light, dark and print; text stays
+text in the page's font; ids are hashes of what they name, so that equal runs give equal bytes.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def inline(figure: Any, slug: str, alt: str) -> Markup:
     text = re.sub(r">\s+<", "><", text)
     text = re.sub(r"<defs></defs>|<g></g>", "", text)
     width, height = (72 * side for side in figure.get_size_inches())
-    head = f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img"'
-    return Markup(f'{head} aria-label="{escape(alt)}">{text.strip()}')
+    head = f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    return Markup(f'{head} style="max-width:{1.15 * width:.0f}px">{text.strip()}')
 
 
 def _tidied(tag: str, named: set[str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 NBSP = "\u00a0"
 MINUS = "\u2212"
 
-_NUMBERS = "no one two three four five six seven eight nine ten eleven twelve".split()
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def percent(share: float) -> str:
@@ -58,10 +58,10 @@ def duration(seconds: float) -> str:
     return f"{whole(hours)}{NBSP}h {minutes}{NBSP}min"
 
 
-def times(number: int, noun: str) -> str:
+def times(number: int, noun: str, plural: str = "") -> str:
     """`ten clients`, `one client`, `20 clients`: small numbers as words."""
     word = _NUMBERS[number] if 0 <= number < len(_NUMBERS) else whole(number)
-    return f"{word} {noun}" + ("" if number == 1 else "s")
+    return f"{word} {noun if number == 1 else plural or noun + 's'}"
 
 
 def together(words: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -228,7 +229,7 @@ def without(own: Tensor, mean: Tensor, n: int) -> Tensor:
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers of these widths with ReLU between them."""
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in pairwise(widths):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -255,8 +256,7 @@ def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, 
 FEDAL = Method(
     name="fedal",
     title="Distillation with an adversarial server and less-forgetting",
-    paper="P. Han, X. Shi, J. Huang: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
-    "Adversarial Learning",
+    paper="P. Han, X. Shi, J. Huang: FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial Learning",
     family="distillation",
     config=Config,
     round=round,

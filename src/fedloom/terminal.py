@@ -1,4 +1,4 @@
-"""Progress in a terminal, plain lines elsewhere, and a stop that saves first."""
+"""What a person sees while a run goes on and at its end, and a stop that saves first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress as Bars, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
 
 if TYPE_CHECKING:
     from fedloom.experiment.config import Experiment
@@ -77,3 +79,42 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     finally:
         for s, handler in zip(signals, before, strict=True):
             signal.signal(s, handler)
+
+
+def show_comparison(found: dict[str, Any], out: Console) -> None:
+    """The end of a run: one row for each method."""
+    several = len(found["methods"][0]["seeds"]) > 1
+    spread = "± s.d. over seeds" if several else "± s.d. over clients"
+    table = Table("method", "accuracy", spread, "up", "down", "seconds", "failures", header_style="bold")
+    for m in found["methods"]:
+        accuracy = m["accuracy"]
+        deviation = accuracy["std_over_seeds"] if several else accuracy["std_over_clients"]
+        table.add_row(
+            m["name"],
+            f"{accuracy['mean']:.1%}",
+            f"{100 * deviation:.1f}",
+            size(m["bytes"]["up"]),
+            size(m["bytes"]["down"]),
+            f"{m['seconds']:.1f}",
+            str(m["failures"]),
+        )
+    out.print(table)
+    chance = found["methods"][0]["chance"]
+    out.print(f"always answering the most frequent class: {chance:.1%}")
+    for d in found["differences"]:
+        over = (
+            "" if d["std_over_seeds"] is None else f" ± {100 * d['std_over_seeds']:.1f} over {len(d['per_seed'])} seeds"
+        )
+        out.print(
+            f"{d['first']} - {d['other']}: {100 * d['mean']:+.1f} points{over}; "
+            f"better at {d['clients_better']} of {d['clients']} clients"
+        )
+
+
+def size(count: float) -> str:
+    """Bytes for people: 1.3 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,92 @@
+"""The figure of who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fedloom.report import words
+from fedloom.report.page import Key
+from fedloom.report.plots import note
+from fedloom.report.svg import GRID, INK, PAPER, SERIES, TEXT, canvas, drawing, inline
+
+
+@drawing()
+def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]) -> Markup:
+    """Who holds what: clients across, classes down, a cell the stronger the more rows it stands for.
+
+    Args:
+        slug, alt: see `inline`.
+        counts: (N, K) rows.
+        classes: K names.
+    """
+    clients, kinds = counts.shape
+    labels = [words.shortened(name, 20) for name in classes]
+    left = 16 + 6.6 * max(len(label) for label in labels)
+    inner = float(np.clip(46 * clients, 320, 1080 - left - 10))
+    tall = kinds * float(np.clip(320 / kinds, 5, 27))
+    figure, axes = canvas(left + inner + 10, tall + 70, left=left, right=10, top=26, bottom=44)
+    shades = counts.T / max(1, counts.max())
+    if np.count_nonzero(counts) > 1500:  # a picture is smaller than so many shapes
+        _picture(axes, shades)
+    else:
+        _cells(axes, shades)
+    _numbers(axes, counts, shades, (inner / clients, tall / kinds))
+    axes.set(xlim=(-0.5, clients - 0.5), ylim=(kinds - 0.5, -0.5))
+    axes.set_xticks(*_some(clients, inner, 30))
+    at, _ = _some(kinds, tall, 13)
+    axes.set_yticks(at, [labels[k] for k in at], color=INK, fontsize=TEXT - 1)
+    axes.set_xlabel("client", loc="right", fontsize=TEXT - 1)
+    axes.spines["bottom"].set_visible(False)
+    return inline(figure, slug, alt)
+
+
+def _picture(axes: Any, shades: np.ndarray) -> None:
+    """Shades (K, N) in [0, 1] as an image."""
+    from matplotlib.colors import to_rgba
+
+    kinds, clients = shades.shape
+    colours = np.tile([*to_rgba(SERIES[0])], (kinds, clients, 1))
+    colours[..., 3] = shades
+    extent = (-0.5, clients - 0.5, kinds - 0.5, -0.5)
+    axes.imshow(colours, aspect="auto", interpolation="none", extent=extent)
+
+
+def _cells(axes: Any, shades: np.ndarray) -> None:
+    """One rectangle for each shade (K, N) above 0, on a faint ground."""
+    from matplotlib.patches import Rectangle
+
+    kinds, clients = shades.shape
+    axes.add_patch(Rectangle((-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0))
+    for k, n in np.argwhere(shades > 0):
+        corner = (n - 0.46, k - 0.46)
+        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=SERIES[0], alpha=shades[k, n], linewidth=0))
+
+
+def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[float, float]) -> None:
+    """The rows of each cell, and above of each client, where a cell (width, height) in pixels has room."""
+    if cell[1] >= 14 and cell[0] >= 7 * len(str(counts.max())):
+        for (n, k), rows in np.ndenumerate(counts):
+            ink = PAPER if shades[k, n] > 0.55 else INK
+            if rows:
+                axes.text(n, k, f"{rows}", ha="center", va="center_baseline", fontsize=TEXT - 1.5, color=ink)
+    totals = [words.whole(rows) for rows in counts.sum(1)]
+    if cell[0] >= 10 * max(map(len, totals)):
+        for n, total in enumerate(totals):
+            note(axes, (n, 1), ("data", "axes fraction"), (0, 12), total, "center")
+
+
+def _some(number: int, room: float, each: float) -> tuple[list[int], list[str]]:
+    """So many of the ticks 0, 1, … as there is room for, and their labels."""
+    steps = [s * 10**e for e in range(6) for s in (1, 2, 5)]
+    step = next(s for s in steps if room / number * s >= each or s >= number)
+    at = list(range(0, number, step))
+    return at, [words.whole(n) for n in at]
+
+
+def shades(most: int) -> Key:
+    """The legend of `holdings`."""
+    return Key(Markup('<span class="shades"></span>'), f"0 to {words.whole(most)} rows")

@@ -1,0 +1,143 @@
+"""What one run measured over its iterations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedloom.report import plots, words
+from fedloom.report.looks import DASHES, Look, look
+from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
+from fedloom.report.plots import Dots, Level, Line
+from fedloom.report.read import START, Run
+
+ACROSS = "iterations of a client"
+ITERATION = "One iteration is one local step of a client."
+STANDARD = ("accuracy", "own accuracy", "loss", "agreement", "recall", "bytes")
+"""First words of what every run measures; all else are notes of its parties."""
+
+MEANINGS = {
+    "agreement": "How often two different clients give the same answer to a row of the global test set.",
+    "loss mean": "Cross-entropy on the global test set in nats, mean over clients.",
+    "discriminator loss": "At ln N the server can't tell the answers of the N clients apart.",
+    "discriminator accuracy": "How often the server names the author of an answer; guessing is right at 1/N.",
+    "gradient norm": "Length of each term's gradient for a public row at the last step of a round, mean over "
+    "rows and clients.",
+}
+
+
+def learning(run: Run) -> Section:
+    """Accuracy by iteration, stage by stage, and by what it cost to send."""
+    levels = [Level("chance", run.summary.chance)] if run.summary.chance is not None else []
+    lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
+    main = lines[0]
+    ends = f"from {words.percent(main.y[0])} at the start to {words.percent(main.y[-1])} at the end"
+    svg, legend = plots.chart(
+        "learning", f"Mean accuracy by iteration, {ends}.", lines, levels, across=ACROSS
+    )
+    figures = [Figure("Accuracy on the global test set", svg, legend, ITERATION)]
+    spent = sent(run)
+    if spent[-1] > 0:
+        alt = f"Mean accuracy by bytes that the clients sent, {words.size(spent[-1])} in all, {ends}."
+        line = replace(main, x=spent, label="mean over clients ± s.d.")
+        across = "sent by all clients"
+        svg, legend = plots.chart("bytes", alt, [line], levels, across=across, form_x=plots.volume)
+        caption = "Tensor data that the clients sent, without framing."
+        figures.append(Figure("Accuracy by what it cost to send", svg, legend, caption))
+    return Section(
+        "Learning", figures=figures, details=[Details("The numbers behind the curves", table=_points(run))]
+    )
+
+
+def _curve(run: Run, number: int, stage: str) -> Line:
+    """The mean after a stage; after the last one, number 0, with its band."""
+    x, y = run.curve("accuracy mean", stage)
+    label = f"after the {stage} stage" if len(run.stages) > 1 else "mean over clients"
+    if number:
+        return Line(label, x, y, replace(look(number), shape="square", dash=(5, 3), filled=False))
+    return Line(f"{label} ± s.d. over clients", x, y, look(0), run.curve("accuracy std", stage)[1])
+
+
+def sent(run: Run) -> np.ndarray:
+    """Bytes (n,) that the clients had sent, to whomever, at each evaluation after the last stage."""
+    stage = (run.stages or [START])[-1]
+    total: np.ndarray = run.curve("bytes up", stage)[1] + run.curve("bytes across", stage)[1]
+    return total
+
+
+def _points(run: Run) -> Table:
+    """Every evaluation, as numbers."""
+    whats = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down")
+    rows: list[tuple[int, list[Cell]]] = []
+    for stage in (START, *run.stages):
+        found = [run.measured.get((what, "", stage), ([], [])) for what in whats]
+        columns = zip(found[0][0], *(values for _, values in found), strict=True)
+        for iteration, mean, deviation, loss, up, down in columns:
+            traffic = (Cell(words.size(count), words.exactly(count)) for count in (up, down))
+            numbers = (words.percent(mean), f"{100 * deviation:.1f}", f"{loss:.3f}", *traffic)
+            rows.append((iteration, cells(words.whole(iteration), stage, *numbers)))
+    rows.sort(key=lambda row: row[0])
+    headings = ("Iteration", "Stage", "Accuracy", "s.d. over clients", "Loss", "Sent up", "Sent down")
+    return Table("Each evaluation on the global test set", headings, [row for _, row in rows], words=2)
+
+
+def diagnostics(run: Run) -> Section:
+    """Agreement, loss and accuracy by class, and whatever the parties noted."""
+    last = (run.stages or [START])[-1]
+    groups: dict[str, list[tuple[str, str, str]]] = {"agreement": [], "loss mean": []}
+    for key in run.measured:
+        measure, party, stage = key
+        if measure in groups and (party, stage) == ("", last):
+            groups[measure].append(key)
+        elif not measure.startswith(STANDARD) and party not in run.names:
+            name = "gradient norm" if measure.startswith("gradient norm ") else measure
+            groups.setdefault(name, []).append(key)
+    figures = [_panel(run, name, keys) for name, keys in groups.items() if keys]
+    return Section("Diagnostics", figures=[*figures, *_classes(run, last)], small=True)
+
+
+def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
+    """A small chart of one measure, or of several of a kind."""
+    lines = []
+    for number, (measure, party, stage) in enumerate(keys):
+        x, y = run.curve(measure, stage, party)
+        thin = Look(look(number).colour, dash=DASHES[number % len(DASHES)])
+        lines.append(Line(measure.removeprefix(f"{name} "), x, y, thin))
+    ends = words.together([f"{line.label} is {line.y[-1]:.3g}" for line in lines])
+    shares = "accuracy" in name or name == "agreement"
+    title = words.capital(name.removesuffix(" mean"))
+    svg, legend = plots.chart(
+        f"note {name}",
+        f"{title} by iteration; at the end {ends}.",
+        lines,
+        _reference(name, run.summary.clients),
+        across=ACROSS,
+        form_y=plots.share if shares else None,
+        width="small",
+    )
+    return Figure(title, svg, legend if len(legend) > 1 else (), MEANINGS.get(name, ""))
+
+
+def _reference(name: str, clients: int) -> list[Level]:
+    """What a measure is where nothing can be told."""
+    known = {"discriminator loss": ("ln", math.log(clients)), "discriminator accuracy": ("1 /", 1 / clients)}
+    return [Level(f"{known[name][0]} {clients}", known[name][1])] if name in known else []
+
+
+def _classes(run: Run, stage: str) -> list[Figure]:
+    """Accuracy by class at the end, where there are not too many classes."""
+    found = [run.measured.get((f"recall {name}", "", stage)) for name in run.partition.classes]
+    if not any(found) or len(found) > plots.ROWS:
+        return []
+    values = np.array([series[1][-1] if series else math.nan for series in found])
+    low, high = words.percent(np.nanmin(values)), words.percent(np.nanmax(values))
+    series = Dots("mean over clients", values, replace(look(0), dash=None))
+    svg, _ = plots.dots(
+        "classes", f"Accuracy by class, {low} to {high}.", run.partition.classes, [series], small=True
+    )
+    caption = (
+        "Share of a class's rows in the global test set that are recognised at the end, mean over clients."
+    )
+    return [Figure("Accuracy by class", svg, (), caption)]

@@ -1,0 +1,89 @@
+"""How series look: colours, markers and dashes, in figures and in legends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fedloom.report.page import Key
+from fedloom.report.svg import INK, PAPER, SERIES, VARIABLES
+
+SHAPES: dict[str, list[tuple[float, float]]] = {
+    "circle": [(math.cos(a), math.sin(a)) for a in np.linspace(0, 2 * math.pi, 25)[:-1]],
+    "square": [(-0.85, -0.85), (0.85, -0.85), (0.85, 0.85), (-0.85, 0.85)],
+    "up": [(0, 1), (-1, -0.85), (1, -0.85)],
+    "diamond": [(0, 1), (1, 0), (0, -1), (-1, 0)],
+    "down": [(0, -1), (-1, 0.85), (1, 0.85)],
+    "plus": [
+        (sign * x, sign * y)
+        for sign in (1, -1)
+        for x, y in ((-0.35, 1), (0.35, 1), (0.35, 0.35), (1, 0.35), (1, -0.35), (0.35, -0.35))
+    ],
+}
+"""Corners of the markers within a square of side 2."""
+DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (3, 2), (8, 3, 2, 3))
+"""Lengths of dashes and gaps."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a series is drawn.
+
+    Attributes:
+        colour: as matplotlib draws it, a key of `VARIABLES`.
+        shape: of its markers, a key of `SHAPES`; None for none.
+        dash: lengths of dashes and gaps; empty for a whole line, None for no line.
+        filled: whether its markers are.
+    """
+
+    colour: str
+    shape: str | None = None
+    dash: tuple[float, ...] | None = ()
+    filled: bool = True
+
+    def style(self, size: float) -> dict[str, Any]:
+        """The same in matplotlib's words, with markers of a size in pixels."""
+        from matplotlib.path import Path
+
+        line = "none" if self.dash is None else (0, self.dash) if self.dash else "-"
+        style: dict[str, Any] = {"color": self.colour, "linestyle": line, "clip_on": False}
+        if self.shape and size:
+            corners = SHAPES[self.shape]
+            style["marker"] = Path([*corners, corners[0]], closed=True)
+            style |= {"markersize": size, "markeredgewidth": 1.0 if self.filled else 1.5}
+            edge, fill = (PAPER, self.colour) if self.filled else (self.colour, PAPER)
+            style |= {"markeredgecolor": edge, "markerfacecolor": fill}
+        return style
+
+    def key(self, text: str, *, band: bool = False) -> Key:
+        """Its entry in a legend."""
+        colour = VARIABLES[self.colour]
+        parts = []
+        if band:
+            parts.append(f'<rect y="1" width="28" height="12" style="fill:{colour};fill-opacity:.16"/>')
+        if self.dash is not None:
+            dash = f";stroke-dasharray:{' '.join(map(str, self.dash))}" if self.dash else ""
+            parts.append(f'<path d="M0 7H28" style="stroke:{colour};stroke-width:2;fill:none{dash}"/>')
+        if self.shape:
+            corners = " ".join(f"{14 + 4 * x:.1f},{7 - 4 * y:.1f}" for x, y in SHAPES[self.shape])
+            fill = colour if self.filled else VARIABLES[PAPER]
+            parts.append(
+                f'<polygon points="{corners}" style="fill:{fill};stroke:{colour};stroke-width:1.4"/>'
+            )
+        svg = f'<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">{"".join(parts)}</svg>'
+        return Key(Markup(svg), text)
+
+
+LEVEL = Look(INK, dash=(1.5, 3))
+"""A value to hold others against, such as chance."""
+
+
+def look(number: int) -> Look:
+    """The look of series 0, 1, 2, …: colour, marker and dashes change, so that no one of them is needed."""
+    colours = (*SERIES, INK)
+    turns, i = divmod(number, len(colours))
+    return Look(colours[i], list(SHAPES)[number % len(SHAPES)], DASHES[turns % len(DASHES)])

@@ -1,0 +1,136 @@
+"""Config: everything that is wrong is told at once, before any work, with a mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedloom import methods
+from fedloom.errors import ConfigError, MethodError
+from fedloom.experiment import config
+from fedloom.experiment.config import RunConfig, check, read
+
+
+def test_all_problems_come_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(
+        'method = "fedal"\nrounds = -2\nsede = 3\n[data]\nnme = "digits"\nclients = 0\npartition = "dirichlet"\n'
+        '[data.options]\nalfa = 1.0\n[params]\ntua = 4\nlr = "fast"\n[models]\npool = ["mpl"]\n[engines]\nx = 1\n'
+    )
+    with pytest.raises(ConfigError) as error:
+        read(str(file))
+    text = str(error.value)
+    for part in (
+        "rounds: ",
+        "sede: there is no such setting. Did you mean 'seed'?",
+        "data.nme: there is no such setting. Did you mean 'name'?",
+        "data.clients: ",
+        "'alfa'",
+        "Did you mean 'alpha'?",
+        "params.tua: there is no such setting. Did you mean 'tau'?",
+        "params.lr: ",
+        "Did you mean 'mlp'?",
+        "engines: there is no such setting. Did you mean 'engine'?",
+    ):
+        assert part in text, part
+    assert len(text.splitlines()) == 9
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("quikstart", "Did you mean 'quickstart'?"),
+        ("nowhere.toml", "there is no file nowhere.toml"),
+        ("nowhere.py", "there is no file nowhere.py"),
+    ],
+)
+def test_unknown_sources(source: str, text: str) -> None:
+    with pytest.raises((ConfigError, MethodError), match=text):
+        read(source).run.resolve()
+
+
+def test_broken_toml_names_the_place(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text("method = fedal\n")
+    with pytest.raises(ConfigError, match=r"x\.toml is not valid TOML.*line 1"):
+        read(str(file))
+
+
+def test_overrides_reach_every_level_and_keep_types() -> None:
+    run = read(
+        "fedal",
+        ["data.options.alpha=0.5", "params.tau=3", "data.name=wine", "models.pool=['mlp']", "seed=7"],
+    ).run
+    assert run.data.options == {"alpha": 0.5}
+    assert (run.params, run.data.name, run.models.pool, run.seed) == ({"tau": 3}, "wine", ("mlp",), 7)
+    for bad in ("params", "=3", "a..b=1"):
+        with pytest.raises(ConfigError, match=r"dotted\.key=value"):
+            read("fedal", [bad])
+    with pytest.raises(ConfigError, match="holds a value, not a table"):
+        read("fedal", ["seed=3", "seed.x=1"])
+
+
+def test_length_in_iterations_is_fair_between_methods() -> None:
+    rounds = {name: read(name, ["iterations=601"]).run.resolve()[2] for name in ("fedal", "fedmd", "local")}
+    assert rounds == {"fedal": 121, "fedmd": 601, "local": 121}
+    assert read("fedal", ["rounds=4"]).run.resolve()[2] == 4
+    with pytest.raises(ConfigError, match="rounds or iterations, not both"):
+        check({"run": {"rounds": 1, "iterations": 2}})
+    assert read("quickstart", flags={"rounds": 3}).run.rounds == 3  # the flag wins over the file's iterations
+
+
+def test_resolved_config_reads_back_the_same(tmp_path: Path) -> None:
+    run = read("fedal", ["data.options.alpha=0.5", "params.disc_hidden=[8]", "faults.nan=0.1", "rounds=3"]).run
+    file = tmp_path / "config.toml"
+    file.write_text(config.toml(run))
+    assert read(str(file)).run == run
+
+
+def test_a_comparison_is_its_runs() -> None:
+    experiment = check(
+        {
+            "run": {"iterations": 10, "params": {"lr": 0.01}},
+            "compare": {
+                "methods": ["fedal", {"method": "fedal", "name": "slow", "params": {"lr": 0.001, "adv": 0}}],
+                "seeds": [0, 3],
+            },
+        }
+    )
+    runs = experiment.runs()
+    assert [(r.name, r.seed, r.params) for r in runs] == [
+        ("fedal", 0, {"lr": 0.01}),
+        ("fedal", 3, {"lr": 0.01}),
+        ("slow", 0, {"lr": 0.001, "adv": 0}),
+        ("slow", 3, {"lr": 0.001, "adv": 0}),
+    ]
+    with pytest.raises(ConfigError, match="Did you mean 'fedmd'"):
+        check({"compare": {"methods": ["fedal", "fdmd"]}})
+
+
+def test_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().seed = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", sorted(config.experiments()))
+def test_every_shipped_experiment_is_valid(name: str) -> None:
+    for run in read(name).runs():
+        run.resolve()
+
+
+def test_pages_of_ones_own(tmp_path: Path) -> None:
+    page = tmp_path / "mine.py"
+    page.write_text(methods.source_of("fedal").read_text())
+    assert methods.load(page).name == "fedal"
+    assert methods.load(f"{page}:fedmd").fixed["tau"] == 1
+    with pytest.raises(MethodError, match="Did you mean 'fedmd'"):
+        methods.load(f"{page}:fdmd")
+    page.write_text("import nothing_there\n")
+    with pytest.raises(MethodError, match=r"mine\.py can't be imported: ModuleNotFoundError"):
+        methods.load(page)
+    page.write_text("x = 1\n")
+    with pytest.raises(MethodError, match="defines no METHODS"):
+        methods.load(page)
+    with pytest.raises(MethodError, match="Did you mean 'fedal'"):
+        methods.find("fedall")

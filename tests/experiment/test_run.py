@@ -1,0 +1,313 @@
+"""A run on real digits: what it writes, what it repeats, what it survives."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedloom
+from fedloom.errors import CheckpointError, ConfigError, DataError, ModelError
+from fedloom.experiment import checkpoint
+from fedloom.experiment.compare import execute_all
+from fedloom.experiment.config import check, read
+from fedloom.experiment.evaluate import agreement
+from fedloom.experiment.run import Stopped, execute
+from fedloom.methods import registry
+
+SMALL: dict[str, Any] = {
+    "rounds": 6,
+    "params": {"tau": 2, "batch_size": 8},
+    "data": {"clients": 4, "public": 100, "own_test_rows": 30},
+    "models": {"pool": ["mlp", "linear", "cnn-small"], "norm": "batch"},
+    "evaluate": {"points": 3},
+}
+
+
+def small(**changes: Any) -> Any:
+    return check({"run": {**SMALL, **changes}}).run
+
+
+def metrics(folder: Path) -> list[list[str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.reader(file))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("run") / "whole"
+    return folder, execute(small(), folder).summary
+
+
+def test_the_folder_holds_what_is_promised(whole: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = whole
+    names = {p.name for p in folder.iterdir()}
+    assert {
+        "config.toml",
+        "environment.json",
+        "partition.json",
+        "metrics.csv",
+        "ledger.csv",
+        "result.json",
+    } <= names
+    assert len(list((folder / "checkpoints").iterdir())) == 2
+    assert json.loads((folder / "result.json").read_text()) == summary
+    keys = "method preset seed rounds dataset clients accuracy chance bytes seconds failures state_sha256"
+    assert set(keys.split()) <= set(summary)
+    assert (summary["method"], summary["rounds"], summary["dataset"], summary["clients"]) == (
+        "fedal",
+        6,
+        "digits",
+        4,
+    )
+    each = summary["accuracy"]["per_client"]
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean(each))
+    assert summary["accuracy"]["std"] == pytest.approx(np.std(each))
+    assert summary["bytes"]["up"] == 10 * 8 * 4 * 4 * 2 * 6
+    assert summary["bytes"]["down"] == 2 * summary["bytes"]["up"]
+    assert read(str(folder / "config.toml")).run == small()
+    text = "".join((folder / n).read_text() for n in ("environment.json", "config.toml", "result.json"))
+    assert str(Path.cwd()) not in text
+
+
+def test_metrics_are_one_tidy_table(whole: tuple[Path, dict[str, Any]]) -> None:
+    folder, summary = whole
+    header, *rows = metrics(folder)
+    assert header == ["round", "iteration", "stage", "party", "measure", "value"]
+    assert all(len(r) == 6 and float(r[5]) == float(r[5]) for r in rows)
+    assert {r[2] for r in rows} == {"start", "local", "transfer"}
+    final = {(r[4], r[3]): float(r[5]) for r in rows if r[0] == "6" and r[2] == "transfer"}
+    assert final["accuracy mean", ""] == summary["accuracy"]["mean"]
+    assert final["accuracy", "client-3"] == summary["accuracy"]["per_client"][3]
+    assert {"discriminator loss", "discriminator accuracy"} <= {m for m, p in final if p == "server"}
+    assert {"gradient norm kd", "gradient norm adv", "gradient norm lf", "agreement"} <= {m for m, _ in final}
+    every = {r[0] for r in rows if r[4] == "discriminator loss"}
+    assert every == {str(t) for t in range(1, 7)}  # diagnostics of each round
+    looked = {r[0] for r in rows if r[4] == "accuracy mean"}
+    assert looked == {"0", "2", "4", "6"}
+
+
+def test_the_same_config_gives_the_same_bits(whole: tuple[Path, dict[str, Any]]) -> None:
+    again = execute(small()).summary
+    assert again["state_sha256"] == whole[1]["state_sha256"]
+    assert again["accuracy"] == whole[1]["accuracy"]
+    assert execute(small(seed=1)).summary["state_sha256"] != again["state_sha256"]
+
+
+def test_the_strict_engine_gives_the_same_bits(whole: tuple[Path, dict[str, Any]]) -> None:
+    strict = execute(small(engine={"name": "isolated"})).summary
+    assert strict["state_sha256"] == whole[1]["state_sha256"]
+    assert strict["bytes"] == whole[1]["bytes"]
+
+
+def test_methods_share_splits_weights_and_batches() -> None:
+    runs = {n: execute(small(method=n, rounds=0)) for n in ("fedal", "fedmd", "local")}
+    assert len({r.summary["public_sha256"] for r in runs.values()}) == 1
+    assert len({tuple(r.summary["accuracy"]["per_client"]) for r in runs.values()}) == 1  # initial weights
+
+
+@pytest.mark.parametrize("rounds_done", [1, 3, 5])
+def test_a_stopped_run_resumes_to_the_same_bits(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path, rounds_done: int
+) -> None:
+    count = 0
+
+    def stop() -> bool:
+        nonlocal count
+        count += 1
+        return count == rounds_done
+
+    with pytest.raises(Stopped):
+        execute(small(), tmp_path, stop=stop)
+    resumed = execute(small(), tmp_path, resume=True).summary
+    assert resumed["state_sha256"] == whole[1]["state_sha256"]
+    assert metrics(tmp_path) == metrics(whole[0])
+    assert (tmp_path / "ledger.csv").read_text() == (whole[0] / "ledger.csv").read_text()
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    execute(small(), tmp_path)
+    again = execute(small(), tmp_path, resume=True).summary
+    assert again["state_sha256"] == whole[1]["state_sha256"]
+    assert metrics(tmp_path) == metrics(whole[0])
+
+
+COMMAND = [sys.executable, "-m", "fedloom", "run", "fedal", "--resume"]
+SETTINGS = [
+    "rounds=120",
+    "params.tau=2",
+    "data.clients=4",
+    "models.pool=['mlp','linear']",
+    "evaluate.points=40",
+]
+
+
+def test_killed_at_any_moment_it_ends_as_if_unbroken(tmp_path: Path) -> None:
+    flags = [x for s in SETTINGS for x in ("-s", s)]
+    unbroken = execute(read("fedal", SETTINGS).run, tmp_path / "a").summary
+    folder = tmp_path / "b"
+    kills = 0
+    for checkpoints in (1, 8, 20):  # kill right after so many have been written
+        process = subprocess.Popen(
+            [*COMMAND, *flags, "--out", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        goal = 120 * checkpoints // 40
+        while process.poll() is None:
+            done = [int(p.stem.split("-")[1]) for p in folder.glob("checkpoints/round-*.ckpt")]
+            if max(done, default=0) >= goal:
+                process.send_signal(signal.SIGKILL)
+                kills += process.wait() == -signal.SIGKILL
+                break
+            time.sleep(0.002)
+    assert kills >= 2
+    assert not (folder / "result.json").exists()
+    subprocess.run([*COMMAND, *flags, "--out", str(folder)], check=True, stdout=subprocess.DEVNULL)
+    result = json.loads((folder / "result.json").read_text())
+    assert result["state_sha256"] == unbroken["state_sha256"]
+    assert metrics(folder) == metrics(tmp_path / "a")
+
+
+def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    execute(small(), tmp_path)
+    older, newest = sorted((tmp_path / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-100])
+    resumed = execute(small(), tmp_path, resume=True).summary
+    assert resumed["state_sha256"] == whole[1]["state_sha256"]
+    assert "torn" in caplog.text
+    with pytest.raises(CheckpointError, match="another configuration"):
+        execute(small(seed=5), tmp_path, resume=True)
+    for path in (older, newest):
+        path.write_bytes(b"PK\x03\x04 not a checkpoint at all, but long enough to hold a digest")
+    with pytest.raises(CheckpointError, match="torn or altered"):
+        execute(small(), tmp_path, resume=True)
+
+
+def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
+    import hashlib
+
+    from fedloom import message
+
+    body = message.encode({"round": 3})
+    path = tmp_path / "round-000000003.ckpt"
+    path.write_bytes(body + hashlib.sha256(body).digest())
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        checkpoint.load(path, "x")
+
+
+def test_an_atomic_write_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x.json"
+    checkpoint.write_atomically(path, b"old")
+
+    def fail(*_: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint.write_atomically(path, b"new and longer")
+    assert path.read_bytes() == b"old"
+
+
+def test_faults_are_counted_and_a_faulty_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    faults = {"dropout": 0.1, "nan": 0.1, "crash": 0.1, "late": 0.1}
+    a = execute(small(faults=faults), tmp_path / "a")
+    assert a.summary["failures"] > 5
+    assert set(a.summary["failure_reasons"]) >= {"dropped out", "raised", "late"}
+    with pytest.raises(Stopped):
+        execute(small(faults=faults), tmp_path / "b", stop=lambda: True)
+    b = execute(small(faults=faults), tmp_path / "b", resume=True)
+    assert b.summary["state_sha256"] == a.summary["state_sha256"]
+    assert b.summary["failure_reasons"] == a.summary["failure_reasons"]
+    assert "Crash" in (tmp_path / "a" / "trouble.log").read_text()
+
+
+def test_what_can_not_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for changes, error in (
+        ({"data": {"public": 10_000}}, DataError),
+        ({"data": {"clients": 5000}}, DataError),
+        ({"data": {"name": "wine", "public": 20}, "models": {"pool": ["lenet5"]}}, ModelError),
+    ):
+        with pytest.raises(error):
+            execute(small(**changes), tmp_path / "x")
+        assert not (tmp_path / "x").exists()
+    with pytest.raises(ConfigError, match="--resume"):
+        (tmp_path / "full").mkdir()
+        (tmp_path / "full" / "file").touch()
+        fedloom.run("fedal", out=tmp_path / "full")
+
+
+@pytest.mark.parametrize("name", list(registry()))
+def test_every_method_runs_by_its_name_alone(name: str) -> None:
+    result = fedloom.run(name, rounds=2)
+    assert len(result.summary["accuracy"]["per_client"]) == 10
+    assert result.summary["failures"] == 0
+
+
+@pytest.mark.parametrize("data", ["wine", "breast_cancer"])
+def test_tables_work_too(data: str) -> None:
+    result = fedloom.run("fedal", iterations=60, data={"name": data, "clients": 4, "public": 30})
+    assert result.accuracy > result.summary["chance"]
+
+
+def test_agreement_counts_equal_pairs() -> None:
+    predicted = np.array([[0, 1, 2], [0, 1, 0], [0, 2, 1]])
+    pairs = [(a == b).mean() for i, a in enumerate(predicted) for b in predicted[i + 1 :]]
+    assert agreement(predicted, 3) == pytest.approx(np.mean(pairs))
+
+
+# -- comparisons, and the learning bar on real data --------------------------------------------------------
+
+
+def test_fedal_and_fedmd_learn_what_a_client_alone_can_not(tmp_path: Path) -> None:
+    """At alpha = 0.1 both are at least 20 points over Local. Nothing is said of one against the other."""
+    found = fedloom.compare(
+        ["fedal", "fedmd", "local"],
+        seeds=[0, 1],
+        iterations=400,
+        data={"options": {"alpha": 0.1}},
+        models={"pool": ["mlp", "mlp-large", "linear"]},
+        evaluate={"points": 1},
+    )
+    mean = {m["name"]: m["accuracy"]["mean"] for m in found["methods"]}
+    assert mean["fedal"] > mean["local"] + 0.2
+    assert mean["fedmd"] > mean["local"] + 0.2
+    (to_fedmd, to_local) = found["differences"]
+    assert to_local["mean"] == pytest.approx(mean["fedal"] - mean["local"])
+    assert len(to_local["per_seed"]) == 2 and to_local["clients"] == 20
+    assert to_fedmd["std_over_seeds"] == pytest.approx(np.std(to_fedmd["per_seed"], ddof=1))
+
+
+def test_a_comparison_resumes_and_keeps_what_is_done(tmp_path: Path) -> None:
+    experiment = check({"run": SMALL, "compare": {"methods": ["fedal", "local"], "seeds": [0]}})
+    whole = execute_all(experiment, tmp_path / "a")
+    calls = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == 8  # in the second run
+
+    with pytest.raises(Stopped):
+        execute_all(experiment, tmp_path / "b", stop=stop)
+    resumed = execute_all(experiment, tmp_path / "b", resume=True)
+    assert [m["accuracy"] for m in resumed["methods"]] == [m["accuracy"] for m in whole["methods"]]
+    assert json.loads((tmp_path / "b" / "comparison.json").read_text()) == resumed
+
+
+def test_runs_on_different_data_are_not_compared() -> None:
+    from fedloom.experiment.compare import summarise
+
+    a, b = execute(small(rounds=0)), execute(small(rounds=0, data={**SMALL["data"], "public": 50}))
+    with pytest.raises(ConfigError, match="public_sha256"):
+        summarise("", [a, b])

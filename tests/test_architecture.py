@@ -1,0 +1,120 @@
+"""The rules of the house, read off the imports themselves (docs/architecture.md draws them)."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "fedloom"
+
+# Each part, and what of fedloom it may import. What is not listed may be imported by nobody but itself.
+CORE = {
+    "_version", "errors", "rng", "_trees", "message", "losses", "optim", "network", "site", "party",
+    "method", "ledger", "faults",
+}  # fmt: skip
+ALLOWED = {
+    "core": CORE,
+    "data": {"errors", "rng"},
+    "models": {"errors"},
+    "engines": CORE,
+    "federation": CORE | {"engines"},
+    "methods": CORE | {"federation"},
+    "experiment": CORE | {"federation", "engines", "methods", "data", "models"},
+    "report": CORE | {"experiment", "data"},
+    "front": {"*"},
+}
+FRONT = {"__init__", "__main__", "api", "cli", "terminal", "catalogue"}
+
+
+def part(module: str) -> str:
+    """`fedloom.data.split` is of the part `data`, `fedloom.party` of the core."""
+    first = [*module.split("."), "__init__"][1]
+    if first in CORE:
+        return "core"
+    return "front" if first in FRONT else first
+
+
+def imports(file: Path) -> set[str]:
+    """Every module of fedloom that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{file}: relative import"
+            names = [node.module]
+            if node.module == "fedloom":
+                names = [f"fedloom.{a.name}" for a in node.names]
+        found |= {n for n in names if n.split(".")[0] == "fedloom"}
+    return found
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(SOURCE)))
+def test_imports_go_only_where_they_may(file: Path) -> None:
+    relative = file.relative_to(SOURCE).with_suffix("")
+    own = part(".".join(["fedloom", *relative.parts]))
+    allowed = ALLOWED[own]
+    for module in imports(file):
+        name = [*module.split("."), "__init__"][1]
+        assert "*" in allowed or name in allowed or part(module) == own, f"{own} must not import {module}"
+
+
+def test_a_method_page_imports_neither_engines_nor_experiments_nor_touches_the_world() -> None:
+    pages = sorted((SOURCE / "methods").rglob("*.py"))
+    assert len(pages) >= 3
+    forbidden = {"os", "sys", "time", "random", "logging", "multiprocessing", "threading", "socket", "pickle"}
+    for page in pages:
+        if page.name == "__init__.py":
+            continue
+        tree = ast.parse(page.read_text())
+        for node in ast.walk(tree):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] not in forbidden, f"{page.name} imports {name}"
+                assert not re.match(r"fedloom\.(engines|experiment|data|report)", name), f"{page.name}: {name}"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in {"print", "open"}, f"{page.name} calls {node.func.id}"
+
+
+def test_nothing_can_run_code_from_a_message_or_file() -> None:
+    """No pickle, and nothing that uses it: torch.load, allow_pickle, eval."""
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [a.name for a in node.names] + [getattr(node, "module", "") or ""]
+                assert not {"pickle", "dill", "cloudpickle", "marshal", "shelve"} & set(names), file
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called not in {"torch.load", "torch.save", "eval", "exec", "joblib.load"}, f"{file}: {called}"
+                for keyword in node.keywords:
+                    unsafe = keyword.arg == "allow_pickle" and getattr(keyword.value, "value", True)
+                    assert not unsafe and keyword.arg != "trust_remote_code", file
+
+
+def test_importing_fedloom_is_cheap_and_help_needs_no_torch() -> None:
+    code = (
+        "import sys, fedloom, fedloom.cli;"
+        "print([m for m in ('torch', 'sklearn', 'matplotlib', 'pydantic') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_a_run_imports_nothing_it_does_not_need() -> None:
+    """What is slow to import must not stand before the first round."""
+    code = (
+        "import sys, fedloom; fedloom.run('fedal', rounds=1, models={'pool': ['mlp']});"
+        "slow = ('matplotlib', 'datasets', 'pandas', 'scipy', 'sklearn', 'torch._dynamo');"
+        "print([m for m in slow if m in sys.modules])"
+    )
+    for _ in range(2):  # the first reads the digits through scikit-learn, the second from the cache
+        out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.strip() == "[]"
