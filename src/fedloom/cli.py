@@ -221,24 +221,23 @@ def main() -> NoReturn:
         format="%(message)s",
         handlers=[RichHandler(console=err, show_time=False, show_path=False)],
     )
+    sys.path.insert(0, "")  # networks of one's own: models.pool=['mine:network'] beside the working folder
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
     except FedloomError as error:
         for line in str(error).splitlines():
             err.print(f"[bold red]error[/]  {escape(line)}", soft_wrap=True)
-        sys.exit(2)
-    except typer.Exit as stop:
-        sys.exit(stop.exit_code)
-    except Exception as error:
-        shown = getattr(error, "show", None)  # click's own: a wrong option, a missing argument
-        if shown is None:
-            raise
-        shown()
-        sys.exit(getattr(error, "exit_code", 1))
+        code = 2
     except KeyboardInterrupt:
         err.print("stopped")
-        sys.exit(130)
-    sys.exit(0)
+        code = 130
+    except Exception as error:
+        show = getattr(error, "show", None)  # click's own: a wrong option, a missing argument
+        if show is None:
+            raise
+        show()
+        code = getattr(error, "exit_code", 1)
+    sys.exit(code or 0)
 
 
 def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool, workers: int) -> None:

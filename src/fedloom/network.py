@@ -38,15 +38,18 @@ class Network:
                 f"all parameters of {type(module).__name__} must have one dtype and device; "
                 "call .float() and .to(device) on it first"
             )
+        self._format = _fast_format(module, next(iter(parameters.values())))
         self.flat = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
         self.grad = torch.zeros_like(self.flat)
         self._views: dict[str, Tensor] = {}
+        self._grads: list[tuple[nn.Parameter, Tensor]] = []
         start = 0
         for name, p in parameters.items():
-            end = start + p.numel()
-            p.data = self._views[name] = self.flat[start:end].view(p.shape)
-            p.grad = self.grad[start:end].view(p.shape)
-            start = end
+            part = slice(start, start + p.numel())
+            self._views[name] = _view(self.flat[part], p, self._format).copy_(p.detach())
+            self._grads.append((p, _view(self.grad[part], p, self._format)))
+            p.data = self._views[name]
+            start = part.stop
         self._buffers = dict(module.named_buffers())
         names = (name.rpartition(".") for name in self._buffers)
         self._owners = [(module.get_submodule(path), key) for path, _, key in names]
@@ -62,12 +65,13 @@ class Network:
         if self._buffers:
             self._keep()
         self._mode(True)
-        out: Tensor = self.module(x)
+        out: Tensor = self.module(self._laid_out(x))
         return out
 
     def infer(self, x: Tensor) -> Tensor:
         """Outputs `(n, ...)` in evaluation mode, without a graph, in chunks of rows."""
         self._mode(False)
+        x = self._laid_out(x)
         with torch.no_grad():
             parts = [self.module(x[i : i + INFERENCE_ROWS]) for i in range(0, max(len(x), 1), INFERENCE_ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -111,9 +115,15 @@ class Network:
     def _step(self, outputs: Tensor, gradient: Tensor | None) -> None:
         self._keep()
         self._sent = None
-        self.grad.zero_()
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
+        for p, view in self._grads:  # cheaper than to accumulate into the views, which must be zeroed first
+            view.zero_() if p.grad is None else view.copy_(p.grad)
+            p.grad = None
         self.optimiser.step(self.flat, self.grad, self.slots)
+
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """`x` in the memory format that the weights have, where it is a batch of images."""
+        return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
 
     def _mode(self, training: bool) -> None:
         if self.module.training != training:
@@ -155,6 +165,23 @@ class Network:
         """Copy on first write, so that calls which only predict cost nothing."""
         if self._before is not None and not self._before:
             self._before = {part: {k: v.clone() for k, v in values.items()} for part, values in self.state().items()}
+
+
+def _fast_format(module: nn.Module, parameter: Tensor) -> torch.memory_format:
+    """Channels last for networks that say they can take it: up to 1.6 times faster on a CPU.
+
+    A network that calls `view` on what a convolution gives can't, so it must say so: `channels_last = True`.
+    """
+    able = getattr(module, "channels_last", False) and parameter.device.type == "cpu"
+    return torch.channels_last if able else torch.contiguous_format
+
+
+def _view(flat: Tensor, like: Tensor, format: torch.memory_format) -> Tensor:
+    """A piece of a flat vector as a tensor of the shape of `like`, in this memory format."""
+    if like.dim() == 4 and format == torch.channels_last:
+        o, i, h, w = like.shape
+        return flat.view(o, h, w, i).permute(0, 3, 1, 2)
+    return flat.view(like.shape)
 
 
 @torch.no_grad()

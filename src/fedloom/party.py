@@ -167,6 +167,10 @@ class Party(Generic[ConfigT]):
             raise MethodError(f"{type(self).__name__} needs a public set: set data.public to its size")
         return self.site.public.batches(t, steps, size)
 
+    def public_digest(self) -> str | None:
+        """What the public set that this party holds comes to: parties with different ones can't work together."""
+        return None if self.site.public is None else self.site.public.digest
+
     # -- what the experiment reads; nothing here is a message ------------------------------------------
 
     def note(self, name: str, value: Tensor | float) -> None:

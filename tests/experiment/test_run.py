@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ import pytest
 
 import fedloom
 from fedloom.errors import CheckpointError, ConfigError, DataError, ModelError
+from fedloom.engines import LocalEngine
 from fedloom.experiment import checkpoint
 from fedloom.experiment.compare import execute_all
 from fedloom.experiment.config import check, read
 from fedloom.experiment.evaluate import agreement
-from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.run import Stopped, agree, execute
+from fedloom.experiment.world import build
 from fedloom.methods import registry
+from fedloom.site import PublicSet
 
 SMALL: dict[str, Any] = {
     "rounds": 6,
@@ -260,6 +264,34 @@ def test_tables_work_too(data: str) -> None:
     assert result.accuracy > result.summary["chance"]
 
 
+def test_a_client_with_another_public_set_is_refused() -> None:
+    world = build(small())
+    sites = [make.args[1] for make in world.clients]  # type: ignore[attr-defined]
+    other = PublicSet(sites[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
+    parties = [world.method.client(world.cfg, replace(s, public=other) if s.id == 1 else s) for s in sites]
+    with pytest.raises(DataError, match=r"client-1 holds another public set: its digest is 0123456789abcdef…"):
+        agree(LocalEngine(parties), world.public_digest)
+
+
+def test_data_that_changed_is_not_resumed(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    rng = np.random.default_rng(0)
+    lines = [f"{a:.3f},{b:.3f},{int(a > b)}" for a, b in rng.normal(size=(200, 2))]
+    pytest.importorskip("datasets")
+    table.write_text("\n".join(["a,b,label", *lines]))
+    run = small(data={"name": str(table), "clients": 3, "public": 20}, models={"pool": ["mlp"]})
+    with pytest.raises(Stopped):
+        execute(run, tmp_path / "run", stop=lambda: True)
+    table.write_text("\n".join(["a,b,label", *reversed(lines)]))
+    with pytest.raises(CheckpointError, match="other data"):
+        execute(run, tmp_path / "run", resume=True)
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="engine: device 'cuda:77' can't be used here"):
+        small(engine={"device": "cuda:77"})
+
+
 def test_agreement_counts_equal_pairs() -> None:
     predicted = np.array([[0, 1, 2], [0, 1, 0], [0, 2, 1]])
     pairs = [(a == b).mean() for i, a in enumerate(predicted) for b in predicted[i + 1 :]]
@@ -274,9 +306,9 @@ def test_fedal_and_fedmd_learn_what_a_client_alone_can_not(tmp_path: Path) -> No
     found = fedloom.compare(
         ["fedal", "fedmd", "local"],
         seeds=[0, 1],
-        iterations=400,
-        data={"options": {"alpha": 0.1}},
-        models={"pool": ["mlp", "mlp-large", "linear"]},
+        iterations=300,
+        data={"options": {"alpha": 0.1}, "clients": 6},
+        models={"pool": ["mlp", "mlp-deep", "linear"]},
         evaluate={"points": 1},
     )
     mean = {m["name"]: m["accuracy"]["mean"] for m in found["methods"]}
@@ -284,7 +316,7 @@ def test_fedal_and_fedmd_learn_what_a_client_alone_can_not(tmp_path: Path) -> No
     assert mean["fedmd"] > mean["local"] + 0.2
     (to_fedmd, to_local) = found["differences"]
     assert to_local["mean"] == pytest.approx(mean["fedal"] - mean["local"])
-    assert len(to_local["per_seed"]) == 2 and to_local["clients"] == 20
+    assert len(to_local["per_seed"]) == 2 and to_local["clients"] == 12
     assert to_fedmd["std_over_seeds"] == pytest.approx(np.std(to_fedmd["per_seed"], ddof=1))
 
 

@@ -77,8 +77,8 @@ def load(path: Path, fingerprint: str) -> tuple[int, Any, dict[str, Any]]:
         raise CheckpointError(f"{path} is no checkpoint of fedloom: {error}") from None
     if found != fingerprint:
         raise CheckpointError(
-            f"{path} belongs to a run with another configuration; resume with the settings in its folder's "
-            "config.toml, or choose another --out"
+            f"{path} belongs to a run with another configuration, other data or another version of the code; resume "
+            "with the settings in its folder's config.toml, or choose another --out"
         )
     return int(round), states, records
 

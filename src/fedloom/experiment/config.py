@@ -143,7 +143,7 @@ class RunConfig(_Section):
         return ".py" in self.method
 
 
-DEFAULT_ITERATIONS = 300
+DEFAULT_ITERATIONS = 200
 
 
 class CompareConfig(_Section):
@@ -262,6 +262,7 @@ def _names(run: RunConfig) -> list[str]:
     except FedloomError as error:
         found.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [
+        ("engine", partial(_check_engine, run.engine)),
         ("data.name", partial(sources.check_name, run.data.name)),
         ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
         *(("models.pool", partial(models.check_name, name)) for name in run.models.pool or ()),
@@ -272,6 +273,19 @@ def _names(run: RunConfig) -> list[str]:
         except FedloomError as error:
             found.append(f"{where}: {error}")
     return found
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    """Raise ConfigError unless the device is there, and the engine can use it."""
+    import torch
+
+    try:
+        torch.empty(0, device=engine.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {engine.device!r} can't be used here ({reason}); `cpu` always can") from None
+    if engine.name == "isolated" and engine.device != "cpu":
+        raise ConfigError(f"the isolated engine works on the CPU only, not on {engine.device!r}")
 
 
 def _values(source: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 
 from fedloom._version import __version__
 from fedloom.engines import Engine, IsolatedEngine, LocalEngine
-from fedloom.errors import CheckpointError, ConfigError
+from fedloom.errors import CheckpointError, ConfigError, DataError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.evaluate import look
@@ -104,6 +104,7 @@ def execute(
         started = perf_counter()
         world = build(run)
         engine = _engine(world)
+        agree(engine, world.public_digest)
         session = _Session(world, engine, folder)
         session.open(resume)
         session.record.spend("setup", perf_counter() - started)
@@ -131,7 +132,7 @@ class _Session:
         """Begin a folder, or go on in one."""
         if self.folder is None:
             return
-        mark = fingerprint(self.world.run)
+        mark = fingerprint(self.world)
         found = None
         if resume:
             found, complaints = checkpoint.newest(self.folder / "checkpoints", mark)
@@ -247,7 +248,7 @@ class _Session:
         if self.folder is None:
             return
         clock = perf_counter()
-        mark = fingerprint(self.world.run)
+        mark = fingerprint(self.world)
         records = self.record.state(self.fed)
         checkpoint.save(self.folder / "checkpoints", self.done, mark, self._states(), records)
         self.record.write(self.folder, self.fed)
@@ -262,12 +263,29 @@ def _engine(world: World) -> Engine:
     return LocalEngine([make() for make in world.clients], seed=run.seed, faults=faults)
 
 
-def fingerprint(run: RunConfig) -> str:
+def fingerprint(world: World) -> str:
     """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
+    run = world.run
     values = run.model_dump_json(exclude={"engine", "name"})
     page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
     source = page.read_bytes() if run.method_is_file else b""
-    return hashlib.sha256(f"{__version__}\n{values}\n".encode() + source).hexdigest()
+    return hashlib.sha256(f"{__version__}\n{values}\n{world.data_digest}\n".encode() + source).hexdigest()
+
+
+def agree(engine: Engine, digest: str) -> None:
+    """Every party must hold the same public rows in the same order.
+
+    Raises:
+        DataError: one holds others; what it would learn from, and answer to, would be other rows.
+    """
+    for party, found in zip(
+        engine.ids, engine.call(engine.ids, "public_digest", [{}] * len(engine.ids), None), strict=True
+    ):
+        if found not in (digest, None):
+            raise DataError(
+                f"{engine.name(party)} holds another public set: its digest is {str(found)[:16]}…, not "
+                f"{digest[:16]}…. All parties must hold the same rows in the same order."
+            )
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ def partition(world: World) -> dict[str, Any]:
         "classes": list(world.dataset.classes),
         "counts": stats.counts.tolist(),
         "architectures": list(world.architectures),
+        "chance": world.chance,
         "test": len(world.split.test),
         "public": len(world.split.public),
         "public_sha256": world.public_digest,

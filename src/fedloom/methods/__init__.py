@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -48,9 +49,11 @@ def load(file: Path | str) -> Method:
     if spec is None or spec.loader is None:
         raise MethodError(f"{source} can't be imported as a Python file")
     page = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = page  # where pydantic looks for the names in a config's annotations
     try:
         spec.loader.exec_module(page)
     except Exception as error:
+        del sys.modules[spec.name]
         raise MethodError(f"{source} can't be imported: {type(error).__name__}: {error}") from error
     found = {m.name: m for m in methods_of(page)}
     if not found:

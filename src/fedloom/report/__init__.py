@@ -46,5 +46,6 @@ def write_many(folders: Sequence[Path], out: Path) -> Path:
 
 
 def _saved(text: str, path: Path) -> Path:
-    path.write_text(text, encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text.encode())
     return path

@@ -33,7 +33,7 @@ def of_one(run: Run) -> Section:
 
 
 def of_several(found: Comparison, runs: Sequence[Run]) -> Section:
-    """The clients under each method, in one seed: another seed deals other rows to a client of the same number."""
+    """The clients under each method, in one seed: another seed deals client 3 other rows."""
     seed = runs[0].summary.seed
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}
     first = same.get(found.reference, runs[0])
@@ -51,9 +51,7 @@ def of_several(found: Comparison, runs: Sequence[Run]) -> Section:
     return _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
 
 
-def _section(
-    run: Run, order: np.ndarray, series: list[Dots], alt: str, caption: str, which: str = ""
-) -> Section:
+def _section(run: Run, order: np.ndarray, series: list[Dots], alt: str, caption: str, which: str = "") -> Section:
     """Accuracies in an order of the clients, and the partition."""
     wide = run.summary.clients > WIDE
     labels = [f"{run.names[i]} · {run.partition.architectures[i]}" for i in order]
@@ -78,7 +76,7 @@ def _partition(run: Run, which: str) -> Figure:
     svg = holdings.holdings("partition", alt, counts, held.classes)
     caption = (
         f"Training rows by class and client. A client holds {words.span(rows)} rows of {words.span(of)} of "
-        f"{words.times(kinds, 'class', 'classes')}. Beside them there are {words.whole(held.test)} test rows and "
-        f"{words.whole(held.public)} unlabelled public rows."
+        f"{words.times(kinds, 'class', 'classes')}. Beside them there are {words.whole(held.test)} test rows "
+        f"and {words.whole(held.public)} unlabelled public rows."
     )
     return Figure(f"Who holds what{which}", svg, (holdings.shades(most),), caption, clients > WIDE)

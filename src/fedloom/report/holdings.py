@@ -11,7 +11,7 @@ from markupsafe import Markup
 from fedloom.report import words
 from fedloom.report.page import Key
 from fedloom.report.plots import note
-from fedloom.report.svg import GRID, INK, PAPER, SERIES, TEXT, canvas, drawing, inline
+from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, canvas, drawing, inline
 
 
 @drawing()
@@ -26,7 +26,7 @@ def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]) ->
     clients, kinds = counts.shape
     labels = [words.shortened(name, 20) for name in classes]
     left = 16 + 6.6 * max(len(label) for label in labels)
-    inner = float(np.clip(46 * clients, 320, 1080 - left - 10))
+    inner = float(np.clip(40 * clients, 320, 1080 - left - 10))
     tall = kinds * float(np.clip(320 / kinds, 5, 27))
     figure, axes = canvas(left + inner + 10, tall + 70, left=left, right=10, top=26, bottom=44)
     shades = counts.T / max(1, counts.max())
@@ -63,18 +63,18 @@ def _cells(axes: Any, shades: np.ndarray) -> None:
     axes.add_patch(Rectangle((-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0))
     for k, n in np.argwhere(shades > 0):
         corner = (n - 0.46, k - 0.46)
-        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=SERIES[0], alpha=shades[k, n], linewidth=0))
+        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=HEAT, alpha=shades[k, n], linewidth=0))
 
 
 def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[float, float]) -> None:
     """The rows of each cell, and above of each client, where a cell (width, height) in pixels has room."""
-    if cell[1] >= 14 and cell[0] >= 7 * len(str(counts.max())):
+    if cell[1] >= 14 and cell[0] >= max(22, 7 * len(str(counts.max()))):
         for (n, k), rows in np.ndenumerate(counts):
-            ink = PAPER if shades[k, n] > 0.55 else INK
+            ink = PAPER if shades[k, n] > 0.7 else INK
             if rows:
                 axes.text(n, k, f"{rows}", ha="center", va="center_baseline", fontsize=TEXT - 1.5, color=ink)
     totals = [words.whole(rows) for rows in counts.sum(1)]
-    if cell[0] >= 10 * max(map(len, totals)):
+    if cell[0] >= max(22, 7 * max(map(len, totals))):
         for n, total in enumerate(totals):
             note(axes, (n, 1), ("data", "axes fraction"), (0, 12), total, "center")
 

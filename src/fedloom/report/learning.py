@@ -34,9 +34,7 @@ def learning(run: Run) -> Section:
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
     main = lines[0]
     ends = f"from {words.percent(main.y[0])} at the start to {words.percent(main.y[-1])} at the end"
-    svg, legend = plots.chart(
-        "learning", f"Mean accuracy by iteration, {ends}.", lines, levels, across=ACROSS
-    )
+    svg, legend = plots.chart("learning", f"Mean accuracy by iteration, {ends}.", lines, levels, across=ACROSS)
     figures = [Figure("Accuracy on the global test set", svg, legend, ITERATION)]
     spent = sent(run)
     if spent[-1] > 0:
@@ -46,9 +44,7 @@ def learning(run: Run) -> Section:
         svg, legend = plots.chart("bytes", alt, [line], levels, across=across, form_x=plots.volume)
         caption = "Tensor data that the clients sent, without framing."
         figures.append(Figure("Accuracy by what it cost to send", svg, legend, caption))
-    return Section(
-        "Learning", figures=figures, details=[Details("The numbers behind the curves", table=_points(run))]
-    )
+    return Section("Learning", figures=figures, details=[Details("The numbers behind the curves", table=_points(run))])
 
 
 def _curve(run: Run, number: int, stage: str) -> Line:
@@ -75,9 +71,9 @@ def _points(run: Run) -> Table:
         found = [run.measured.get((what, "", stage), ([], [])) for what in whats]
         columns = zip(found[0][0], *(values for _, values in found), strict=True)
         for iteration, mean, deviation, loss, up, down in columns:
-            traffic = (Cell(words.size(count), words.exactly(count)) for count in (up, down))
-            numbers = (words.percent(mean), f"{100 * deviation:.1f}", f"{loss:.3f}", *traffic)
-            rows.append((iteration, cells(words.whole(iteration), stage, *numbers)))
+            traffic = [Cell(words.size(count), words.exactly(count)) for count in (up, down)]
+            numbers = [words.percent(mean), f"{100 * deviation:.1f}", f"{loss:.3f}"]
+            rows.append((iteration, cells(words.whole(iteration), stage, *numbers, *traffic)))
     rows.sort(key=lambda row: row[0])
     headings = ("Iteration", "Stage", "Accuracy", "s.d. over clients", "Loss", "Sent up", "Sent down")
     return Table("Each evaluation on the global test set", headings, [row for _, row in rows], words=2)
@@ -134,10 +130,7 @@ def _classes(run: Run, stage: str) -> list[Figure]:
     values = np.array([series[1][-1] if series else math.nan for series in found])
     low, high = words.percent(np.nanmin(values)), words.percent(np.nanmax(values))
     series = Dots("mean over clients", values, replace(look(0), dash=None))
-    svg, _ = plots.dots(
-        "classes", f"Accuracy by class, {low} to {high}.", run.partition.classes, [series], small=True
-    )
-    caption = (
-        "Share of a class's rows in the global test set that are recognised at the end, mean over clients."
-    )
+    alt = f"Accuracy by class, {low} to {high}."
+    svg, _ = plots.dots("classes", alt, run.partition.classes, [series], width="small")
+    caption = "Share of a class's rows in the global test set recognised at the end, mean over clients."
     return [Figure("Accuracy by class", svg, (), caption)]

@@ -54,9 +54,9 @@ class Look:
         if self.shape and size:
             corners = SHAPES[self.shape]
             style["marker"] = Path([*corners, corners[0]], closed=True)
+            rim = PAPER if self.filled and size > 5 else self.colour  # sets it apart from one below
             style |= {"markersize": size, "markeredgewidth": 1.0 if self.filled else 1.5}
-            edge, fill = (PAPER, self.colour) if self.filled else (self.colour, PAPER)
-            style |= {"markeredgecolor": edge, "markerfacecolor": fill}
+            style |= {"markeredgecolor": rim, "markerfacecolor": self.colour if self.filled else PAPER}
         return style
 
     def key(self, text: str, *, band: bool = False) -> Key:
@@ -71,9 +71,7 @@ class Look:
         if self.shape:
             corners = " ".join(f"{14 + 4 * x:.1f},{7 - 4 * y:.1f}" for x, y in SHAPES[self.shape])
             fill = colour if self.filled else VARIABLES[PAPER]
-            parts.append(
-                f'<polygon points="{corners}" style="fill:{fill};stroke:{colour};stroke-width:1.4"/>'
-            )
+            parts.append(f'<polygon points="{corners}" style="fill:{fill};stroke:{colour};stroke-width:1.4"/>')
         svg = f'<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">{"".join(parts)}</svg>'
         return Key(Markup(svg), text)
 

@@ -24,9 +24,7 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
         raise DataError("a comparison needs the folder of at least one run; none was given")
     for run in runs:
         if not run.finished:
-            raise DataError(
-                f"{run.folder} holds an unfinished run; finish it by --resume before it is compared"
-            )
+            raise DataError(f"{run.folder} holds an unfinished run; finish it by --resume before it is compared")
     runs = _named_apart(runs)
     found, problem = _summarised(runs)
     return found, runs, problem

@@ -20,7 +20,7 @@ from fedloom.report.svg import GRID, INK, SOFT, TEXT, canvas, drawing, inline
 
 ROWS = 40
 """At most so many names have a row of their own."""
-WIDTHS = {"small": 360, "normal": 520, "wide": 1080}
+WIDTHS = {"small": 360, "normal": 460, "wide": 1080}
 """In pixels."""
 
 
@@ -85,7 +85,9 @@ def chart(
         width: a key of `WIDTHS`.
     """
     small = width == "small"
-    height = 230 if small else 330
+    if _orders_apart(lines):
+        lines = [replace(line, x=np.where(line.x > 0, line.x, np.nan)) for line in lines]
+    height = 230 if small else 300
     figure, axes = canvas(WIDTHS[width], height, left=48, right=24, top=12, bottom=44)
     for number, line in enumerate(lines):
         few = len(line.x) <= 60
@@ -140,15 +142,21 @@ def _ticks(axis: Any, form: Form) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
 
 
+def _orders_apart(lines: Sequence[Line]) -> bool:
+    """Whether the last x of one line is more than 30 times that of another: a case for a logarithmic axis."""
+    last = [line.x[-1] for line in lines if len(line.x) and line.x[-1] > 0]
+    return bool(last) and bool(max(last) > 30 * min(last))
+
+
 def _scale_x(axes: Any, lines: Sequence[Line], form: Form) -> None:
     """From the first value to the last; on a logarithmic axis where the lines end orders apart."""
-    last = [line.x[-1] for line in lines if len(line.x) and line.x[-1] > 0]
-    if last and max(last) > 30 * min(last):
+    values = np.concatenate([line.x for line in lines])
+    values = values[np.isfinite(values)]
+    if _orders_apart(lines):
         axes.set_xscale("log")
         axes.minorticks_off()
-        axes.set_xlim(right=max(last))
-    elif last and (first := min(line.x[0] for line in lines if len(line.x))) < max(last):
-        axes.set_xlim(first, max(last))
+    if len(values) and values.min() < values.max():
+        axes.set_xlim(values.min(), values.max())
     _ticks(axes.xaxis, form)
 
 
@@ -170,9 +178,10 @@ class Dots:
 def dots(
     slug: str, alt: str, names: Sequence[str], series: Sequence[Dots], *, width: str = "normal"
 ) -> tuple[Markup, tuple[Key, ...]]:
-    """Shares as dots, one row for each name, from the top; up to two series have the first one's values beside.
+    """Shares as dots, one row for each name, from the top.
 
-    Beyond `ROWS` names the rows become ranks along the x axis.
+    Where there are one or two series, the values of the first stand beside. Beyond `ROWS` names
+    the rows become ranks along the x axis.
     """
     if len(names) > ROWS:
         ranks = np.arange(1.0, len(names) + 1)

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,9 +48,7 @@ class Run:
     def stages(self) -> list[str]:
         """Those after which the accuracy was measured, in order."""
         return [
-            stage
-            for what, party, stage in self.measured
-            if (what, party) == ("accuracy mean", "") and stage != START
+            stage for what, party, stage in self.measured if (what, party) == ("accuracy mean", "") and stage != START
         ]
 
     def curve(self, measure: str, stage: str, party: str = "") -> tuple[np.ndarray, np.ndarray]:
@@ -81,14 +79,15 @@ def read_run(folder: Path) -> Run:
         x, y = measured.setdefault((m.measure, m.party, m.stage), ([], []))
         x.append(m.iteration)
         y.append(m.value)
+    _whole(folder / "metrics.csv", measured)
     names = tuple(dict.fromkeys(m.party for m in metrics if m.measure == "accuracy"))
     numbers = [summary.clients, len(names), len(summary.accuracy.per_client)]
     numbers += [len(partition.counts), len(partition.architectures)]
     widths = {len(row) for row in partition.counts} | {len(partition.classes)}
     if len(set(numbers)) > 1 or len(widths) > 1:
         raise DataError(
-            f"{folder}: the files must speak of the same clients and classes, but they count {numbers} clients and "
-            f"{sorted(widths)} classes. They are of different runs: repeat the run in an empty folder."
+            f"{folder}: the files must speak of the same clients and classes, but they count {numbers} clients "
+            f"and {sorted(widths)} classes. They are of different runs: repeat the run in an empty folder."
         )
     return Run(
         folder=folder,
@@ -108,18 +107,32 @@ def read_comparison(folder: Path) -> tuple[Comparison, list[Run]]:
     """Read a comparison, and the runs in its folder that are still there.
 
     Raises:
-        DataError: a file is torn, or a run folder lacks one.
+        DataError: a file is torn, a run folder lacks one, or holds another run than the comparison's.
     """
     found = _model(folder / "comparison.json", Comparison)
-    runs = [
-        read_run(folder / run.folder) for run in found.runs if run.folder and (folder / run.folder).is_dir()
-    ]
+    there = [run for run in found.runs if run.folder and (folder / run.folder).is_dir()]
+    runs = [read_run(folder / str(run.folder)) for run in there]
+    clients: dict[int, int] = {}
+    for said, run in zip(there, runs, strict=True):
+        s = run.summary
+        if (said.name, said.seed) != (s.name, s.seed) or clients.setdefault(s.seed, s.clients) != s.clients:
+            raise DataError(
+                f"{run.folder} must hold the run of {said.name} with seed {said.seed} that comparison.json names, but "
+                f"holds {s.name} with seed {s.seed} and {s.clients} clients; repeat the comparison with --resume"
+            )
     return found, runs
 
 
-def _so_far(
-    folder: Path, config: str, metrics: Sequence[Measure], ledger: Sequence[Flow], failures: int
-) -> Summary:
+def _whole(path: Path, measured: Mapping[tuple[str, str, str], tuple[list[int], list[float]]]) -> None:
+    """Refuse a table in which an evaluation lacks a measure of the whole federation."""
+    every = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", "bytes across")
+    for stage in {stage for measure, _, stage in measured if measure in every} | {START}:
+        found = [measured.get((measure, "", stage), ([], []))[0] for measure in every]
+        if not found[0] or any(iterations != found[0] for iterations in found):
+            raise _damaged(path, f"lacks a line: at the stage {stage!r} the measures differ in number")
+
+
+def _so_far(folder: Path, config: str, metrics: Sequence[Measure], ledger: Sequence[Flow], failures: int) -> Summary:
     """What `result.json` would hold of a run under way, at its last evaluation."""
     seen = [m for m in metrics if m.measure == "accuracy mean"]
     if not seen:
@@ -133,9 +146,7 @@ def _so_far(
 
     def over_clients(what: str) -> dict[str, Any] | None:
         each = [value for (measure, party), value in then.items() if measure == what and party]
-        return (
-            {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each} if each else None
-        )
+        return {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each} if each else None
 
     method = str(asked.get("method", ""))
     values = {
@@ -167,7 +178,7 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(
-            f"a report needs {path.name}, but there is none in {path.parent}; bring it back, or repeat the run"
+            f"a report needs {path.name}, but {path.parent} has none; bring it back, or repeat the run"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path, f"can't be read: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Read(BaseModel):
@@ -57,8 +57,8 @@ class Summary(_Read):
 class Partition(_Read):
     """`partition.json`: (N, K) rows of each class at each client, and their networks."""
 
-    classes: tuple[str, ...]
-    counts: tuple[tuple[int, ...], ...]
+    classes: tuple[str, ...] = Field(min_length=1)
+    counts: tuple[tuple[int, ...], ...] = Field(min_length=1)
     architectures: tuple[str, ...]
     test: int
     public: int
@@ -144,6 +144,6 @@ class Comparison(_Read):
 
     title: str
     reference: str
-    methods: tuple[MethodFound, ...]
+    methods: tuple[MethodFound, ...] = Field(min_length=1)
     differences: tuple[Difference, ...]
     runs: tuple[RunFound, ...]

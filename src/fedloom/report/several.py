@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +20,8 @@ from fedloom.report.read import START, Run
 from fedloom.report.schema import Comparison, Difference, MethodFound
 
 NONE = "–"
+BANDS = 5
+"""The curves of more methods have no bands, which would cover each other."""
 ONE_SEED = "One seed says nothing about chance: repeat with other seeds before you call a method better."
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 """97.5 % quantiles of Student's t with 1, 2, … degrees of freedom."""
@@ -40,20 +43,26 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
         sections.append(_learning(found, runs, [] if problem else [Level("chance", _chance(found))]))
         sections += [] if problem else [of_several(found, runs)]
         sections.append(_runs(folder, runs))
-    missing = len(found.runs) - len(runs)
-    warning = (
-        f"The folders of {words.times(missing, 'run')} are not here: figures leave them out."
-        if missing
-        else ""
-    )
     return Page(
         title=found.title or words.capital(words.together([m.name for m in found.methods])),
         subtitle=_subtitle(runs),
         lead=_lead(found),
-        warning=f"Side by side only, without paired differences: {problem}." if problem else warning,
+        warning=" ".join(_warnings(found, runs, problem)),
         sections=sections,
-        footer="Written by fedloom from comparison.json and the files of the runs' folders.",
+        footer="Made by fedloom from the files of the runs' folders.",
     )
+
+
+def _warnings(found: Comparison, runs: Sequence[Run], problem: str) -> Iterable[str]:
+    """What a reader must know before the numbers."""
+    if problem:
+        yield f"Side by side only, without paired differences: {problem}."
+    lengths = {run.summary.iterations for run in runs}
+    if len(lengths) > 1:
+        yield f"The runs are of different length, {words.span(lengths)} iterations, which moves every difference."
+    missing = len(found.runs) - len(runs)
+    if missing:
+        yield f"The folders of {words.times(missing, 'run')} are not here: figures leave them out."
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
@@ -139,11 +148,7 @@ def _differences(found: Comparison) -> Section:
         over_seeds = [_points(d.std_over_seeds), between, str(len(d.per_seed))] if several else []
         mean = NONE if d.mean is None else words.points(d.mean)
         better = f"{d.clients_better}/{d.clients}"
-        rows.append(
-            cells(
-                f"{d.first} {words.MINUS} {d.other}", mean, *over_seeds, _points(d.std_over_clients), better
-            )
-        )
+        rows.append(cells(f"{d.first} {words.MINUS} {d.other}", mean, *over_seeds, _points(d.std_over_clients), better))
     caption = "Accuracy of the first minus the other, in percentage points, on the same data and seed"
     return Section(
         "Paired differences",
@@ -153,14 +158,14 @@ def _differences(found: Comparison) -> Section:
 
 
 def interval(d: Difference) -> tuple[float, float] | None:
-    """The 95 % interval of the mean difference by Student's t over seeds; None for fewer than two seeds."""
+    """The 95 % interval of the mean difference by Student's t over seeds, within [-1, 1]; None below two seeds."""
     seeds = len(d.per_seed)
     if d.mean is None or d.std_over_seeds is None or seeds < 2:
         return None
     freedom = seeds - 1
     quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.4 / freedom + 3 / freedom**2
     half = quantile * d.std_over_seeds / seeds**0.5
-    return d.mean - half, d.mean + half
+    return max(-1.0, d.mean - half), min(1.0, d.mean + half)
 
 
 def verdict(d: Difference) -> str:
@@ -175,7 +180,7 @@ def verdict(d: Difference) -> str:
     start = f"Over {words.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
     between = f"95 % interval {words.points(ends[0])} to {words.points(ends[1])}"
     if ends[0] <= 0 <= ends[1]:
-        same = len({value > 0 for value in d.per_seed}) == 1
+        same = min(d.per_seed) > 0 or max(d.per_seed) < 0
         between += ", though all seeds agree in sign," if same else ""
         return f"{start}, but the {between} holds 0: these seeds do not tell which is better."
     return f"{start} ({between}): more than the seeds vary, on this data and with this setting."
@@ -183,49 +188,60 @@ def verdict(d: Difference) -> str:
 
 def _learning(found: Comparison, runs: Sequence[Run], levels: list[Level]) -> Section:
     """All methods' accuracy by iteration and by what the clients sent."""
-    curves, costs, silent = [], [], list(levels)
-    for number, method in enumerate(found.methods):
-        own = [run for run in runs if run.summary.name == method.name]
-        if not own:
-            continue
-        curve = _mean_curve(own, method.name, number)
-        curves.append(curve)
-        spent = np.mean([sent(run)[: len(curve.x)] for run in own], axis=0)
-        if spent[-1] > 0:
-            costs.append(Line(method.name, spent, curve.y, curve.look))
-        else:
-            dashed = Look(curve.look.colour, dash=(6, 3))
-            silent.append(Level(f"{method.name}, which sends nothing", float(curve.y[-1]), dashed))
-    several = any(len(method.seeds) > 1 for method in found.methods)
+    named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
+    groups = [(number, own) for number, own in enumerate(named) if own]
+    curves = [_mean_curve(own, number) for number, own in groups]
     ends = words.together([f"{line.label} {words.percent(line.y[-1])}" for line in curves])
+    shown = curves if len(curves) <= BANDS else [replace(line, band=None) for line in curves]
     alt = f"Mean accuracy by iteration; at the end {ends}."
-    svg, legend = plots.chart("learning", alt, curves, levels, across=ACROSS)
-    over = (
-        " and seeds; the band is ± one s.d. over seeds"
-        if several
-        else "; the band is ± one s.d. over clients"
-    )
-    figures = [
-        Figure("Accuracy on the global test set", svg, legend, f"Mean over clients{over}. {ITERATION}")
+    svg, legend = plots.chart("learning", alt, shown, levels, across=ACROSS)
+    caption = f"{_what_bands_are({len(own) for _, own in groups}, len(curves))} {ITERATION}"
+    figures = [Figure("Accuracy on the global test set", svg, legend, caption)]
+    spent = [
+        np.mean([sent(run)[: len(line.x)] for run in own], axis=0)
+        for (_, own), line in zip(groups, curves, strict=True)
     ]
-    if costs:
-        ends = words.together([f"{line.label} {words.size(line.x[-1])}" for line in costs])
-        alt = f"Mean accuracy by bytes that the clients sent; in all {ends}."
-        across = "sent by all clients"
-        svg, legend = plots.chart("bytes", alt, costs, silent, across=across, form_x=plots.volume)
-        caption = "Tensor data that the clients sent, without framing."
-        figures.append(Figure("Accuracy by what it cost to send", svg, legend, caption))
-    return Section("Learning", figures=figures)
+    return Section("Learning", figures=[*figures, *_costs(curves, spent, levels)])
 
 
-def _mean_curve(runs: Sequence[Run], name: str, number: int) -> Line:
+def _costs(curves: Sequence[Line], spent: Sequence[np.ndarray], levels: list[Level]) -> list[Figure]:
+    """Accuracy by bytes `spent`; a method that sends nothing is a level."""
+    pairs = list(zip(curves, spent, strict=True))
+    lines = [replace(line, x=x, band=None) for line, x in pairs if x[-1] > 0]
+    silent = [
+        Level(f"{line.label}, which sends nothing", float(line.y[-1]), Look(line.look.colour, dash=(6, 3)))
+        for line, x in pairs
+        if x[-1] == 0
+    ]
+    if not lines:
+        return []
+    ends = words.together([f"{line.label} {words.size(line.x[-1])}" for line in lines])
+    alt = f"Mean accuracy by bytes that the clients sent; in all {ends}."
+    levels = [*levels, *silent]
+    svg, legend = plots.chart("bytes", alt, lines, levels, across="sent by all clients", form_x=plots.volume)
+    caption = "Tensor data that the clients sent, without framing."
+    return [Figure("Accuracy by what it cost to send", svg, legend, caption)]
+
+
+def _what_bands_are(seeds: set[int], methods: int) -> str:
+    """The caption, given the numbers of seeds that there are."""
+    mean = "Mean over clients" if seeds == {1} else "Mean over clients and seeds"
+    if methods > BANDS:
+        return f"{mean}."
+    if seeds == {1}:
+        return f"{mean}; the band is ± one s.d. over clients."
+    rest = ", or over clients where there is one seed" if 1 in seeds else ""
+    return f"{mean}; the band is ± one s.d. over seeds{rest}."
+
+
+def _mean_curve(runs: Sequence[Run], number: int) -> Line:
     """A method's mean over seeds with their deviation; with one seed, the deviation over clients."""
     stages = [(run.stages or [START])[-1] for run in runs]
     curves = [run.curve("accuracy mean", stage) for run, stage in zip(runs, stages, strict=True)]
     points = min(len(x) for x, _ in curves)
     y = np.stack([y[:points] for _, y in curves])
     band = y.std(0, ddof=1) if len(y) > 1 else runs[0].curve("accuracy std", stages[0])[1]
-    return Line(name, curves[0][0][:points], y.mean(0), look(number), band)
+    return Line(runs[0].summary.name, curves[0][0][:points], y.mean(0), look(number), band)
 
 
 def _runs(folder: Path, runs: Sequence[Run]) -> Section:

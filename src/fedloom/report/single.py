@@ -23,7 +23,7 @@ def page(run: Run) -> Page:
         warning="" if run.finished else _unfinished(run),
         tiles=list(_tiles(run)),
         sections=[part for part in parts if part],
-        footer=f"Written by fedloom {run.environment.get('fedloom', '')} from the files of this run's folder.",
+        footer=f"Made by fedloom {run.environment.get('fedloom', '')} from the files of this run's folder.",
     )
 
 
@@ -44,8 +44,8 @@ def lead(run: Run) -> str:
 def _unfinished(run: Run) -> str:
     done = words.times(run.summary.rounds, "round")
     return (
-        f"This run is unfinished: what follows is its last evaluation, after {done}. The command that started it, "
-        "with --resume added, goes on from the last checkpoint."
+        f"This run is unfinished: what follows is its last evaluation, after {done}. The command that started "
+        "it, with --resume added, goes on from the last checkpoint."
     )
 
 
@@ -66,9 +66,7 @@ def _tiles(run: Run) -> Iterable[Tile]:
         yield Tile(label, words.size(count), note, words.exactly(count))
     if s.seconds:
         total = s.seconds.get("total", sum(s.seconds.values()))
-        yield Tile(
-            "Time", words.duration(total), f"{words.whole(s.messages)} messages", f"{total:,.2f} seconds"
-        )
+        yield Tile("Time", words.duration(total), f"{words.whole(s.messages)} messages", f"{total:,.2f} seconds")
     yield Tile("Failures", words.whole(s.failures), "calls without a usable reply")
 
 
@@ -100,6 +98,6 @@ def _repeat(run: Run) -> Section:
         command="fedloom run config.toml",
         details=[
             Details("Resolved config", run.config),
-            Details("Environment and hashes", table=Table(caption, ("", "Value"), rows, words=2)),
+            Details("Environment and hashes", table=Table(caption, ("Name", "Value"), rows, words=2)),
         ],
     )

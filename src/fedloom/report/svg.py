@@ -1,7 +1,7 @@
 """From a matplotlib figure to an SVG that lives inside a page.
 
-Colours become variables of the page's style sheet, so that one picture serves light, dark and print; text stays
-text in the page's font; ids are hashes of what they name, so that equal runs give equal bytes.
+Colours become variables of the page's style sheet, so that one picture serves light, dark and print; text
+stays text in the page's font; ids are hashes of what they name, so that equal runs give equal bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-INK, SOFT, GRID, PAPER = "#010101", "#020202", "#030303", "#040404"
+INK, SOFT, GRID, PAPER, HEAT = "#010101", "#020202", "#030303", "#040404", "#050505"
 """Stand-ins, drawn by matplotlib and then replaced."""
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Okabe and Ito's colours, which all kinds of colour vision keep apart."""
@@ -24,6 +24,7 @@ VARIABLES = {
     SOFT: "var(--soft)",
     GRID: "var(--grid)",
     PAPER: "var(--card)",
+    HEAT: "var(--heat)",
     **{colour: f"var(--s{i})" for i, colour in enumerate(SERIES, 1)},
 }
 TEXT = 12.0
@@ -59,17 +60,13 @@ def drawing() -> Iterator[None]:
         yield
 
 
-def canvas(
-    width: float, height: float, *, left: float, right: float, top: float, bottom: float
-) -> tuple[Any, Any]:
+def canvas(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> tuple[Any, Any]:
     """A figure and its axes; sizes and margins in pixels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), facecolor="none")  # an SVG has 72 units to the inch
     inner = (width - left - right, height - top - bottom)
-    axes = figure.add_axes(
-        (left / width, bottom / height, inner[0] / width, inner[1] / height), facecolor="none"
-    )
+    axes = figure.add_axes((left / width, bottom / height, inner[0] / width, inner[1] / height), facecolor="none")
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_linewidth(0.8)

@@ -32,9 +32,7 @@ def _kind(flows: Sequence[Flow]) -> list[Cell]:
     """One row for the messages of a kind, whose content may change during the run."""
     contents = list(dict.fromkeys(flow.what for flow in flows))
     more = f", and {words.times(len(contents) - 1, 'other form')}" if len(contents) > 1 else ""
-    count, size, wire = (
-        sum(getattr(flow, key) for flow in flows) for key in ("count", "bytes", "wire_bytes")
-    )
+    count, size, wire = (sum(getattr(flow, key) for flow in flows) for key in ("count", "bytes", "wire_bytes"))
     return cells(
         f"{flows[0].sender} → {flows[0].receiver}",
         flows[0].kind,

@@ -1,0 +1,521 @@
+"""Reports of run folders that are written by hand: no training."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom import ledger, report
+from fedloom.errors import DataError
+from fedloom.experiment import record
+from fedloom.experiment.compare import summarise
+from fedloom.experiment.run import Result
+from fedloom.report import looks, schema, several, words
+from fedloom.report.schema import Difference
+
+CONFIG = """name = {name}
+method = "fedal"
+preset = "recommended"
+seed = {seed}
+
+[data]
+name = {dataset}
+clients = {clients}
+"""
+METRICS = ("round", "iteration", "stage", "party", "measure", "value")
+LEDGER = ("round", "sender", "receiver", "kind", "what", "count", "bytes", "wire_bytes")
+FAILURES = ("round", "party", "kind", "reason")
+EVIL = '<script>alert("x")</script>&\'$x_1$'
+
+
+def write_run(
+    folder: Path,
+    *,
+    name: str = "fedal",
+    seed: int = 0,
+    dataset: str = "digits",
+    classes: Sequence[str] = ("cat", "dog"),
+    accuracy: Sequence[float] = (0.75, 0.875, 0.625),
+    counts: Sequence[Sequence[int]] | None = None,
+    failures: Sequence[tuple[int, str, str, str]] = (),
+    unit: int = 1_000_000,
+    stages: Sequence[str] = ("local", "transfer"),
+    finished: bool = True,
+    public: str = "ab" * 32,
+) -> Path:
+    """A run of two rounds of five iterations, at whose end each client has the `accuracy` given."""
+    folder.mkdir(parents=True)
+    clients, last = len(accuracy), np.array(accuracy)
+    metrics = _metrics(classes, last, stages, unit)
+    _table(folder / "metrics.csv", METRICS, metrics)
+    flows = [(t, "client", "server", "predict", "float32[4,2]", clients, unit, unit + 300) for t in (0, 1)]
+    _table(folder / "ledger.csv", LEDGER, flows if unit else [])
+    _table(folder / "failures.csv", FAILURES, failures)
+    quoted = {"name": json.dumps(name), "dataset": json.dumps(dataset)}
+    (folder / "config.toml").write_text(CONFIG.format(**quoted, seed=seed, clients=clients), encoding="utf-8")
+    _dump(folder / "environment.json", {"fedloom": "0.1.0", "torch": "2.13.0", "cuda": None})
+    rows = counts or [[10 + n] + [3] * (len(classes) - 1) for n in range(clients)]
+    held = {"classes": list(classes), "counts": rows, "architectures": ["mlp"] * clients, "test": 40, "public": 30}
+    _dump(folder / "partition.json", held)
+    if finished:
+        result = {
+            "name": name, "method": "fedal", "title": "Distillation", "preset": "recommended", "seed": seed,
+            "rounds": 2, "iterations": 10, "dataset": dataset, "clients": clients,
+            "accuracy": _spread(last), "own_accuracy": _spread(last / 2), "agreement": 0.4321, "chance": 0.512,
+            "messages": 1234, "bytes": {"up": 2 * unit, "down": 4 * unit, "across": 0},
+            "seconds": {"total": 75.0, "setup": 15.0, "local": 60.0}, "failures": len(failures),
+            "public_sha256": public, "state_sha256": "cd" * 32,
+        }  # fmt: skip
+        _dump(folder / "result.json", result)
+    return folder
+
+
+def _metrics(classes: Sequence[str], last: np.ndarray, stages: Sequence[str], unit: int) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+
+    def look(round: int, stage: str, each: np.ndarray) -> None:
+        at = (round, 5 * round, stage)
+        for what, values in (("accuracy", each), ("own accuracy", each / 2)):
+            rows.extend((*at, f"client-{n}", what, value) for n, value in enumerate(values))
+            rows.extend([(*at, "", f"{what} mean", values.mean()), (*at, "", f"{what} std", values.std())])
+        rows.extend([(*at, "", "loss mean", 2.0 - each.mean()), (*at, "", "agreement", 0.4321)])
+        rows.extend((*at, "", f"recall {label}", 0.5) for label in classes)
+        rows.extend((*at, "", f"bytes {way}", round * unit * k) for way, k in (("up", 1), ("down", 2), ("across", 0)))
+
+    look(0, "start", last / 4)
+    for t in (1, 2):
+        for stage in stages:
+            look(t, stage, last * t / 2)
+        rows.append((t, 5 * t, stages[-1], "server", "discriminator loss", 1.0))
+        rows.append((t, 5 * t, stages[-1], "", "gradient norm kd", 0.1 * t))
+    return rows
+
+
+def write_comparison(folder: Path, accuracies: dict[str, Sequence[float]], title: str = "Two methods") -> Path:
+    """A comparison: each method's mean accuracy in seeds 0, 1, …"""
+    found = []
+    for name, means in accuracies.items():
+        for seed, mean in enumerate(means):
+            each = [mean - 0.125, mean, mean + 0.125]
+            unit = 0 if name == "local" else 5000
+            run = write_run(folder / f"{name}-seed{seed}", name=name, seed=seed, accuracy=each, unit=unit)
+            found.append(Result(json.loads((run / "result.json").read_text()), [], run))
+    _dump(folder / "comparison.json", summarise(title, found))
+    return folder
+
+
+def _spread(values: np.ndarray) -> dict[str, Any]:
+    return {"mean": values.mean(), "std": values.std(), "per_client": values.tolist()}
+
+
+def _table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+
+
+def _dump(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def written(folder: Path) -> str:
+    """The report of a folder, with plain spaces."""
+    path = report.write(folder)
+    assert path == folder / "report.html"
+    return path.read_text(encoding="utf-8").replace(words.NBSP, " ")
+
+
+class _Reader(HTMLParser):
+    """Checks that tags balance, and collects ids, what is loaded and the words."""
+
+    VOID = ("meta", "br", "img", "hr", "link", "input")
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.loaded: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for key, value in attrs:
+            if key == "id":
+                self.ids.append(value or "")
+            if key == "src" or (key == "href" and tag != "a"):
+                self.loaded.append(value or "")
+            if key == "href" and tag == "a":
+                self.links.append(value or "")
+            assert not key.startswith("on"), (tag, key)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+def checked(text: str) -> _Reader:
+    """The page read, after what must hold of every page was checked."""
+    reader = _Reader()
+    reader.feed(text)
+    assert not reader.open
+    assert reader.tags["h1"] == 1 and reader.tags["script"] == 0 and reader.tags["link"] == 0
+    assert len(reader.ids) == len(set(reader.ids))
+    assert all(found.startswith(("#", "data:")) for found in reader.loaded)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    svgs = re.findall(r"<svg.*?</svg>", text, flags=re.S)
+    for svg in svgs:
+        root = ElementTree.fromstring(svg)
+        assert root.get("aria-label") or root.get("aria-hidden") == "true"
+        for used in re.findall(r'(?:href="|url\()#([^")]+)', svg):
+            assert f'id="{used}"' in svg
+    assert svgs and len(text) < 1_000_000
+    return reader
+
+
+def test_numbers_of_a_run_land_in_its_page(tmp_path: Path) -> None:
+    failures = [(0, "client-1", "predict", "not finite"), (1, "client-2", "predict", "not finite")]
+    text = checked(written(write_run(tmp_path / "run", failures=failures))).text
+    assert "Three clients reached 75.0 % ± 10.2 (s.d. over clients) on digits after 10 iterations;" in text
+    assert "always answering the most frequent class gives 51.2 %." in text
+    for number in ("37.5 %", "43.2 %", "2.00 MB", "4.00 MB", "75.0 s", "1,234 messages", "80.0 %", "87.5", "62.5"):
+        assert number in text, number
+    assert "client → server" in text and "float32[4,2]" in text
+    assert "not finite" in text and "Calls without a usable reply" in text
+    assert "fedloom run config.toml" in text and "cd" * 32 in text and "2.13.0" in text
+    assert "after the transfer stage" in text and "after the local stage" in text
+    assert "Discriminator loss" in text and "ln 3" in text and "Gradient norm" in text
+
+
+def test_exact_bytes_are_in_titles(tmp_path: Path) -> None:
+    text = written(write_run(tmp_path / "run"))
+    assert 'title="2,000,000 bytes"' in text and 'title="2,000,600 bytes"' in text
+
+
+def test_a_run_that_sends_nothing_and_fails_nowhere(tmp_path: Path) -> None:
+    text = checked(written(write_run(tmp_path / "run", unit=0, stages=("local",)))).text
+    assert "0 B" in text and "Calls without" not in text and "what it cost" not in text
+    assert "after the local stage" not in text
+
+
+def test_two_writes_give_the_same_bytes(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    first = report.write(folder).read_bytes()
+    assert report.write(folder).read_bytes() == first
+
+
+def test_names_are_escaped_everywhere(tmp_path: Path) -> None:
+    failures = [(0, "client-1", EVIL, EVIL)]
+    folder = write_run(tmp_path / "run", name=EVIL, dataset=EVIL, classes=(EVIL, "b\x01"), failures=failures)
+    reader = checked(written(folder))
+    assert EVIL in reader.text
+    out = report.write_many([folder], tmp_path / "many.html").read_text(encoding="utf-8")
+    assert EVIL in checked(out).text
+
+
+def test_words_in_figures_are_kept_as_they_are(tmp_path: Path) -> None:
+    classes = ("#0072b2", 'id="axes_1" 1.23456', "日本 $\\frac$")
+    text = checked(written(write_run(tmp_path / "run", classes=classes))).text
+    assert all(text.count(name) == 2 for name in classes)
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    text = checked(written(write_run(tmp_path / "run", finished=False))).text
+    assert "This run is unfinished" in text and "--resume" in text
+    assert "Three clients reached 75.0 % ± 10.2" in text and "after 10 iterations." in text
+    assert "most frequent" not in text
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (30, 3), (300, 60)])
+def test_any_number_of_clients_and_classes(tmp_path: Path, clients: int, classes: int) -> None:
+    names = [f"class {k}" for k in range(classes)]
+    folder = write_run(tmp_path / "run", classes=names, accuracy=np.linspace(0, 1, clients).tolist())
+    assert "Who holds what" in checked(written(folder)).text
+
+
+def test_a_run_that_was_only_looked_at(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = (folder / "metrics.csv").read_text().splitlines()
+    (folder / "metrics.csv").write_text("\n".join(line for line in lines if line[0] in "r0"))
+    assert "Accuracy on the global test set" in checked(written(folder)).text
+
+
+def test_diverged_measures_are_drawn(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    text = (folder / "metrics.csv").read_text()
+    (folder / "metrics.csv").write_text(re.sub(r"(,loss mean,|,gradient norm kd,)\d[\d.]*", r"\1nan", text))
+    checked(written(folder))
+
+
+FILES = ("result.json", "metrics.csv", "ledger.csv", "failures.csv", "partition.json", "config.toml")
+
+
+@pytest.mark.parametrize("name", [*FILES, "environment.json"])
+def test_each_missing_or_torn_file_is_named(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run", failures=[(0, "client-0", "predict", "late")])
+    whole = (folder / name).read_bytes()
+    if name != "config.toml":
+        (folder / name).write_bytes(whole[: len(whole) - 8])
+        with pytest.raises(DataError, match=name):
+            report.write(folder)
+    (folder / name).write_bytes(b"\xff\xfe" + whole)
+    with pytest.raises(DataError, match=name):
+        report.write(folder)
+    (folder / name).unlink()
+    if name != "result.json":  # without it the run is unfinished
+        with pytest.raises(DataError, match=name):
+            report.write(folder)
+    assert not (folder / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "say"),
+    [
+        ("result.json", '"chance": 0.512', '"chance": "high"', "chance"),
+        ("result.json", '"clients": 3', '"clients": 4', "same clients"),
+        ("result.json", '"mean"', '"meen"', "accuracy.mean"),
+        ("result.json", "{", "[{", "JSON"),
+        ("partition.json", "[10, 3]", "[10, 3, 1]", "same clients"),
+        ("partition.json", '"counts"', '"count"', "counts"),
+        ("metrics.csv", "measure,value", "measure,number", "column 'value'"),
+        ("metrics.csv", "0,0,start,,loss mean,", "0,0,start,,loss man,", "'start'"),
+        ("metrics.csv", "0,0,start,,accuracy mean,", "0,zero,start,,accuracy mean,", "line 5 iteration"),
+        ("ledger.csv", "client,server", "client server", "line 2"),
+        ("ledger.csv", "predict", '"predict', "CSV"),
+    ],
+)
+def test_damage_inside_a_file_is_told(tmp_path: Path, name: str, old: str, new: str, say: str) -> None:
+    folder = write_run(tmp_path / "run")
+    text = (folder / name).read_text()
+    assert old in text
+    (folder / name).write_text(text.replace(old, new, 1))
+    with pytest.raises(DataError, match=re.escape(say)):
+        report.write(folder)
+
+
+def test_a_folder_that_is_neither(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"result\.json, metrics\.csv or comparison\.json"):
+        report.write(tmp_path)
+    with pytest.raises(DataError, match="nothing-here"):
+        report.write(tmp_path / "nothing-here")
+
+
+def test_an_unfinished_run_with_a_broken_config(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", finished=False)
+    (folder / "config.toml").write_text("name = ")
+    with pytest.raises(DataError, match=r"config\.toml"):
+        report.write(folder)
+
+
+def test_a_comparison_with_one_seed_claims_nothing(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c", {"fedal": [0.75], "local": [0.5]})
+    report.write(folder / "fedal-seed0")
+    reader = checked(written(folder))
+    text = reader.text
+    assert "Accuracy on the global test set: fedal 75.0 % ± 10.2 and local 50.0 % ± 10.2 (s.d. over clients)" in text
+    assert "fedal is 25.0 points above local in the one seed, and better at 3 of 3 clients." in text
+    assert several.ONE_SEED in text
+    assert "s.d. over seeds" not in text and "95 %" not in text
+    assert "+25.0" in text and "3/3" in text and "local, which sends nothing" in text
+    assert reader.links == ["fedal-seed0/report.html"]
+
+
+def test_a_comparison_with_three_seeds(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c", {"fedal": [0.5, 0.625, 0.75], "local": [0.5, 0.375, 0.625]})
+    text = checked(written(folder)).text
+    # The differences are 0, 0.25 and 0.125: mean 12.5, s.d. 12.5, interval 12.5 ± 4.303 * 12.5 / sqrt(3).
+    assert "62.5 % ± 12.5" in text and "seeds 0, 1 and 2" in text and several.ONE_SEED not in text
+    assert "+12.5" in text and "−18.6 to +43.6" in text and "6/9" in text
+    assert "these seeds do not tell which is better" in text and "agree in sign" not in text
+    assert "Accuracy of each client, seed 0" in text and "the band is ± one s.d. over seeds" in text
+
+
+def test_comparisons_are_deterministic_too(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c", {"fedal": [0.5], "fedmd": [0.5]})
+    first = report.write(folder).read_bytes()
+    assert report.write(folder).read_bytes() == first
+
+
+def test_runs_whose_folders_are_gone_are_left_out(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c", {"fedal": [0.75], "local": [0.5]})
+    (folder / "local-seed0").rename(tmp_path / "away")
+    text = checked(written(folder)).text
+    assert "The folders of one run are not here" in text and "50.0 %" in text
+    (folder / "fedal-seed0").rename(tmp_path / "away too")
+    text = written(folder)
+    assert "The folders of two runs" in text and "Who holds what" not in text
+
+
+def test_a_comparison_whose_folder_holds_another_run(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c", {"fedal": [0.75], "local": [0.5]})
+    (folder / "local-seed0").rename(tmp_path / "away")
+    for other in ({"name": "fedmd"}, {"name": "local", "accuracy": [0.5]}):
+        write_run(folder / "local-seed0", **other)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="local with seed 0 that comparison"):
+            report.write(folder)
+        (folder / "local-seed0").rename(tmp_path / str(len(other)))
+
+
+def test_a_damaged_comparison(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "c", {"fedal": [0.75], "local": [0.5]})
+    whole = (folder / "comparison.json").read_text()
+    for bad in ("", whole[:-9], "{}", whole.replace('"reference"', '"referee"')):
+        (folder / "comparison.json").write_text(bad)
+        with pytest.raises(DataError, match=r"comparison\.json"):
+            report.write(folder)
+
+
+def test_many_methods_show_the_ends(tmp_path: Path) -> None:
+    names = {f"m{i}": [0.25 + i / 32] for i in range(9)}
+    text = checked(written(write_comparison(tmp_path / "c", names))).text
+    assert "from m8 50.0 % ± 10.2 to m0 25.0 % ± 10.2" in text
+
+
+def test_runs_made_one_by_one_are_paired(tmp_path: Path) -> None:
+    a = write_run(tmp_path / "x" / "a", accuracy=[0.75, 0.5])
+    b = write_run(tmp_path / "x" / "b", name="fedmd", accuracy=[0.25, 0.625])
+    report.write(b)
+    out = report.write_many([a, b], tmp_path / "many.html")
+    reader = checked(out.read_text(encoding="utf-8"))
+    assert "fedal is 18.8 points above fedmd in the one seed, and better at 1 of 2 clients." in reader.text
+    assert reader.links == ["x/b/report.html"]
+
+
+def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / at, accuracy=[0.5, mean]) for at, mean in (("a/run", 0.5), ("b/run", 0.75))]
+    text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
+    assert "a/run is 12.5 points below b/run" in text and str(tmp_path) not in text
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"dataset": "wine"}, "dataset is digits and wine"),
+        ({"public": "00" * 32}, "public_sha256"),
+        ({"accuracy": [0.5, 0.5]}, "different rows"),
+        ({"counts": [[1, 2], [3, 4], [5, 6]]}, "different rows"),
+    ],
+)
+def test_runs_on_other_data_stand_side_by_side(tmp_path: Path, other: dict[str, Any], why: str) -> None:
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", name="fedmd", **other)]
+    text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
+    assert "Side by side only, without paired differences" in text and why in text
+    assert "Paired differences" not in text and "Who holds what" not in text and "fedmd" in text
+
+
+def test_costs_that_are_orders_apart_share_a_figure(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", unit=4000), write_run(tmp_path / "b", name="fedmd", unit=50_000_000)]
+    text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
+    ticks = [f"{size}{words.NBSP}{unit}" for size in (10, 100) for unit in ("kB", "MB")]
+    assert all(tick in text for tick in ticks)
+
+
+def test_runs_of_different_length_are_told(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", name="fedmd")]
+    text = (runs[1] / "result.json").read_text()
+    (runs[1] / "result.json").write_text(text.replace('"iterations": 10', '"iterations": 2500'))
+    out = report.write_many(runs, tmp_path / "new" / "many.html").read_text(encoding="utf-8")
+    assert "The runs are of different length, 10 to 2,500 iterations" in checked(out).text
+
+
+def test_runs_without_a_seed_in_common(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", name="fedmd", seed=1)]
+    text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
+    assert "fedal and fedmd have no seed in common" in text
+
+
+def test_what_can_not_be_gathered(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="at least one run"):
+        report.write_many([], tmp_path / "many.html")
+    run = write_run(tmp_path / "a", finished=False)
+    with pytest.raises(DataError, match="unfinished"):
+        report.write_many([run], tmp_path / "many.html")
+
+
+def _difference(*per_seed: float) -> Difference:
+    return Difference(
+        first="a",
+        other="b",
+        mean=float(np.mean(per_seed)) if per_seed else None,
+        std_over_seeds=float(np.std(per_seed, ddof=1)) if len(per_seed) > 1 else None,
+        std_over_clients=0.0,
+        clients_better=1,
+        clients=2,
+        per_seed=per_seed,
+    )
+
+
+@pytest.mark.parametrize(
+    ("seeds", "quantile"), [(2, 12.706), (3, 4.303), (11, 2.228), (12, 2.201), (21, 2.086), (61, 2.000), (500, 1.965)]
+)
+def test_the_interval_is_student_s(seeds: int, quantile: float) -> None:
+    values = [float(v) for v in 0.01 * np.sin(np.arange(seeds))]
+    half = quantile * np.std(values, ddof=1) / seeds**0.5
+    expected = (np.mean(values) - half, np.mean(values) + half)
+    np.testing.assert_allclose(several.interval(_difference(*values)), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_an_interval_is_within_what_can_be_and_needs_two_seeds() -> None:
+    assert several.interval(_difference(0.5, 0.1)) == (-1.0, 1.0)
+    assert several.interval(_difference(0.5)) is None and several.interval(_difference()) is None
+
+
+def test_verdicts_say_no_more_than_the_seeds() -> None:
+    assert "more than the seeds vary" in several.verdict(_difference(0.20, 0.21, 0.22))
+    agree = several.verdict(_difference(0.05, 0.30, 0.10))
+    assert "though all seeds agree in sign" in agree and "do not tell" in agree
+    assert several.verdict(_difference(0.0)).startswith("a is level with b in the one seed")
+    assert "10.0 points below" in several.verdict(_difference(-0.1))
+
+
+def test_numbers_as_words() -> None:
+    plain = lambda text: text.replace(words.NBSP, " ")
+    sizes = {0: "0 B", 999: "999 B", 1000: "1.00 kB", 7_680_000: "7.68 MB", 999_600: "1.00 MB", 15_360_000: "15.4 MB"}
+    assert {count: plain(words.size(count)) for count in sizes} == sizes
+    times = {0.04: "0.0 s", 63.28: "63.3 s", 99.96: "1 min 40 s", 7199.6: "2 h 0 min", 11_520: "3 h 12 min"}
+    assert {seconds: plain(words.duration(seconds)) for seconds in times} == times
+    assert plain(words.percent(0.86744)) == "86.7 %" and plain(words.percent(float("nan"))) == "not a number %"
+    assert [words.points(p) for p in (0.0273, -0.5, -0.0001, 0.0)] == ["+2.7", "−50.0", "0.0", "0.0"]
+    assert words.together([]) == "" and words.together(["a"]) == "a" and words.together(["a", "b", "c"]) == "a, b and c"
+    assert words.times(1, "client") == "one client" and words.times(1200, "client") == "1,200 clients"
+    assert words.span([600, 600]) == "600" and words.span([3, 1, 2]) == "1 to 3" and words.span([4]) == "4"
+
+
+@given(st.text(max_size=60), st.integers(5, 40))
+def test_shortened_names_fit_and_print(text: str, longest: int) -> None:
+    short = words.shortened(text, longest)
+    assert len(short) <= longest and short.isprintable()
+    assert len(short) == min(len(text), longest)
+
+
+def test_looks_differ() -> None:
+    seen = {(x.colour, x.shape, x.dash) for x in map(looks.look, range(24))}
+    assert len(seen) == 24
+
+
+def test_tables_are_read_as_runs_write_them() -> None:
+    assert set(schema.Measure.model_fields) <= set(record.METRICS)
+    assert set(schema.Trouble.model_fields) <= set(record.FAILURES)
+    assert set(schema.Flow.model_fields) <= set(ledger.COLUMNS)

@@ -1,0 +1,176 @@
+"""Every command as a new user would type it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fedloom.cli import _seeds, main
+from fedloom.errors import ConfigError
+from fedloom.methods import registry
+from fedloom.terminal import size
+
+FAST = ["-s", "models.pool=['linear']", "-s", "data.clients=3", "-s", "evaluate.points=2"]
+
+
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command, called in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def call(*arguments: str, code: int = 0) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        done = Done(*capsys.readouterr())
+        assert (stop.value.code or 0) == code, done
+        return done
+
+    return call
+
+
+def test_a_first_run_a_second_and_their_reports(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    for folder in ("fedal", "fedal-2"):
+        done = fedloom("run", "fedal", "--rounds", "2", *FAST)
+        assert f"report  runs/{folder}/report.html" in done.stdout
+        assert (tmp_path / "runs" / folder / "report.html").read_text().lower().startswith("<!doctype html>")
+    assert re.search(r"fedal\s.*\d\d?\.\d%", done.stdout)
+    assert "round 2/2" in done.stdout
+    one, two = (json.loads((tmp_path / "runs" / f / "result.json").read_text()) for f in ("fedal", "fedal-2"))
+    assert one["state_sha256"] == two["state_sha256"]
+    page = fedloom("report", "runs/fedal").stdout
+    assert "runs/fedal/report.html" in page
+    fedloom("report", "runs/fedal", "runs/fedal-2", "--out", "both.html")
+    assert (tmp_path / "both.html").stat().st_size > 10_000
+
+
+def test_the_folder_repeats_its_run(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    fedloom("run", "fedal", "--rounds", "2", "--seed", "3", "--out", "a", *FAST)
+    fedloom("run", "a/config.toml", "--out", "b")
+    one, two = (json.loads((tmp_path / f / "result.json").read_text()) for f in "ab")
+    assert one["state_sha256"] == two["state_sha256"] and one["seed"] == 3
+
+
+def test_a_comparison(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    done = fedloom("compare", "fedal", "local", "--seeds", "0-1", "--rounds", "1", "--out", "c", *FAST)
+    assert "fedal - local" in done.stdout and "over 2 seeds" in done.stdout
+    found = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    assert [r["folder"] for r in found["runs"]] == ["fedal-seed0", "fedal-seed1", "local-seed0", "local-seed1"]
+    assert (tmp_path / "c" / "report.html").exists()
+    assert (tmp_path / "c" / "fedal-seed0" / "result.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "experiments"])
+def test_lists(kind: str, fedloom: Callable[..., Done]) -> None:
+    rows = json.loads(fedloom("list", kind, "--json").stdout)
+    text = fedloom("list", kind).stdout
+    assert len(rows) >= 1 and all(row["name"] in text for row in rows)
+    if kind == "methods":
+        assert {row["name"] for row in rows} == set(registry())
+
+
+def test_who_holds_what(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    done = fedloom("data", "digits", "--clients", "4", "-s", "data.options.alpha=0.1", "--plot", "who.png")
+    assert "1,797 rows" in done.stdout
+    assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
+    counts = json.loads(fedloom("data", "digits", "--clients", "4", "--json").stdout)["counts"]
+    assert len(counts) == 4 and sum(map(sum, counts)) == 1797 - 300 - 451
+
+
+def test_a_page_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    done = fedloom("copy", "fedmd", "mine.py")
+    assert "fedloom run --method mine.py:fedmd" in done.stdout
+    page = tmp_path / "mine.py"
+    page.write_text(page.read_text().replace('name="fedal"', 'name="mine"'))
+    fedloom("run", "--method", "mine.py", "--rounds", "1", "--out", "r", *FAST)
+    assert json.loads((tmp_path / "r" / "result.json").read_text())["method"] == "mine"
+    assert "is there already" in fedloom("copy", "fedal", "mine.py", code=2).stderr
+
+
+def test_a_network_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n\n"
+        "def tiny(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
+    )
+    fedloom("run", "fedal", "--rounds", "1", "--out", "r", *FAST, "-s", "models.pool=['nets:tiny']")
+    assert json.loads((tmp_path / "r" / "partition.json").read_text())["architectures"] == ["nets:tiny"] * 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["run"], "what shall run?"),
+        (["run", "fedall"], "Did you mean 'fedal'?"),
+        (["run", "nowhere.toml"], "there is no file nowhere.toml"),
+        (["run", "fedal", "-s", "params.tua=3", "-s", "sede=1"], "Did you mean 'tau'?"),
+        (["run", "fedal", "--workers", "3"], "one worker, not 3"),
+        (["run", "fedal", "-s", "data.name=mnits"], "Did you mean 'mnist'?"),
+        (["run", "fedal", "--resume"], "no run of 'fedal' in runs/"),
+        (["run", "--method", "nowhere.py"], "there is no file nowhere.py"),
+        (["compare", "fedal", "local", "--seeds", "a"], "--seeds takes numbers"),
+        (["report", "nowhere"], "nowhere"),
+        (["list", "mehtods"], "Did you mean 'methods'?"),
+        (["data", "digits", "--clients", "5000"], "5000"),
+        (["copy", "fedal", "x.txt"], "must be a .py file"),
+        (["runn"], "Did you mean 'run'?"),
+        (["run", "fedal", "--bogus"], "--bogus"),
+    ],
+)
+def test_mistakes_get_a_sentence_and_no_traceback(
+    arguments: list[str], text: str, fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
+    done = fedloom(*arguments, code=2)
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["report"], ["list"], ["data"], ["copy"]])
+def test_help_teaches(command: list[str], fedloom: Callable[..., Done]) -> None:
+    shown = fedloom(*command, "--help").stdout
+    assert "Usage" in shown and len(shown.splitlines()) > 8
+    if not command:
+        assert "fedloom run quickstart" in shown
+    assert fedloom("--version").stdout.strip() == "0.1.0"
+
+
+def test_ctrl_c_saves_and_the_same_command_with_resume_goes_on(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    command = ["run", "fedal", "--rounds", "400", "--out", "r", *FAST]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while not (tmp_path / "r" / "environment.json").exists():
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"--resume" in errors and b"Traceback" not in errors
+    assert not (tmp_path / "r" / "result.json").exists()
+    assert "not empty; add --resume" in fedloom(*command, code=2).stderr
+    fedloom(*command, "--resume")
+    with (tmp_path / "r" / "metrics.csv").open() as file:
+        assert max(int(row["round"]) for row in csv.DictReader(file)) == 400
+
+
+def test_small_things() -> None:
+    assert [size(n) for n in (0, 999, 1500, 7_680_000, 3e12)] == ["0 B", "999 B", "1.5 kB", "7.7 MB", "3.0 TB"]
+    assert _seeds("0,2-4,9") == [0, 2, 3, 4, 9]
+    with pytest.raises(ConfigError, match="--seeds"):
+        _seeds("1-")

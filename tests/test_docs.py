@@ -1,0 +1,86 @@
+"""What the README and the docs show is run, and is what stands in the files."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import fedloom
+from fedloom.cli import main
+from fedloom.experiment.config import check
+from tests.test_architecture import ALLOWED, CORE
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.M | re.S)
+
+
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    assert (ROOT / "examples" / "fedavg.py").read_text() in blocks(ROOT / "README.md", "python")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_in_the_docs_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for code in blocks(page, "python"):
+        exec(compile(code, f"{page.name} block", "exec"), {"__name__": "__docs__"})
+
+
+def test_the_example_learns_and_gives_the_same_bits_on_both_engines() -> None:
+    settings = {"data": {"clients": 3}, "models": {"pool": ["mlp"]}, "rounds": 8, "evaluate": {"points": 1}}
+    page = str(ROOT / "examples" / "fedavg.py")
+    results = [fedloom.run(page, engine={"name": name}, **settings) for name in ("local", "isolated")]
+    assert results[0].summary["state_sha256"] == results[1].summary["state_sha256"]
+    assert results[0].accuracy > 0.4
+    assert len({round(a, 12) for a in results[0].summary["accuracy"]["per_client"]}) == 1  # one global model
+    size = (64 * 64 + 64 + 64 * 10 + 10) * 4
+    assert results[0].summary["bytes"] == {"up": 3 * 8 * size, "down": 3 * 9 * size, "across": 0}
+
+
+@pytest.mark.parametrize("text", blocks(ROOT / "docs" / "config.md", "toml"))
+def test_config_in_the_docs_is_valid(text: str) -> None:
+    values = tomllib.loads(text)
+    top = {k: values.pop(k) for k in ("title", "compare") if k in values}
+    assert len(check({**top, "run": values}).runs()) == 6
+
+
+def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each `fedloom …` line parses: its command, options and names exist. What it would do is not done."""
+    from fedloom import cli
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text('method = "fedal"\n')
+    done: list[str] = []
+    monkeypatch.setattr(cli, "_work", lambda experiment, called, *_: done.append(called))
+    monkeypatch.setattr("fedloom.report.write_many", lambda folders, page: page)
+    monkeypatch.setattr("fedloom.data.stats.plot_counts", lambda stats, plot: None)
+    shown = "\n".join(blocks(ROOT / "README.md", ""))
+    lines = re.findall(r"^fedloom (.*?)(?:\s+#.*)?$", shown, re.M)
+    assert len(lines) >= 6
+    for line in lines:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *line.split()])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code, line
+    assert done == ["fedal", "fedal", "compare", "my.toml"]
+
+
+def test_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} -> {target}"
+
+
+def test_the_architecture_page_names_what_the_test_holds() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    for name in (CORE - {"_version", "errors", "_trees"}) | (set(ALLOWED) - {"core", "front"}):
+        assert f"`{name}`" in text or f"`{name}/`" in text, name
