@@ -8,3 +8,11 @@ ruff format --check .
 ruff check .
 mypy
 python -m pytest "$@"
+
+# The wheel holds what an installation needs beside the code.
+wheels=$(mktemp -d)
+trap 'rm -rf "$wheels"' EXIT
+python -m build --wheel --no-isolation -o "$wheels" . >/dev/null
+for file in experiments/quickstart.toml report/page.html py.typed; do
+  python -m zipfile -l "$wheels"/*.whl | grep -q "fedloom/$file" || { echo "the wheel lacks $file"; exit 1; }
+done

@@ -73,7 +73,8 @@ def test_a_comparison(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     found = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert [r["folder"] for r in found["runs"]] == ["fedal-seed0", "fedal-seed1", "local-seed0", "local-seed1"]
     assert (tmp_path / "c" / "report.html").exists()
-    assert (tmp_path / "c" / "fedal-seed0" / "result.json").exists()
+    assert (tmp_path / "c" / "fedal-seed0" / "report.html").exists()
+    assert "fedal-seed0/report.html" in (tmp_path / "c" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("kind", ["methods", "models", "datasets", "partitions", "experiments"])

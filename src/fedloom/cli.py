@@ -257,6 +257,8 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
                 found = summarise(experiment.title, [result])
             else:
                 found = execute_all(experiment, folder, resume=resume, progress=progress.show, stop=stop)
+                for one in found["runs"]:
+                    reports.write(folder / one["folder"])
     except Stopped as stopped:
         err.print(f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True)
         raise typer.Exit(130) from None

@@ -86,7 +86,8 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
             found.append(f"{where}: must be set")
         else:
             text = item["msg"].removeprefix("Value error, ")
-            found.append(f"{where}: {text[0].lower() + text[1:]}, not {item['input']!r}")
+            given = "" if isinstance(item["input"], dict | list) else f", not {item['input']!r}"
+            found.append(f"{where}: {text[0].lower() + text[1:]}{given}")
     return found
 
 

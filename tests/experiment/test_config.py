@@ -108,6 +108,12 @@ def test_a_comparison_is_its_runs() -> None:
         check({"compare": {"methods": ["fedal", "fdmd"]}})
 
 
+def test_flags_speak_for_a_whole_comparison() -> None:
+    assert {r.seed for r in read("quickstart", flags={"seed": 7}).runs()} == {7}
+    one = read("quickstart", flags={"method": "fedmd-lf"})
+    assert one.compare is None and one.run.method == "fedmd-lf" and one.run.iterations == 300
+
+
 def test_config_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().seed = 3  # type: ignore[misc]

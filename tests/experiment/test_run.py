@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 import fedloom
-from fedloom.errors import CheckpointError, ConfigError, DataError, ModelError
 from fedloom.engines import LocalEngine
+from fedloom.errors import CheckpointError, ConfigError, DataError, ModelError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.compare import execute_all
 from fedloom.experiment.config import check, read
@@ -118,6 +118,11 @@ def test_methods_share_splits_weights_and_batches() -> None:
     runs = {n: execute(small(method=n, rounds=0)) for n in ("fedal", "fedmd", "local")}
     assert len({r.summary["public_sha256"] for r in runs.values()}) == 1
     assert len({tuple(r.summary["accuracy"]["per_client"]) for r in runs.values()}) == 1  # initial weights
+    first = []  # and batches: until something is learnt from others, the methods are one
+    for name in ("fedal", "fedmd-lf", "local"):
+        rows = execute(small(method=name, rounds=1, evaluate={"points": 1}, params={"tau": 1, "batch_size": 8})).metrics
+        first.append([r[5] for r in rows if r[2] == "local" and r[4] in ("accuracy", "loss mean")])
+    assert first[0] == first[1] == first[2] and len(first[0]) == 5
 
 
 @pytest.mark.parametrize("rounds_done", [1, 3, 5])

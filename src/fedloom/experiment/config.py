@@ -194,7 +194,8 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     Args:
         source: path or name.
         overrides: `dotted.key=value`, the value in TOML's notation (a bare word is a string).
-        flags: top-level keys and values that the command line gave; None values are ignored.
+        flags: top-level keys and values that the command line gave; None values are ignored. In a comparison a
+            seed replaces its seeds, and a method its methods.
 
     Raises:
         ConfigError: with everything that is wrong, one problem a line.
@@ -208,6 +209,11 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     for override in overrides:
         _override(values, override)
     top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
+    if "compare" in top and flags:  # a flag speaks for the whole comparison
+        if flags.get("seed") is not None:
+            top["compare"] = {**top["compare"], "seeds": [flags["seed"]]}
+        if flags.get("method") is not None:
+            del top["compare"]
     return check({**top, "run": values})
 
 
@@ -221,7 +227,9 @@ def check(values: Mapping[str, Any]) -> Experiment:
             experiment = Experiment(**rest)
         except ValidationError as error:
             found += [p.removeprefix("run.") for p in problems(error, Experiment)]
-            rest = _without(rest, [item["loc"] for item in error.errors()])
+            before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
+            if rest == before:
+                raise ConfigError("\n".join(found)) from None
     try:
         runs = experiment.runs()
     except ConfigError as error:

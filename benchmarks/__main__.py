@@ -1,0 +1,24 @@
+"""`make bench`: every benchmark, with what it ran on."""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+
+import torch
+
+from benchmarks import fedal, fedavg, first_round
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+print(f"{processor()}, Python {platform.python_version()}, torch {torch.__version__}, {datetime.now(UTC):%Y-%m-%d}")
+fedavg.main(9)
+fedal.main(9)
+first_round.main(3)
