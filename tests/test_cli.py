@@ -86,12 +86,24 @@ def test_lists(kind: str, fedloom: Callable[..., Done]) -> None:
         assert {row["name"] for row in rows} == set(registry())
 
 
+def test_the_settings_of_a_method(fedloom: Callable[..., Done]) -> None:
+    rows = {row["name"]: row for row in json.loads(fedloom("list", "fedmd", "--json").stdout)}
+    assert rows["params.tau"]["default"] == "1" and rows["params.lr"]["default"] == "0.001"
+    assert all(row["what"] for row in rows.values())
+    assert "params.disc_temperature" in fedloom("list", "fedal").stdout
+
+
 def test_who_holds_what(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     done = fedloom("data", "digits", "--clients", "4", "-s", "data.options.alpha=0.1", "--plot", "who.png")
     assert "1,797 rows" in done.stdout
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
-    counts = json.loads(fedloom("data", "digits", "--clients", "4", "--json").stdout)["counts"]
+    counts = json.loads(fedloom("data", "digits", "--clients", "4", "-s", "data.public=300", "--json").stdout)["counts"]
     assert len(counts) == 4 and sum(map(sum, counts)) == 1797 - 300 - 451
+
+
+@pytest.mark.parametrize("name", ["digits", "wine", "breast_cancer"])
+def test_bundled_data_need_no_settings(name: str, fedloom: Callable[..., Done]) -> None:
+    assert f"{name}: " in fedloom("data", name).stdout
 
 
 def test_a_page_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> None:

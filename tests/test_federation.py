@@ -120,6 +120,15 @@ def test_a_mistake_in_the_page_stops_the_run() -> None:
         fed.engine.call([7], "work", [{}], (0, 0))
 
 
+def test_a_party_refuses_what_is_not_finite() -> None:
+    """A server that diverged, or means ill, can't poison its clients with NaN."""
+    fed = federation()
+    each = {0: {"x": torch.ones(2)}, 1: {"x": torch.tensor([1.0, float("inf")])}, 2: {"x": torch.ones(2)}}
+    assert list(fed.call([0, 1, 2], "work", each=each)) == [0, 2]
+    assert fed.failures[0].reason == "refused what it was sent: not finite"
+    assert torch.equal(fed.engine.states()[1]["seen"], torch.zeros(2))
+
+
 def test_a_message_is_a_value() -> None:
     """What was sent does not change when the sender's state does later."""
     fed = federation(1)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from fedloom.method import Method
 
 LONG = ("paper", "source", "public_set")
 """What is left to --json."""
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """One row for each thing of a kind.
+    """One row for each thing of a kind; or, for a method's name, for each of its settings.
 
     Raises:
-        ConfigError: there is no such kind.
+        ConfigError: there is no such kind or method.
     """
     kinds = {
         "methods": _methods,
@@ -23,9 +27,23 @@ def rows(kind: str) -> list[dict[str, Any]]:
         "partitions": _partitions,
         "experiments": _experiments,
     }
-    if kind not in kinds:
-        raise ConfigError(f"there is no list of {kind!r}.{did_you_mean(kind, kinds)}")
-    return kinds[kind]()
+    if kind in kinds:
+        return kinds[kind]()
+    from fedloom.methods import registry
+
+    known = registry()
+    if kind not in known:
+        raise ConfigError(f"there is no list of {kind!r}.{did_you_mean(kind, [*kinds, *known])}")
+    return _settings(known[kind])
+
+
+def _settings(method: Method) -> list[dict[str, Any]]:
+    values = method.configure().model_dump(mode="json")
+    fields = method.config.model_fields
+    return [
+        {"name": f"params.{name}", "default": json.dumps(value), "what": fields[name].description}
+        for name, value in values.items()
+    ]
 
 
 def _methods() -> list[dict[str, Any]]:

@@ -133,10 +133,15 @@ def report(
 
 @app.command("list")
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="methods|models|datasets|partitions|experiments")] = "methods",
+    kind: Annotated[
+        str, typer.Argument(metavar="methods|models|datasets|partitions|experiments|METHOD", help="What to show.")
+    ] = "methods",
     as_json: AsJson = False,
 ) -> None:
-    """Show what there is: methods, models, datasets, partitions or experiments."""
+    """Show what there is: methods, models, datasets, partitions or experiments; or a method's settings.
+
+    [bold]fedloom list fedal[/]      every -s params.… of FedAL, its default and what it means
+    """
     from fedloom import catalogue
 
     rows = catalogue.rows(kind)

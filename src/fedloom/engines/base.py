@@ -96,6 +96,10 @@ def run(party: Party[Any], method: str, message_: dict[str, Tree], fault: str | 
     if work is None or method.startswith("_"):
         raise MethodError(f"{type(party).__name__} has no method {method!r} that a message could call")
     try:
+        message.check_finite(message_)
+    except MessageError as error:
+        return Failure("refused what it was sent: not finite", str(error))
+    try:
         with party.transaction():
             if fault == "crash":
                 raise Crash(f"injected at {method}")

@@ -37,8 +37,8 @@ class DataConfig(_Section):
     """A name of `fedloom list partitions`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The partition's own settings, such as alpha and rows."""
-    public: int = Field(300, ge=0)
-    """Unlabelled rows that everybody holds, set aside before the partition."""
+    public: int | None = Field(None, ge=0)
+    """Unlabelled rows that everybody holds, set aside before the partition; None for a fifth, at most 1,000."""
     test_fraction: float = Field(0.25, gt=0, lt=1)
     """Share of the rows held out for the test, where the set has no official test split."""
     test_rows: int | None = Field(None, ge=1)

@@ -151,13 +151,14 @@ def data_of(run: RunConfig) -> tuple[Dataset, Split]:
     """
     data = run.data
     dataset = load(data.name, root=Path(data.root) if data.root else None)
+    training = len(dataset.y) * (1 - data.test_fraction) if dataset.test is None else len(dataset.train)
     shares = split(
         dataset,
         clients=data.clients,
         seed=run.seed,
         partition=data.partition,
         options=data.options,
-        public=data.public,
+        public=min(1000, int(training) // 5) if data.public is None else data.public,
         test_fraction=data.test_fraction,
         test_rows=data.test_rows,
         own_test_rows=data.own_test_rows,

@@ -16,8 +16,10 @@ its term, and with it what crosses for its sake.
 
 Differs:
     Lines 15-16: the server sends the mean of all; each client takes itself out of it, which is what (5) asks for.
-    Line 13: with Adam, since at the printed rate plain SGD leaves the discriminator where it began
-        (preset `paper` has SGD).
+    Line 13: the mean over clients as well as rows, which is (8); with Adam, since at the printed rate plain SGD
+        leaves the discriminator where it began (preset `paper` has SGD).
+    Line 18: a client follows no row of the server's gradient further than `gradient_cap`, because a server that
+        may send any gradient steers any client anywhere (preset `paper` has no cap).
     The LF term of a stage's first step has gradient zero, as the model still is its own reference: it is not
         computed, so that with tau = 1 LF changes no bit.
     References are evaluation-mode outputs on the stage's batches, made once at its start: no frozen copy of the
