@@ -60,6 +60,13 @@ def test_a_first_run_a_second_and_their_reports(fedloom: Callable[..., Done], tm
     assert (tmp_path / "both.html").stat().st_size > 10_000
 
 
+def test_resume_finds_the_last_run_of_that_very_name(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    for name in ("fedal", "fedal-2", "fedal-skew", "fedal-10"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert "runs/fedal-10/report.html" in fedloom("run", "fedal", "--rounds", "1", "--resume", *FAST).stdout
+    assert "runs/fedal-11/report.html" in fedloom("run", "fedal", "--rounds", "1", *FAST).stdout
+
+
 def test_the_folder_repeats_its_run(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     fedloom("run", "fedal", "--rounds", "2", "--seed", "3", "--out", "a", *FAST)
     fedloom("run", "a/config.toml", "--out", "b")

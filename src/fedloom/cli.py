@@ -6,6 +6,7 @@ Commands import what they need when they run, so that `--help` is quick.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -279,15 +280,17 @@ def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bo
         settle(folder, resume=resume)
         return folder
     name = experiment.run.name or Path(called.partition(".py:")[0]).stem
-    taken = sorted(Path("runs").glob(f"{name}*"), key=lambda p: p.stat().st_mtime)
-    if resume:
-        if not taken:
-            raise ConfigError(f"there is no run of {name!r} in runs/ to resume; name its folder with --out")
-        return taken[-1]
-    number = 1
-    while (Path("runs") / (name if number == 1 else f"{name}-{number}")).exists():
-        number += 1
-    return Path("runs") / (name if number == 1 else f"{name}-{number}")
+    taken = {
+        int(match[1] or 1): path
+        for path in Path("runs").glob(f"{name}*")
+        if (match := re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", path.name))
+    }
+    last = max(taken, default=0)
+    if not resume:
+        return Path("runs") / (name if not last else f"{name}-{last + 1}")
+    if not last:
+        raise ConfigError(f"there is no run of {name!r} in runs/ to resume; name its folder with --out")
+    return taken[last]
 
 
 def _seeds(text: str) -> list[int]:

@@ -84,23 +84,23 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 def show_comparison(found: dict[str, Any], out: Console) -> None:
     """The end of a run: one row for each method."""
     several = len(found["methods"][0]["seeds"]) > 1
-    spread = "± s.d. over seeds" if several else "± s.d. over clients"
-    table = Table("method", "accuracy", spread, "up", "down", "seconds", "failures", header_style="bold")
+    spread = "std_over_seeds" if several else "std_over_clients"
+    table = Table("method", "accuracy", "up", "down", "seconds", "failures", header_style="bold")
     for m in found["methods"]:
-        accuracy = m["accuracy"]
-        deviation = accuracy["std_over_seeds"] if several else accuracy["std_over_clients"]
+        accuracy, sent = m["accuracy"], m["bytes"]
         table.add_row(
             m["name"],
-            f"{accuracy['mean']:.1%}",
-            f"{100 * deviation:.1f}",
-            size(m["bytes"]["up"]),
-            size(m["bytes"]["down"]),
+            f"{accuracy['mean']:.1%} ± {100 * accuracy[spread]:.1f}",
+            size(sent["up"] + sent["across"]),
+            size(sent["down"] + sent["across"]),
             f"{m['seconds']:.1f}",
             str(m["failures"]),
         )
     out.print(table)
     chance = found["methods"][0]["chance"]
-    out.print(f"always answering the most frequent class: {chance:.1%}")
+    out.print(
+        f"± s.d. over {'seeds' if several else 'clients'}; always answering the most frequent class: {chance:.1%}"
+    )
     for d in found["differences"]:
         over = (
             "" if d["std_over_seeds"] is None else f" ± {100 * d['std_over_seeds']:.1f} over {len(d['per_seed'])} seeds"
