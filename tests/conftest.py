@@ -4,7 +4,14 @@ import os
 import tempfile
 
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedloom-tests-")  # nothing of a user's own is touched
 os.environ.pop("FEDLOOM_DATA", None)
+
+# A busy machine is no failure, and CI tries the same examples each time; elsewhere new ones are tried.
+settings.register_profile(
+    "fedloom", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
+)
+settings.load_profile("fedloom")

@@ -118,7 +118,7 @@ trees = st.recursive(plain | tensors(), containers, max_leaves=12)
 # --- encode and decode ------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trees)
 def test_round_trip(tree: Any) -> None:
     data = encode(tree)
@@ -426,7 +426,7 @@ def accept_or_refuse(data: bytes) -> None:
     assert encode(tree) == data
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_random_bytes(data: bytes) -> None:
     accept_or_refuse(data)
@@ -434,7 +434,7 @@ def test_random_bytes(data: bytes) -> None:
     accept_or_refuse(blob(head(data.decode("latin-1"))))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(trees, st.data())
 def test_flipped_bits(tree: Any, draw: st.DataObject) -> None:
     data = bytearray(encode(tree))
@@ -466,7 +466,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data(), st.binary(max_size=8))
 def test_rewritten_headers(draw: st.DataObject, data: bytes) -> None:
     """One field of a valid header, at any level, becomes any JSON value."""
@@ -658,7 +658,7 @@ def test_weighted_mean_by_hand() -> None:
     assert a["w"].tolist() == [1, 2] and b["n"].item() == 7
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0.1, 1e3)), min_size=1, max_size=6))
 def test_weighted_mean_is_the_mean(pairs: list[tuple[float, float]]) -> None:
     values, weights = np.array(pairs).T

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data.dealing import fill_up
@@ -59,7 +59,6 @@ whole_set = pytest.mark.parametrize("function", [dirichlet, dirichlet_classwise]
 
 
 @whole_set
-@settings(deadline=None)
 @given(labels=labelled(), alpha=alphas, seed=seeds, data=st.data())
 def test_whole_set_splits_hand_out_every_row_once(
     function: Any, labels: np.ndarray, alpha: float, seed: int, data: st.DataObject
@@ -70,7 +69,6 @@ def test_whole_set_splits_hand_out_every_row_once(
     assert len(check(parts, labels, clients, least)) == len(labels)
 
 
-@settings(deadline=None)
 @given(labels=labelled(), alpha=alphas, seed=seeds, data=st.data())
 def test_fixed_sizes_are_met_to_the_last_row(labels: np.ndarray, alpha: float, seed: int, data: st.DataObject) -> None:
     """Also where the classes run out: with clients * rows = n every row is handed out."""
@@ -81,7 +79,6 @@ def test_fixed_sizes_are_met_to_the_last_row(labels: np.ndarray, alpha: float, s
     check(parts, labels, clients)
 
 
-@settings(deadline=None)
 @given(labels=labelled(), seed=seeds, data=st.data())
 def test_iid_deals_every_row_evenly(labels: np.ndarray, seed: int, data: st.DataObject) -> None:
     clients = data.draw(st.integers(1, len(labels)))
@@ -91,7 +88,6 @@ def test_iid_deals_every_row_evenly(labels: np.ndarray, seed: int, data: st.Data
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(deadline=None)
 @given(labels=labelled(least=20), seed=seeds, clients=st.integers(1, 20), data=st.data())
 def test_pathological_gives_each_client_exactly_so_many_classes(
     labels: np.ndarray, seed: int, clients: int, data: st.DataObject
@@ -110,7 +106,6 @@ def test_pathological_gives_each_client_exactly_so_many_classes(
     assert all(max(those) - min(those) <= 1 for those in shares if those)
 
 
-@settings(deadline=None)
 @given(seed=seeds, clients=st.integers(1, 12), m=st.integers(3, 10), classes=st.integers(1, 3))
 def test_two_class_sizes_and_halves(seed: int, clients: int, m: int, classes: int) -> None:
     labels = rng(seed).permutation(even(5, 120))
@@ -129,7 +124,6 @@ def test_two_class_sizes_take_all_values_from_m_to_2m() -> None:
     assert sizes[5:].min() > 40  # 67 on average
 
 
-@settings(deadline=None)
 @given(seed=seeds, data=st.data())
 def test_natural_clients_are_owners(seed: int, data: st.DataObject) -> None:
     groups = np.array(data.draw(st.lists(st.sampled_from([2, 5, 7, 90]), min_size=4, max_size=50)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data.dataset import Dataset, image_dataset
@@ -29,7 +29,6 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
     return one.shape == other.shape and bool((one == other).all())
 
 
-@settings(deadline=None)
 @given(
     seed=seeds,
     clients=st.integers(1, 12),

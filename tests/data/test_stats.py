@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data.stats import PartitionStats, describe, plot_counts
@@ -40,7 +40,6 @@ def test_one_client_is_no_pair() -> None:
     assert (stats.pairwise, stats.to_global) == (0.0, 0.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size=2, max_size=6))
 def test_against_the_definitions(held: list[list[int]]) -> None:
     labels = np.array([label for client in held for label in client])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.errors import ConfigError
@@ -21,13 +21,11 @@ def test_stream_is_fixed_for_all_time() -> None:
     assert stream(7, "batches", 3, 1).integers(1000, size=4).tolist() == [727, 368, 462, 137]
 
 
-@settings(deadline=None)
 @given(places)
 def test_same_arguments_same_draws(place: tuple[int, str, tuple[int, ...]]) -> None:
     assert draws(*place) == draws(*place)
 
 
-@settings(deadline=None)
 @given(places, places)
 def test_other_arguments_other_draws(
     one: tuple[int, str, tuple[int, ...]], other: tuple[int, str, tuple[int, ...]]
