@@ -14,13 +14,13 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedloom"
 
 # Each part, and what of fedloom it may import. What is not listed may be imported by nobody but itself.
 CORE = {
-    "_version", "errors", "rng", "_trees", "message", "losses", "optim", "network", "site", "party",
+    "_version", "errors", "paths", "rng", "_trees", "message", "losses", "optim", "network", "site", "party",
     "method", "ledger", "faults",
 }  # fmt: skip
 ALLOWED = {
     "core": CORE,
-    "data": {"errors", "rng"},
-    "models": {"errors"},
+    "data": {"errors", "paths", "rng"},
+    "models": {"errors", "paths"},
     "engines": CORE,
     "federation": CORE | {"engines"},
     "methods": CORE | {"federation"},

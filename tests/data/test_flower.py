@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fedloom.data.dataset import image_dataset
-from fedloom.data.flower import from_flwr
+from fedloom.data.flower import from_flwr, partition_at
 from fedloom.data.split import split
-from fedloom.errors import DataError
+from fedloom.errors import ConfigError, DataError
 
 pytest.importorskip("datasets")
 LABELS = np.array([0, 1, 2, 0, 1, 2, 0, 0])
@@ -75,6 +75,49 @@ def test_a_client_without_rows_is_refused() -> None:
 def test_what_a_partitioner_raises_is_passed_on_in_our_words() -> None:
     with pytest.raises(DataError, match="ByColumn can't share out 8 rows"):
         from_flwr(ByColumn("no such column"), LABELS)
+
+
+def halves(labels: np.ndarray, clients: int, rng: np.random.Generator, *, flip: bool = False) -> list[np.ndarray]:
+    parts = np.array_split(np.arange(len(labels)), clients)
+    return parts[::-1] if flip else parts
+
+
+class Striped(ByColumn):
+    """Made as flwr-datasets makes its own: the number of parts comes first."""
+
+    def __init__(self, num_partitions: int, partition_by: str, offset: int = 0) -> None:
+        super().__init__(partition_by)
+        self.parts, self.offset = num_partitions, offset
+
+    @property
+    def num_partitions(self) -> int:
+        return self.parts
+
+    def load_partition(self, partition_id: int) -> Any:
+        rows = (np.arange(len(self.dataset)) + self.offset) % self.parts
+        return self.dataset.select(np.flatnonzero(rows == partition_id))
+
+
+def test_partitions_are_found_by_their_path() -> None:
+    rng = np.random.default_rng(0)
+    flipped = partition_at(f"{__name__}:halves")(LABELS, 2, rng, flip=True)
+    assert [part.tolist() for part in flipped] == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    striped = partition_at(f"{__name__}:Striped")(LABELS, 3, rng, offset=1)
+    assert [part.tolist() for part in striped] == [[2, 5], [0, 3, 6], [1, 4, 7]]
+    with pytest.raises(DataError, match=r"Striped can't be made with \{'ofset': 1\}"):
+        partition_at(f"{__name__}:Striped")(LABELS, 3, rng, ofset=1)
+    with pytest.raises(DataError, match="nothing_here can't be imported"):
+        partition_at("nothing_here:halves")
+
+
+def test_a_run_takes_a_partition_by_its_path() -> None:
+    import fedloom
+
+    settings = {"name": "wine", "clients": 3, "partition": f"{__name__}:Striped", "options": {"offset": 1}}
+    result = fedloom.run("local", rounds=1, data=settings)
+    assert len(result.summary["accuracy"]["per_client"]) == 3
+    with pytest.raises(ConfigError, match=r"data\.partition: .*stripes must be a function or class"):
+        fedloom.run("local", rounds=1, data={**settings, "partition": f"{__name__}:stripes"})
 
 
 def test_a_partitioner_of_flwr_datasets() -> None:

@@ -364,8 +364,8 @@ def test_own_networks(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        (":factory", "must read package.module:factory"),
-        ("mynets:", "must read package.module:factory"),
+        (":factory", "must read package.module:name"),
+        ("mynets:", "must read package.module:name"),
         ("no_such_package.x:factory", "can't be imported.*PYTHONPATH"),
         ("brokennets:factory", "nothing_of_that_name"),
         ("mynets:missing", "missing must be a function or class, but is nothing"),

@@ -1,12 +1,43 @@
-"""Partitioners of Flower's `flwr-datasets` beside our own."""
+"""Partitions of one's own, and the partitioners of Flower's `flwr-datasets`, beside ours."""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from fedloom.data.partitions import PartitionFunction
 from fedloom.errors import DataError
+from fedloom.paths import callable_at
+
+
+def partition_at(path: str) -> PartitionFunction:
+    """The partition that `package.module:name` stands for, called with (labels (n,), clients, rng, **options).
+
+    It is a function of that form, or a partitioner class such as `flwr_datasets.partitioner:ShardPartitioner`:
+    that is made with the options, and with `num_partitions`, `seed` and `partition_by="label"` where it takes them.
+
+    Raises:
+        DataError: nothing callable stands there.
+    """
+    found = callable_at(path, DataError)
+    return partial(_made_by, found) if hasattr(found, "load_partition") else found
+
+
+def _made_by(
+    kind: Callable[..., Any], labels: np.ndarray, clients: int, rng: np.random.Generator, **options: Any
+) -> list[np.ndarray]:
+    """What a new partitioner of this class makes of the labels."""
+    given = {"num_partitions": clients, "seed": int(rng.integers(2**31)), "partition_by": "label"}
+    takes = inspect.signature(kind).parameters
+    try:
+        partitioner = kind(**{k: v for k, v in given.items() if k in takes} | options)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{getattr(kind, '__name__', kind)} can't be made with {options}: {error}") from None
+    return from_flwr(partitioner, labels)
 
 
 def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None = None) -> list[np.ndarray]:

@@ -34,7 +34,7 @@ class DataConfig(_Section):
     clients: int = Field(10, ge=1, le=100_000)
     """How many clients share the training rows."""
     partition: str = "dirichlet"
-    """A name of `fedloom list partitions`."""
+    """A name of `fedloom list partitions`, or `package.module:name`: see `fedloom.data.flower.partition_at`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The partition's own settings, such as alpha and rows."""
     public: int | None = Field(None, ge=0)
@@ -262,7 +262,7 @@ def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) 
 def _names(run: RunConfig) -> list[str]:
     """What is wrong with the names and parameters of a run that is valid by its types."""
     from fedloom import models
-    from fedloom.data import partitions, sources
+    from fedloom.data import flower, partitions, sources
 
     found = []
     try:
@@ -272,7 +272,9 @@ def _names(run: RunConfig) -> list[str]:
     tests: list[tuple[str, Callable[[], object]]] = [
         ("engine", partial(_check_engine, run.engine)),
         ("data.name", partial(sources.check_name, run.data.name)),
-        ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
+        ("data.partition", partial(flower.partition_at, run.data.partition))
+        if ":" in run.data.partition
+        else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
         *(("models.pool", partial(models.check_name, name)) for name in run.models.pool or ()),
     ]
     for where, test in tests:

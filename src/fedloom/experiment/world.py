@@ -15,6 +15,7 @@ from torch import nn
 
 from fedloom import models
 from fedloom.data.dataset import Dataset
+from fedloom.data.flower import partition_at
 from fedloom.data.sources import load
 from fedloom.data.split import Split, public_hash, split
 from fedloom.experiment.config import RunConfig
@@ -156,7 +157,7 @@ def data_of(run: RunConfig) -> tuple[Dataset, Split]:
         dataset,
         clients=data.clients,
         seed=run.seed,
-        partition=data.partition,
+        partition=partition_at(data.partition) if ":" in data.partition else data.partition,
         options=data.options,
         public=min(1000, int(training) // 5) if data.public is None else data.public,
         test_fraction=data.test_fraction,

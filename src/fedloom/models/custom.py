@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.errors import ModelError
+from fedloom.paths import callable_at
 
 PROBE_ROWS = 2
 
 
 def find(path: str) -> Callable[..., object]:
     """The factory (a function or a class) of that path. Raises ModelError."""
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise ModelError(f"{path!r} must read package.module:factory")
-    try:
-        factory = getattr(importlib.import_module(module_name), name, None)
-    except Exception as error:  # whatever the user's module does when imported
-        raise ModelError(
-            f"{path!r}: {module_name} can't be imported ({type(error).__name__}: {error}); "
-            "install it or put its folder on PYTHONPATH"
-        ) from error
-    if callable(factory):
-        return cast("Callable[..., object]", factory)
-    found = "nothing" if factory is None else f"of type {type(factory).__name__}"
-    raise ModelError(f"{path!r}: {name} must be a function or class, but is {found}")
+    return callable_at(path, ModelError)
 
 
 def build(path: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
