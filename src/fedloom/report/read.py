@@ -73,7 +73,7 @@ def read_run(folder: Path) -> Run:
     if finished:
         summary = _model(folder / "result.json", Summary)
     else:
-        summary = _so_far(folder, config, metrics, ledger, len(failures))
+        summary = _so_far(folder, config, metrics, ledger, len(failures), partition.chance)
     measured: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
     for m in metrics:
         x, y = measured.setdefault((m.measure, m.party, m.stage), ([], []))
@@ -132,7 +132,14 @@ def _whole(path: Path, measured: Mapping[tuple[str, str, str], tuple[list[int], 
             raise _damaged(path, f"lacks a line: at the stage {stage!r} the measures differ in number")
 
 
-def _so_far(folder: Path, config: str, metrics: Sequence[Measure], ledger: Sequence[Flow], failures: int) -> Summary:
+def _so_far(
+    folder: Path,
+    config: str,
+    metrics: Sequence[Measure],
+    ledger: Sequence[Flow],
+    failures: int,
+    chance: float | None,
+) -> Summary:
     """What `result.json` would hold of a run under way, at its last evaluation."""
     seen = [m for m in metrics if m.measure == "accuracy mean"]
     if not seen:
@@ -162,7 +169,7 @@ def _so_far(folder: Path, config: str, metrics: Sequence[Measure], ledger: Seque
         "accuracy": over_clients("accuracy"),
         "own_accuracy": over_clients("own accuracy"),
         "agreement": then.get(("agreement", "")),
-        "chance": None,
+        "chance": chance,
         "bytes": {way: then.get((f"bytes {way}", "")) for way in ("up", "down", "across")},
         "messages": sum(flow.count for flow in ledger),
         "seconds": {},

@@ -31,7 +31,7 @@ class Bytes(_Read):
 
 
 class Summary(_Read):
-    """`result.json`, as far as a report needs it. A run under way has no `chance` and no hashes."""
+    """`result.json`, as far as a report needs it. A run under way has no hashes."""
 
     name: str
     method: str
@@ -60,6 +60,7 @@ class Partition(_Read):
     classes: tuple[str, ...] = Field(min_length=1)
     counts: tuple[tuple[int, ...], ...] = Field(min_length=1)
     architectures: tuple[str, ...]
+    chance: float | None = None
     test: int
     public: int
 
