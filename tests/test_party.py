@@ -88,6 +88,19 @@ def test_mistakes_in_setup_are_told() -> None:
     class Forgets(Party[None]):
         STATE = ("x",)
 
+    class Hides(Party[None]):
+        def setup(self) -> None:
+            self.cache: list[int] = []  # which a method could fill without ever assigning it
+
+    with pytest.raises(StateError, match=r"Hides assigns self\.cache.*belongs in the config or on the class"):
+        Hides(None, Site(id=0))
+
+    learner = Learner(None, Site(id=0))
+    with pytest.raises(StateError, match=r"Learner assigns self\.site"):
+        learner.site = Site(id=1)
+    with pytest.raises(StateError, match=r"Learner assigns self\._network"):
+        learner.network(nn.Linear(2, 2), SGD(0.1))
+
     class NoNetwork(Party[None]):
         STATE = ("params", "opt")
 

@@ -24,6 +24,7 @@ from fedloom.rng import stream
 from fedloom.site import Batches, Rows, Site, epoch_plan, sample_plan
 
 NETWORK_STATE = ("params", "buffers", "opt")
+_OWN = ("cfg", "site", "_network", "_notes")
 ConfigT = TypeVar("ConfigT")
 
 
@@ -40,7 +41,6 @@ class Party(Generic[ConfigT]):
     STATE: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: ConfigT, site: Site) -> None:
-        self._sealed = False
         self._network: Network | None = None
         self._notes: dict[str, Tensor | float] = {}
         self.cfg = cfg
@@ -53,7 +53,6 @@ class Party(Generic[ConfigT]):
             raise MethodError(
                 f"{type(self).__name__} declares params in STATE; call self.network(module, optimiser) in setup()"
             )
-        self._sealed = True
 
     def setup(self) -> None:
         """Give every name in STATE its first value. Runs once, before the first message."""
@@ -194,15 +193,15 @@ class Party(Generic[ConfigT]):
     # -- state -----------------------------------------------------------------------------------
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if vars(self).get("_sealed"):
-            if name not in self.STATE:
-                raise StateError(
-                    f"{type(self).__name__} assigns self.{name}, which is not in its STATE "
-                    f"{self.STATE}: it would be lost between messages. Add {name!r} to STATE, or use "
-                    "a local variable."
-                )
-            if name not in NETWORK_STATE:
-                value = _as_state(value, f"{type(self).__name__}.{name}")
+        own = name in _OWN and vars(self).get(name) is None  # set once, by the core
+        if name not in self.STATE and not own:
+            raise StateError(
+                f"{type(self).__name__} assigns self.{name}, which is not in its STATE {self.STATE}: it would be "
+                f"lost between messages. Add {name!r} to STATE, or use a local variable; what never changes belongs "
+                "in the config or on the class."
+            )
+        if name in self.STATE and name not in NETWORK_STATE:
+            value = _as_state(value, f"{type(self).__name__}.{name}")
         object.__setattr__(self, name, value)
 
     def state(self) -> dict[str, Tree]:
