@@ -79,11 +79,15 @@ def run(
 ) -> None:
     """Run one method, or a whole comparison.
 
-    [bold]fedloom run quickstart[/]                      FedAL, FedMD and Local on skewed digits
-    [bold]fedloom run fedal --rounds 40 --seed 1[/]      one method, on bundled data
-    [bold]fedloom run fedal -s data.name=mnist -s data.clients=20 -s params.tau=10[/]
-    [bold]fedloom run my.toml --out runs/mine[/]         then: fedloom run my.toml --out runs/mine --resume
-    [bold]fedloom run --method mine.py[/]                a method of your own: see fedloom copy
+    [bold]fedloom run quickstart[/]
+
+    [bold]fedloom run fedal --rounds 40 --seed 1[/]
+
+    [bold]fedloom run fedal -s data.name=mnist -s params.tau=10[/]
+
+    [bold]fedloom run my.toml --out runs/mine[/]  (and --resume after a Ctrl-C)
+
+    [bold]fedloom run --method mine.py[/]  (a page of your own: fedloom copy)
     """
     from fedloom.experiment.config import read
 
@@ -135,13 +139,16 @@ def report(
 @app.command("list")
 def list_(
     kind: Annotated[
-        str, typer.Argument(metavar="methods|models|datasets|partitions|experiments|METHOD", help="What to show.")
+        str,
+        typer.Argument(
+            metavar="WHAT", help="methods, models, datasets, partitions, experiments, or the name of a method."
+        ),
     ] = "methods",
     as_json: AsJson = False,
 ) -> None:
     """Show what there is: methods, models, datasets, partitions or experiments; or a method's settings.
 
-    [bold]fedloom list fedal[/]      every -s params.… of FedAL, its default and what it means
+    [bold]fedloom list fedal[/]  (every -s params.… of FedAL)
     """
     from fedloom import catalogue
 
