@@ -41,7 +41,7 @@ class Rows:
     def x(self, which: Tensor) -> Tensor:
         """Inputs (B, ...) float32 of rows `which` (B,), numbers into ours."""
         raw = self.pool.index_select(0, self.index[which])
-        return raw.to(torch.float32).sub_(self.shift).div_(self.scale)
+        return raw.sub(self.shift).div_(self.scale)  # pixels become floats on the way
 
     def y(self, which: Tensor) -> Tensor:
         """Labels (B,) of rows `which` (B,)."""
