@@ -245,6 +245,7 @@ def test_what_can_not_run_is_refused_before_anything_is_written(tmp_path: Path) 
     for changes, error in (
         ({"data": {"public": 10_000}}, DataError),
         ({"data": {"clients": 5000}}, DataError),
+        ({"data": {"public": 0}}, ConfigError),
         ({"data": {"name": "wine", "public": 20}, "models": {"pool": ["lenet5"]}}, ModelError),
     ):
         with pytest.raises(error):

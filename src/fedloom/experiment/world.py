@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.flower import partition_at
 from fedloom.data.sources import load
 from fedloom.data.split import Split, public_hash, split
+from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig
 from fedloom.method import Method
 from fedloom.party import Party
@@ -73,50 +74,11 @@ def build(run: RunConfig) -> World:
     """
     method, cfg, rounds = run.resolve()
     dataset, shares = data_of(run)
+    if method.public and not len(shares.public):
+        raise ConfigError(f"data.public: {method.name} learns from rows that everybody holds; give it some")
     digest = public_hash(dataset, shares)
-    pool, labels = torch.from_numpy(dataset.x), torch.from_numpy(dataset.y)
-    shape = (-1, *[1] * (dataset.x.ndim - 2))  # channels or columns first, then broadcast
-    shift = torch.from_numpy(dataset.shift).float().view(shape)
-    scale = torch.from_numpy(dataset.scale).float().view(shape)
-    device = run.engine.device
-
-    pool, labels, shift, scale = (x.to(device) for x in (pool, labels, shift, scale))
-
-    def rows(which: np.ndarray) -> Rows:
-        return Rows(pool, labels, torch.from_numpy(which).to(device), shift, scale)
-
-    public = PublicSet(rows(shares.public), run.seed, digest)
-    test = rows(shares.test)
     architectures = _architectures(run, dataset.kind)
-    classes = len(dataset.classes)
-
-    def network(n: int, purpose: str = "initial weights") -> Callable[[], nn.Module]:
-        seed = int(stream(run.seed, purpose, n).integers(2**31))
-        norm = run.models.norm
-        return partial(models.build, architectures[n], dataset.input_shape, classes, norm=norm, seed=seed)
-
-    def site(n: int) -> Site:
-        return Site(
-            id=n,
-            seed=run.seed,
-            parties=run.data.clients,
-            classes=classes,
-            data=rows(shares.shards[n]),
-            public=public,
-            network=network(n),
-            tests={"test": test, "own": rows(shares.own_test[n])},
-            device=device,
-        )
-
-    sites = [site(n) for n in range(run.data.clients)]
-    home = Site(
-        id=0,
-        seed=run.seed,
-        parties=run.data.clients,
-        classes=classes,
-        network=network(0, "server's initial weights"),
-        device=device,
-    )
+    home, sites = _sites(run, dataset, shares, digest, architectures)
     return World(
         run=run,
         method=method,
@@ -127,8 +89,47 @@ def build(run: RunConfig) -> World:
         public_digest=digest,
         architectures=architectures,
         server=method.server(cfg, home) if method.server else None,
-        clients=[partial(method.client, cfg, s) for s in sites],
+        clients=[partial(method.client, cfg, site) for site in sites],
     )
+
+
+def _sites(
+    run: RunConfig, dataset: Dataset, shares: Split, digest: str, architectures: Sequence[str]
+) -> tuple[Site, list[Site]]:
+    """The home party's place, and each client's; all rows lie in one pool."""
+    device, classes = run.engine.device, len(dataset.classes)
+    shape = (-1, *[1] * (dataset.x.ndim - 2))  # channels or columns first, then broadcast
+    arrays = (dataset.x, dataset.y, dataset.shift.reshape(shape), dataset.scale.reshape(shape))
+    pool, labels, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)
+
+    def rows(which: np.ndarray) -> Rows:
+        return Rows(pool, labels, torch.from_numpy(which).to(device), shift, scale)
+
+    def network(n: int, purpose: str) -> Callable[[], nn.Module]:
+        seed = int(stream(run.seed, purpose, n).integers(2**31))
+        norm = run.models.norm
+        return partial(models.build, architectures[n], dataset.input_shape, classes, norm=norm, seed=seed)
+
+    public, test = PublicSet(rows(shares.public), run.seed, digest), rows(shares.test)
+    home = Site(
+        id=0,
+        seed=run.seed,
+        parties=run.data.clients,
+        classes=classes,
+        network=network(0, "server's initial weights"),
+        device=device,
+    )
+    return home, [
+        replace(
+            home,
+            id=n,
+            data=rows(shares.shards[n]),
+            public=public,
+            network=network(n, "initial weights"),
+            tests={"test": test, "own": rows(shares.own_test[n])},
+        )
+        for n in range(run.data.clients)
+    ]
 
 
 SMALL = {
