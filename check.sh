@@ -7,12 +7,14 @@ export OMP_NUM_THREADS=1
 ruff format --check .
 ruff check .
 mypy
-python -m pytest "$@"
 
 # The wheel holds what an installation needs beside the code.
 wheels=$(mktemp -d)
 trap 'rm -rf "$wheels"' EXIT
 python -m build --wheel --no-isolation -o "$wheels" . >/dev/null
+held=$(python -m zipfile -l "$wheels"/*.whl)
 for file in experiments/quickstart.toml report/page.html py.typed; do
-  python -m zipfile -l "$wheels"/*.whl | grep -q "fedloom/$file" || { echo "the wheel lacks $file"; exit 1; }
+  grep -q "fedloom/$file" <<<"$held" || { echo "the wheel lacks fedloom/$file"; exit 1; }
 done
+
+python -m pytest "$@"
