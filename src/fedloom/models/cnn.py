@@ -14,12 +14,14 @@ from fedloom.models.parts import Classifier, Norm, conv, normalise
 
 
 def cnn(shape: tuple[int, ...], classes: int, norm: Norm, widths: tuple[int, ...], hidden: int | None) -> Classifier:
-    """A 3x3 convolution, norm, ReLU and 2x2 max pooling for each width, then `hidden` ReLU units."""
+    """A 3x3 convolution, norm, 2x2 max pooling and ReLU for each width, then `hidden` ReLU units.
+
+    Pooling before the ReLU gives the same as after it, on a quarter of the pixels.
+    """
     channels, height, width = shape
     layers: list[nn.Module] = []
     for outputs in widths:
-        layers += [conv(channels, outputs, 3, norm), normalise(norm, outputs), nn.ReLU()]
-        layers += [nn.MaxPool2d(2)]
+        layers += [conv(channels, outputs, 3, norm), normalise(norm, outputs), nn.MaxPool2d(2), nn.ReLU()]
         channels, height, width = outputs, height // 2, width // 2
     layers += [nn.Flatten()]
     size = channels * height * width

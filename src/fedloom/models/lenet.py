@@ -25,12 +25,12 @@ def lenet5(shape: tuple[int, ...], classes: int, norm: Norm) -> Classifier:
     body = nn.Sequential(
         nn.Conv2d(channels, 6, 5, padding=first, bias=plain),
         normalise(norm, 6),
+        nn.MaxPool2d(2),  # before the ReLU: the same result on a quarter of the pixels
         nn.ReLU(),
-        nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5, padding=second, bias=plain),
         normalise(norm, 16),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(16 * side(height) * side(width), 120),
         nn.ReLU(),
