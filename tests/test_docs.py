@@ -11,7 +11,7 @@ import pytest
 
 import fedloom
 from fedloom.cli import main
-from fedloom.experiment.config import check
+from fedloom.experiment.reading import check
 from tests.test_architecture import ALLOWED, CORE
 
 ROOT = Path(__file__).parents[1]

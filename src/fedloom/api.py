@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.experiment.compare import execute_all
-from fedloom.experiment.config import Experiment, RunConfig, check, read
+from fedloom.experiment.config import Experiment, RunConfig
+from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Result, Status, Stopped, execute, settle
 
 __all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "read", "run"]

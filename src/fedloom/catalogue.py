@@ -92,6 +92,6 @@ def _partitions() -> list[dict[str, Any]]:
 def _experiments() -> list[dict[str, Any]]:
     import tomllib
 
-    from fedloom.experiment.config import experiments
+    from fedloom.experiment.reading import experiments
 
     return [{"name": name, "what": tomllib.loads(text).get("title", "")} for name, text in experiments().items()]

@@ -89,7 +89,7 @@ def run(
 
     [bold]fedloom run --method mine.py[/]  (a page of your own: fedloom copy)
     """
-    from fedloom.experiment.config import read
+    from fedloom.experiment.reading import read
 
     if config is None and method is None:
         raise ConfigError("what shall run? Name a method, an experiment or a TOML file, such as: fedloom run fedal")
@@ -116,7 +116,7 @@ def compare(
 
     [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
     """
-    from fedloom.experiment.config import check, read
+    from fedloom.experiment.reading import check, read
 
     first = read(base or names[0], settings or (), {"rounds": rounds})
     shared = {**first.run.model_dump(), "name": "", "method": names[0]}
@@ -179,7 +179,7 @@ def data(
     [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
     """
     from fedloom.data.stats import describe, plot_counts
-    from fedloom.experiment.config import read
+    from fedloom.experiment.reading import read
     from fedloom.experiment.world import data_of
 
     flags = {"seed": seed, "data": {"name": name, "clients": clients, "partition": partition}}

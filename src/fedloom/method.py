@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fedloom.errors import ConfigError, did_you_mean
 from fedloom.party import Party
@@ -20,6 +20,14 @@ class MethodConfig(BaseModel):
     """Base of every method's config: frozen, and unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _none(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """TOML has no null: "none" stands for it, where a setting may be None."""
+        fields = cls.model_fields
+        able = {k for k in values if k in fields and type(None) in get_args(fields[k].annotation)}
+        return {k: None if v == "none" and k in able else v for k, v in values.items()}
 
     @property
     def iterations_per_round(self) -> int:

@@ -9,7 +9,8 @@ import pytest
 from fedloom import methods
 from fedloom.errors import ConfigError, MethodError
 from fedloom.experiment import config
-from fedloom.experiment.config import RunConfig, check, read
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.reading import check, experiments, read
 
 
 def test_all_problems_come_at_once(tmp_path: Path) -> None:
@@ -87,6 +88,18 @@ def test_resolved_config_reads_back_the_same(tmp_path: Path) -> None:
     assert read(str(file)).run == run
 
 
+def test_toml_can_say_none(tmp_path: Path) -> None:
+    run = check({"run": {"params": {"gradient_cap": None, "clients_per_round": 3}}}).run
+    file = tmp_path / "config.toml"
+    file.write_text(config.toml(run))
+    again = read(str(file)).run
+    assert again.resolve()[1] == run.resolve()[1]
+    assert again.resolve()[1].gradient_cap is None
+    assert read("fedal", ["params.gradient_cap=none"]).run.resolve()[1].gradient_cap is None
+    with pytest.raises(ConfigError, match=r"params\.lr"):
+        read("fedal", ["params.lr=none"])
+
+
 def test_a_comparison_is_its_runs() -> None:
     experiment = check(
         {
@@ -119,7 +132,7 @@ def test_config_is_frozen() -> None:
         RunConfig().seed = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", sorted(config.experiments()))
+@pytest.mark.parametrize("name", sorted(experiments()))
 def test_every_shipped_experiment_is_valid(name: str) -> None:
     for run in read(name).runs():
         run.resolve()

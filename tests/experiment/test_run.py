@@ -21,8 +21,8 @@ from fedloom.engines import LocalEngine
 from fedloom.errors import CheckpointError, ConfigError, DataError, ModelError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.compare import execute_all
-from fedloom.experiment.config import check, read
 from fedloom.experiment.evaluate import agreement
+from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Stopped, agree, execute
 from fedloom.experiment.world import build
 from fedloom.methods import registry

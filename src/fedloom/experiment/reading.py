@@ -1,0 +1,185 @@
+"""From a file, a name and flags to valid config: everything that is wrong, at once, before any work."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedloom import methods
+from fedloom.errors import ConfigError, FedloomError, did_you_mean
+from fedloom.experiment.config import EngineConfig, Experiment, RunConfig
+from fedloom.method import problems
+
+
+def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a TOML file, a named experiment, or a method's name, with changes over it.
+
+    A file's top-level keys are those of `RunConfig`, beside `title` and `[compare]`.
+
+    Args:
+        source: path or name.
+        overrides: `dotted.key=value`, the value in TOML's notation (a bare word is a string).
+        flags: top-level keys and values that the command line gave; None values are ignored. In a comparison a
+            seed replaces its seeds, and a method its methods.
+
+    Raises:
+        ConfigError: with everything that is wrong, one problem a line.
+    """
+    values = _values(source)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key] = value
+            for other in {"rounds": ["iterations"], "iterations": ["rounds"]}.get(key, []):
+                values.pop(other, None)
+    for override in overrides:
+        _override(values, override)
+    top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
+    if "compare" in top and flags:  # a flag speaks for the whole comparison
+        if flags.get("seed") is not None:
+            top["compare"] = {**top["compare"], "seeds": [flags["seed"]]}
+        if flags.get("method") is not None:
+            del top["compare"]
+    return check({**top, "run": values})
+
+
+def check(values: Mapping[str, Any]) -> Experiment:
+    """A valid experiment, or one ConfigError with all problems: keys, values, names and parameters."""
+    found: list[str] = []
+    rest = dict(values)
+    experiment = None
+    while experiment is None:  # what is wrong by type is put aside, so that the rest is checked as well
+        try:
+            experiment = Experiment(**rest)
+        except ValidationError as error:
+            found += [p.removeprefix("run.") for p in problems(error, Experiment)]
+            before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
+            if rest == before:
+                raise ConfigError("\n".join(found)) from None
+    try:
+        runs = experiment.runs()
+    except ConfigError as error:
+        found.append(str(error))
+        runs = []
+    for run in runs:
+        found += [p for p in _names(run) if p not in found]
+    if found:
+        raise ConfigError("\n".join(found))
+    return experiment
+
+
+def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
+    """The table less what stands at the paths; less the whole first part where a path leads nowhere."""
+    left = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+    for path in paths:
+        if path[0] == "run" and len(path) > 1 and isinstance(left.get("run"), dict):
+            inner = left["run"].get(path[1])
+            if len(path) > 2 and isinstance(inner, Mapping) and path[2] in inner:
+                left["run"][path[1]] = {k: v for k, v in inner.items() if k != path[2]}
+            else:
+                left["run"].pop(path[1], None)
+        else:
+            left.pop(str(path[0]), None)
+        if path == ("run",):
+            left.pop("run", None)
+    return left
+
+
+def _names(run: RunConfig) -> list[str]:
+    """What is wrong with the names and parameters of a run that is valid by its types."""
+    from fedloom import models
+    from fedloom.data import flower, partitions, sources
+
+    found = []
+    try:
+        run.resolve()
+    except FedloomError as error:
+        found.append(str(error))
+    tests: list[tuple[str, Callable[[], object]]] = [
+        ("engine", partial(_check_engine, run.engine)),
+        ("data.name", partial(sources.check_name, run.data.name)),
+        ("data.partition", partial(flower.partition_at, run.data.partition))
+        if ":" in run.data.partition
+        else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
+        *(("models.pool", partial(models.check_name, name)) for name in run.models.pool or ()),
+    ]
+    for where, test in tests:
+        try:
+            test()
+        except FedloomError as error:
+            found.append(f"{where}: {error}")
+    return found
+
+
+def _check_engine(engine: EngineConfig) -> None:
+    """Raise ConfigError unless the device is there, and the engine can use it."""
+    import torch
+
+    try:
+        torch.empty(0, device=engine.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {engine.device!r} can't be used here ({reason}); `cpu` always can") from None
+    if engine.name == "isolated" and engine.device != "cpu":
+        raise ConfigError(f"the isolated engine works on the CPU only, not on {engine.device!r}")
+
+
+def _values(source: str) -> dict[str, Any]:
+    """The raw table of a path or name."""
+    path = Path(source)
+    if source.endswith(".toml"):
+        if not path.is_file():
+            raise ConfigError(f"there is no file {source}")
+        return _parsed(path.read_text(encoding="utf-8"), source)
+    if ".py" in source:
+        return {"method": source}
+    shipped = experiments()
+    if source in shipped:
+        return _parsed(shipped[source], source)
+    known = methods.registry()
+    if source in known:
+        return {"method": source}
+    names = [*shipped, *known]
+    raise ConfigError(f"there is no experiment or method {source!r}.{did_you_mean(source, names)}")
+
+
+def experiments() -> dict[str, str]:
+    """The experiment files that come with fedloom: their text by name."""
+    folder = resources.files("fedloom") / "experiments"
+    return {
+        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda e: e.name)
+        if entry.name.endswith(".toml")
+    }
+
+
+def _parsed(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not valid TOML: {error}") from None
+
+
+def _override(values: dict[str, Any], text: str) -> None:
+    """Apply `a.b.c=value` in place."""
+    key, equals, raw = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"an override has the form dotted.key=value, not {text!r}")
+    try:
+        value = tomllib.loads(f"v = {raw}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = raw  # a bare word
+    *path, last = key.split(".")
+    table = values
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"override {text!r}: {part!r} holds a value, not a table")
+    table[last] = value
+    for other in {"rounds": "iterations", "iterations": "rounds"}.get(key, "").split():
+        values.pop(other, None)
