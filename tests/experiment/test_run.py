@@ -144,6 +144,15 @@ def test_a_stopped_run_resumes_to_the_same_bits(
     assert (tmp_path / "ledger.csv").read_text() == (whole[0] / "ledger.csv").read_text()
 
 
+def test_the_folder_s_own_config_resumes_its_run(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Also where the file says the same in other words: "none", and a preset spelt out."""
+    run = small(preset="paper", params={"tau": 2, "batch_size": 8, "gradient_cap": None})
+    with pytest.raises(Stopped):
+        execute(run, tmp_path, stop=lambda: True)
+    resumed = execute(read(str(tmp_path / "config.toml")).run, tmp_path, resume=True).summary
+    assert resumed["state_sha256"] == execute(run).summary["state_sha256"] != whole[1]["state_sha256"]
+
+
 def test_resuming_a_finished_run_changes_nothing(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     execute(small(), tmp_path)
     again = execute(small(), tmp_path, resume=True).summary

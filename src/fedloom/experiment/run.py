@@ -266,7 +266,7 @@ def _engine(world: World) -> Engine:
 def fingerprint(world: World) -> str:
     """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
     run = world.run
-    values = run.model_dump_json(exclude={"engine", "name"})
+    values = run.model_dump_json(exclude={"engine", "name", "preset", "params"}) + world.cfg.model_dump_json()
     page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
     source = page.read_bytes() if run.method_is_file else b""
     return hashlib.sha256(f"{__version__}\n{values}\n{world.data_digest}\n".encode() + source).hexdigest()
