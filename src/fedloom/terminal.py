@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """One bar a run in a terminal; one line an evaluation in a log."""
+    """One bar a run in a terminal; one line a milestone in a log."""
 
     def __init__(self, experiment: Experiment, console: Console) -> None:
         self._console = console
@@ -53,7 +53,7 @@ class Progress:
         if status.failures:
             news += f"  {status.failures} failures"
         if not self._console.is_terminal:
-            if status.evaluated:
+            if status.milestone:
                 self._console.print(f"{name}  round {status.round}/{status.rounds}  {news}", soft_wrap=True)
             return
         if name not in self._tasks:

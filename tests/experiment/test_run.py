@@ -271,6 +271,11 @@ def test_every_method_runs_by_its_name_alone(name: str) -> None:
     result = fedloom.run(name, rounds=2)
     assert len(result.summary["accuracy"]["per_client"]) == 10
     assert result.summary["failures"] == 0
+    assert {r[0] for r in result.metrics if r[4] == "agreement"} == {
+        0,
+        1,
+        2,
+    }  # every round, unless it is asked otherwise
 
 
 @pytest.mark.parametrize("data", ["wine", "breast_cancer"])

@@ -64,8 +64,8 @@ class EngineConfig(_Section):
 class EvaluateConfig(_Section):
     """`[evaluate]`: when the test sets are looked at."""
 
-    points: int = Field(20, ge=1)
-    """Evenly spaced evaluations in a run; the last is at its end."""
+    points: int | None = Field(None, ge=1)
+    """Evenly spaced evaluations in a run, the last at its end; None for every round, but at most 100."""
 
 
 class FaultsConfig(_Section):

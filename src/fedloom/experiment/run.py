@@ -26,6 +26,9 @@ from fedloom.experiment.world import World, build
 from fedloom.federation import Federation
 from fedloom.message import Tree
 
+MILESTONES = 20
+"""How often a run is saved; a kill costs at most a twentieth of it."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -36,7 +39,7 @@ class Status:
         iteration: the same in local steps of a client.
         accuracy: mean over clients at the last evaluation.
         failures: calls without a usable reply so far.
-        evaluated: whether this round was evaluated.
+        milestone: whether this is one of some twenty evenly spaced rounds, at which the run is saved.
     """
 
     run: RunConfig
@@ -45,7 +48,7 @@ class Status:
     iteration: int
     accuracy: float
     failures: int
-    evaluated: bool
+    milestone: bool
 
 
 class Stopped(Exception):
@@ -153,14 +156,16 @@ class _Session:
 
     def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
         """The rounds that are left, and the end."""
-        world, points = self.world, self._points()
+        world = self.world
+        points = _evenly(world.run.evaluate.points or 100, world.rounds)
+        milestones = _evenly(MILESTONES, world.rounds)
         step = world.cfg.iterations_per_round
         if self.done == 0:
             self._evaluate(0, 0, "start")
         for t in range(self.done, world.rounds):
             self._round(t, step, look_at=t + 1 in points)
             self.done = t + 1
-            if self.done in points:
+            if self.done in milestones:
                 self._save()
             progress(
                 Status(
@@ -170,7 +175,7 @@ class _Session:
                     self.done * step,
                     self.accuracy,
                     len(self.fed.failures),
-                    self.done in points,
+                    self.done in milestones,
                 )
             )
             if self.done < world.rounds and stop():
@@ -227,11 +232,6 @@ class _Session:
             add(round, iteration, stage, f"bytes {way}", count)
         self.record.spend("evaluate", perf_counter() - clock)
 
-    def _points(self) -> set[int]:
-        """The rounds after which the run is evaluated and saved; the last is always one."""
-        rounds, points = self.world.rounds, min(self.world.run.evaluate.points, self.world.rounds)
-        return {round(rounds * k / points) for k in range(1, points + 1)} if points else {0}
-
     def _states(self) -> dict[str, dict[str, Tree]]:
         """Every party's state, the server's first, then by number."""
         own = {self.home: self.world.server.state()} if self.world.server else {}
@@ -253,6 +253,12 @@ class _Session:
         checkpoint.save(self.folder / "checkpoints", self.done, mark, self._states(), records)
         self.record.write(self.folder, self.fed)
         self.record.spend("save", perf_counter() - clock)
+
+
+def _evenly(points: int, rounds: int) -> set[int]:
+    """At most `points` evenly spaced numbers of rounds; the last is always one."""
+    points = min(points, rounds)
+    return {round(rounds * k / points) for k in range(1, points + 1)}
 
 
 def _engine(world: World) -> Engine:
