@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from fedloom import message
 from fedloom.engines import IsolatedEngine, LocalEngine
-from fedloom.errors import ConfigError, MethodError
+from fedloom.errors import MethodError
 from fedloom.faults import Faults
 from fedloom.federation import Federation
 from fedloom.ledger import COLUMNS, Ledger
@@ -117,7 +118,10 @@ def test_a_mistake_in_the_page_stops_the_run() -> None:
     with pytest.raises(MethodError, match="no method '_own'"):
         fed.call([0], "_own")
     with pytest.raises(MethodError, match="no party 7"):
-        fed.engine.call([7], "work", [{}], (0, 0))
+        fed.call([7], "work")
+    for core in ("state", "load", "answers", "_own"):
+        with pytest.raises(MethodError, match=r"no message may call it|no method '_own'"):
+            fed.call([0], core)
 
 
 def test_a_party_refuses_what_is_not_finite() -> None:
@@ -194,9 +198,9 @@ def test_participants_are_drawn_per_round_and_are_the_same_for_all() -> None:
 
 
 def test_fault_probabilities_are_checked() -> None:
-    with pytest.raises(ConfigError, match="probabilities"):
+    with pytest.raises(ValidationError, match="less than or equal to 1"):
         Faults(nan=1.5)
-    with pytest.raises(ConfigError, match="at most 1 together"):
+    with pytest.raises(ValidationError, match=r"at most 1 together, but come to 1\.2"):
         Faults(nan=0.6, late=0.6)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedloom.errors import ConfigError
 from fedloom.experiment.compare import execute_all
 from fedloom.experiment.config import Experiment, RunConfig
 from fedloom.experiment.reading import check, read
@@ -45,7 +46,10 @@ def run(
     if isinstance(config, RunConfig):
         config = check({"run": {**config.model_dump(), **settings}}).run
     else:
-        config = read(config, flags=settings).run
+        experiment = read(config, flags=settings)
+        if experiment.compare is not None:
+            raise ConfigError(f"{config} is a comparison: use fedloom.compare({config!r})")
+        config = experiment.run
     folder = Path(out) if out is not None else None
     if folder is not None:
         settle(folder, resume=resume)
@@ -53,9 +57,9 @@ def run(
 
 
 def compare(
-    methods: Sequence[str | dict[str, Any]],
+    methods: str | Sequence[str | dict[str, Any]],
     *,
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: Callable[[Status], None] | None = None,
@@ -64,14 +68,22 @@ def compare(
     """Several methods and seeds on identical splits; the content of `comparison.json`.
 
     Args:
-        methods: names, or tables of `method`, `preset`, `params`, `name`. The first is compared with the rest.
-        seeds: one run for each method and seed.
+        methods: names, or tables of `method`, `preset`, `params`, `name`, the first of which is compared with the
+            rest; or the name or TOML file of a comparison.
+        seeds: one run for each method and seed; None for those of the comparison, or 0.
         out, resume, progress, **settings: as in `run`.
 
     Raises:
         FedloomError: as `run`.
     """
-    experiment = check({"run": settings, "compare": {"methods": list(methods), "seeds": list(seeds)}})
+    if isinstance(methods, str):
+        found = read(methods, flags=settings)
+        if found.compare is None:
+            raise ConfigError(f"{methods} is a single run: use fedloom.run({methods!r})")
+        run_values, compared = found.run.model_dump(), found.compare.model_dump()
+    else:
+        run_values, compared = settings, {"methods": list(methods)}
+    experiment = check({"run": run_values, "compare": {**compared, **({"seeds": list(seeds)} if seeds else {})}})
     folder = Path(out) if out is not None else None
     if folder is not None:
         settle(folder, resume=resume)

@@ -6,60 +6,52 @@ without.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from fedloom import message
-from fedloom.errors import ConfigError
 from fedloom.message import Tree
 from fedloom.rng import stream
 
 
-@dataclass(frozen=True)
-class Faults:
-    """The probability of each fault, for every call of a party.
+class Faults(BaseModel):
+    """The probability of each fault, for every call of a party; at most 1 together."""
 
-    Attributes:
-        dropout: the party is not there: it neither works nor answers.
-        crash: it raises while it works; its state stays as before the call.
-        nan, inf: it works, but a number in each tensor of its answer is NaN or infinite.
-        shape: it works, but answers a tensor of another shape.
-        type: it works, but answers something that is not a message.
-        late: it works, but the answer comes after the deadline.
-    """
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    dropout: float = 0.0
-    crash: float = 0.0
-    nan: float = 0.0
-    inf: float = 0.0
-    shape: float = 0.0
-    type: float = 0.0
-    late: float = 0.0
+    dropout: float = Field(0.0, ge=0, le=1)
+    """The party is not there: it neither works nor answers."""
+    crash: float = Field(0.0, ge=0, le=1)
+    """It raises while it works; its state stays as before the call."""
+    nan: float = Field(0.0, ge=0, le=1)
+    """It works, but a number in each tensor of its answer is NaN."""
+    inf: float = Field(0.0, ge=0, le=1)
+    """It works, but a number in each tensor of its answer is infinite."""
+    shape: float = Field(0.0, ge=0, le=1)
+    """It works, but answers tensors of another shape."""
+    type: float = Field(0.0, ge=0, le=1)
+    """It works, but answers something that is not a message."""
+    late: float = Field(0.0, ge=0, le=1)
+    """It works, but the answer comes after the deadline."""
 
-    def __post_init__(self) -> None:
-        values = asdict(self)
-        bad = [k for k, p in values.items() if not 0 <= p <= 1]
-        if bad or sum(values.values()) > 1:
-            raise ConfigError(
-                "faults are probabilities: each in [0, 1] and at most 1 together, not "
-                f"{ {k: values[k] for k in bad} or sum(values.values()) }"
-            )
+    @model_validator(mode="after")
+    def _together(self) -> Faults:
+        total = sum(p for _, p in self)
+        if total > 1:
+            raise ValueError(f"the probabilities must be at most 1 together, but come to {total:g}")
+        return self
 
     def draw(self, seed: int, round: int, call: int, party: int) -> str | None:
         """The fault of this call at this party, or None."""
-        if self == NONE:
+        if not any(p for _, p in self):
             return None
         u = stream(seed, "faults", round, call, party).random()
-        for name, probability in asdict(self).items():
+        for name, probability in self:
             if u < probability:
                 return name
             u -= probability
         return None
-
-
-NONE = Faults()
 
 
 class Crash(Exception):

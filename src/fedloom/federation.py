@@ -15,6 +15,7 @@ from fedloom.engines.base import Engine, Failure, verdict
 from fedloom.errors import MethodError
 from fedloom.ledger import Ledger
 from fedloom.message import Template
+from fedloom.party import Party
 from fedloom.rng import stream
 
 
@@ -81,8 +82,10 @@ class Federation:
             left out and counted in `failures`. With fewer than `need`, nothing: `{}`.
 
         Raises:
-            MethodError: every party raised, which is a mistake in the page and not a party's.
+            MethodError: every party raised, which is a mistake in the page and not a party's; or the method is
+                not one that the page defines.
         """
+        _of_the_page(method)
         ids = list(parties)
         common = dict(shared or {})
         messages = [{**common, **each[i]} if each else common for i in ids]
@@ -121,6 +124,8 @@ class Federation:
         if `ask` names the method of i that puts it), and i runs `take` with `inbox`, the good answers by
         the neighbour's id as text. All answers are made before any is taken.
         """
+        for method in filter(None, (ask, answer, take)):
+            _of_the_page(method)
         put = dict(shared or {})
         if put:
             for i in links:
@@ -146,3 +151,11 @@ class Federation:
 
     def _failed(self, party: str, kind: str, failure: Failure) -> None:
         self.failures.append(Trouble(self.round, party, kind, failure.reason, failure.trace))
+
+
+def _of_the_page(method: str) -> None:
+    """A message may call what a page defines, and nothing of the core's, such as a party's whole state."""
+    if hasattr(Party, method):
+        raise MethodError(
+            f"{method!r} belongs to every Party: no message may call it; give the page's own another name"
+        )

@@ -123,8 +123,18 @@ def test_a_comparison_is_its_runs() -> None:
 
 def test_flags_speak_for_a_whole_comparison() -> None:
     assert {r.seed for r in read("quickstart", flags={"seed": 7}).runs()} == {7}
+    assert {r.seed for r in read("quickstart", ["seed=8"]).runs()} == {8}
     one = read("quickstart", flags={"method": "fedmd-lf"})
     assert one.compare is None and one.run.method == "fedmd-lf" and one.run.iterations == 300
+
+
+def test_faults_are_checked_with_all_the_rest() -> None:
+    with pytest.raises(ConfigError) as error:
+        read("fedal", ["faults.nan=0.7", "faults.late=0.7", "params.tua=1"])
+    assert "faults: the probabilities must be at most 1 together, but come to 1.4" in str(error.value)
+    assert "params.tua" in str(error.value)
+    with pytest.raises(ConfigError, match=r"faults\.nam: there is no such setting. Did you mean 'nan'"):
+        read("fedal", ["faults.nam=0.7"])
 
 
 def test_config_is_frozen() -> None:

@@ -307,6 +307,33 @@ def test_data_that_changed_is_not_resumed(tmp_path: Path) -> None:
         execute(run, tmp_path / "run", resume=True)
 
 
+def test_a_folder_of_other_things_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(ConfigError, match="holds files but no run"):
+        fedloom.run("fedal", out=tmp_path, resume=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_client_that_diverges_ends_no_run(tmp_path: Path) -> None:
+    """All weights become NaN; the run goes on, says so, and has a report."""
+    from fedloom import report
+
+    result = execute(small(params={"tau": 2, "batch_size": 8, "lr": 1e30}), tmp_path)
+    assert result.summary["failure_reasons"]["not finite"] > 0
+    assert report.write(tmp_path).is_file()
+    assert execute(small(params={"tau": 2, "batch_size": 8, "lr": 1e30}), tmp_path, resume=True).summary["rounds"] == 6
+
+
+def test_a_comparison_by_its_name_from_python() -> None:
+    changes = {"iterations": 5, "models": {"pool": ["linear"]}, "data": {"clients": 3}, "evaluate": {"points": 1}}
+    found = fedloom.compare("quickstart", seeds=[4], **changes)
+    assert [(m["name"], m["seeds"]) for m in found["methods"]] == [("fedal", [4]), ("fedmd", [4]), ("local", [4])]
+    with pytest.raises(ConfigError, match="quickstart is a comparison"):
+        fedloom.run("quickstart")
+    with pytest.raises(ConfigError, match="fedal is a single run"):
+        fedloom.compare("fedal")
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="engine: device 'cuda:77' can't be used here"):
         small(engine={"device": "cuda:77"})

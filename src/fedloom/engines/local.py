@@ -25,6 +25,7 @@ class LocalEngine:
 
     def name(self, party: int) -> str:
         """Role and number: `client-3`."""
+        self._party(party)
         return self._names[party]
 
     def call(

@@ -26,7 +26,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace `path` by `data`: a reader, or a crash, sees the old file or the new one, whole."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.draft")
     with draft.open("wb") as file:
         file.write(data)
         file.flush()

@@ -68,27 +68,6 @@ class EvaluateConfig(_Section):
     """Evenly spaced evaluations in a run, the last at its end; None for every round, but at most 100."""
 
 
-class FaultsConfig(_Section):
-    """`[faults]`: probabilities of ordered misbehaviour, per call and party."""
-
-    dropout: float = Field(0.0, ge=0, le=1)
-    crash: float = Field(0.0, ge=0, le=1)
-    nan: float = Field(0.0, ge=0, le=1)
-    inf: float = Field(0.0, ge=0, le=1)
-    shape: float = Field(0.0, ge=0, le=1)
-    type: float = Field(0.0, ge=0, le=1)
-    late: float = Field(0.0, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _sum(self) -> FaultsConfig:
-        Faults(**self.model_dump())
-        return self
-
-    def policy(self) -> Faults:
-        """The same, as the engines take it."""
-        return Faults(**self.model_dump())
-
-
 class RunConfig(_Section):
     """One run of one method with one seed."""
 
@@ -110,7 +89,7 @@ class RunConfig(_Section):
     models: ModelsConfig = ModelsConfig()
     engine: EngineConfig = EngineConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
-    faults: FaultsConfig = FaultsConfig()
+    faults: Faults = Faults()
 
     @model_validator(mode="after")
     def _length(self) -> RunConfig:

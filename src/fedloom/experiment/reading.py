@@ -25,8 +25,9 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     Args:
         source: path or name.
         overrides: `dotted.key=value`, the value in TOML's notation (a bare word is a string).
-        flags: top-level keys and values that the command line gave; None values are ignored. In a comparison a
-            seed replaces its seeds, and a method its methods.
+        flags: top-level keys and values that the command line gave; None values are ignored.
+
+    In a comparison a seed, given either way, replaces its seeds, and a method its methods.
 
     Raises:
         ConfigError: with everything that is wrong, one problem a line.
@@ -40,11 +41,11 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     for override in overrides:
         _override(values, override)
     top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
-    if "compare" in top and flags:  # a flag speaks for the whole comparison
-        if flags.get("seed") is not None:
-            top["compare"] = {**top["compare"], "seeds": [flags["seed"]]}
-        if flags.get("method") is not None:
-            del top["compare"]
+    given = {k for k, v in (flags or {}).items() if v is not None} | {o.partition("=")[0] for o in overrides}
+    if "compare" in top and "seed" in given:  # what is asked for speaks for the whole comparison
+        top["compare"] = {**top["compare"], "seeds": [values["seed"]]}
+    if "method" in given:
+        top.pop("compare", None)
     return check({**top, "run": values})
 
 

@@ -263,10 +263,9 @@ def _evenly(points: int, rounds: int) -> set[int]:
 
 def _engine(world: World) -> Engine:
     run = world.run
-    faults = run.faults.policy()
     if run.engine.name == "isolated":
-        return IsolatedEngine(world.clients, seed=run.seed, faults=faults)
-    return LocalEngine([make() for make in world.clients], seed=run.seed, faults=faults)
+        return IsolatedEngine(world.clients, seed=run.seed, faults=run.faults)
+    return LocalEngine([make() for make in world.clients], seed=run.seed, faults=run.faults)
 
 
 def fingerprint(world: World) -> str:
@@ -306,12 +305,16 @@ def _one_thread() -> Iterator[None]:
 
 
 def settle(folder: Path, *, resume: bool) -> None:
-    """Refuse a folder that a new run must not write to.
+    """Refuse a folder that a run must not write to.
 
     Raises:
-        ConfigError: it holds something already and `resume` is not set, or is not a folder.
+        ConfigError: it is no folder; it is not empty and `resume` is not set; or it is to be resumed, and holds
+            things but no run.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; --out takes a folder")
     if not resume and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; add --resume to go on with its run, or choose another --out")
+    held = {p.name for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
+    if held and "config.toml" not in held:
+        raise ConfigError(f"{folder} holds files but no run to go on with; choose another --out")
