@@ -215,5 +215,5 @@ def test_ordered_faults_are_repeatable_and_as_frequent_as_asked() -> None:
 
 def test_an_evaluation_is_not_disturbed_by_ordered_faults() -> None:
     fed = federation(3, faults=Faults(dropout=1.0))
-    assert all(isinstance(r, Tensor) for r in fed.engine.call([0, 1, 2], "own", [{}] * 3, None))
+    assert all(isinstance(r, Tensor) for r in fed.engine.call([0, 1, 2], "own", {}, None, None))
     assert fed.call([0, 1, 2], "own") == {}

@@ -88,10 +88,10 @@ class Federation:
         _of_the_page(method)
         ids = list(parties)
         common = dict(shared or {})
-        messages = [{**common, **each[i]} if each else common for i in ids]
-        for i, put in zip(ids, messages, strict=True):
+        for i in ids:
+            put = {**common, **each[i]} if each else common
             self.ledger.record(self.round, self.home, self.engine.name(i), method, put)
-        replies = self.engine.call(ids, method, messages, self._next())
+        replies = self.engine.call(ids, method, common, each, self._next())
         if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
             trace = replies[0].trace  # type: ignore[union-attr]
             raise MethodError(f"every party failed in {method!r}; the first one:\n{trace}")

@@ -1,11 +1,18 @@
-"""A live `nn.Module` whose parameters are views of one flat vector.
+"""A live `nn.Module` whose whole state lies in one block of memory, its parameters as views of one flat vector.
 
-One vector makes the optimiser step, a snapshot and a copy a few operations each, whatever the number of layers.
+One vector makes the optimiser step a few operations, whatever the number of layers. One block makes a snapshot one
+copy, and lets an engine choose where the state lives: in memory that processes share, on disk, or beside the state
+of others, to be worked on together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +22,36 @@ from fedloom.optim import Optimiser
 
 INFERENCE_ROWS = 256
 """Rows per forward pass in `infer`: larger batches fall out of the CPU's cache and are slower."""
+ALIGNMENT = 64
+"""Bytes: where a tensor begins in a block."""
+Keep: TypeAlias = Callable[[Tensor], Tensor]
+"""Copies a block before its first change in a call, to wherever it is safe."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of a block: `part` and `name` as in the state, and where its bytes lie."""
+
+    part: str
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+    def view(self, memory: Tensor) -> Tensor:
+        """The tensor, in a block (nbytes,) or in all blocks (G, nbytes) of a group, with the group's axis first."""
+        raw = memory[..., self.start : self.start + self.nbytes]
+        return raw.view(self.dtype).view((*memory.shape[:-1], *self.shape))
 
 
 class Network:
     """A module, its flat parameter and gradient vectors, and its optimiser's slots.
 
     Attributes:
+        memory: (nbytes,) uint8, everything that survives: parameters, slots, buffers.
+        fields: what lies where in it.
         flat: (P,) all trainable parameters; the module's own are views of it.
-        grad: (P,) their gradients, likewise.
         slots: the optimiser's named memory.
     """
 
@@ -37,25 +66,54 @@ class Network:
                 f"all parameters of {type(module).__name__} must have one dtype and device; "
                 "call .float() and .to(device) on it first"
             )
-        self._format = _fast_format(module, next(iter(parameters.values())))
-        self.flat = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
-        self.grad = torch.zeros_like(self.flat)
+        self.parameters = parameters
+        self.format = _fast_format(module, next(iter(parameters.values())))
+        first = {k: p.detach().clone() for k, p in parameters.items()}
+        flat = torch.cat([p.reshape(-1) for p in first.values()])
+        buffers = dict(module.named_buffers())
+        every = {id(b): name for name, b in buffers.items()}
+        self.owners = [
+            (module.get_submodule(path)._buffers, key, every[id(b)])
+            for name, b in module.named_buffers(remove_duplicate=False)
+            for path, _, key in [name.rpartition(".")]
+        ]
+        slots = optimiser.slots(flat)
+        self.fields = _layout({"params": {"": flat}, "opt": slots, "buffers": buffers})
+        size = max(f.start + f.nbytes for f in self.fields)
+        self._lie(torch.zeros(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=flat.device))
+        for part, values in {"params": first, "opt": slots, "buffers": buffers}.items():
+            _copy(self.state()[part], values, part)
+        self._point(self._buffers)
+        self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the pass that is remembered
+        self._keeper: Keep | None = None
+        self._before: Tensor | None = None
+        self._chance = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
+        module.train()
+
+    def move(self, memory: Tensor) -> None:
+        """Let the state live in this block (nbytes,) from now on."""
+        memory.copy_(self.memory)
+        self._lie(memory)
+        self._point(self._buffers)
+
+    def _lie(self, memory: Tensor) -> None:
+        """Make everything a view of this block."""
+        self.memory = memory
+        views: dict[str, dict[str, Tensor]] = {"params": {}, "opt": {}, "buffers": {}}
+        for f in self.fields:
+            views[f.part][f.name] = f.view(memory).data  # autograd counts the changes of each by itself
+        self.flat = views["params"].pop("")
+        self.slots, self._buffers = views["opt"], views["buffers"]
+        self._gradient = grad = _scratch(self.flat.numel(), self.flat.dtype, self.flat.device)
         self._views: dict[str, Tensor] = {}
         self._grads: list[tuple[nn.Parameter, Tensor]] = []
         start = 0
-        for name, p in parameters.items():
+        for name, p in self.parameters.items():
             part = slice(start, start + p.numel())
-            self._views[name] = _view(self.flat[part], p, self._format).copy_(p.detach())
-            self._grads.append((p, _view(self.grad[part], p, self._format)))
+            self._views[name] = unflatten(self.flat[part], p.shape, self.format)
+            self._grads.append((p, unflatten(grad[part], p.shape, self.format)))
             p.data = self._views[name]
             start = part.stop
-        self._buffers = dict(module.named_buffers())
-        names = (name.rpartition(".") for name in self._buffers)
-        self._owners = [(module.get_submodule(path), key) for path, _, key in names]
-        self.slots = optimiser.slots(self.flat)
-        self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the pass that is remembered
-        self._before: dict[str, dict[str, Tensor]] | None = None
-        module.train()
 
     # -- passes ----------------------------------------------------------------------------------
 
@@ -101,15 +159,33 @@ class Network:
             moved = {name: b.clone() for name, b in self._buffers.items()}
             self._point(moved)
             try:
-                self._sent = (x, self(x), moved)
+                with self._own_chance(x):
+                    self._sent = (x, self(x), moved)
             finally:
                 self._point(self._buffers)
         return self._sent
 
+    @contextlib.contextmanager
+    def _own_chance(self, x: Tensor) -> Iterator[None]:
+        """Within it dropout draws what it always draws for these weights and rows.
+
+        So a pass that is made again, because an engine did not remember it, drops the same units.
+        """
+        if not self._chance:
+            yield
+            return
+        before = torch.get_rng_state()
+        content = float(self.flat.double().sum()) + float(x.double().sum())
+        torch.manual_seed(int.from_bytes(struct.pack("<d", content), "little") >> 1)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(before)
+
     def _point(self, buffers: Mapping[str, Tensor]) -> None:
         """Let the module read and write these buffers."""
-        for (owner, key), buffer in zip(self._owners, buffers.values(), strict=True):
-            owner._buffers[key] = buffer
+        for owner, key, name in self.owners:
+            owner[key] = buffers[name]
 
     def _step(self, outputs: Tensor, gradient: Tensor | None) -> None:
         self._keep()
@@ -118,11 +194,11 @@ class Network:
         for p, view in self._grads:  # cheaper than to accumulate into the views, which must be zeroed first
             view.zero_() if p.grad is None else view.copy_(p.grad)
             p.grad = None
-        self.optimiser.step(self.flat, self.grad, self.slots)
+        self.optimiser.move(self.flat, self._gradient, self.slots, *self.optimiser.tick(self.slots))
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """`x` in the memory format that the weights have, where it is a batch of images."""
-        return x.contiguous(memory_format=self._format) if x.dim() == 4 else x
+        return x.contiguous(memory_format=self.format) if x.dim() == 4 else x
 
     def _mode(self, training: bool) -> None:
         if self.module.training != training:
@@ -146,24 +222,29 @@ class Network:
 
     # -- a call that fails changes nothing ---------------------------------------------------------
 
-    def begin(self) -> None:
-        """A call begins: from here `rollback` undoes all changes."""
-        self._before = {}
+    def begin(self, keep: Keep = torch.clone) -> None:
+        """A call begins: from here `rollback` undoes all changes. `keep` copies the block before the first."""
+        self._keeper = keep
 
     def end(self) -> None:
         """The call is done: what it changed stays."""
-        self._before = None
+        self._keeper = self._before = None
 
     def rollback(self) -> None:
         """Undo what the call that is under way has changed."""
-        for part, values in (self._before or {}).items():
-            _copy(self.state()[part], values, part)
-        self._before = self._sent = None
+        if self._before is not None:
+            self.memory.copy_(self._before)
+        self._sent = None
+
+    @property
+    def changed(self) -> bool:
+        """Whether the call that is under way has changed the state."""
+        return self._before is not None
 
     def _keep(self) -> None:
         """Copy on first write, so that calls which only predict cost nothing."""
-        if self._before is not None and not self._before:
-            self._before = {part: {k: v.clone() for k, v in values.items()} for part, values in self.state().items()}
+        if self._keeper is not None and self._before is None:
+            self._before = self._keeper(self.memory)
 
 
 def _fast_format(module: nn.Module, parameter: Tensor) -> torch.memory_format:
@@ -175,12 +256,28 @@ def _fast_format(module: nn.Module, parameter: Tensor) -> torch.memory_format:
     return torch.channels_last if able else torch.contiguous_format
 
 
-def _view(flat: Tensor, like: Tensor, format: torch.memory_format) -> Tensor:
-    """A piece of a flat vector as a tensor of the shape of `like`, in this memory format."""
-    if like.dim() == 4 and format == torch.channels_last:
-        o, i, h, w = like.shape
+def unflatten(flat: Tensor, shape: torch.Size, format: torch.memory_format) -> Tensor:
+    """A piece of a flat vector as a tensor of this shape, in this memory format."""
+    if len(shape) == 4 and format == torch.channels_last:
+        o, i, h, w = shape
         return flat.view(o, h, w, i).permute(0, 3, 1, 2)
-    return flat.view(like.shape)
+    return flat.view(shape)
+
+
+def _layout(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[Field, ...]:
+    """A place for each tensor, one after the other."""
+    fields, start = [], 0
+    for part, values in state.items():
+        for name, x in values.items():
+            fields.append(Field(part, name, x.dtype, tuple(x.shape), start, x.nbytes))
+            start += -(-x.nbytes // ALIGNMENT) * ALIGNMENT
+    return tuple(fields)
+
+
+@lru_cache(maxsize=8)
+def _scratch(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """One gradient vector (P,) for all networks of a size: it is overwritten by every step."""
+    return torch.zeros(numel, dtype=dtype, device=device)
 
 
 @torch.no_grad()

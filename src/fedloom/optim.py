@@ -7,21 +7,28 @@ long vectors instead of one per layer. The formulas are those of `torch.optim`, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+Rate: TypeAlias = float | Tensor
+"""A number of one step; a tensor () where many parties step at once and each has its own."""
+
 
 class Optimiser(Protocol):
-    """What a network needs of an optimiser: fresh slots, and one step in place."""
+    """What a network needs of an optimiser: fresh slots, and one step in place, in two parts."""
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
-        """The optimiser's memory for a parameter vector `flat (P,)`, as named tensors."""
+        """The optimiser's memory for a parameter vector `flat (P,)`: named tensors, (P,) or ()."""
         ...
 
-    def step(self, flat: Tensor, grad: Tensor, slots: dict[str, Tensor]) -> None:
-        """Move `flat (P,)` along `grad (P,)` and update `slots`, all in place."""
+    def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
+        """Begin a step: advance what is one for all weights (the slots of shape ()), give this step's numbers."""
+        ...
+
+    def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
+        """Move weights `w` along `g`, in place with their part of the slots: elementwise, so any part of `flat`."""
         ...
 
 
@@ -37,13 +44,17 @@ class SGD:
         """One velocity vector `(P,)` when there is momentum, nothing otherwise."""
         return {"velocity": torch.zeros_like(flat)} if self.momentum else {}
 
-    def step(self, flat: Tensor, grad: Tensor, slots: dict[str, Tensor]) -> None:
+    def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
+        """Nothing to advance."""
+        return ()
+
+    def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
         """v <- momentum * v + g;  w <- w - lr * v."""
         if self.weight_decay:
-            grad = grad.add(flat, alpha=self.weight_decay)
+            g = g.add(w, alpha=self.weight_decay)
         if self.momentum:
-            grad = slots["velocity"].mul_(self.momentum).add_(grad)
-        flat.add_(grad, alpha=-self.lr)
+            g = slots["velocity"].mul_(self.momentum).add_(g)
+        w.add_(g, alpha=-self.lr)
 
 
 @dataclass(frozen=True)
@@ -57,16 +68,34 @@ class Adam:
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """The number of steps taken (), and running means of g and g² `(P,)`."""
         return {
-            "step": torch.zeros((), dtype=torch.int64),
+            "step": torch.zeros((), dtype=torch.int64, device=flat.device),
             "mean": torch.zeros_like(flat),
             "square": torch.zeros_like(flat),
         }
 
-    def step(self, flat: Tensor, grad: Tensor, slots: dict[str, Tensor]) -> None:
-        """One step; the counter is a tensor so that it travels with the other slots."""
+    def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
+        """Count the step t; η / (1 - β1^t), and √(1 - β2^t)."""
+        t = _number(slots["step"].add_(1))
         b1, b2 = self.betas
-        step = int(slots["step"].add_(1))
-        mean = slots["mean"].lerp_(grad, 1 - b1)
-        square = slots["square"].mul_(b2).addcmul_(grad, grad, value=1 - b2)
-        denominator = square.sqrt().div_((1 - b2**step) ** 0.5).add_(self.eps)
-        flat.addcdiv_(mean, denominator, value=-self.lr / (1 - b1**step))
+        return self.lr / (1 - b1**t), (1 - b2**t) ** 0.5
+
+    def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
+        """w <- w - rate * mean / (√square / root + ε), with new running means."""
+        (b1, b2), (rate, root) = self.betas, rates
+        mean = slots["mean"].lerp_(g, 1 - b1)
+        square = slots["square"].mul_(b2).addcmul_(g, g, value=1 - b2)
+        denominator = square.sqrt().div_(root).add_(self.eps)
+        if isinstance(rate, Tensor):
+            w.addcdiv_(mean * rate, denominator, value=-1)
+        else:
+            w.addcdiv_(mean, denominator, value=-rate)
+
+
+def _number(count: Tensor) -> Rate:
+    """A counter as a plain number, where that costs nothing; off the CPU it would wait for all work in flight."""
+    if count.device.type == "cpu":
+        try:
+            return int(count)
+        except RuntimeError:  # many parties at once: each has its own
+            pass
+    return count.double()

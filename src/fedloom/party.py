@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom import message
 from fedloom.errors import MessageError, MethodError, StateError
 from fedloom.message import Tree
-from fedloom.network import Network
+from fedloom.network import Keep, Network
 from fedloom.optim import Optimiser
 from fedloom.rng import stream
 from fedloom.site import Batches, Rows, Site, epoch_plan, sample_plan
@@ -188,7 +188,7 @@ class Party(Generic[ConfigT]):
         logits = self.infer(rows.every)
         labels = rows.labels[rows.index]
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        return {"predicted": logits.argmax(-1), "loss": float(loss)}
+        return {"predicted": logits.argmax(-1), "loss": loss}
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -218,16 +218,20 @@ class Party(Generic[ConfigT]):
         for name, value in state.items():
             setattr(self, name, value)
 
+    def own_state(self) -> dict[str, Tree]:
+        """The part of the state that is not the network's: views, not copies."""
+        return {name: vars(self)[name] for name in self.STATE if name not in NETWORK_STATE}
+
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Within it an exception undoes every change of state: a call that fails changes nothing."""
-        own = {
-            name: message.map_tensors(torch.Tensor.clone, vars(self)[name])
-            for name in self.STATE
-            if name not in NETWORK_STATE
-        }
+    def transaction(self, keep: Keep = torch.clone) -> Iterator[None]:
+        """Within it an exception undoes every change of state: a call that fails changes nothing.
+
+        Args:
+            keep: how to copy the network's memory before its first change.
+        """
+        own = {name: message.map_tensors(torch.Tensor.clone, value) for name, value in self.own_state().items()}
         if self._network is not None:
-            self._network.begin()
+            self._network.begin(keep)
         try:
             yield
         except BaseException:

@@ -176,9 +176,9 @@ def test_one_round_of_one_client_by_hand() -> None:
     """NumPy: a linear client, one local and one transfer step by SGD-free arithmetic on its gradients."""
     toy = Toy(FEDAL, 3, places=sites(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
     start = {k: v.clone() for k, v in toy.tensors().items()}
-    site = toy.engine._party(0).site  # type: ignore[attr-defined]
+    site = toy.engine._parties[0].site  # type: ignore[attr-defined]
     w, b = start["0.weight"].double().numpy(), start["0.bias"].double().numpy()
-    x, y = (a[0].double().numpy() for a in _batch(toy.engine._party(0)))  # type: ignore[attr-defined]
+    x, y = (a[0].double().numpy() for a in _batch(toy.engine._parties[0]))  # type: ignore[attr-defined]
 
     def softmax(z: np.ndarray) -> np.ndarray:
         e = np.exp(z - z.max(-1, keepdims=True))
@@ -357,7 +357,7 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 def test_a_nan_client_is_kept_out_of_the_mean() -> None:
     places = sites(4)
     toy = Toy(FEDMD, places=places, batch_size=8)
-    sick = toy.engine._party(3)  # type: ignore[attr-defined]
+    sick = toy.engine._parties[3]  # type: ignore[attr-defined]
     with torch.no_grad():
         sick.net.flat.fill_(float("nan"))
     toy.run(2)

@@ -4,8 +4,8 @@ An engine holds the parties and runs their methods. It knows nothing of rounds, 
 look like: that is the federation's business.
 """
 
-from fedloom.engines.base import Delivery, Engine, Failure
+from fedloom.engines.base import Account, Delivery, Engine, Failure, Lost
 from fedloom.engines.isolated import IsolatedEngine
 from fedloom.engines.local import LocalEngine
 
-__all__ = ["Delivery", "Engine", "Failure", "IsolatedEngine", "LocalEngine"]
+__all__ = ["Account", "Delivery", "Engine", "Failure", "IsolatedEngine", "LocalEngine", "Lost"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, final
 
 import torch
 
@@ -13,6 +15,7 @@ from fedloom import message
 from fedloom.errors import MessageError, MethodError
 from fedloom.faults import Crash, Faults, spoil
 from fedloom.message import Size, Template, Tree
+from fedloom.network import Keep
 from fedloom.party import Party
 
 CallId: TypeAlias = tuple[int, int] | None
@@ -47,75 +50,224 @@ class Delivery:
     failure: Failure | None = None
 
 
-class Engine(Protocol):
-    """Holds parties and runs their methods."""
+@dataclass(frozen=True)
+class Task:
+    """One call of one party.
 
-    ids: tuple[int, ...]
+    Attributes:
+        shared: arguments that are the same for all parties of the call: one object.
+        each: further arguments, this party's own. May hold parcels, or a dict of parcels.
+        fault: what is ordered to go wrong.
+        seed: of torch's generator while the party works, so that chance does not depend on who ran before.
+    """
 
+    party: int
+    method: str
+    shared: Mapping[str, Tree]
+    each: Mapping[str, Any] = field(default_factory=dict)
+    fault: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A reply left where it was made, and what the coordinator may know of it.
+
+    Attributes:
+        held: the engine's own way to find the reply; nothing if it failed.
+        what, size: the ledger's description.
+    """
+
+    held: Any
+    what: str = ""
+    size: Size = Size(0, 0)
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where a run's parties were, for its record.
+
+    Attributes:
+        engine: the engine's name.
+        workers: processes that run parties.
+        device: where tensors live.
+        remarks: one sentence for each thing that a reader should know, such as what was not batched and why.
+    """
+
+    engine: str
+    workers: int = 1
+    device: str = "cpu"
+    remarks: tuple[str, ...] = ()
+
+
+class Lost(Exception):
+    """Parties were lost with the machine that held them, and stand now as they were made.
+
+    Whoever drives the engine gives all parties the state of the last checkpoint and goes on from there.
+    """
+
+
+class Engine(ABC):
+    """Holds parties and runs their methods.
+
+    Attributes:
+        ids: the parties, in order.
+        durable: whether all parties outlive whatever happens to one process. Where not, a call may raise `Lost`.
+    """
+
+    durable = True
+
+    def __init__(self, names: Mapping[int, str], *, seed: int = 0, faults: Faults | None = None) -> None:
+        self.ids = tuple(names)
+        self._names = dict(names)
+        self._seed = seed
+        self._faults = faults
+
+    @final
     def name(self, party: int) -> str:
         """The party's name in the ledger, such as `client-3`."""
-        ...
+        if party not in self._names:
+            raise MethodError(f"there is no party {party}; there are {list(self._names)}")
+        return self._names[party]
 
+    @final
     def call(
-        self, parties: Sequence[int], method: str, messages: Sequence[dict[str, Tree]], call: CallId
+        self,
+        parties: Sequence[int],
+        method: str,
+        shared: Mapping[str, Tree],
+        each: Mapping[int, Mapping[str, Tree]] | None,
+        call: CallId,
     ) -> list[Tree | Failure]:
-        """Run `method` at each party with its message; one reply or failure each, in order."""
-        ...
+        """Run `method` at each party with the shared arguments and its own; one reply or failure each, in order."""
+        return self._call([self._task(i, method, shared, each[i] if each else {}, call) for i in parties])
 
+    @final
     def exchange(
         self,
         links: Mapping[int, Sequence[int]],
         ask: str | None,
         answer: str,
         take: str,
-        shared: dict[str, Tree],
+        shared: Mapping[str, Tree],
         expect: Template,
         call: CallId,
     ) -> list[Delivery]:
-        """Peer i asks each j in `links[i]`, takes their answers; payloads stay between the two."""
-        ...
+        """Peer i asks each j in `links[i]` and takes their answers; payloads stay between the two.
 
+        All ask, then all answer, then all take: nobody sees a neighbour's next state.
+        """
+        log: list[Delivery] = []
+        pairs = [(i, j) for i, neighbours in links.items() for j in neighbours]
+        if ask:
+            asking = [self._task(i, ask, shared, {}, call) for i in links]
+            questions = dict(zip(links, self._leave(asking, object), strict=True))
+            pairs = [(i, j) for i, j in pairs if _deliver(log, i, j, ask, questions[i])]
+            answering = [
+                self._task(j, answer, shared, {"asked": questions[i], "by": i}, call, i + 1) for i, j in pairs
+            ]
+            answers = dict(zip(pairs, self._leave(answering, expect), strict=True))
+        else:  # one answer serves all who ask
+            asked = list(dict.fromkeys(j for _, j in pairs))
+            left = self._leave([self._task(j, answer, shared, {}, call) for j in asked], expect)
+            once = dict(zip(asked, left, strict=True))
+            answers = {(i, j): once[j] for i, j in pairs}
+        inboxes: dict[int, dict[str, Parcel]] = {i: {} for i in links}
+        for (i, j), parcel in answers.items():
+            if _deliver(log, j, i, answer, parcel):
+                inboxes[i][str(j)] = parcel
+        taking = [self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()]
+        for i, taken in zip(inboxes, self._call(taking), strict=True):
+            if isinstance(taken, Failure):
+                log.append(Delivery(i, i, take, "", Size(0, 0), taken))
+        return log
+
+    @abstractmethod
+    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+        """Do all tasks; their replies, in order."""
+
+    @abstractmethod
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+        """Do all tasks; leave the replies, held to `expect`, where they are."""
+
+    @abstractmethod
     def states(self) -> dict[int, dict[str, Tree]]:
-        """Every party's state."""
-        ...
+        """Every party's state: to be read at once, not kept."""
 
-    def load(self, states: Mapping[int, dict[str, Tree]]) -> None:
+    @abstractmethod
+    def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Give every party the state that `states()` gave."""
-        ...
 
+    @abstractmethod
     def notes(self) -> dict[int, dict[str, float]]:
         """What the parties noted since the last call."""
-        ...
+
+    @abstractmethod
+    def account(self) -> Account:
+        """Where the parties are."""
+
+    def close(self) -> None:
+        """Let go of everything outside this process. Nothing may be called after it."""
+
+    @final
+    def __enter__(self) -> Engine:
+        return self
+
+    @final
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @final
+    def _task(
+        self, party: int, method: str, shared: Mapping[str, Tree], each: Mapping[str, Any], call: CallId, part: int = 0
+    ) -> Task:
+        self.name(party)
+        if call is None:
+            return Task(party, method, shared, each)
+        fault = None if self._faults is None else self._faults.draw(self._seed, *call, party)
+        words = f"{self._seed} {call[0]} {call[1]} {party} {method} {part}".encode()
+        seed = int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")
+        return Task(party, method, shared, each, fault, seed)
 
 
-def run(party: Party[Any], method: str, message_: dict[str, Tree], fault: str | None) -> Tree | Failure:
-    """Run one method of one party; its reply, or why there is none. A failing call changes nothing."""
-    if fault == "dropout":
+def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone) -> Tree | Failure:
+    """Do one task; the party's reply, or why there is none. A failing call changes nothing.
+
+    Args:
+        party: whose method it is.
+        task: what to do.
+        arguments: its shared and own arguments, parcels opened.
+        keep: how to copy the network's memory before its first change.
+    """
+    if task.fault == "dropout":
         return Failure("dropped out", injected=True)
-    work = getattr(party, method, None)
-    if work is None or method.startswith("_"):
-        raise MethodError(f"{type(party).__name__} has no method {method!r} that a message could call")
+    work = getattr(party, task.method, None)
+    if work is None or task.method.startswith("_"):
+        raise MethodError(f"{type(party).__name__} has no method {task.method!r} that a message could call")
     try:
-        message.check_finite(message_)
+        message.check_finite(arguments)
     except MessageError as error:
         return Failure("refused what it was sent: not finite", str(error))
+    # torch.manual_seed is slow, and needed only where chance has a generator of the device's own
+    (torch.default_generator if party.site.device == "cpu" else torch).manual_seed(task.seed)
     try:
-        with party.transaction():
-            if fault == "crash":
-                raise Crash(f"injected at {method}")
-            reply = message.map_tensors(_own_copy, work(**message_))
+        with party.transaction(keep):
+            if task.fault == "crash":
+                raise Crash(f"injected at {task.method}")
+            reply = message.map_tensors(own_copy, work(**arguments))
     except Exception as error:  # whatever a party's code raises is that party's failure
         if isinstance(error, MessageError):
             return Failure("not a message", traceback.format_exc())
         return Failure("raised", traceback.format_exc(), injected=isinstance(error, Crash))
+    return disturbed(reply, task.fault)
+
+
+def disturbed(reply: Tree, fault: str | None) -> Tree | Failure:
+    """What arrives of a reply when this fault is ordered."""
     if fault == "late":
         return Failure("late", injected=True)
     return reply if fault is None else spoil(reply, fault)  # type: ignore[return-value]
-
-
-def fault_of(faults: Faults | None, seed: int, call: CallId, party: int) -> str | None:
-    """The fault that the policy orders for this call."""
-    return None if faults is None or call is None else faults.draw(seed, *call, party)
 
 
 def verdict(reply: object, expect: Template) -> Failure | None:
@@ -134,6 +286,38 @@ def verdict(reply: object, expect: Template) -> Failure | None:
     return None
 
 
-def _own_copy(x: torch.Tensor) -> torch.Tensor:
+def parcel(held: Any, reply: Tree | Failure, expect: Template) -> Parcel:
+    """A parcel with this reply, which can be found as `held`."""
+    failure = verdict(reply, expect)
+    if failure is not None:
+        return Parcel(None, failure=failure)
+    return Parcel(held, message.describe(reply), message.size(reply))  # type: ignore[arg-type]
+
+
+def arguments(task: Task, opened: Any) -> dict[str, Tree]:
+    """The arguments of a task, its parcels opened by `opened(parcel)`."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Parcel):
+            return opened(value)
+        if isinstance(value, dict) and any(isinstance(v, Parcel) for v in value.values()):
+            return {k: opened(v) for k, v in value.items()}
+        return value
+
+    return {**task.shared, **{k: plain(v) for k, v in task.each.items()}}
+
+
+def names(parties: Iterable[tuple[int, type[Party[Any]]]]) -> dict[int, str]:
+    """Role and number of each party: `client-3`."""
+    return {i: f"{kind.__name__.lower()}-{i}" for i, kind in parties}
+
+
+def own_copy(x: torch.Tensor) -> torch.Tensor:
     """A message is a value: later changes at the sender must not reach the receiver."""
     return x.detach().clone()
+
+
+def _deliver(log: list[Delivery], sender: int, receiver: int, kind: str, sent: Parcel) -> bool:
+    """Log one message between peers; whether the receiver may use it."""
+    log.append(Delivery(sender, receiver, kind, sent.what, sent.size, sent.failure))
+    return sent.failure is None

@@ -7,40 +7,63 @@ changes a message in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedloom import message
-from fedloom.engines.base import CallId, Failure
-from fedloom.engines.local import LocalEngine
+from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
 from fedloom.errors import MessageError
 from fedloom.faults import Faults
-from fedloom.message import Tree
+from fedloom.message import Template, Tree
 from fedloom.party import Party
 
 
-class IsolatedEngine(LocalEngine):
-    """Like `LocalEngine`, given a builder for each party."""
+class IsolatedEngine(Engine):
+    """Parties in this process, rebuilt for every call by their builders."""
 
     def __init__(
         self, builders: Sequence[Callable[[], Party[Any]]], *, seed: int = 0, faults: Faults | None = None
     ) -> None:
-        super().__init__([build() for build in builders], seed=seed, faults=faults)
-        self._builders = dict(zip(self.ids, builders, strict=True))
+        self._parties = {p.site.id: p for p in (build() for build in builders)}
+        self._builders = dict(zip(self._parties, builders, strict=True))
+        super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
 
-    def _run(self, party: int, method: str, put: dict[str, Tree], call: CallId) -> Tree | Failure:
-        old = self._party(party)
-        new = self._builders[party]()
+    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+        return [self._run(task) for task in tasks]
+
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+        return [parcel(reply, reply, expect) for reply in self._call(tasks)]
+
+    def _run(self, task: Task) -> Tree | Failure:
+        old, new = self._parties[task.party], self._builders[task.party]()
         new.load(_through_wire(old.state()))  # type: ignore[arg-type]
         new._notes.update(old._notes)
-        self._parties[party] = new
-        reply = super()._run(party, method, _through_wire(put), call)  # type: ignore[arg-type]
+        self._parties[task.party] = new
+        put = _through_wire(arguments(task, lambda sent: sent.held))
+        reply = run(new, task, put)  # type: ignore[arg-type]
         if isinstance(reply, Failure):
             return reply
         try:
             return _through_wire(reply)
         except MessageError:
             return reply  # not a message: the federation will say so
+
+    def states(self) -> dict[int, dict[str, Tree]]:
+        """Every party's state: views, not copies."""
+        return {i: p.state() for i, p in self._parties.items()}
+
+    def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
+        """Give every party the state that `states()` gave."""
+        for i, state in states.items():
+            self._parties[i].load(state)
+
+    def notes(self) -> dict[int, dict[str, float]]:
+        """What the parties noted since the last call."""
+        return {i: p.take_notes() for i, p in self._parties.items()}
+
+    def account(self) -> Account:
+        """One process."""
+        return Account("isolated", device=next(iter(self._parties.values())).site.device)
 
 
 def _through_wire(tree: Tree) -> Tree:

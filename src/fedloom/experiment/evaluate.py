@@ -39,14 +39,14 @@ class Look:
 
 def look(engine: Engine, clients: Sequence[int], labels: Sequence[np.ndarray], classes: int, on: str) -> Look:
     """Every client's answers on the test rows named `on`, whose labels (n,) are given client by client."""
-    replies = engine.call(clients, "answers", [{"on": on}] * len(clients), None)
+    replies = engine.call(clients, "answers", {"on": on}, None, None)
     predicted, losses = [], []
     for reply in replies:
         if isinstance(reply, Failure):
             raise MethodError(f"a client could not be evaluated:\n{reply.trace or reply.reason}")
         assert isinstance(reply, dict) and isinstance(reply["predicted"], Tensor)
         predicted.append(reply["predicted"].cpu().numpy())
-        losses.append(reply["loss"])
+        losses.append(float(reply["loss"]))
     right = [p == y for p, y in zip(predicted, labels, strict=True)]
     shared = all(y is labels[0] for y in labels)
     everything, truth = np.concatenate(right), np.concatenate(labels)

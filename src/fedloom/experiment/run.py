@@ -103,15 +103,15 @@ def execute(
         CheckpointError: the folder's checkpoints are torn or belong to another run.
         Stopped: see `stop`.
     """
-    with _one_thread():
+    with _alone():
         started = perf_counter()
         world = build(run)
-        engine = _engine(world)
-        agree(engine, world.public_digest)
-        session = _Session(world, engine, folder)
-        session.open(resume)
-        session.record.spend("setup", perf_counter() - started)
-        return session.go(progress or (lambda _: None), stop)
+        with _engine(world) as engine:
+            agree(engine, world.public_digest)
+            session = _Session(world, engine, folder)
+            session.open(resume)
+            session.record.spend("setup", perf_counter() - started)
+            return session.go(progress or (lambda _: None), stop)
 
 
 class _Session:
@@ -283,9 +283,7 @@ def agree(engine: Engine, digest: str) -> None:
     Raises:
         DataError: one holds others; what it would learn from, and answer to, would be other rows.
     """
-    for party, found in zip(
-        engine.ids, engine.call(engine.ids, "public_digest", [{}] * len(engine.ids), None), strict=True
-    ):
+    for party, found in zip(engine.ids, engine.call(engine.ids, "public_digest", {}, None, None), strict=True):
         if found not in (digest, None):
             raise DataError(
                 f"{engine.name(party)} holds another public set: its digest is {str(found)[:16]}…, not "
@@ -294,12 +292,16 @@ def agree(engine: Engine, digest: str) -> None:
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """More threads a process are slower for networks of this size, and not repeatable."""
+def _alone() -> Iterator[None]:
+    """One thread, and torch's generator as it was before.
+
+    More threads a process are slower for networks of this size, and not repeatable.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         torch.set_num_threads(before)
 
