@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedloom.errors import ModelError, StateError
 from fedloom.optim import Optimiser
+from fedloom.site import Batches
 
 INFERENCE_ROWS = 256
 """Rows per forward pass in `infer`: larger batches fall out of the CPU's cache and are slower."""
@@ -146,6 +147,10 @@ class Network:
         value = loss(*batch)
         self._step(value, None)
         return value.detach()
+
+    def train(self, loss: Callable[..., Tensor], batches: Batches) -> Tensor:
+        """One step of `loss(x, y)` for each batch; returns the mean loss ()."""
+        return torch.stack([self.minimise(loss, x, y) for x, y in batches]).mean()
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
         """One optimiser step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""

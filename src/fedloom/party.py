@@ -20,8 +20,7 @@ from fedloom.errors import MessageError, MethodError, StateError
 from fedloom.message import Tree
 from fedloom.network import Keep, Network
 from fedloom.optim import Optimiser
-from fedloom.rng import stream
-from fedloom.site import Batches, Rows, Site, epoch_plan, sample_plan
+from fedloom.site import Batches, Rows, Site
 
 NETWORK_STATE = ("params", "buffers", "opt")
 _OWN = ("cfg", "site", "_network", "_notes")
@@ -98,7 +97,7 @@ class Party(Generic[ConfigT]):
 
     def train(self, loss: Callable[..., Tensor], batches: Batches) -> Tensor:
         """One step of `loss(x, y)` for each batch; returns the mean loss ()."""
-        return torch.stack([self.minimise(loss, x, y) for x, y in batches]).mean()
+        return self.net.train(loss, batches)
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -132,13 +131,11 @@ class Party(Generic[ConfigT]):
     @property
     def data(self) -> Rows:
         """The party's own rows, or an error."""
-        if self.site.data is None:
-            raise MethodError(f"{type(self).__name__} {self.site.id} holds no data of its own")
-        return self.site.data
+        return self.site.rows
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Random numbers of this party for this purpose: the same wherever and whenever it runs."""
-        return stream(self.site.seed, purpose, self.site.id, *keys)
+        return self.site.stream(purpose, *keys)
 
     @contextlib.contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
@@ -149,16 +146,11 @@ class Party(Generic[ConfigT]):
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches:
         """Round t's `steps` independent batches of `size` own rows."""
-        return self._gather(sample_plan(self.stream("batches", t), len(self.data), steps, size))
+        return self.site.batches(t, steps=steps, size=size)
 
     def epochs(self, t: int, *, epochs: int = 1, size: int) -> Batches:
         """Round t's shuffled passes over the own rows, in full batches of `size`."""
-        return self._gather(epoch_plan(self.stream("batches", t), len(self.data), epochs, size))
-
-    def _gather(self, plan: Tensor) -> Batches:
-        which = plan.to(self.data.index.device).flatten()
-        x, y = self.data.x(which), self.data.y(which)
-        return Batches(x.view(*plan.shape, *x.shape[1:]), y.view(plan.shape))
+        return self.site.epochs(t, epochs=epochs, size=size)
 
     def public(self, t: int, *, steps: int, size: int) -> tuple[Tensor, ...]:
         """Round t's public batches, each (B, ...), the same at every party."""

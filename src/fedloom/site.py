@@ -47,6 +47,12 @@ class Rows:
         """Labels (B,) of rows `which` (B,)."""
         return self.labels[self.index[which]]
 
+    def batches(self, plan: Tensor) -> Batches:
+        """The batches of a plan (T, B) of numbers into ours."""
+        which = plan.to(self.index.device).flatten()
+        x, y = self.x(which), self.y(which)
+        return Batches(x.view(*plan.shape, *x.shape[1:]), y.view(plan.shape))
+
     @cached_property
     def every(self) -> Tensor:
         """All our inputs (n, ...), kept: for small sets that are read again and again."""
@@ -129,6 +135,25 @@ class Site:
     network: Callable[[], nn.Module] | None = None
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
+
+    @property
+    def rows(self) -> Rows:
+        """Its own rows, or an error."""
+        if self.data is None:
+            raise MethodError(f"party {self.id} holds no data of its own")
+        return self.data
+
+    def stream(self, purpose: str, *keys: int) -> np.random.Generator:
+        """Random numbers of this party for this purpose."""
+        return stream(self.seed, purpose, self.id, *keys)
+
+    def batches(self, t: int, *, steps: int, size: int) -> Batches:
+        """Round t's `steps` independent batches of `size` own rows."""
+        return self.rows.batches(sample_plan(self.stream("batches", t), len(self.rows), steps, size))
+
+    def epochs(self, t: int, *, epochs: int, size: int) -> Batches:
+        """Round t's shuffled passes over the own rows, in full batches of `size`."""
+        return self.rows.batches(epoch_plan(self.stream("batches", t), len(self.rows), epochs, size))
 
     def build(self) -> nn.Module:
         """The party's network, newly made.
