@@ -12,16 +12,23 @@ from fedloom.site import PublicSet, Rows, Site
 SHAPE, CLASSES = (1, 28, 28), 10
 
 
-def pool(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def pool(rows: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[torch.Tensor, torch.Tensor]:
     g = torch.Generator().manual_seed(seed)
-    x = torch.randint(0, 256, (rows, *SHAPE), generator=g, dtype=torch.uint8)
+    x = torch.randint(0, 256, (rows, *shape), generator=g, dtype=torch.uint8)
     return x, torch.randint(0, CLASSES, (rows,), generator=g)
 
 
-def sites(clients: int, rows: int, architecture: str, public: int = 1000) -> list[Site]:
-    x, y = pool(clients * rows + public)
-    half = torch.tensor(127.5)
-    part = lambda a, b: Rows(x, y, torch.arange(a, b), half, half)
+def sites(
+    clients: int,
+    rows: int,
+    architecture: str,
+    public: int = 1000,
+    shape: tuple[int, ...] = SHAPE,
+    device: str = "cpu",
+) -> list[Site]:
+    x, y = (a.to(device) for a in pool(clients * rows + public, shape=shape))
+    half = torch.tensor(127.5, device=device)
+    part = lambda a, b: Rows(x, y, torch.arange(a, b, device=device), half, half)
     shared = PublicSet(part(clients * rows, clients * rows + public), 0, "benchmark")
     return [
         Site(
@@ -30,7 +37,8 @@ def sites(clients: int, rows: int, architecture: str, public: int = 1000) -> lis
             classes=CLASSES,
             data=part(n * rows, (n + 1) * rows),
             public=shared,
-            network=partial(models.build, architecture, SHAPE, CLASSES, seed=n),
+            network=partial(models.build, architecture, shape, CLASSES, seed=n),
+            device=device,
         )
         for n in range(clients)
     ]

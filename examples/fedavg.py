@@ -3,7 +3,7 @@
 from torch.nn import functional as F
 
 from fedloom import Method, MethodConfig, Party
-from fedloom.message import weighted_mean
+from fedloom.message import Shape, weighted_mean
 from fedloom.optim import SGD
 
 
@@ -25,7 +25,7 @@ class Client(Party[Config]):
     def update(self, *, t):
         batches = self.epochs(t, epochs=self.cfg.epochs, size=self.cfg.batch_size)
         self.train(lambda x, y: F.cross_entropy(self.model(x), y), batches)
-        return {"weights": self.params, "rows": len(self.data)}
+        return {"weights": self.params, "rows": self.row_count}
 
 
 class Server(Party[Config]):
@@ -35,14 +35,14 @@ class Server(Party[Config]):
         self.weights = {name: p.detach() for name, p in self.site.build().named_parameters()}
 
     def average(self, replies):
-        rows = [r["rows"] for r in replies.values()]
+        rows = [int(r["rows"]) for r in replies.values()]
         self.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
 
 
 def round(fed, server, clients, cfg, t):
     if t == 0:
         fed.call(clients, "receive", shared={"weights": server.weights})
-    template = {"weights": server.weights, "rows": int}
+    template = {"weights": server.weights, "rows": Shape("int64")}
     replies = fed.call(clients, "update", shared={"t": t}, expect=template, need=1)
     if replies:
         server.average(replies)

@@ -133,6 +133,11 @@ class Party(Generic[ConfigT]):
         """The party's own rows, or an error."""
         return self.site.rows
 
+    @property
+    def row_count(self) -> Tensor:
+        """How many own rows, () int64: to weigh with. A tensor, so that parties can be done together."""
+        return self.site.row_count
+
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Random numbers of this party for this purpose: the same wherever and whenever it runs."""
         return self.site.stream(purpose, *keys)

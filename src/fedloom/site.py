@@ -143,6 +143,11 @@ class Site:
             raise MethodError(f"party {self.id} holds no data of its own")
         return self.data
 
+    @property
+    def row_count(self) -> Tensor:
+        """How many own rows, () int64."""
+        return torch.tensor(len(self.rows))
+
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Random numbers of this party for this purpose."""
         return stream(self.seed, purpose, self.id, *keys)

@@ -5,7 +5,8 @@ look like: that is the federation's business.
 """
 
 from fedloom.engines.base import Account, Delivery, Engine, Failure, Lost
+from fedloom.engines.batched import BatchedEngine
 from fedloom.engines.isolated import IsolatedEngine
 from fedloom.engines.local import LocalEngine
 
-__all__ = ["Account", "Delivery", "Engine", "Failure", "IsolatedEngine", "LocalEngine", "Lost"]
+__all__ = ["Account", "BatchedEngine", "Delivery", "Engine", "Failure", "IsolatedEngine", "LocalEngine", "Lost"]

@@ -69,6 +69,9 @@ class Task:
     seed: int = 0
 
 
+NOTHING = Size(0, 0)
+
+
 @dataclass(frozen=True)
 class Parcel:
     """A reply left where it was made, and what the coordinator may know of it.
@@ -80,7 +83,7 @@ class Parcel:
 
     held: Any
     what: str = ""
-    size: Size = Size(0, 0)
+    size: Size = NOTHING
     failure: Failure | None = None
 
 
@@ -164,9 +167,7 @@ class Engine(ABC):
             asking = [self._task(i, ask, shared, {}, call) for i in links]
             questions = dict(zip(links, self._leave(asking, object), strict=True))
             pairs = [(i, j) for i, j in pairs if _deliver(log, i, j, ask, questions[i])]
-            answering = [
-                self._task(j, answer, shared, {"asked": questions[i], "by": i}, call, i + 1) for i, j in pairs
-            ]
+            answering = [self._task(j, answer, shared, {"asked": questions[i], "by": i}, call, i + 1) for i, j in pairs]
             answers = dict(zip(pairs, self._leave(answering, expect), strict=True))
         else:  # one answer serves all who ask
             asked = list(dict.fromkeys(j for _, j in pairs))
@@ -180,7 +181,7 @@ class Engine(ABC):
         taking = [self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()]
         for i, taken in zip(inboxes, self._call(taking), strict=True):
             if isinstance(taken, Failure):
-                log.append(Delivery(i, i, take, "", Size(0, 0), taken))
+                log.append(Delivery(i, i, take, "", NOTHING, taken))
         return log
 
     @abstractmethod
@@ -207,7 +208,7 @@ class Engine(ABC):
     def account(self) -> Account:
         """Where the parties are."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most engines hold nothing
         """Let go of everything outside this process. Nothing may be called after it."""
 
     @final

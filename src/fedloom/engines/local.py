@@ -2,44 +2,79 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.engines.memory import Arena
 from fedloom.faults import Faults
 from fedloom.message import Template, Tree
 from fedloom.party import Party
 
 
 class LocalEngine(Engine):
-    """Parties in this process. A message's tensors are handed over uncopied; a reply's are copied."""
+    """Parties in this process. A message's tensors are handed over uncopied; a reply's are copied.
 
-    def __init__(self, parties: Iterable[Party[Any]], *, seed: int = 0, faults: Faults | None = None) -> None:
-        self._parties = {p.site.id: p for p in parties}
+    Args:
+        parties: all of them. With a budget each is put away before the next is taken, so let them be made one by one.
+        memory: bytes of their state that stay in memory, the rest lies on disk between calls; None for all.
+
+    Raises:
+        ConfigError: the disk has no room for the rest.
+    """
+
+    def __init__(
+        self,
+        parties: Iterable[Party[Any]],
+        *,
+        seed: int = 0,
+        faults: Faults | None = None,
+        memory: int | None = None,
+    ) -> None:
+        self._arena = None if memory is None else Arena(memory)
+        self._parties: dict[int, Party[Any]] = {}
+        for party in parties:
+            self._parties[party.site.id] = party
+            if self._arena is not None:
+                self._arena.house(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
-        return [run(self._parties[task.party], task, arguments(task, _held)) for task in tasks]
+        return [self._run(task) for task in tasks]
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
         return [parcel(reply, reply, expect) for reply in self._call(tasks)]
 
+    def _run(self, task: Task) -> Tree | Failure:
+        party, put = self._parties[task.party], arguments(task, _held)
+        if self._arena is None:
+            return run(party, task, put)
+        with self._arena.awake(party):
+            return run(party, task, put)
+
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views, not copies."""
-        return {i: p.state() for i, p in self._parties.items()}
+        if self._arena is None:
+            return {i: p.state() for i, p in self._parties.items()}
+        return {i: self._arena.state(p) for i, p in self._parties.items()}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Give every party the state that `states()` gave."""
         for i, state in states.items():
-            self._parties[i].load(state)
+            party = self._parties[i]
+            with contextlib.nullcontext() if self._arena is None else self._arena.awake(party):
+                party.load(state)
 
     def notes(self) -> dict[int, dict[str, float]]:
         """What the parties noted since the last call."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:
-        """One process."""
-        return Account("local", device=next(iter(self._parties.values())).site.device)
+        """One process; how many parties lie on disk."""
+        spilled = 0 if self._arena is None else self._arena.spilled
+        remarks = (f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls",) if spilled else ()
+        return Account("local", device=next(iter(self._parties.values())).site.device, remarks=remarks)
 
 
 def _held(sent: Parcel) -> Any:

@@ -1,19 +1,22 @@
 """Where the state of parties lives: in memory that forked processes share, and beyond a budget on disk.
 
 The disk part is a file without a name, so that nothing is left behind however a process ends. The block of a
-network is mapped from it: the kernel writes and reads its pages, and after each call we let go of them. What else a
-party remembers is encoded into the file between its calls. All of it comes back bit-equal.
+network is mapped from it: the kernel reads and writes its pages, and after each call we let go of them. What else a
+party remembers lies there encoded between its calls. All of it comes back bit-equal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -21,10 +24,11 @@ from torch import Tensor
 from fedloom import message
 from fedloom.errors import ConfigError
 from fedloom.message import Limits, Tree
+from fedloom.network import ALIGNMENT
 from fedloom.party import Party
 
-SLAB = 1 << 26
-"""Bytes mapped at once. A page that nobody touches takes no room."""
+SLAB = 1 << 28
+"""Bytes mapped at once. What nobody wrote to takes no room, neither in memory nor on disk."""
 _LIMITS = Limits(max_bytes=1 << 40, max_leaves=10_000_000)
 
 
@@ -33,50 +37,49 @@ class Arena:
 
     Args:
         budget: bytes of state that may stay in memory; None for all.
-        folder: where the file for the rest is made; None for the system's folder for such files.
+        folder: where the file for the rest is made; None for TMPDIR, or else the system's folder for large ones.
     """
 
     def __init__(self, budget: int | None = None, folder: Path | None = None) -> None:
-        self._budget = float("inf") if budget is None else budget
-        self._used = 0
-        self._memory = _Slabs(None)
+        self._left = math.inf if budget is None else budget
         self._folder = folder
-        self._disk: _Slabs | None = None
-        self._mapped: dict[int, _Place] = {}
-        self._parked: dict[int, tuple[int, int, int]] = {}  # where in the file, of what length, in how much room
+        self._slabs: dict[bool, _Slab] = {}  # the one being cut, of memory and of disk
+        self._spilled: dict[int, _Berth] = {}
 
     def house(self, party: Party[Any]) -> None:
-        """Take over a party's state: into memory while the budget lasts, then onto disk.
+        """Take over a party's state: into memory where the budget has room for it, else onto disk.
 
         Raises:
-            ConfigError: the disk has no room for it.
+            ConfigError: the disk has no room for it, or it lives on another device.
         """
-        self._used += message.size(party.state()).payload
-        spill = self._used > self._budget
-        if spill and self._disk is None:
-            self._disk = _Slabs(tempfile.TemporaryFile(dir=self._folder))
-        slabs = self._disk if spill and self._disk else self._memory
-        if party._network is not None:
-            place = slabs.block(party._network.memory.numel())
-            party._network.move(place.memory)
-            if spill:
-                self._mapped[party.site.id] = place
+        network = party._network
+        if network is not None and network.memory.device.type != "cpu":
+            raise ConfigError(f"only the state of parties on the CPU can be kept on disk, not on {party.site.device!r}")
+        block = 0 if network is None else network.memory.numel()
+        size = block + message.size(party.own_state()).wire
+        spill = size > self._left
+        self._left -= 0 if spill else size
+        place = None
+        if network is not None:
+            place = self._cut(block, spill)
+            network.move(place.memory)
         if spill:
-            self._parked[party.site.id] = (0, 0, 0)
+            self._spilled[party.site.id] = _Berth(place)
             self._rest(party)
 
     @property
     def spilled(self) -> int:
         """How many parties lie on disk."""
-        return len(self._parked)
+        return len(self._spilled)
 
     @contextlib.contextmanager
     def awake(self, party: Party[Any]) -> Iterator[None]:
         """Within it all of a party's state is in memory."""
-        if party.site.id not in self._parked:
+        berth = self._spilled.get(party.site.id)
+        if berth is None:
             yield
             return
-        self._wake(party)
+        vars(party).update(berth.read())
         try:
             yield
         finally:
@@ -84,96 +87,127 @@ class Arena:
 
     def state(self, party: Party[Any]) -> dict[str, Tree]:
         """A party's state, wherever it lies."""
-        if party.site.id not in self._parked:
+        berth = self._spilled.get(party.site.id)
+        if berth is None:
             return party.state()
-        parked = self._read(party.site.id)
-        return {k: parked[k] if k in parked else getattr(party, k) for k in party.STATE}
+        parked = berth.read()
+        return {name: parked[name] if name in parked else getattr(party, name) for name in party.STATE}
 
-    def _wake(self, party: Party[Any]) -> None:
-        for name, value in self._read(party.site.id).items():
-            setattr(party, name, value)
+    def _rest(self, party: Party[Any]) -> None:
+        """Put away what a party remembers beside its network, and let go of all pages."""
+        berth, own = self._spilled[party.site.id], party.own_state()
+        if own:
+            data = message.encode(own, _LIMITS)
+            if berth.own is None or len(data) > berth.own.size:
+                berth.own = self._cut(2 * len(data), spill=True)  # what grows every round moves seldom
+            berth.write(data)
+            vars(party).update(dict.fromkeys(own))
+        if party._network is not None:
+            party._network.forget()
+        berth.release()
 
-    def _read(self, party: int) -> dict[str, Tree]:
-        assert self._disk is not None
-        start, length, _ = self._parked[party]
-        tree = message.decode(self._disk.read(start, length), _LIMITS)
+    def _cut(self, size: int, spill: bool) -> _Place:
+        """A block of this many bytes, of memory or of disk. A forked process never cuts from its parent's slab."""
+        slab = self._slabs.get(spill)
+        try:
+            if slab is None or not slab.fits(size):
+                folder = self._folder or _folder()
+                slab = self._slabs[spill] = _Slab(
+                    max(SLAB, size),
+                    tempfile.TemporaryFile(dir=folder) if spill else None,  # noqa: SIM115
+                )
+            return slab.cut(size)
+        except OSError as error:
+            if not spill:
+                raise
+            raise ConfigError(
+                f"no room on disk for {size / 1e6:.1f} MB more of parties' state ({error.strerror}): raise "
+                "engine.memory_mb, or let TMPDIR name a folder on a larger disk"
+            ) from None
+
+
+@dataclass
+class _Place:
+    """A block within a mapping: it keeps the mapping alive."""
+
+    mapped: mmap.mmap
+    start: int
+    size: int
+
+    @property
+    def memory(self) -> Tensor:
+        """The block as a tensor (size,) uint8."""
+        return torch.frombuffer(self.mapped, dtype=torch.uint8, count=self.size, offset=self.start)
+
+    def release(self) -> None:
+        """Let go of the pages; their content is the file's."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.mapped.madvise(mmap.MADV_DONTNEED, self.start, self.size)
+
+
+@dataclass
+class _Berth:
+    """Where a spilled party lies: its network's block, and what else it remembers, encoded."""
+
+    network: _Place | None
+    own: _Place | None = None
+    length: int = 0
+
+    def write(self, data: bytes) -> None:
+        """Put down what the party remembers beside its network; `own` has room for it."""
+        assert self.own is not None
+        self.own.mapped[self.own.start : self.own.start + len(data)] = data
+        self.length = len(data)
+
+    def read(self) -> dict[str, Tree]:
+        """What the party remembers beside its network."""
+        if self.own is None:
+            return {}
+        tree = message.decode(self.own.mapped[self.own.start : self.own.start + self.length], _LIMITS)
         assert isinstance(tree, dict)
         return tree
 
-    def _rest(self, party: Party[Any]) -> None:
-        assert self._disk is not None
-        i = party.site.id
-        data = message.encode(party.own_state(), _LIMITS)
-        start, _, room = self._parked[i]
-        if len(data) > room:
-            room = 2 * len(data)
-            start = self._disk.grow(room)
-        self._disk.write(start, data)
-        self._parked[i] = (start, len(data), room)
-        for name in party.own_state():
-            setattr(party, name, None)
-        if party._network is not None:
-            party._network.forget()
-            self._mapped[i].release()
-
-
-class _Place:
-    """A block within a slab."""
-
-    def __init__(self, slab: mmap.mmap, start: int, size: int) -> None:
-        self._slab, self._start, self._size = slab, start, size
-        self.memory: Tensor = torch.frombuffer(slab, dtype=torch.uint8, count=size, offset=start)
-
     def release(self) -> None:
-        """Let go of the pages; their content is in the file."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self._slab.madvise(mmap.MADV_DONTNEED, self._start, self._size)
+        """Let go of all pages."""
+        for place in filter(None, (self.network, self.own)):
+            place.release()
 
 
-class _Slabs:
-    """Blocks cut from large mappings, of a file or of memory that forked processes share."""
+class _Slab:
+    """A mapping from which blocks are cut: of a file, or of memory that forked processes share."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, length: int, file: IO[bytes] | None) -> None:
         self._file = file
-        self._slab: mmap.mmap | None = None
+        self._length = length
         self._at = 0
-        self._end = 0  # of the file
+        self._process = os.getpid()
+        if file is not None:
+            weakref.finalize(self, file.close)
+            os.ftruncate(file.fileno(), length)
+        self._mapped = mmap.mmap(-1 if file is None else file.fileno(), length)
 
-    def block(self, size: int) -> _Place:
-        """A block of this many bytes, at the beginning of a page where it lies in a file."""
-        step = mmap.PAGESIZE if self._file else 64
-        if self._slab is None or self._at + size > len(self._slab):
-            length = -(-max(SLAB, size) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-            if self._file:
-                start = self.grow(length)
-                self._slab = mmap.mmap(self._file.fileno(), length, offset=start)
-            else:
-                self._slab = mmap.mmap(-1, length)
-            self._at = 0
-        place = _Place(self._slab, self._at, size)
+    def fits(self, size: int) -> bool:
+        """Whether this process can cut a block of this many bytes."""
+        return self._process == os.getpid() and self._at + size <= self._length
+
+    def cut(self, size: int) -> _Place:
+        """The next block. Its room on disk is there, or an OSError says so now and not while a party works."""
+        if self._file is not None:
+            _reserve(self._file.fileno(), self._at, size)
+        place = _Place(self._mapped, self._at, size)
+        step = ALIGNMENT if self._file is None else mmap.PAGESIZE
         self._at += -(-size // step) * step
         return place
 
-    def grow(self, size: int) -> int:
-        """Make the file longer; where the new part begins. The room is there, or an error says so now."""
-        start = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
-        try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._file.fileno(), start, size)
-            else:
-                os.ftruncate(self._file.fileno(), start + size)
-        except OSError as error:
-            raise ConfigError(
-                f"no room on disk for {size / 1e6:.0f} MB of parties' state ({error.strerror}): raise engine.memory_mb, "
-                "or let TMPDIR name a folder on a larger disk"
-            ) from None
-        self._end = start + size
-        return start
 
-    def read(self, start: int, length: int) -> bytes:
-        """Bytes of the file."""
-        return os.pread(self._file.fileno(), length, start)
+def _reserve(file: int, start: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, start, size)
+    else:
+        os.pwrite(file, bytes(size), start)
 
-    def write(self, start: int, data: bytes) -> None:
-        """Write bytes into the file."""
-        os.pwrite(self._file.fileno(), data, start)
+
+def _folder() -> str | None:
+    """TMPDIR, or else where large files belong: /tmp is in memory on many machines."""
+    named = os.environ.get("TMPDIR")
+    return named or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)

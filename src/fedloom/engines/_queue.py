@@ -1,0 +1,42 @@
+"""Who does what next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+
+class Queue:
+    """The tasks of a batch, by number. All of a party's are done in order, at one worker.
+
+    A party goes to the worker that had it last, which may remember a pass of its network. A worker that has nothing
+    left takes a party from the one that has most.
+
+    Attributes:
+        left: how many tasks nobody has taken.
+    """
+
+    def __init__(self, parties: Sequence[int], last: Mapping[int, int], workers: int) -> None:
+        groups: dict[int, deque[int]] = {}
+        for number, party in enumerate(parties):
+            groups.setdefault(party, deque()).append(number)
+        self._waiting: list[deque[deque[int]]] = [deque() for _ in range(workers)]
+        self._begun: list[deque[int]] = [deque() for _ in range(workers)]
+        for party, group in groups.items():
+            (self._waiting[last[party]] if party in last else min(self._waiting, key=len)).append(group)
+        self.left = len(parties)
+
+    def take(self, worker: int) -> int | None:
+        """The worker's next task, or None if there is none for it."""
+        if not self._begun[worker]:
+            own, most = self._waiting[worker], max(self._waiting, key=len)
+            if not most:
+                return None
+            self._begun[worker] = own.popleft() if own else most.pop()
+        self.left -= 1
+        return self._begun[worker].popleft()
+
+    def put_back(self, worker: int, numbers: Sequence[int]) -> None:
+        """These tasks, which the worker has taken, in order, are to be done again, by the one in its place."""
+        self._begun[worker].extendleft(reversed(numbers))
+        self.left += len(numbers)

@@ -1,0 +1,135 @@
+"""The life of a worker process: it reads a task, does it at the party's place, and sends the reply.
+
+It was forked with every party in it. Networks lie in memory that all processes share, so it can run any party at any
+time. What else a party remembers comes along when the party was last elsewhere, and goes back with every reply.
+"""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedloom import message
+from fedloom.engines._boxes import LIMITS, Box, Undo, receive, send, unspell
+from fedloom.engines.base import Failure, Parcel, Task, arguments, parcel, run
+from fedloom.engines.memory import Arena
+from fedloom.errors import MessageError, MethodError
+from fedloom.party import Party
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What parent and workers have in common, made before the first fork.
+
+    Attributes:
+        parties: all of them, by id.
+        arena: where their networks live.
+        boxes: the parent's, then each worker's.
+        undos: each worker's.
+    """
+
+    parties: Mapping[int, Party[Any]]
+    arena: Arena
+    boxes: Sequence[Box]
+    undos: Sequence[Undo]
+
+
+def serve(shared: Shared, number: int, parent: socket.socket) -> None:
+    """Do what the parent orders, until it lets go of the socket."""
+    torch.set_num_threads(1)
+    try:  # torch refuses in a fork of a process that trained beside a GPU
+        torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        send(parent, {"refused": str(error)})
+        return
+    worker = _Worker(shared, number)
+    while (frame := receive(parent)) is not None:
+        order, _ = frame
+        try:
+            facts, parts = worker.do(order)
+        except BaseException:  # not the party's fault: say why, and let a fresh process try
+            send(parent, {"last words": traceback.format_exc()})
+            raise
+        send(parent, facts, *parts)
+
+
+class _Worker:
+    """A worker's parties and boxes, and the part of a batch that all its tasks share."""
+
+    def __init__(self, shared: Shared, number: int) -> None:
+        self._parties, self._arena, self._boxes = shared.parties, shared.arena, shared.boxes
+        self._box, self._undo = shared.boxes[number + 1], shared.undos[number]
+        self._era = -1
+        self._head: tuple[Any, dict[str, Any]] = (None, {})
+
+    def do(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
+        """Do one task; what the reply says of it, and its bytes: the answer, then the party's own state."""
+        party = self._parties[order["party"]]
+        if order["moved"]:
+            self._fetch(party, order["own"])
+        facts: dict[str, Any] = {}
+        answer = self._answer(party, order, facts)
+        own = message.encode(party.own_state(), LIMITS) if party.own_state() else b""
+        self._arena.release(party)
+        facts["notes"] = party.take_notes()
+        facts["answer"] = len(answer)
+        return facts, (answer, own)
+
+    def _fetch(self, party: Party[Any], own: list[int] | None) -> None:
+        """The party was elsewhere last: its weights moved, and it brings what else it remembers."""
+        if party._network is not None:
+            party._network.forget()
+        for name, value in self._read(0, *own).items() if own else ():
+            setattr(party, name, value)
+
+    def _answer(self, party: Party[Any], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
+        """The encoded reply; nothing where it is none, or lies in our box as a parcel."""
+        head = self._common(order)
+        each = self._read(0, *order["each"]) if order["each"] else {}
+        each |= {name: _parcels(held) for name, held in order["parcels"].items()}
+        task = Task(party.site.id, head["method"], head["shared"], each, order["fault"], order["seed"])
+        put = arguments(task, lambda sent: self._read(*sent.held))
+        try:
+            reply = run(party, task, put, self._undo.keeper(order["serial"]))
+            if order["leave"]:
+                left = parcel(None, reply, head["expect"])
+                reply = left.failure or reply
+            if not isinstance(reply, Failure):
+                data = message.encode(reply, LIMITS)
+                if not order["leave"]:
+                    return data
+                facts["parcel"] = [left.what, *left.size, *self._leave(data, order["floor"])]
+        except MethodError as error:
+            facts["wrong"] = str(error)
+        except MessageError as error:
+            reply = Failure("not a message", str(error))
+        if isinstance(reply, Failure):
+            facts["failure"] = [reply.reason, reply.trace, reply.injected]
+        return b""
+
+    def _common(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """The part that all tasks of a batch share, decoded once."""
+        key = (order["era"], *order["head"])
+        if order["era"] != self._era:
+            self._era, self._box.end = order["era"], 0
+        if self._head[0] != key:
+            head = self._read(0, *order["head"])
+            self._head = (key, head | {"expect": unspell(head["expect"])})
+        return self._head[1]
+
+    def _leave(self, data: bytes, floor: int) -> tuple[int, int]:
+        self._box.end = max(self._box.end, floor)  # whom we replace may have left parcels
+        return self._box.write(data)
+
+    def _read(self, box: int, start: int, length: int) -> Any:
+        return message.decode(self._boxes[box].read(start, length), LIMITS)
+
+
+def _parcels(held: Any) -> Any:
+    """Places in boxes, one or by name, as parcels."""
+    return {name: Parcel(place) for name, place in held.items()} if isinstance(held, dict) else Parcel(held)

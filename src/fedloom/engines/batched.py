@@ -1,0 +1,287 @@
+"""Parties of one architecture together: a page's method runs once for a group of them, under `torch.func.vmap`.
+
+For many small parties on a GPU, and for small networks without convolutions on a CPU: there the work of starting an
+operation outweighs the operation. The numbers are those of the loop up to the order of sums. What can't be done
+together is done in turn, and the account says what and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom import message
+from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, arguments, disturbed, names, parcel, run
+from fedloom.engines.stacked import NotBatchable, Uneven
+from fedloom.engines.together import run_together
+from fedloom.errors import MessageError
+from fedloom.faults import Faults
+from fedloom.message import Template, Tree
+from fedloom.network import INFERENCE_ROWS, Network
+from fedloom.party import Party
+
+CPU_BUDGET = 1 << 27
+"""Bytes that a batch of parties may take on a CPU, where larger ones fall out of its caches and are slower."""
+GPU_SHARE = 0.5
+"""The share of a GPU's free memory that a batch of parties may take."""
+
+
+@dataclass
+class _Group:
+    """Parties that can be one: of one class and config, whose networks differ in weights alone.
+
+    Attributes:
+        parties: their ids; row g of `memory` is the state of the g-th.
+        memory: (G, nbytes) uint8.
+        each_bytes: what one of them takes while it works, by estimate.
+    """
+
+    parties: list[int]
+    memory: Tensor
+    each_bytes: int
+    looped: dict[str, str] = field(default_factory=dict)  # methods that can't be batched, and why
+    uneven: set[str] = field(default_factory=set)  # methods whose parties must have equally many rows
+
+
+class BatchedEngine(Engine):
+    """Parties in this process, done together where they can be.
+
+    Args:
+        parties: all of them.
+        chunk_size: the most parties at once; None for what fits into memory.
+        everything: whether to batch convolutional networks on a CPU, too, where a loop is faster.
+    """
+
+    def __init__(
+        self,
+        parties: Iterable[Party[Any]],
+        *,
+        chunk_size: int | None = None,
+        everything: bool = True,
+        seed: int = 0,
+        faults: Faults | None = None,
+    ) -> None:
+        self._parties = {p.site.id: p for p in parties}
+        super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
+        self._chunk_size = chunk_size
+        self._remarks: dict[str, None] = {}  # an ordered set
+        self._group: dict[int, tuple[_Group, int]] = {}  # a party's group, and its row there
+        for alike in _alike(self._parties.values()):
+            self._unite(alike, everything)
+
+    def _unite(self, parties: list[Party[Any]], everything: bool) -> None:
+        first = parties[0]
+        if first._network is None or len(parties) < 2:
+            return
+        on_cpu = first.site.device == "cpu"
+        if on_cpu and not everything and convolutional(first.net.module):
+            self._remarks[f"{len(parties)} parties in turn: convolutions are slower batched on a CPU"] = None
+            return
+        parties = sorted(parties, key=_rows)  # those with equally many rows stand together
+        memory = torch.empty(len(parties), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
+        for row, party in zip(memory, parties, strict=True):
+            party.net.move(row)
+        group = _Group([p.site.id for p in parties], memory, _footprint(first))
+        self._group.update({i: (group, row) for row, i in enumerate(group.parties)})
+
+    # -- the engine --------------------------------------------------------------------------------
+
+    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+        replies: dict[int, Tree | Failure] = {}
+        opened = [arguments(task, _held) for task in tasks]
+        for batch in self._batches(tasks, opened):
+            replies.update(self._together(batch, tasks, opened) if len(batch) > 1 else {})
+        for n, task in enumerate(tasks):
+            if n not in replies:
+                replies[n] = run(self._parties[task.party], task, opened[n])
+        return [replies[n] for n in range(len(tasks))]
+
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+        return [parcel(reply, reply, expect) for reply in self._call(tasks)]
+
+    def states(self) -> dict[int, dict[str, Tree]]:
+        """Every party's state: views, not copies."""
+        return {i: p.state() for i, p in self._parties.items()}
+
+    def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
+        """Give every party the state that `states()` gave."""
+        for i, state in states.items():
+            self._parties[i].load(state)
+
+    def notes(self) -> dict[int, dict[str, float]]:
+        """What the parties noted since the last call."""
+        return {i: p.take_notes() for i, p in self._parties.items()}
+
+    def account(self) -> Account:
+        """One process; how many parties were done together, and what was not."""
+        groups = {id(g): g for g, _ in self._group.values()}.values()
+        remarks = [f"{len(g.parties)} parties together" for g in groups]
+        device = next(iter(self._parties.values())).site.device
+        return Account("batched", device=device, remarks=(*remarks, *self._remarks))
+
+    # -- who goes with whom ------------------------------------------------------------------------
+
+    def _batches(self, tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]) -> Iterator[list[int]]:
+        """Numbers of tasks that can be done together, in the order of their group's rows."""
+        alike: dict[Any, list[int]] = {}
+        busy: set[int] = set()
+        for n, task in enumerate(tasks):
+            group, _ = self._group.get(task.party, (None, 0))
+            again = task.party in busy  # its second task must see what its first has done
+            busy.add(task.party)
+            if group is None or again or task.fault in ("dropout", "crash") or task.method in group.looped:
+                continue
+            party = self._parties[task.party]
+            own = {k: opened[n][k] for k in task.each}
+            key = (
+                id(group),
+                task.method,
+                tuple(task.shared),
+                _signature(own),
+                _signature(party.own_state()),
+                _rows(party) if task.method in group.uneven else 0,
+            )
+            alike.setdefault(key, []).append(n)
+        for numbers in alike.values():
+            numbers.sort(key=lambda n: self._group[tasks[n].party][1])
+            size = self._size(self._group[tasks[numbers[0]].party][0])
+            pieces = -(-len(numbers) // size)
+            step = -(-len(numbers) // pieces)
+            yield from (numbers[i : i + step] for i in range(0, len(numbers), step))
+
+    def _size(self, group: _Group) -> int:
+        """How many parties at once."""
+        if group.memory.device.type == "cuda":
+            budget = int(GPU_SHARE * torch.cuda.mem_get_info(group.memory.device)[0])
+        else:
+            budget = CPU_BUDGET
+        return max(1, min(self._chunk_size or len(group.parties), budget // group.each_bytes))
+
+    # -- the work ----------------------------------------------------------------------------------
+
+    def _together(
+        self, batch: list[int], tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]
+    ) -> dict[int, Tree | Failure]:
+        """The replies of one batch; none where it must be done in turn."""
+        group, _ = self._group[tasks[batch[0]].party]
+        method = tasks[batch[0]].method
+        try:
+            for n in batch:
+                message.check_finite({k: opened[n][k] for k in tasks[n].each})
+            message.check_finite(dict(tasks[batch[0]].shared))
+        except MessageError:
+            return {}  # in turn, each party refuses what it was sent, or not
+        try:
+            found = run_together(
+                group.memory,
+                [self._group[tasks[n].party][1] for n in batch],
+                [self._parties[tasks[n].party] for n in batch],
+                method,
+                tasks[batch[0]].shared,
+                [{k: opened[n][k] for k in tasks[n].each} for n in batch],
+            )
+        except Uneven:
+            group.uneven.add(method)
+            return {}
+        except torch.cuda.OutOfMemoryError:
+            group.each_bytes *= 2
+            torch.cuda.empty_cache()
+            return {}
+        except Exception as error:
+            return self._in_turn(group, batch, tasks, opened, error)
+        return {n: disturbed(reply, tasks[n].fault) for n, reply in zip(batch, found, strict=True)}
+
+    def _in_turn(
+        self,
+        group: _Group,
+        batch: list[int],
+        tasks: Sequence[Task],
+        opened: Sequence[Mapping[str, Tree]],
+        error: Exception,
+    ) -> dict[int, Tree | Failure]:
+        """The replies of parties that can't be done together: each for itself. If that works, it stays so."""
+        replies = {n: run(self._parties[tasks[n].party], tasks[n], opened[n]) for n in batch}
+        if not any(isinstance(reply, Failure) and reply.trace for reply in replies.values()):
+            why = str(error) if isinstance(error, NotBatchable) else f"{type(error).__name__}: {error}"
+            method = tasks[batch[0]].method
+            group.looped[method] = why
+            self._remarks[f"{method} in turn: {' '.join(why.split())[:200]}"] = None
+        return replies
+
+
+def convolutional(module: nn.Module) -> bool:
+    """Whether a network has a convolution, which is slower batched on a CPU."""
+    return any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
+
+
+def _held(sent: Parcel) -> Any:
+    return sent.held
+
+
+def _signature(tree: Any) -> Any:
+    """Equal for trees that differ in nothing but the content of their tensors."""
+    if isinstance(tree, dict):
+        return tuple((k, _signature(v)) for k, v in tree.items())
+    if isinstance(tree, list | tuple):
+        return (list, *map(_signature, tree))
+    if isinstance(tree, Tensor):
+        return tree.dtype, tree.shape, tree.device
+    plain = tree is None or isinstance(tree, bool | int | float | str)
+    return (type(tree), tree) if plain else id(tree)
+
+
+def _alike(parties: Iterable[Party[Any]]) -> list[list[Party[Any]]]:
+    """Parties by what must be equal for them to be one."""
+    found: dict[Any, list[Party[Any]]] = {}
+    for p in parties:
+        key = (type(p), id(p.cfg), p.site.device, p._network and _likeness(p._network))
+        found.setdefault(key, []).append(p)
+    return list(found.values())
+
+
+def _likeness(network: Network) -> Any:
+    """Equal for networks that differ in nothing but the values of what they learn."""
+    modules = tuple((name, type(m), _settings(m)) for name, m in network.module.named_modules())
+    frozen = tuple(
+        (name, p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        for name, p in network.module.named_parameters()
+        if not p.requires_grad
+    )
+    return network.fields, network.optimiser, modules, frozen
+
+
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """A module's own attributes: plain ones by value, others by identity."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return tuple(
+        (k, repr(v) if isinstance(v, plain) else id(v))
+        for k, v in sorted(vars(module).items())
+        if not k.startswith("_") and k != "training"
+    )
+
+
+def _rows(party: Party[Any]) -> int:
+    return 0 if party.site.data is None else len(party.site.data)
+
+
+def _footprint(party: Party[Any]) -> int:
+    """About how many bytes a party takes while it works: state, its copy, gradients, and what its layers give."""
+    sizes: list[int] = []
+    rows = party.site.data or (party.site.public and party.site.public.rows)
+    if rows:
+        leaves = [m for m in party.net.module.modules() if not list(m.children())]
+        hooks = [m.register_forward_hook(lambda _, __, out: sizes.append(_nbytes(out))) for m in leaves]
+        try:
+            party.infer(rows.x(torch.zeros(1, dtype=torch.int64, device=rows.index.device)))
+        finally:
+            for hook in hooks:
+                hook.remove()
+    return 4 * party.net.memory.numel() + 2 * INFERENCE_ROWS * sum(sizes)
+
+
+def _nbytes(out: Any) -> int:
+    return out.nbytes if isinstance(out, Tensor) else 0
