@@ -47,7 +47,12 @@ Out = Annotated[Path | None, typer.Option("--out", help="The folder to write to.
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run; same results to the bit.")]
 Seed = Annotated[int | None, typer.Option(help="The seed that every random draw derives from.")]
 Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
-Workers = Annotated[int, typer.Option(min=1, help="Processes. More than one comes with the engines.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="local, auto, batched (GPU, small MLPs), ray (a cluster) or isolated."),
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Processes that run parties. They change no number.")]
+Device = Annotated[str | None, typer.Option(help="A torch device, such as cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
@@ -75,7 +80,9 @@ def run(
     rounds: Rounds = None,
     folder: Out = None,
     resume: Resume = False,
-    workers: Workers = 1,
+    engine: Engine = None,
+    workers: Workers = None,
+    device: Device = None,
 ) -> None:
     """Run one method, or a whole comparison.
 
@@ -85,6 +92,8 @@ def run(
 
     [bold]fedloom run fedal -s data.name=mnist -s params.tau=10[/]
 
+    [bold]fedloom run fedal --workers 4[/]  (or --engine auto, or --engine auto --device cuda)
+
     [bold]fedloom run my.toml --out runs/mine[/]  (and --resume after a Ctrl-C)
 
     [bold]fedloom run --method mine.py[/]  (a page of your own: fedloom copy)
@@ -93,9 +102,9 @@ def run(
 
     if config is None and method is None:
         raise ConfigError("what shall run? Name a method, an experiment or a TOML file, such as: fedloom run fedal")
-    flags = {"seed": seed, "rounds": rounds, "method": method}
+    flags = {"seed": seed, "rounds": rounds, "method": method, "engine": _engine(engine, workers, device)}
     experiment = read(config or str(method), settings or (), flags)
-    _work(experiment, config or str(method), folder, resume, workers)
+    _work(experiment, config or str(method), folder, resume)
 
 
 @app.command()
@@ -110,7 +119,9 @@ def compare(
     rounds: Rounds = None,
     folder: Out = None,
     resume: Resume = False,
-    workers: Workers = 1,
+    engine: Engine = None,
+    workers: Workers = None,
+    device: Device = None,
 ) -> None:
     """Run several methods and seeds on identical splits, and report paired differences.
 
@@ -118,10 +129,11 @@ def compare(
     """
     from fedloom.experiment.reading import check, read
 
-    first = read(base or names[0], settings or (), {"rounds": rounds})
+    flags = {"rounds": rounds, "engine": _engine(engine, workers, device)}
+    first = read(base or names[0], settings or (), flags)
     shared = {**first.run.model_dump(), "name": "", "method": names[0]}
     values = {"title": first.title, "run": shared, "compare": {"methods": names, "seeds": _seeds(seeds)}}
-    _work(check(values), "compare", folder, resume, workers)
+    _work(check(values), "compare", folder, resume)
 
 
 @app.command()
@@ -253,15 +265,19 @@ def main() -> NoReturn:
     sys.exit(code or 0)
 
 
-def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool, workers: int) -> None:
+def _engine(name: str | None, workers: int | None, device: str | None) -> dict[str, Any] | None:
+    """The part of [engine] that flags give."""
+    given = {"name": name, "workers": workers, "device": device}
+    return {k: v for k, v in given.items() if v is not None} or None
+
+
+def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool) -> None:
     """Do the runs with progress, then show the table and the report's path."""
     from fedloom import report as reports
     from fedloom.experiment.compare import execute_all, summarise
     from fedloom.experiment.run import Stopped, execute
     from fedloom.terminal import Progress, show_comparison, stop_on_signal
 
-    if workers > 1:
-        raise ConfigError(f"this version runs with one worker, not {workers}; leave --workers away")
     folder = _folder(experiment, called, folder, resume)
     try:
         with stop_on_signal() as stop, Progress(experiment, out) as progress:

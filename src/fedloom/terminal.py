@@ -52,6 +52,7 @@ class Progress:
         news = f"accuracy {status.accuracy:.1%}" if status.accuracy == status.accuracy else ""
         if status.failures:
             news += f"  {status.failures} failures"
+        news += f"  ({status.where})"
         if not self._console.is_terminal:
             if status.milestone:
                 self._console.print(f"{name}  round {status.round}/{status.rounds}  {news}", soft_wrap=True)

@@ -103,6 +103,9 @@ class Account:
     device: str = "cpu"
     remarks: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.engine}, {self.workers} worker{'s' * (self.workers > 1)}, {self.device}"
+
 
 class Lost(Exception):
     """Parties were lost with the machine that held them, and stand now as they were made.

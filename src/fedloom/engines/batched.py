@@ -26,6 +26,8 @@ from fedloom.party import Party
 
 CPU_BUDGET = 1 << 27
 """Bytes that a batch of parties may take on a CPU, where larger ones fall out of its caches and are slower."""
+FEW = 8
+"""Parties; on a CPU fewer together are no faster than in turn."""
 GPU_SHARE = 0.5
 """The share of a GPU's free memory that a batch of parties may take."""
 
@@ -43,7 +45,7 @@ class _Group:
     parties: list[int]
     memory: Tensor
     each_bytes: int
-    looped: dict[str, str] = field(default_factory=dict)  # methods that can't be batched, and why
+    looped: set[Any] = field(default_factory=set)  # calls that can't be batched
     uneven: set[str] = field(default_factory=set)  # methods whose parties must have equally many rows
 
 
@@ -53,7 +55,7 @@ class BatchedEngine(Engine):
     Args:
         parties: all of them.
         chunk_size: the most parties at once; None for what fits into memory.
-        everything: whether to batch convolutional networks on a CPU, too, where a loop is faster.
+        everything: whether to batch also what is faster in turn: on a CPU, networks with convolutions, and few parties.
     """
 
     def __init__(
@@ -77,10 +79,12 @@ class BatchedEngine(Engine):
         first = parties[0]
         if first._network is None or len(parties) < 2:
             return
-        on_cpu = first.site.device == "cpu"
-        if on_cpu and not everything and convolutional(first.net.module):
-            self._remarks[f"{len(parties)} parties in turn: convolutions are slower batched on a CPU"] = None
-            return
+        if first.site.device == "cpu" and not everything:
+            slow = convolutional(first.net.module)
+            if slow or len(parties) < FEW:
+                why = "convolutions are slower batched on a CPU" if slow else f"fewer than {FEW} are no faster batched"
+                self._remarks[f"{len(parties)} parties in turn: {why}"] = None
+                return
         parties = sorted(parties, key=_rows)  # those with equally many rows stand together
         memory = torch.empty(len(parties), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
         for row, party in zip(memory, parties, strict=True):
@@ -117,11 +121,13 @@ class BatchedEngine(Engine):
         return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:
-        """One process; how many parties were done together, and what was not."""
-        groups = {id(g): g for g, _ in self._group.values()}.values()
-        remarks = [f"{len(g.parties)} parties together" for g in groups]
+        """One process; how many parties were done together, and what was not. Without any it is a loop."""
+        groups = {id(g) for g, _ in self._group.values()}
+        remarks = (
+            [f"{len(self._group)} of {len(self.ids)} parties together, in groups: {len(groups)}"] if groups else []
+        )
         device = next(iter(self._parties.values())).site.device
-        return Account("batched", device=device, remarks=(*remarks, *self._remarks))
+        return Account("batched" if groups else "local", device=device, remarks=(*remarks, *self._remarks))
 
     # -- who goes with whom ------------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class BatchedEngine(Engine):
             group, _ = self._group.get(task.party, (None, 0))
             again = task.party in busy  # its second task must see what its first has done
             busy.add(task.party)
-            if group is None or again or task.fault in ("dropout", "crash") or task.method in group.looped:
+            if group is None or again or task.fault in ("dropout", "crash") or _kind(task) in group.looped:
                 continue
             party = self._parties[task.party]
             own = {k: opened[n][k] for k in task.each}
@@ -184,7 +190,9 @@ class BatchedEngine(Engine):
                 tasks[batch[0]].shared,
                 [{k: opened[n][k] for k in tasks[n].each} for n in batch],
             )
-        except Uneven:
+        except Uneven as error:
+            if method in group.uneven:
+                return self._in_turn(group, batch, tasks, opened, error)
             group.uneven.add(method)
             return {}
         except torch.cuda.OutOfMemoryError:
@@ -207,9 +215,8 @@ class BatchedEngine(Engine):
         replies = {n: run(self._parties[tasks[n].party], tasks[n], opened[n]) for n in batch}
         if not any(isinstance(reply, Failure) and reply.trace for reply in replies.values()):
             why = str(error) if isinstance(error, NotBatchable) else f"{type(error).__name__}: {error}"
-            method = tasks[batch[0]].method
-            group.looped[method] = why
-            self._remarks[f"{method} in turn: {' '.join(why.split())[:200]}"] = None
+            group.looped.add(_kind(tasks[batch[0]]))
+            self._remarks[f"{tasks[batch[0]].method} in turn: {' '.join(why.split())[:200]}"] = None
         return replies
 
 
@@ -220,6 +227,11 @@ def convolutional(module: nn.Module) -> bool:
 
 def _held(sent: Parcel) -> Any:
     return sent.held
+
+
+def _kind(task: Task) -> tuple[str, ...]:
+    """A method, and the words that it is called with."""
+    return (task.method, *(v for v in task.shared.values() if isinstance(v, str)))
 
 
 def _signature(tree: Any) -> Any:

@@ -150,12 +150,7 @@ class Together:
     @property
     def rows(self) -> Rows:
         """The own rows, where all have equally many."""
-        every = [s.rows for s in self._sites]
-        if len({len(r) for r in every}) > 1:
-            raise Uneven("it reads how many rows the parties have, which differs: see Party.row_count")
-        if any(r.pool is not every[0].pool for r in every):
-            raise NotBatchable("it reads the parties' rows, which lie in different pools")
-        return replace(every[0], index=torch.stack([r.index for r in every])[self._me])
+        return _one([s.rows for s in self._sites], self._me, "rows")
 
     @property
     def row_count(self) -> Tensor:
@@ -170,9 +165,8 @@ class Together:
 
     @property
     def tests(self) -> Mapping[str, Rows]:
-        """The test rows that all share, by name."""
-        names = self._sites[0].tests
-        return _Shared({on: [s.tests.get(on) for s in self._sites] for on in names})
+        """The test rows by name: those that all share, or each its own where all have equally many."""
+        return _Tests({on: [s.tests[on] for s in self._sites] for on in self._sites[0].tests}, self._me)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotBatchable(f"it reads site.{name}, which differs between parties")
@@ -184,11 +178,24 @@ class Together:
         return values[0]
 
 
-class _Shared(dict[str, Any]):
-    """Row sets by name, where all parties have the same."""
+class _Tests(dict[str, Any]):
+    """Row sets by name, each asked for when it is read."""
+
+    def __init__(self, every: Mapping[str, Sequence[Rows]], me: Tensor) -> None:
+        super().__init__(every)
+        self._me = me
 
     def __getitem__(self, on: str) -> Rows:
-        values = super().__getitem__(on)
-        if any(v is not values[0] for v in values):
-            raise NotBatchable(f"the parties' test rows {on!r} differ")
-        return values[0]  # type: ignore[no-any-return]
+        return _one(super().__getitem__(on), self._me, f"test rows {on!r}")
+
+
+def _one(every: Sequence[Rows], me: Tensor, what: str) -> Rows:
+    """The rows of party `me` () of all."""
+    first = every[0]
+    if all(r is first for r in every):
+        return first
+    if len({len(r) for r in every}) > 1:
+        raise Uneven(f"it reads the parties' {what}, of which they have different numbers")
+    if any(r.pool is not first.pool for r in every):
+        raise NotBatchable(f"it reads the parties' {what}, which lie in different pools")
+    return replace(first, index=torch.stack([r.index for r in every])[me])

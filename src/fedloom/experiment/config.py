@@ -51,14 +51,25 @@ class ModelsConfig(_Section):
 
 
 class EngineConfig(_Section):
-    """`[engine]`: where the parties run. It changes no number."""
+    """`[engine]`: where the parties run. It changes no number, but for the order of sums in `batched`."""
 
-    name: Literal["local", "isolated"] = "local"
-    """`local` is the loop; `isolated` rebuilds a party for every call, to check a method page."""
-    workers: int = Field(1, ge=1, le=1)
-    """Processes. One, in this version."""
+    name: Literal["local", "auto", "batched", "ray", "isolated"] = "local"
+    """`local`: one after the other, or side by side in `workers` processes. `batched`: those of one architecture at
+    once, for a GPU or small networks without convolutions. `auto`: batched where that is faster, else local. `ray`: a
+    cluster. `isolated`: each rebuilt for every call, to check a method page."""
+    workers: int = Field(1, ge=1, le=1024)
+    """Processes that run parties, of one thread each (local, ray)."""
     device: str = "cpu"
     """A torch device."""
+    chunk_size: int | None = Field(None, ge=1)
+    """The most parties at once (batched); None for what fits into memory."""
+    memory_mb: int | None = Field(None, ge=0)
+    """Megabytes of parties' state that may stay in memory (local, ray: per worker); the rest lies on disk. None for
+    all."""
+    address: str | None = None
+    """Of a Ray cluster that runs already; None starts one on this machine."""
+    gpus_per_worker: float = Field(0.0, ge=0)
+    """The share of a GPU that a worker of the ray engine takes."""
 
 
 class EvaluateConfig(_Section):

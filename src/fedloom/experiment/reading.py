@@ -35,7 +35,7 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     values = _values(source)
     for key, value in (flags or {}).items():
         if value is not None:
-            values[key] = value
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
             for other in {"rounds": ["iterations"], "iterations": ["rounds"]}.get(key, []):
                 values.pop(other, None)
     for override in overrides:
@@ -121,13 +121,16 @@ def _check_engine(engine: EngineConfig) -> None:
     """Raise ConfigError unless the device is there, and the engine can use it."""
     import torch
 
+    from fedloom.experiment.engine import check
+
+    check(engine)
+    if engine.name == "ray":  # what counts is what the cluster has
+        return
     try:
         torch.empty(0, device=engine.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device {engine.device!r} can't be used here ({reason}); `cpu` always can") from None
-    if engine.name == "isolated" and engine.device != "cpu":
-        raise ConfigError(f"the isolated engine works on the CPU only, not on {engine.device!r}")
 
 
 def _values(source: str) -> dict[str, Any]:

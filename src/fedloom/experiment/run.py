@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,11 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom import message
 from fedloom._version import __version__
-from fedloom.engines import Engine, IsolatedEngine, LocalEngine
+from fedloom.engines import Engine, Lost
 from fedloom.errors import CheckpointError, ConfigError, DataError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
+from fedloom.experiment.engine import account, start
 from fedloom.experiment.evaluate import look
 from fedloom.experiment.record import Record, environment, write_json
 from fedloom.experiment.summary import partition, summarise, traffic
@@ -40,6 +43,7 @@ class Status:
         accuracy: mean over clients at the last evaluation.
         failures: calls without a usable reply so far.
         milestone: whether this is one of some twenty evenly spaced rounds, at which the run is saved.
+        where: engine, workers and device, in a few words.
     """
 
     run: RunConfig
@@ -49,6 +53,7 @@ class Status:
     accuracy: float
     failures: int
     milestone: bool
+    where: str
 
 
 class Stopped(Exception):
@@ -106,7 +111,7 @@ def execute(
     with _alone():
         started = perf_counter()
         world = build(run)
-        with _engine(world) as engine:
+        with start(world) as engine:
             agree(engine, world.public_digest)
             session = _Session(world, engine, folder)
             session.open(resume)
@@ -130,6 +135,8 @@ class _Session:
         self.labels = {"test": [test] * len(engine.ids), "own": [dataset.y[rows] for rows in split.own_test]}
         self.tests = [on for on, labels in self.labels.items() if all(len(y) for y in labels)]
         self.accuracy = float("nan")
+        self.where = account(engine, world.run.engine)
+        self._mark: tuple[Any, ...] = ()
 
     def open(self, resume: bool) -> None:
         """Begin a folder, or go on in one."""
@@ -151,7 +158,7 @@ class _Session:
         self.folder.mkdir(parents=True, exist_ok=True)
         text = config.toml(self.world.run)
         checkpoint.write_atomically(self.folder / "config.toml", text.encode())
-        write_json(self.folder / "environment.json", environment())
+        write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
         write_json(self.folder / "partition.json", partition(self.world))
 
     def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
@@ -160,10 +167,12 @@ class _Session:
         points = _evenly(world.run.evaluate.points or 100, world.rounds)
         milestones = _evenly(MILESTONES, world.rounds)
         step = world.cfg.iterations_per_round
+        if not self.engine.durable:
+            self._mark = self._snapshot()
         if self.done == 0:
-            self._evaluate(0, 0, "start")
+            self._surely(lambda: self._evaluate(0, 0, "start"))
         for t in range(self.done, world.rounds):
-            self._round(t, step, look_at=t + 1 in points)
+            self._surely(partial(self._round, t, step, look_at=t + 1 in points))
             self.done = t + 1
             if self.done in milestones:
                 self._save()
@@ -176,16 +185,39 @@ class _Session:
                     self.accuracy,
                     len(self.fed.failures),
                     self.done in milestones,
+                    str(self.where),
                 )
             )
             if self.done < world.rounds and stop():
                 self._save()
                 raise Stopped(self.done, self.folder)
-        summary = summarise(world, self.fed, self.record, self.done, self._states())
+        self.where = account(self.engine, world.run.engine)
+        summary = summarise(world, self.fed, self.record, self.done, self._states(), self.where)
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
         return Result(summary, self.record.metrics, self.folder)
+
+    def _surely(self, work: Callable[[], None]) -> None:
+        """Do one round's work, again from the last round's state if a machine was lost in it."""
+        while True:
+            try:
+                work()
+                if not self.engine.durable:
+                    self._mark = self._snapshot()
+                return
+            except Lost as lost:
+                logging.getLogger("fedloom").warning("%s; round %d begins again", lost, self.done + 1)
+                states, ledger, metrics, failures, self.accuracy = self._mark
+                self._load(states)
+                self.fed.ledger.load(ledger)
+                del self.record.metrics[metrics:], self.fed.failures[failures:]
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        """All that a round changes."""
+        states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in self._states().items()}
+        counts = len(self.record.metrics), len(self.fed.failures)
+        return states, self.fed.ledger.state(), *counts, self.accuracy
 
     def _round(self, t: int, step: int, look_at: bool) -> None:
         self.fed.round = t
@@ -259,13 +291,6 @@ def _evenly(points: int, rounds: int) -> set[int]:
     """At most `points` evenly spaced numbers of rounds; the last is always one."""
     points = min(points, rounds)
     return {round(rounds * k / points) for k in range(1, points + 1)}
-
-
-def _engine(world: World) -> Engine:
-    run = world.run
-    if run.engine.name == "isolated":
-        return IsolatedEngine(world.clients, seed=run.seed, faults=run.faults)
-    return LocalEngine([make() for make in world.clients], seed=run.seed, faults=run.faults)
 
 
 def fingerprint(world: World) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from fedloom._version import __version__
 from fedloom.data.stats import describe
+from fedloom.engines import Account
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.record import Record
 from fedloom.experiment.world import World
@@ -40,7 +42,7 @@ def partition(world: World) -> dict[str, Any]:
 
 
 def summarise(
-    world: World, fed: Federation, record: Record, rounds: int, states: Mapping[str, dict[str, Tree]]
+    world: World, fed: Federation, record: Record, rounds: int, states: Mapping[str, dict[str, Tree]], where: Account
 ) -> dict[str, Any]:
     """The content of `result.json`. Standard deviations over clients are those of the whole population."""
     run, cfg = world.run, world.cfg
@@ -58,7 +60,7 @@ def summarise(
         "iterations": rounds * cfg.iterations_per_round,
         "dataset": world.dataset.name,
         "clients": len(names),
-        "engine": run.engine.model_dump(),
+        "engine": {"asked": run.engine.name, **asdict(where)},
         "accuracy": _over_clients(final, "accuracy", names),
         "own_accuracy": _over_clients(final, "own accuracy", names),
         "agreement": final.get(("agreement", "")),

@@ -166,6 +166,7 @@ def _so_far(
         "iterations": last.iteration,
         "dataset": asked.get("data", {}).get("name"),
         "clients": asked.get("data", {}).get("clients"),
+        "engine": None,
         "accuracy": over_clients("accuracy"),
         "own_accuracy": over_clients("own accuracy"),
         "agreement": then.get(("agreement", "")),

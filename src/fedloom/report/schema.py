@@ -30,6 +30,15 @@ class Bytes(_Read):
         return self.up + self.across
 
 
+class Engine(_Read):
+    """Where the parties were."""
+
+    engine: str
+    workers: int
+    device: str
+    remarks: tuple[str, ...] = ()
+
+
 class Summary(_Read):
     """`result.json`, as far as a report needs it. A run under way has no hashes."""
 
@@ -42,6 +51,7 @@ class Summary(_Read):
     iterations: int
     dataset: str
     clients: int
+    engine: Engine | None
     accuracy: Spread
     own_accuracy: Spread | None
     agreement: float | None

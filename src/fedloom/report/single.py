@@ -67,6 +67,9 @@ def _tiles(run: Run) -> Iterable[Tile]:
     if s.seconds:
         total = s.seconds.get("total", sum(s.seconds.values()))
         yield Tile("Time", words.duration(total), f"{words.whole(s.messages)} messages", f"{total:,.2f} seconds")
+    if s.engine:
+        workers = words.times(s.engine.workers, "worker")
+        yield Tile("Engine", words.capital(s.engine.engine), f"{workers}, {s.engine.device}")
     yield Tile("Failures", words.whole(s.failures), "calls without a usable reply")
 
 
@@ -90,6 +93,7 @@ def _repeat(run: Run) -> Section:
     s = run.summary
     known = {**run.environment, "public_sha256": s.public_sha256, "state_sha256": s.state_sha256}
     rows = [cells(key, str(value)) for key, value in known.items() if value is not None]
+    rows += [cells("engine", remark) for remark in (s.engine.remarks if s.engine else ())]
     caption = "Where the run was made, and hashes of the public rows and of all parties' last states"
     text = "In this folder, with the same versions on a like machine, this command gives the same numbers"
     return Section(

@@ -1,0 +1,86 @@
+"""From a world to the engine that runs its parties: what `[engine]` asks for, or what `auto` picks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
+from fedloom.engines.base import Account
+from fedloom.errors import ConfigError
+from fedloom.experiment.config import EngineConfig
+from fedloom.experiment.world import World
+
+
+def start(world: World) -> Engine:
+    """The engine of a run, its parties made. Close it at the end.
+
+    Raises:
+        ConfigError, EngineError: it can't be had here.
+    """
+    run, asked = world.run, world.run.engine
+    check(asked)
+    common = {"seed": run.seed, "faults": run.faults}
+    memory = None if asked.memory_mb is None else asked.memory_mb * 10**6
+    parties = (make() for make in world.clients)
+    if asked.name == "isolated":
+        return IsolatedEngine(world.clients, **common)  # type: ignore[arg-type]
+    if asked.name == "ray":
+        from fedloom.engines.cluster import RayEngine
+
+        return RayEngine(
+            world.clients,
+            ids=range(run.data.clients),
+            workers=asked.workers,
+            address=asked.address,
+            gpus=asked.gpus_per_worker,
+            memory=memory,
+            **common,  # type: ignore[arg-type]
+        )
+    if asked.workers > 1:
+        from fedloom.engines.workers import WorkersEngine
+
+        return WorkersEngine(parties, workers=asked.workers, memory=memory, **common)  # type: ignore[arg-type]
+    if asked.name == "batched" or (asked.name == "auto" and memory is None):
+        everything = asked.name == "batched"
+        return BatchedEngine(parties, chunk_size=asked.chunk_size, everything=everything, **common)  # type: ignore[arg-type]
+    return LocalEngine(parties, memory=memory, **common)  # type: ignore[arg-type]
+
+
+def account(engine: Engine, asked: EngineConfig) -> Account:
+    """Where the parties are, and whether that was picked for the user."""
+    found = engine.account()
+    return replace(found, remarks=("picked by auto", *found.remarks)) if asked.name == "auto" else found
+
+
+def check(asked: EngineConfig) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    one_process = {
+        "batched": "it does many parties at once in one process",
+        "isolated": "it is a check, in one process",
+    }
+    if asked.name in one_process and asked.workers > 1:
+        raise ConfigError(
+            f"the {asked.name} engine takes one worker, not {asked.workers}: {one_process[asked.name]}. "
+            "Leave workers away, or take the engine local"
+        )
+    if asked.name in ("local", "auto") and asked.workers > 1 and asked.device != "cpu":
+        raise ConfigError(
+            f"workers are processes on the CPU; on {asked.device!r} take the engine batched with one worker, "
+            "or ray with gpus_per_worker"
+        )
+    if asked.name == "isolated" and asked.device != "cpu":
+        raise ConfigError(f"the isolated engine works on the CPU only, not on {asked.device!r}")
+    for name, engines in (
+        ("address", ("ray",)),
+        ("gpus_per_worker", ("ray",)),
+        ("chunk_size", ("batched", "auto")),
+        ("memory_mb", ("local", "auto", "ray")),
+    ):
+        if getattr(asked, name) and asked.name not in engines:
+            raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {asked.name}: leave it away")
+    if asked.memory_mb is not None and asked.device != "cpu":
+        raise ConfigError("memory_mb bounds parties' state in main memory; leave it away with another device")

@@ -1,0 +1,397 @@
+"""Parties together give the numbers of parties in turn, or are done in turn and the account says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom import methods
+from fedloom.engines import BatchedEngine, Engine, LocalEngine
+from fedloom.engines.base import Failure
+from fedloom.errors import MethodError
+from fedloom.faults import Faults
+from fedloom.federation import Federation
+from fedloom.message import leaves
+from fedloom.method import Method, MethodConfig
+from fedloom.optim import SGD, Adam
+from fedloom.party import Party
+from fedloom.site import Rows, Site
+from tests.toy import CLASSES, FEATURES, rows, sites
+
+FEDAVG = methods.load(Path(__file__).parents[2] / "examples" / "fedavg.py")
+FEDAL = methods.find("fedal")
+N = 5
+
+
+def net(i: int, *middle: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(50 + i)
+        return nn.Sequential(nn.Linear(FEATURES, 8), *(m() for m in middle), nn.ReLU(), nn.Linear(8, CLASSES))
+
+
+def even(i: int) -> Rows:
+    return rows(40, i)
+
+
+def run(
+    make: Callable[..., Engine],
+    method: Method,
+    *,
+    rounds: int = 3,
+    network: Callable[[int], nn.Module] = net,
+    data: Callable[[int], Rows] = even,
+    faults: Faults | None = None,
+    **params: Any,
+) -> tuple[Engine, Federation, Party[Any] | None]:
+    places = sites(N, make=network, data=data)
+    cfg = method.configure(params=params)
+    home = Site(id=0, parties=N, classes=CLASSES, network=partial(network, 0))
+    server = method.server(cfg, home) if method.server else None
+    engine = make([method.client(cfg, place) for place in places], faults=faults)
+    fed = Federation(engine)
+    for t in range(rounds):
+        fed.round = t
+        for _ in method.round(fed, server, engine.ids, cfg, t):
+            pass
+    return engine, fed, server
+
+
+def difference(a: Engine, b: Engine) -> float:
+    """The largest between two engines' states; plain leaves must be equal."""
+    most = 0.0
+    for i, state in a.states().items():
+        other = dict(leaves(b.states()[i]))
+        for path, x in leaves(state):
+            if isinstance(x, Tensor):
+                most = max(most, float((x.double() - other[path].double()).abs().max()) if x.numel() else 0.0)  # type: ignore[union-attr]
+            else:
+                assert x == other[path]
+    return most
+
+
+@pytest.mark.parametrize("name", ["fedal", "fedmd-lf", "fedmd", "local"])
+def test_fedal_together_is_fedal_in_turn(name: str) -> None:
+    method = methods.find(name)
+    loop, fed_a, server_a = run(LocalEngine, method, batch_size=8)
+    together, fed_b, server_b = run(BatchedEngine, method, batch_size=8)
+    assert together.account().remarks == ("5 of 5 parties together, in groups: 1",)
+    assert difference(loop, together) < 1e-6
+    assert [(e.kind, e.what, e.count, e.bytes) for e in fed_a.ledger] == [
+        (e.kind, e.what, e.count, e.bytes) for e in fed_b.ledger
+    ]
+    notes, others = loop.notes(), together.notes()
+    for i in notes:
+        assert notes[i].keys() == others[i].keys()
+        assert all(notes[i][k] == pytest.approx(others[i][k], abs=1e-6) for k in notes[i])
+    if server_a and server_b:
+        for k, p in server_a.params.items():
+            assert torch.allclose(p, server_b.params[k], atol=1e-6)
+
+
+def test_batchnorm_statistics_are_each_party_s_own() -> None:
+    """A bias before a BatchNorm has a gradient of noise, which Adam blows up: outputs and buffers are compared."""
+    norm = lambda i: net(i, partial(nn.BatchNorm1d, 8))
+    loop, *_ = run(LocalEngine, FEDAL, network=norm, batch_size=8)
+    together, *_ = run(BatchedEngine, FEDAL, network=norm, batch_size=8)
+    for i, state in loop.states().items():
+        other = together.states()[i]["buffers"]
+        for name, b in state["buffers"].items():  # type: ignore[union-attr]
+            assert torch.allclose(b.double(), other[name].double(), atol=2e-2), name  # type: ignore[index,union-attr]
+        counted = {k: int(v) for k, v in other.items() if k.endswith("tracked")}  # type: ignore[union-attr]
+        assert set(counted.values()) == {3 * (5 + 5)}
+    answers = [e.call(e.ids, "answers", {"on": "test"}, None, None) for e in (loop, together)]
+    for a, b in zip(*answers, strict=True):
+        assert torch.allclose(a["loss"], b["loss"], atol=1e-3)  # type: ignore[index,call-overload]
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_clients_with_fewer_rows_stand_still_when_they_are_done(epochs: int) -> None:
+    uneven = lambda i: rows((40, 7, 90, 40, 23)[i], i)
+    loop, *_ = run(LocalEngine, FEDAVG, data=uneven, batch_size=8, epochs=epochs)
+    together, *_ = run(BatchedEngine, FEDAVG, data=uneven, batch_size=8, epochs=epochs)
+    assert together.account().remarks == ("5 of 5 parties together, in groups: 1",)
+    assert difference(loop, together) < 1e-6
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+def test_how_many_at_once_does_not_matter(chunk: int) -> None:
+    loop, *_ = run(LocalEngine, FEDAL, batch_size=8)
+    pieces, *_ = run(partial(BatchedEngine, chunk_size=chunk), FEDAL, batch_size=8)
+    assert difference(loop, pieces) < 1e-6
+
+
+@pytest.mark.parametrize("fault", list(Faults.model_fields))
+def test_faults_strike_the_same_parties(fault: str) -> None:
+    faults = Faults(**{fault: 0.3})
+    loop, fed_a, _ = run(LocalEngine, FEDAL, faults=faults, batch_size=8)
+    together, fed_b, _ = run(BatchedEngine, FEDAL, faults=faults, batch_size=8)
+    assert [(f.party, f.kind, f.reason) for f in fed_a.failures] == [
+        (f.party, f.kind, f.reason) for f in fed_b.failures
+    ]
+    assert fed_a.failures
+    assert difference(loop, together) < 1e-6
+
+
+def test_a_nan_party_does_not_touch_the_others() -> None:
+    engine, _, _ = run(BatchedEngine, FEDAL, rounds=1, batch_size=8)
+    state = engine.states()[2]
+    engine.load({2: {**state, "params": {k: torch.full_like(v, float("nan")) for k, v in state["params"].items()}}})  # type: ignore[union-attr]
+    replies = engine.call(engine.ids, "answers", {"on": "test"}, None, None)
+    finite = [bool(torch.isfinite(r["loss"])) for r in replies]  # type: ignore[index,call-overload]
+    assert finite == [True, True, False, True, True]
+
+
+# -- pages that need care -----------------------------------------------------------------------------
+
+
+class Config(MethodConfig):
+    lr: float = 0.1
+    momentum: float = 0.9
+    adam: bool = False
+
+
+class Page(Party[Config]):
+    STATE = ("params", "buffers", "opt", "anchor", "seen")
+
+    def setup(self) -> None:
+        cfg = self.cfg
+        self.network(self.site.build(), Adam(cfg.lr) if cfg.adam else SGD(cfg.lr, cfg.momentum, 0.01))
+        self.anchor = {k: p.clone() for k, p in self.params.items()}
+        self.seen = torch.zeros(3, dtype=torch.float64)
+
+    def towards(self, *, t: int, pull: float) -> Tensor:
+        """The loss reads the party's own state: each must be drawn to its own anchor."""
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            far = sum((p - self.anchor[k]).square().sum() for k, p in self.params.items())
+            self.note("far", far)
+            return F.cross_entropy(self.model(x), y) + pull * far
+
+        return self.train(loss, self.batches(t, steps=3, size=8))
+
+    def count(self) -> None:
+        self.seen.add_(1)  # in place
+        self.anchor = {k: 0.5 * p for k, p in self.params.items()}
+
+    def walk(self, *, t: int) -> Tensor:
+        total = torch.zeros(())
+        for x, y in self.epochs(t, size=8):
+            total = total + self.minimise(lambda a, b: F.cross_entropy(self.model(a), b), x, y)
+        return total
+
+    def peek(self) -> float:
+        return float(self.seen.sum())
+
+    def chance(self) -> Tensor:
+        return torch.rand(4)
+
+    def own_number(self) -> int:
+        return self.site.id
+
+    def how_many(self) -> int:
+        return len(self.data)
+
+    def weigh(self) -> dict[str, Any]:
+        return {"rows": self.row_count, "mean": self.data.x(torch.arange(4)).mean()}
+
+    def answer_back(self, *, text: str, n: int, x: Tensor) -> list[Any]:
+        return [text, n, x + self.seen[0], {"params": self.params}]
+
+    def break_(self, *, x: Tensor) -> None:
+        self.params = {k: torch.zeros_like(p) for k, p in self.params.items()}
+        self.params = {"wrong": x}
+
+
+def both(data: Callable[[int], Rows] = even, **params: Any) -> tuple[Engine, Engine]:
+    cfg = Config(**params)
+    return tuple(make([Page(cfg, s) for s in sites(N, make=net, data=data)]) for make in (LocalEngine, BatchedEngine))  # type: ignore[return-value]
+
+
+def same(a: Engine, b: Engine, method: str, each: dict[int, Any] | None = None, **shared: Any) -> list[Any]:
+    """Both engines' replies, held to be equal; the second's."""
+    found = [e.call(e.ids, method, shared, each, (0, 0)) for e in (a, b)]
+    for x, y in zip(*found, strict=True):
+        assert isinstance(x, Failure) == isinstance(y, Failure)
+        if isinstance(x, Failure):
+            assert x.reason == y.reason  # type: ignore[union-attr]
+            continue
+        for (path, u), (_, v) in zip(leaves(x), leaves(y), strict=True):  # type: ignore[arg-type]
+            assert type(u) is type(v), path
+            assert torch.allclose(u, v, atol=1e-6) if isinstance(u, Tensor) else u == v, path  # type: ignore[arg-type]
+    assert difference(a, b) < 1e-6
+    return found[1]
+
+
+@pytest.mark.parametrize("params", [{}, {"momentum": 0.0}, {"adam": True, "lr": 0.01}], ids=["momentum", "sgd", "adam"])
+def test_a_loss_reads_the_party_s_own_state(params: dict[str, Any]) -> None:
+    a, b = both(**params)
+    for t in range(3):
+        same(a, b, "towards", t=t, pull=0.1)
+        same(a, b, "count")
+    assert a.notes().keys() == b.notes().keys()
+    assert b.account().remarks == ("5 of 5 parties together, in groups: 1",)
+
+
+def test_each_party_gets_its_own_message_and_plain_values_stay_plain() -> None:
+    a, b = both()
+    each = {i: {"x": torch.full((2,), float(i), dtype=torch.float64)} for i in range(N)}
+    replies = same(a, b, "answer_back", each, text="hi", n=3)
+    assert [r[2][0].item() for r in replies] == [0, 1, 2, 3, 4]
+    replies[0][3]["params"]["0.weight"].zero_()
+    assert difference(a, b) < 1e-6  # a reply is a value
+    each[4] = {"x": torch.zeros(3, dtype=torch.float64)}  # of another shape
+    same(a, b, "answer_back", each, text="hi", n=3)
+    assert len(b.account().remarks) == 1
+
+
+def test_a_page_that_walks_over_uneven_batches_is_done_in_groups_of_equal_rows() -> None:
+    a, b = both(data=lambda i: rows((40, 24, 40, 24, 17)[i], i))
+    for t in range(3):
+        same(a, b, "walk", t=t)
+        same(a, b, "how_many")
+    same(a, b, "weigh")
+
+
+@pytest.mark.parametrize(("method", "why"), [("peek", "item"), ("chance", "random"), ("own_number", "reads site.id")])
+def test_what_cannot_be_batched_is_done_in_turn_and_said(method: str, why: str) -> None:
+    a, b = both()
+    same(a, b, method)
+    assert len(b.account().remarks) == 2
+    assert b.account().remarks[1].startswith(f"{method} in turn: ")
+    assert why in b.account().remarks[1]
+
+
+def test_chance_is_the_party_s_own_on_every_engine() -> None:
+    a, b = both()
+    replies = same(a, b, "chance")
+    assert len({tuple(r.tolist()) for r in replies}) == N
+    assert torch.equal(same(a, b, "chance")[0], replies[0])  # the same call gives the same
+
+
+def test_a_call_that_fails_changes_nothing() -> None:
+    a, b = both()
+    before = {k: v.clone() for k, v in b.states()[1]["params"].items()}  # type: ignore[union-attr]
+    replies = same(a, b, "break_", x=torch.zeros(1))
+    assert all(isinstance(r, Failure) for r in replies)
+    assert all(torch.equal(v, before[k]) for k, v in b.states()[1]["params"].items())  # type: ignore[union-attr]
+    assert len(b.account().remarks) == 1  # the page is wrong, not unfit for a batch
+
+
+def test_a_message_that_is_not_finite_is_refused_by_its_party_alone() -> None:
+    a, b = both()
+    each = {i: {"x": torch.full((1,), float("nan") if i == 3 else 1.0, dtype=torch.float64)} for i in range(N)}
+    replies = same(a, b, "answer_back", each, text="", n=0)
+    assert [isinstance(r, Failure) for r in replies] == [False, False, False, True, False]
+
+
+def test_an_unknown_method_is_the_page_s_mistake() -> None:
+    _, b = both()
+    with pytest.raises(MethodError, match="no method 'nonsense'"):
+        b.call(b.ids, "nonsense", {}, None, (0, 0))
+
+
+# -- who is alike --------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Two of these differ in a number that no parameter shows."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.inner = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.scale
+
+
+class Frozen(nn.Module):
+    """Two of these differ in weights that they do not learn."""
+
+    def __init__(self, i: int) -> None:
+        super().__init__()
+        self.body = nn.Linear(FEATURES, FEATURES).requires_grad_(False)
+        self.head = nn.Linear(FEATURES, CLASSES)
+        self.body.weight.data.fill_(0.1 * i)
+        self.body.bias.data.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.b.weight = self.a.weight
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x).relu()).relu())
+
+
+def seeded(i: int, make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(i)
+        return make()
+
+
+@pytest.mark.parametrize(
+    ("network", "groups"),
+    [
+        (lambda i: seeded(i, lambda: Scaled(float(i))), ()),
+        (lambda i: seeded(i, lambda: Frozen(i)), ()),
+        (lambda i: seeded(i, lambda: Frozen(0)), ("5 of 5 parties together, in groups: 1",)),
+        (lambda i: seeded(i, Tied), ("5 of 5 parties together, in groups: 1",)),
+        (lambda i: nn.Linear(FEATURES, CLASSES, bias=i < 2), ("5 of 5 parties together, in groups: 2",)),
+    ],
+    ids=["settings", "frozen", "frozen-equal", "tied", "shapes"],
+)  # fmt: skip
+def test_only_networks_that_differ_in_weights_alone_are_together(
+    network: Callable[[int], nn.Module], groups: tuple[str, ...]
+) -> None:
+    loop, *_ = run(LocalEngine, FEDAL, network=network, batch_size=8)
+    together, *_ = run(BatchedEngine, FEDAL, network=network, batch_size=8)
+    assert together.account().remarks == groups
+    assert difference(loop, together) < 1e-6
+
+
+def test_auto_leaves_convolutions_and_few_parties_in_turn_on_a_cpu() -> None:
+    conv = lambda i: seeded(i, lambda: nn.Sequential(nn.Unflatten(1, (1, FEATURES)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Linear(8, CLASSES)))  # fmt: skip  # noqa: E501
+    picky = partial(BatchedEngine, everything=False)
+    loop, *_ = run(LocalEngine, FEDAL, network=conv, batch_size=8)
+    auto, *_ = run(picky, FEDAL, network=conv, batch_size=8)
+    assert auto.account().engine == "local" and "convolutions" in auto.account().remarks[0]
+    assert difference(loop, auto) == 0
+    few, *_ = run(picky, FEDAL, batch_size=8)
+    assert few.account().engine == "local" and "fewer than 8" in few.account().remarks[0]
+    asked, *_ = run(BatchedEngine, FEDAL, network=conv, batch_size=8)
+    assert asked.account().engine == "batched"
+    assert difference(loop, asked) < 1e-6
+
+
+def test_dropout_is_done_in_turn_with_the_same_draws() -> None:
+    drop = lambda i: net(i, partial(nn.Dropout, 0.3))
+    loop, *_ = run(LocalEngine, FEDAL, network=drop, batch_size=8)
+    together, *_ = run(BatchedEngine, FEDAL, network=drop, batch_size=8)
+    assert any("local_train in turn" in r for r in together.account().remarks)
+    assert difference(loop, together) < 1e-6
+
+
+def test_a_run_goes_on_from_another_engine_s_state() -> None:
+    whole, *_ = run(LocalEngine, FEDAL, rounds=2, batch_size=8)
+    places = sites(N, make=net, data=even)
+    cfg = FEDAL.configure(params={"batch_size": 8})
+    fresh = BatchedEngine([FEDAL.client(cfg, place) for place in places])
+    fresh.load(whole.states())
+    assert difference(whole, fresh) == 0
+    for engine in (whole, fresh):
+        engine.call(engine.ids, "local_train", {"t": 2}, None, (2, 0))
+    assert difference(whole, fresh) < 1e-6
