@@ -60,7 +60,7 @@ def summarise(
         "iterations": rounds * cfg.iterations_per_round,
         "dataset": world.dataset.name,
         "clients": len(names),
-        "engine": {"asked": run.engine.name, **asdict(where)},
+        "engine": {"asked": run.engine.name, **asdict(where), "remarks": list(where.remarks)},
         "accuracy": _over_clients(final, "accuracy", names),
         "own_accuracy": _over_clients(final, "own accuracy", names),
         "agreement": final.get(("agreement", "")),

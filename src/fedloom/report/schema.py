@@ -33,9 +33,9 @@ class Bytes(_Read):
 class Engine(_Read):
     """Where the parties were."""
 
-    engine: str
-    workers: int
-    device: str
+    engine: str = "local"
+    workers: int = 1
+    device: str = "cpu"
     remarks: tuple[str, ...] = ()
 
 

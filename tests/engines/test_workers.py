@@ -1,0 +1,613 @@
+"""Worker processes: the loop's bits whatever happens to them, and none left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom import message, methods
+from fedloom.engines import Engine, LocalEngine, WorkersEngine, _boxes
+from fedloom.engines._queue import Queue
+from fedloom.engines.base import Account
+from fedloom.errors import ConfigError, MethodError
+from fedloom.faults import Faults
+from fedloom.federation import Federation
+from fedloom.message import floats
+from fedloom.optim import SGD, Adam
+from fedloom.party import Party
+from fedloom.site import Site
+from tests.toy import CLASSES, network, sites
+
+Make = Callable[..., Engine]
+ALL = Faults(dropout=0.1, crash=0.1, nan=0.1, inf=0.1, shape=0.1, type=0.1, late=0.1)
+
+
+def workers(n: int = 2, **options: Any) -> Make:
+    return partial(WorkersEngine, workers=n, **options)
+
+
+def outcome(fed: Federation) -> dict[str, Any]:
+    """All that a run leaves behind; states as bytes."""
+    states = {str(i): state for i, state in fed.engine.states().items()}
+    failures = [(f.round, f.party, f.kind, f.reason) for f in fed.failures]
+    return {
+        "states": message.encode(states),
+        "order": {i: tuple(state) for i, state in fed.engine.states().items()},
+        "notes": repr(fed.engine.notes()),
+        "failures": failures,
+        "ledger": fed.ledger.state(),
+    }
+
+
+# -- the same bits ---------------------------------------------------------------------------------------
+
+
+def fedal(make: Make, places: Sequence[Site], rounds: int = 3, faults: Faults | None = None) -> dict[str, Any]:
+    method = methods.find("fedal")
+    cfg = method.configure(params={"batch_size": 8, "tau": 3})
+    server = method.server(cfg, Site(id=0, parties=len(places), classes=CLASSES)) if method.server else None
+    with make([method.client(cfg, place) for place in places], faults=faults) as engine:
+        fed = Federation(engine)
+        for t in range(rounds):
+            fed.round = t
+            for _ in method.round(fed, server, engine.ids, cfg, t):
+                pass
+        looks = engine.call(engine.ids, "answers", {"on": "test"}, None, None)
+        return {
+            **outcome(fed),
+            "server": message.encode(server.state()) if server else None,
+            "looks": message.encode(looks),  # type: ignore[arg-type]
+        }
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_fedal_gives_the_loops_bits(n: int) -> None:
+    """Five clients of 20 to 60 rows, each with another network; own state beside it; notes; a remembered pass."""
+    assert fedal(workers(n), sites(5)) == fedal(LocalEngine, sites(5))
+
+
+def test_batch_norm_gives_the_loops_bits() -> None:
+    make = partial(network, norm=True)
+    assert fedal(workers(2), sites(4, make=make)) == fedal(LocalEngine, sites(4, make=make))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_faults_give_the_loops_bits(n: int) -> None:
+    expected = fedal(LocalEngine, sites(5), rounds=5, faults=ALL)
+    assert len({reason for *_, reason in expected["failures"]}) >= 6
+    assert fedal(workers(n), sites(5), rounds=5, faults=ALL) == expected
+
+
+@pytest.mark.parametrize("memory", [0, 5000])
+def test_parties_on_disk_give_the_loops_bits(memory: int) -> None:
+    assert fedal(workers(2, memory=memory), sites(5)) == fedal(LocalEngine, sites(5))
+
+
+class Gossip(Party[None]):
+    """Weights, BatchNorm statistics, a count and a diary: everything that a party can keep."""
+
+    STATE = ("params", "buffers", "opt", "answered", "diary")
+
+    def setup(self) -> None:
+        torch.manual_seed(self.site.id)
+        self.network(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), Adam(0.01))
+        self.answered = 0
+        self.diary: dict[str, Any] = {"last": torch.zeros(2), "words": ["born"]}
+
+    def question(self, *, boost: float) -> dict[str, Any]:
+        return {"from": self.site.id, "weights": self.params}
+
+    def answer(self, *, asked: dict[str, Any], by: int, boost: float) -> dict[str, Any]:
+        """It answers each asker otherwise, and remembers in what order they came."""
+        assert asked["from"] == by
+        self.answered += 1
+        self.diary["words"] = [*self.diary["words"], f"{self.answered} for {by}"]
+        x = self.model(torch.randn(6, 3))
+        self.minimise(lambda: x.square().mean() * boost)
+        return {"weights": asked["weights"], "mine": self.params, "count": self.answered}
+
+    def share(self, *, boost: float) -> dict[str, Any]:
+        return {"mine": self.params, "count": self.answered}
+
+    def take(self, *, inbox: dict[str, Any], boost: float) -> None:
+        if inbox:
+            self.params = message.weighted_mean([x["mine"] for x in inbox.values()], [1.0] * len(inbox))
+        self.diary["last"].add_(boost)  # in place: an engine must see that, too
+        self.note("inbox", len(inbox))
+        if self.site.id == 0:
+            self.note("odd", float("nan"))
+
+
+LINKS = {0: [1, 2, 3, 4], 1: [0], 2: [0, 1], 3: [], 4: [0, 1, 2, 3]}
+
+
+def gossip(make: Make, *, ask: bool, faults: Faults | None = None) -> dict[str, Any]:
+    parties = [Gossip(None, Site(id=i)) for i in range(5)]
+    weights = {k: floats(*v.shape) for k, v in parties[0].params.items()}
+    answer = {"mine": weights, "count": int}
+    with make(parties, faults=faults) as engine:
+        fed = Federation(engine, home="coordinator")
+        for t in range(3):
+            fed.round = t
+            if ask:
+                words = {"ask": "question", "answer": "answer", "expect": {**answer, "weights": weights}}
+            else:
+                words = {"answer": "share", "expect": answer}
+            fed.exchange(LINKS, take="take", shared={"boost": 0.5 + t}, **words)  # type: ignore[arg-type]
+        return outcome(fed)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("ask", [False, True])
+def test_gossip_gives_the_loops_bits(n: int, ask: bool) -> None:
+    expected = gossip(LocalEngine, ask=ask)
+    assert gossip(workers(n), ask=ask) == expected
+    assert not expected["failures"]
+
+
+@pytest.mark.parametrize("ask", [False, True])
+def test_gossip_with_faults_gives_the_loops_bits(ask: bool) -> None:
+    expected = gossip(LocalEngine, ask=ask, faults=ALL)
+    assert len({reason for *_, reason in expected["failures"]}) >= 4
+    assert gossip(workers(2), ask=ask, faults=ALL) == expected
+
+
+def test_parties_on_disk_gossip_with_the_loops_bits() -> None:
+    assert gossip(workers(2, memory=1500), ask=True) == gossip(LocalEngine, ask=True)
+
+
+def test_a_run_goes_on_from_a_checkpoint_and_a_load_is_the_only_past() -> None:
+    def rounds(fed: Federation, some: range) -> None:
+        for t in some:
+            fed.round = t
+            for _ in method.round(fed, server, fed.engine.ids, cfg, t):
+                pass
+
+    method = methods.find("fedmd-lf")
+    cfg = method.configure(params={"batch_size": 8, "tau": 2})
+    make = lambda: WorkersEngine([method.client(cfg, place) for place in sites(4)], workers=2)
+    assert method.server is not None
+    server = method.server(cfg, Site(id=0, parties=4, classes=CLASSES))  # it does not learn
+    with make() as engine:
+        fed = Federation(engine)
+        rounds(fed, range(2))
+        saved = message.encode({str(i): s for i, s in engine.states().items()})
+        rounds(fed, range(2, 4))
+        straight = outcome(fed)["states"]
+        states: Any = message.decode(saved)
+        engine.load({int(i): s for i, s in states.items()})
+        rounds(fed, range(2, 4))
+        assert outcome(fed)["states"] == straight
+    with make() as engine:
+        engine.load({int(i): s for i, s in states.items()})
+        rounds(Federation(engine), range(2, 4))
+        assert outcome(Federation(engine))["states"] == straight
+
+
+CONSTANT = torch.linspace(-1, 1, 12).view(4, 3)
+
+
+class Absent(Party[None]):
+    """Answers, and learns from its answer later."""
+
+    STATE = ("params", "opt", "steps")
+
+    def setup(self) -> None:
+        torch.manual_seed(self.site.id)
+        self.network(nn.Linear(3, 2), SGD(0.5))
+        self.steps = 0
+
+    def look(self) -> Tensor:
+        return self.forward(CONSTANT)
+
+    def learn(self) -> None:
+        self.steps += 1
+        self.descend(CONSTANT, self.forward(CONSTANT))
+
+
+def test_a_remembered_pass_does_not_outlive_the_weights_that_made_it() -> None:
+    def step(engine: Engine) -> bytes:
+        engine.call([0], "look", {}, None, (0, 0))
+        engine.call([0], "learn", {}, None, (0, 1))
+        return message.encode(engine.states()[0])
+
+    with WorkersEngine([Absent(None, Site(id=0))], workers=1) as engine:
+        before: Any = message.decode(message.encode(engine.states()[0]))
+        once = step(engine)
+        engine.call([0], "look", {}, None, (0, 0))
+        engine.load({0: before})
+        engine.call([0], "learn", {}, None, (0, 1))
+        assert message.encode(engine.states()[0]) == once
+
+
+# -- messages ----------------------------------------------------------------------------------------------
+
+
+class Echo(Party[None]):
+    STATE = ("kept",)
+
+    def setup(self) -> None:
+        self.kept = torch.zeros(1)
+
+    def echo(self, *, x: Any, own: Any = None) -> Any:
+        return {"x": x, "own": own}
+
+    def keep(self, *, x: Tensor) -> None:
+        self.kept = x
+
+    def show(self) -> Tensor:
+        return self.kept
+
+    def sum(self, *, inbox: dict[str, Tensor]) -> None:
+        self.kept = torch.stack(list(inbox.values())).sum(0)
+
+    def nothing(self) -> Any:
+        return object()
+
+    def slow(self) -> None:
+        time.sleep(60)
+
+    def stop(self) -> None:
+        raise SystemExit(3)
+
+    def shape(self) -> Tensor:
+        return torch.zeros(2, 3)
+
+
+def echoes(n: int = 3, make: Make | None = None) -> Engine:
+    return (make or workers(2))([Echo(None, Site(id=i)) for i in range(n)])
+
+
+def test_messages_of_many_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above what a socket holds, and above what stays in a box; each, shared, own state, and from peer to peer."""
+    monkeypatch.setattr(_boxes, "KEPT", 1 << 20)
+    big = {i: {"own": torch.arange(500_000) + i} for i in range(3)}
+    with echoes() as engine:
+        shared = {"x": torch.arange(1_000_000, dtype=torch.float32)}
+        for _ in range(2):
+            for i, reply in enumerate(engine.call(engine.ids, "echo", shared, big, (0, 0))):
+                assert isinstance(reply, dict)
+                assert torch.equal(reply["x"], shared["x"]) and torch.equal(reply["own"], big[i]["own"])
+        fed = Federation(engine)
+        fed.call(engine.ids, "keep", each={i: {"x": torch.full((500_000,), float(i))} for i in range(3)})
+        fed.exchange({0: [1, 2], 1: [0, 2], 2: [0, 1]}, answer="show", take="sum")
+        assert [float(s["kept"][-1]) for s in engine.states().values()] == [3, 2, 1]  # type: ignore[index, arg-type]
+
+
+def test_boxes_are_used_again() -> None:
+    with echoes() as engine:
+        fed = Federation(engine)
+
+        def size() -> int:
+            for i in engine.ids:
+                fed.call([i], "echo", each={i: {"x": torch.zeros(10_000)}}, shared={"own": torch.zeros(10_000)})
+            fed.call(engine.ids, "keep", shared={"x": torch.zeros(10_000)})
+            fed.exchange({0: [1, 2], 1: [0, 2], 2: [0, 1]}, answer="show", take="sum")
+            return sum(os.fstat(box._file.fileno()).st_size for box in engine._boxes)  # type: ignore[attr-defined]
+
+        first = size()
+        assert max(size() for _ in range(8)) <= 3 * first
+
+
+def test_a_frame_arrives_whole_or_not_at_all() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        big = os.urandom(3_000_000)
+        thread = threading.Thread(target=_boxes.send, args=(theirs, {"text": "\ud800", "n": float("inf")}, b"", big))
+        thread.start()
+        frame = _boxes.receive(ours)
+        thread.join()
+        assert frame is not None and frame[0] == {"text": "\ud800", "n": float("inf")} and frame[1] == big
+        _boxes.send(theirs, {}, b"abc")
+        head = ours.recv(16)
+        theirs.send(head[:-1])
+        theirs.close()
+        assert _boxes.receive(ours) is None
+
+
+@pytest.mark.parametrize(
+    "template",
+    [None, object, int, [float, {"a": floats(2, None), "b": [str, bool]}], {}, {"items": int}, torch.zeros(2, 3)],
+)
+def test_a_template_survives_its_spelling(template: Any) -> None:
+    spelt = message.decode(message.encode(_boxes.spell(template)))
+    expected = floats(2, 3) if isinstance(template, Tensor) else template
+    assert _boxes.unspell(spelt) == expected
+
+
+@pytest.mark.parametrize("make", [LocalEngine, workers(2)])
+def test_what_is_no_message_and_what_is_not_finite_get_the_same_verdict(make: Make) -> None:
+    with echoes(make=make) as engine:
+        fed = Federation(engine)
+        fed.call([0], "nothing")
+        fed.call([0, 1], "echo", each={0: {"x": 1.0}, 1: {"x": float("inf")}})
+        fed.call([0, 1], "echo", each={0: {"x": 1.0}, 1: {"x": torch.tensor(float("nan"))}})
+        fed.exchange({1: [0]}, answer="shape", take="sum", expect=floats(2, 2))
+        fed.exchange({1: [0]}, answer="nothing", take="sum")
+        refused = "refused what it was sent: not finite"
+        expected = ["not a message", refused, refused, "wrong shape", "raised", "not a message", "raised"]
+        assert [f.reason for f in fed.failures] == expected
+        with pytest.raises(MethodError, match="no method 'wrok'"):
+            fed.call([0, 1], "wrok")
+        assert list(fed.call([0, 1], "echo", shared={"x": 1})) == [0, 1]
+
+
+# -- workers that die ----------------------------------------------------------------------------------------
+
+
+class Fragile(Party[str]):
+    """Kills its own process once: when the file that its config names is not there yet."""
+
+    STATE = ("params", "opt", "steps")
+
+    def setup(self) -> None:
+        torch.manual_seed(self.site.id)
+        self.network(nn.Linear(3, 2), SGD(0.1, momentum=0.9))
+        self.steps = torch.zeros((), dtype=torch.int64)
+
+    def learn(self, *, die: str, at: int) -> dict[str, Any]:
+        if die == "before" and at == self.site.id:
+            self.fall()
+        self.steps = self.steps + 1
+        x = torch.randn(8, 3)
+        self.minimise(lambda: F.cross_entropy(self.model(x), torch.arange(8) % 2))
+        if die == "after" and at == self.site.id:
+            self.fall()
+        self.note("steps", self.steps)
+        return {"weights": self.params, "steps": self.steps}
+
+    def meet(self, *, inbox: dict[str, Any], die: str, at: int) -> None:
+        self.params = message.weighted_mean([x["weights"] for x in inbox.values()], [1.0] * len(inbox))
+
+    def fall(self) -> None:
+        mark = Path(self.cfg)
+        if self.cfg == "always" or not mark.exists():
+            if self.cfg != "always":
+                mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fragile(make: Make, mark: str, die: str) -> dict[str, Any]:
+    with make([Fragile(mark, Site(id=i)) for i in range(6)]) as engine:
+        fed = Federation(engine)
+        for t in range(2):
+            fed.round = t
+            shared = {"die": die, "at": 3}
+            fed.call(engine.ids, "learn", shared=shared)
+            ring = {i: [(i + 1) % 6, (i + 2) % 6] for i in engine.ids}
+            fed.exchange(ring, answer="learn", take="meet", shared=shared)
+        return outcome(fed)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("die", ["before", "after"])
+def test_a_killed_worker_is_replaced_and_its_call_repeated(tmp_path: Path, n: int, die: str) -> None:
+    mark = tmp_path / "dead"
+    found = fragile(workers(n), str(mark), die)
+    assert mark.exists()
+    assert found == fragile(LocalEngine, str(mark), die)
+
+
+@pytest.mark.parametrize("memory", [None, 0])
+def test_a_worker_killed_in_an_exchange_leaves_the_parcels_of_the_others(tmp_path: Path, memory: int | None) -> None:
+    """The one who falls answers last: parcels of the same worker are there already, and are not overwritten."""
+
+    def run(make: Make) -> dict[str, Any]:
+        with make([Fragile(str(tmp_path / "dead"), Site(id=i)) for i in range(4)]) as engine:
+            fed = Federation(engine)
+            ring = {i: [j for j in range(4) if j != i] for i in range(4)}
+            fed.exchange(ring, answer="learn", take="meet", shared={"die": "after", "at": 2})
+            return outcome(fed)
+
+    found = run(workers(1, memory=memory))
+    assert (tmp_path / "dead").exists()
+    assert found == run(LocalEngine)
+
+
+def test_a_party_that_always_kills_its_worker_fails_and_the_run_goes_on() -> None:
+    with WorkersEngine([Fragile("always", Site(id=i)) for i in range(4)], workers=2) as engine:
+        before = message.encode(engine.states()[1])
+        fed = Federation(engine)
+        assert list(fed.call(engine.ids, "learn", shared={"die": "after", "at": 1})) == [0, 2, 3]
+        (trouble,) = fed.failures
+        assert trouble.reason == "its process died" and "signal 9" in trouble.trace
+        assert message.encode(engine.states()[1]) == before
+        fed.exchange({0: [1, 2]}, answer="learn", take="meet", shared={"die": "before", "at": 1})
+        assert [f.reason for f in fed.failures] == ["its process died"] * 2
+        assert list(fed.call(engine.ids, "learn", shared={"die": "never", "at": 1})) == [0, 1, 2, 3]
+
+
+def test_a_party_that_ends_its_process_says_why() -> None:
+    with echoes() as engine:
+        (failure,) = engine.call([0], "stop", {}, None, (0, 0))
+        assert failure.reason == "its process died" and "SystemExit: 3" in failure.trace  # type: ignore[union-attr]
+
+
+def test_an_idle_worker_and_the_nursery_may_be_killed(tmp_path: Path) -> None:
+    with WorkersEngine([Fragile("", Site(id=i)) for i in range(4)], workers=2) as engine:
+        fed = Federation(engine)
+        shared = {"die": "never", "at": 0}
+        for t, victim in enumerate((None, processes(engine)[1], processes(engine)[0])):
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
+                if victim == processes(engine)[0]:
+                    os.kill(processes(engine)[2], signal.SIGKILL)
+            fed.round = t
+            assert len(fed.call(engine.ids, "learn", shared=shared)) == 4
+        found = outcome(fed)
+        left = processes(engine)
+    assert not any(map(alive, left))
+    with LocalEngine([Fragile("", Site(id=i)) for i in range(4)]) as loop:
+        fed = Federation(loop)
+        for t in range(3):
+            fed.round = t
+            fed.call(loop.ids, "learn", shared=shared)
+        assert outcome(fed) == found
+
+
+# -- no process left -----------------------------------------------------------------------------------------
+
+
+def processes(engine: Engine) -> list[int]:
+    """The nursery and the workers."""
+    pids = [seat.pid for seat in engine._crew.seats]  # type: ignore[attr-defined]
+    return [os.getpgid(pids[0]), *pids]
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, be it a zombie of ours."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    try:  # an orphan may wait for an init that is slow to bury
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" or pid in children()
+    except OSError:
+        return False
+
+
+def children() -> set[int]:
+    lists = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for found in lists for pid in found.read_text().split()}
+
+
+def gone(pids: Sequence[int], seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+def test_close_leaves_no_process_and_may_be_repeated() -> None:
+    engine = echoes()
+    pids = processes(engine)
+    assert len(set(pids)) == 3 and all(map(alive, pids)) and os.getpgid(0) != pids[0]
+    engine.close()
+    engine.close()
+    assert not any(map(alive, pids))
+
+
+def test_an_engine_that_is_forgotten_leaves_no_process() -> None:
+    engine = echoes()
+    pids = processes(engine)
+    del engine
+    assert not any(map(alive, pids))
+
+
+def test_an_exception_leaves_no_process() -> None:
+    with pytest.raises(ZeroDivisionError), echoes() as engine:
+        pids = processes(engine)
+        _ = 1 // 0
+    assert not any(map(alive, pids))
+
+
+def test_a_keyboard_interrupt_in_a_long_call_leaves_no_process() -> None:
+    engine = echoes()
+    pids = processes(engine)
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine.call(engine.ids, "slow", {}, None, (0, 0))
+    assert not any(map(alive, pids))
+
+
+SCRIPT = """
+from tests.engines.test_workers import echoes, processes
+with echoes() as engine:
+    print(*processes(engine), flush=True)
+    engine.call([0], "echo", {"x": 1}, None, (0, 0))
+    print("begun", flush=True)
+    engine.call(engine.ids, "slow", {}, None, (0, 1))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_run_leaves_no_process(number: signal.Signals) -> None:
+    """SIGINT as a terminal sends it, to the whole group; the others to the run alone."""
+    command = [sys.executable, "-c", SCRIPT]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        assert run.stdout is not None and run.stderr is not None
+        pids = list(map(int, run.stdout.readline().split()))
+        assert run.stdout.readline() == "begun\n" and all(map(alive, pids))
+        (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
+        assert run.wait(30) != 0
+        assert gone(pids)
+        assert ("KeyboardInterrupt" in run.stderr.read()) == (number == signal.SIGINT)
+
+
+# -- where and how ---------------------------------------------------------------------------------------------
+
+
+def test_a_parent_that_trained_with_threads_may_still_have_workers() -> None:
+    torch.set_num_threads(2)
+    try:
+        x = torch.randn(400, 400, requires_grad=True)
+        (x @ x).square().mean().backward()
+        nn.Conv2d(3, 8, 3)(torch.randn(8, 3, 32, 32)).mean().backward()
+        found = fedal(workers(2), sites(3), rounds=1)
+    finally:
+        torch.set_num_threads(1)
+    assert found == fedal(LocalEngine, sites(3), rounds=1)
+
+
+def test_a_torch_that_refuses_to_train_in_forks_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
+
+    monkeypatch.setattr(Tensor, "backward", refuse)
+    engine = echoes()
+    pids = processes(engine)
+    with pytest.raises(ConfigError, match="trained before its workers were made"):
+        engine.call([0], "echo", {"x": 1}, None, (0, 0))
+    assert not any(map(alive, pids))
+
+
+def test_two_engines_live_side_by_side() -> None:
+    first, second = echoes(), echoes()
+    with first, second:
+        for engine in (first, second):
+            assert engine.call([0], "echo", {"x": 1}, None, (0, 0)) == [{"x": 1, "own": None}]
+        pids = processes(first)
+        first.close()
+        assert not any(map(alive, pids))
+        assert second.call([0], "echo", {"x": 2}, None, (0, 0)) == [{"x": 2, "own": None}]
+
+
+def test_the_account_and_what_is_refused() -> None:
+    with echoes(3, workers(8)) as engine:
+        assert engine.account() == Account("local", workers=3)
+    with WorkersEngine([Gossip(None, Site(id=i)) for i in range(2)], workers=2, memory=0) as engine:
+        assert engine.account().remarks == ("the state of 2 of 2 parties lies on disk between calls",)
+    with pytest.raises(ConfigError, match="at least 1"):
+        echoes(3, workers(0))
+    with pytest.raises(ConfigError, match="take the engine batched"):
+        WorkersEngine([Echo(None, Site(id=0, device="meta"))], workers=2)
+
+
+def test_a_queue_gives_each_task_once_and_keeps_a_partys_order() -> None:
+    parties = [0, 1, 2, 0, 3, 4, 0, 5, 1]
+    queue = Queue(parties, {0: 1, 5: 1, 3: 0}, 2)
+    assert queue.take(1) == 0  # of the party that it had last
+    assert queue.take(1, ahead=True) is None  # which is at work
+    assert queue.take(1) == 3
+    queue.put_back(1, [0, 3])
+    done = [queue.take(1) for _ in range(3)]
+    assert done == [0, 3, 6]
+    rest = [queue.take(0) for _ in range(6)]  # its own, then those of the other
+    assert sorted(rest) == [1, 2, 4, 5, 7, 8] and rest.index(1) < rest.index(8)  # type: ignore[type-var]
+    assert queue.take(0) is queue.take(1) is None and queue.left == 0
