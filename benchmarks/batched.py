@@ -54,8 +54,9 @@ def on_cpu(pairs: int) -> None:
 
 
 def on_gpu(repeats: int) -> None:
+    """A hundred clients of a small CNN; and AFIND's CNN of four layers on CIFAR-10's shape."""
     name = torch.cuda.get_device_name()
-    for architecture, clients, shape in (("cnn-small", 100, (1, 28, 28)), ("cnn4", 20, (3, 32, 32))):
+    for architecture, clients, shape in (("cnn-small", 100, (1, 28, 28)), ("cnn", 20, (3, 32, 32))):
         found = {}
         for engine in (BatchedEngine, LocalEngine):
             run = rounds(engine, architecture, clients, 300, "cuda", shape)

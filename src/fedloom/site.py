@@ -146,7 +146,7 @@ class Site:
     @property
     def row_count(self) -> Tensor:
         """How many own rows, () int64."""
-        return torch.tensor(len(self.rows))
+        return torch.tensor(len(self.rows), device=self.device)
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Random numbers of this party for this purpose."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom import methods
+from fedloom import message, methods, models
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
 from fedloom.engines.base import Failure
+from fedloom.engines.together import run_together
 from fedloom.errors import MethodError
 from fedloom.faults import Faults
 from fedloom.federation import Federation
@@ -22,7 +23,7 @@ from fedloom.message import leaves
 from fedloom.method import Method, MethodConfig
 from fedloom.optim import SGD, Adam
 from fedloom.party import Party
-from fedloom.site import Rows, Site
+from fedloom.site import PublicSet, Rows, Site
 from tests.toy import CLASSES, FEATURES, rows, sites
 
 FEDAVG = methods.load(Path(__file__).parents[2] / "examples" / "fedavg.py")
@@ -395,3 +396,36 @@ def test_a_run_goes_on_from_another_engine_s_state() -> None:
     for engine in (whole, fresh):
         engine.call(engine.ids, "local_train", {"t": 2}, None, (2, 0))
     assert difference(whole, fresh) < 1e-6
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+@pytest.mark.parametrize("method", [FEDAL, FEDAVG], ids=["fedal", "fedavg"])
+def test_everything_is_made_on_the_parties_device(method: Method, norm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on `meta` have no data, and don't mix with the CPU's: a stand-in for a GPU where there is none."""
+    monkeypatch.setattr(message, "check", lambda *_: None)
+    x = torch.zeros(200, 1, 8, 8, dtype=torch.uint8, device="meta")
+    y, half = torch.zeros(200, dtype=torch.int64, device="meta"), torch.ones((), device="meta")
+    part = lambda a, b: Rows(x, y, torch.arange(a, b, device="meta"), half, half)
+    public = PublicSet(part(160, 200), 0, "")
+    build = partial(models.build, "cnn-small", (1, 8, 8), CLASSES, norm=norm)
+    cfg = method.configure(params={"batch_size": 8})
+    parties = [
+        method.client(
+            cfg,
+            Site(i, 0, 3, CLASSES, part(40 * i, 40 + 31 * i), public, build, {"test": part(0, 50)}, "meta"),
+        )
+        for i in range(3)
+    ]
+    memory = torch.zeros(3, parties[0].net.memory.numel(), dtype=torch.uint8, device="meta")
+
+    def call(name: str, each: dict[str, Any], **shared: Any) -> Any:
+        return run_together(memory, [0, 2], [parties[0], parties[2]], name, shared, [each] * 2)[1]
+
+    if method is FEDAVG:
+        assert call("update", {}, t=0)["rows"].device.type == "meta"
+        return
+    call("local_train", {}, t=0)
+    answer = call("predict", {}, t=0, i=0)
+    assert answer.shape == (8, CLASSES) and answer.device.type == "meta"
+    call("distil", {"gradient": answer}, t=0, i=0, n=2, mean=answer)
+    assert call("answers", {}, on="test")["predicted"].shape == (50,)

@@ -145,7 +145,7 @@ class Together:
         if min(steps) == most:
             return Batches(x, y)
         takes = torch.tensor([[i < n for i in range(most)] for n in steps], device=x.device)  # (n, T)
-        return Padded(x, y, takes[self._me], takes.all(0).tolist())
+        return Padded(x, y, takes[self._me], [i < min(steps) for i in range(most)])
 
     @property
     def rows(self) -> Rows:
