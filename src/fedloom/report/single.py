@@ -66,11 +66,12 @@ def _tiles(run: Run) -> Iterable[Tile]:
         yield Tile(label, words.size(count), note, words.exactly(count))
     if s.seconds:
         total = s.seconds.get("total", sum(s.seconds.values()))
-        yield Tile("Time", words.duration(total), f"{words.whole(s.messages)} messages", f"{total:,.2f} seconds")
-    if s.engine:
-        workers = words.times(s.engine.workers, "worker")
-        yield Tile("Engine", words.capital(s.engine.engine), f"{workers}, {s.engine.device}")
-    yield Tile("Failures", words.whole(s.failures), "calls without a usable reply")
+        e = s.engine
+        where = f"{e.engine} engine, {words.times(e.workers, 'worker')}, {e.device}" if e else ""
+        yield Tile("Time", words.duration(total), where, f"{total:,.2f} seconds")
+    yield Tile(
+        "Failures", words.whole(s.failures), "calls without a usable reply", f"{words.whole(s.messages)} messages"
+    )
 
 
 def _failures(run: Run) -> Section | None:
