@@ -3,86 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
-import numpy as np
 import torch
 
-from fedloom import message
-from fedloom._version import __version__
 from fedloom.engines import Engine, Lost
-from fedloom.errors import CheckpointError, ConfigError, DataError
-from fedloom.experiment import checkpoint, config
+from fedloom.errors import ConfigError, DataError
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.engine import account, start
-from fedloom.experiment.evaluate import look
-from fedloom.experiment.record import Record, environment, write_json
-from fedloom.experiment.summary import partition, summarise, traffic
-from fedloom.experiment.world import World, build
-from fedloom.federation import Federation
-from fedloom.message import Tree
+from fedloom.experiment.engine import start
+from fedloom.experiment.session import Result, Session, Status, Stopped
+from fedloom.experiment.world import build
 
-MILESTONES = 20
-"""How often a run is saved; a kill costs at most a twentieth of it."""
-
-
-@dataclass(frozen=True)
-class Status:
-    """How far a run is.
-
-    Attributes:
-        round: rounds done, of `rounds`.
-        iteration: the same in local steps of a client.
-        accuracy: mean over clients at the last evaluation.
-        failures: calls without a usable reply so far.
-        milestone: whether this is one of some twenty evenly spaced rounds, at which the run is saved.
-        where: engine, workers and device, in a few words.
-    """
-
-    run: RunConfig
-    round: int
-    rounds: int
-    iteration: int
-    accuracy: float
-    failures: int
-    milestone: bool
-    where: str
-
-
-class Stopped(Exception):
-    """The run was asked to stop, and has saved what `--resume` needs."""
-
-    def __init__(self, round: int, folder: Path | None) -> None:
-        super().__init__(f"stopped after round {round}")
-        self.round = round
-        self.folder = folder
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-        summary: the content of `result.json`.
-        metrics: rows of (round, iteration, stage, party, measure, value).
-        folder: where its files are, if it wrote any.
-    """
-
-    summary: dict[str, Any]
-    metrics: list[list[Any]]
-    folder: Path | None
-
-    @property
-    def accuracy(self) -> float:
-        """Mean over clients of the final accuracy on the global test set."""
-        return float(self.summary["accuracy"]["mean"])
+__all__ = ["Result", "Status", "Stopped", "agree", "execute", "settle"]
 
 
 def execute(
@@ -112,194 +47,20 @@ def execute(
         started = perf_counter()
         world = build(run)
         with start(world) as engine:
-            agree(engine, world.public_digest)
-            session = _Session(world, engine, folder)
-            session.open(resume)
+            _steadily(lambda: agree(engine, world.public_digest))
+            session = Session(world, engine, folder)
+            _steadily(lambda: session.begin(resume))
             session.record.spend("setup", perf_counter() - started)
             return session.go(progress or (lambda _: None), stop)
 
 
-class _Session:
-    """A run under way: the world, its record and its folder."""
-
-    def __init__(self, world: World, engine: Engine, folder: Path | None) -> None:
-        self.world = world
-        self.engine = engine
-        self.folder = folder
-        self.home = type(world.server).__name__.lower() if world.server else "coordinator"
-        self.fed = Federation(engine, seed=world.run.seed, home=self.home)
-        self.record = Record()
-        self.done = 0
-        dataset, split = world.dataset, world.split
-        test = dataset.y[split.test]
-        self.labels = {"test": [test] * len(engine.ids), "own": [dataset.y[rows] for rows in split.own_test]}
-        self.tests = [on for on, labels in self.labels.items() if all(len(y) for y in labels)]
-        self.accuracy = float("nan")
-        self.where = account(engine, world.run.engine)
-        self._mark: tuple[Any, ...] = ()
-
-    def open(self, resume: bool) -> None:
-        """Begin a folder, or go on in one."""
-        if self.folder is None:
-            return
-        mark = fingerprint(self.world)
-        found = None
-        if resume:
-            found, complaints = checkpoint.newest(self.folder / "checkpoints", mark)
-            for complaint in complaints:
-                logging.getLogger("fedloom").warning("%s; using the one before", complaint)
-        if found:
-            self.done, states, records = found
-            self.record.load(records, self.fed)
-            self._load(states)
-            last = [r[-1] for r in self.record.metrics if r[4] == "accuracy mean"]
-            self.accuracy = last[-1] if last else self.accuracy
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        text = config.toml(self.world.run)
-        checkpoint.write_atomically(self.folder / "config.toml", text.encode())
-        write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
-        write_json(self.folder / "partition.json", partition(self.world))
-
-    def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
-        """The rounds that are left, and the end."""
-        world = self.world
-        points = _evenly(world.run.evaluate.points or 100, world.rounds)
-        milestones = _evenly(MILESTONES, world.rounds)
-        step = world.cfg.iterations_per_round
-        if not self.engine.durable:
-            self._mark = self._snapshot()
-        if self.done == 0:
-            self._surely(lambda: self._evaluate(0, 0, "start"))
-        for t in range(self.done, world.rounds):
-            self._surely(partial(self._round, t, step, look_at=t + 1 in points))
-            self.done = t + 1
-            if self.done in milestones:
-                self._save()
-            progress(
-                Status(
-                    world.run,
-                    self.done,
-                    world.rounds,
-                    self.done * step,
-                    self.accuracy,
-                    len(self.fed.failures),
-                    self.done in milestones,
-                    str(self.where),
-                )
-            )
-            if self.done < world.rounds and stop():
-                self._save()
-                raise Stopped(self.done, self.folder)
-        self.where = account(self.engine, world.run.engine)
-        summary = summarise(world, self.fed, self.record, self.done, self._states(), self.where)
-        if self.folder is not None:
-            self.record.write(self.folder, self.fed)
-            write_json(self.folder / "result.json", summary)
-        return Result(summary, self.record.metrics, self.folder)
-
-    def _surely(self, work: Callable[[], None]) -> None:
-        """Do one round's work, again from the last round's state if a machine was lost in it."""
-        while True:
-            try:
-                work()
-                if not self.engine.durable:
-                    self._mark = self._snapshot()
-                return
-            except Lost as lost:
-                logging.getLogger("fedloom").warning("%s; round %d begins again", lost, self.done + 1)
-                states, ledger, metrics, failures, self.accuracy = self._mark
-                self._load(states)
-                self.fed.ledger.load(ledger)
-                del self.record.metrics[metrics:], self.fed.failures[failures:]
-
-    def _snapshot(self) -> tuple[Any, ...]:
-        """All that a round changes."""
-        states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in self._states().items()}
-        counts = len(self.record.metrics), len(self.fed.failures)
-        return states, self.fed.ledger.state(), *counts, self.accuracy
-
-    def _round(self, t: int, step: int, look_at: bool) -> None:
-        self.fed.round = t
-        clock = perf_counter()
-        stage = ""
-        for stage in self.world.method.round(self.fed, self.world.server, self.engine.ids, self.world.cfg, t):
-            self.record.spend(stage, perf_counter() - clock)
-            if look_at:
-                self._evaluate(t + 1, (t + 1) * step, stage)
-            clock = perf_counter()
-        self._note(t + 1, (t + 1) * step, stage)
-
-    def _note(self, round: int, iteration: int, stage: str) -> None:
-        """What the parties noted in this round: the server's own, and the mean over clients."""
-        if self.world.server is not None:
-            for name, value in self.world.server.take_notes().items():
-                self.record.measure(round, iteration, stage, name, value, self.home)
-        gathered: dict[str, list[float]] = {}
-        for notes in self.engine.notes().values():
-            for name, value in notes.items():
-                gathered.setdefault(name, []).append(value)
-        for name, values in gathered.items():
-            self.record.measure(round, iteration, stage, name, float(np.mean(values)))
-
-    def _evaluate(self, round: int, iteration: int, stage: str) -> None:
-        clock = perf_counter()
-        add = self.record.measure
-        for on in self.tests:
-            seen = look(self.engine, self.engine.ids, self.labels[on], len(self.world.dataset.classes), on)
-            what = "accuracy" if on == "test" else f"{on} accuracy"
-            for party, accuracy in zip(self.engine.ids, seen.accuracy, strict=True):
-                add(round, iteration, stage, what, accuracy, self.engine.name(party))
-            add(round, iteration, stage, f"{what} mean", seen.accuracy.mean())
-            add(round, iteration, stage, f"{what} std", seen.accuracy.std())
-            if on == "test":
-                self.accuracy = float(seen.accuracy.mean())
-                add(round, iteration, stage, "loss mean", seen.loss.mean())
-                if np.isfinite(seen.agreement):
-                    add(round, iteration, stage, "agreement", seen.agreement)
-                for label, recall in zip(self.world.dataset.classes, seen.recall, strict=True):
-                    if np.isfinite(recall):
-                        add(round, iteration, stage, f"recall {label}", recall)
-        for way, count in traffic(self.fed).items():
-            add(round, iteration, stage, f"bytes {way}", count)
-        self.record.spend("evaluate", perf_counter() - clock)
-
-    def _states(self) -> dict[str, dict[str, Tree]]:
-        """Every party's state, the server's first, then by number."""
-        own = {self.home: self.world.server.state()} if self.world.server else {}
-        return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
-
-    def _load(self, states: dict[str, Any]) -> None:
-        if states.keys() != self._states().keys():
-            raise CheckpointError("the checkpoint holds other parties than this run has")
-        if self.world.server is not None:
-            self.world.server.load(states[self.home])
-        self.engine.load({i: states[self.engine.name(i)] for i in self.engine.ids})
-
-    def _save(self) -> None:
-        if self.folder is None:
-            return
-        clock = perf_counter()
-        mark = fingerprint(self.world)
-        records = self.record.state(self.fed)
-        checkpoint.save(self.folder / "checkpoints", self.done, mark, self._states(), records)
-        self.record.write(self.folder, self.fed)
-        self.record.spend("save", perf_counter() - clock)
-
-
-def _evenly(points: int, rounds: int) -> set[int]:
-    """At most `points` evenly spaced numbers of rounds; the last is always one."""
-    points = min(points, rounds)
-    return {round(rounds * k / points) for k in range(1, points + 1)}
-
-
-def fingerprint(world: World) -> str:
-    """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
-    run = world.run
-    values = run.model_dump_json(exclude={"engine", "name", "preset", "params"}) + world.cfg.model_dump_json()
-    page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
-    source = page.read_bytes() if run.method_is_file else b""
-    return hashlib.sha256(f"{__version__}\n{values}\n{world.data_digest}\n".encode() + source).hexdigest()
+def _steadily(work: Callable[[], None]) -> None:
+    """Do what begins with parties as they were made, again if a machine was lost in it."""
+    while True:
+        try:
+            return work()
+        except Lost as lost:
+            logging.getLogger("fedloom").warning("%s; beginning again", lost)
 
 
 def agree(engine: Engine, digest: str) -> None:

@@ -1,0 +1,136 @@
+"""Runs on engines: what is picked, what is recorded, and a machine that is lost in the middle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.engines import Engine, LocalEngine, Lost
+from fedloom.engines.base import Account, Failure, Parcel, Task, names
+from fedloom.errors import ConfigError
+from fedloom.experiment import run as runs
+from fedloom.experiment.reading import check
+from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.world import World
+from fedloom.message import Template, Tree
+
+SMALL: dict[str, Any] = {
+    "rounds": 6,
+    "params": {"tau": 2, "batch_size": 8},
+    "data": {"clients": 4, "public": 100, "own_test_rows": 30},
+    "models": {"pool": ["mlp"], "norm": "none"},
+    "faults": {"nan": 0.1, "dropout": 0.1},
+}
+
+
+def small(**changes: Any) -> Any:
+    return check({"run": {**SMALL, **changes}}).run
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Any]:
+    """A run in the loop that nobody disturbed."""
+    return execute(small()).summary
+
+
+class Fragile(Engine):
+    """A loop whose parties are lost at the calls of these numbers, and stand as they were made."""
+
+    durable = False
+
+    def __init__(self, world: World, losses: set[int]) -> None:
+        self._make = lambda: LocalEngine([make() for make in world.clients], seed=0, faults=world.run.faults)
+        self._inner = self._make()
+        super().__init__(names((i, type(p)) for i, p in self._inner._parties.items()), faults=world.run.faults)
+        self._losses, self._calls = losses, 0
+
+    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+        self._calls += 1
+        if self._calls in self._losses:
+            self._inner._call(tasks[:2])
+            self._inner = self._make()
+            raise Lost("a node was lost")
+        return self._inner._call(tasks)
+
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+        return self._inner._leave(tasks, expect)
+
+    def states(self) -> dict[int, dict[str, Tree]]:
+        return self._inner.states()
+
+    def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
+        self._inner.load(states)
+
+    def notes(self) -> dict[int, dict[str, float]]:
+        return self._inner.notes()
+
+    def account(self) -> Account:
+        return Account("fragile")
+
+
+@pytest.mark.parametrize("losses", [{1}, {2, 3}, {5}, {9, 10, 24}, {30, 31}])
+def test_a_lost_machine_costs_a_round_and_changes_nothing(
+    losses: set[int], whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runs, "start", lambda world: Fragile(world, losses))
+    done = execute(small(), tmp_path / "run")
+    for key in ("state_sha256", "accuracy", "bytes", "messages", "failures", "failure_reasons"):
+        assert done.summary[key] == whole[key], key
+    monkeypatch.undo()
+    undisturbed = execute(small())
+    assert [r for r in done.metrics if "seconds" not in r[4]] == undisturbed.metrics
+
+
+@pytest.mark.parametrize("engine", [{"workers": 2}, {"memory_mb": 0}, {"name": "auto"}, {"name": "batched"}])
+def test_a_run_records_where_it_was_and_gives_the_loop_s_numbers(
+    engine: dict[str, Any], whole: dict[str, Any], tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    done = execute(small(engine=engine), tmp_path / "run", progress=lambda status: seen.append(status.where)).summary
+    where = done["engine"]
+    name = {"batched": "batched"}.get(engine.get("name", ""), "local")  # four clients are too few for auto
+    assert (where["engine"], where["workers"], where["device"]) == (name, engine.get("workers", 1), "cpu")
+    assert where["asked"] == engine.get("name", "local")
+    assert ("picked by auto" in where["remarks"]) == (where["asked"] == "auto")
+    line = f"{name}, {where['workers']} worker{'s' * (where['workers'] > 1)}, cpu"
+    assert set(seen) == {line}
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["engine"] == line
+    assert done["failures"] == whole["failures"] and done["bytes"] == whole["bytes"]
+    if name == "local":
+        assert done["state_sha256"] == whole["state_sha256"]
+    assert done["accuracy"]["mean"] == pytest.approx(whole["accuracy"]["mean"], abs=0.01)
+
+
+def test_auto_batches_many_small_networks() -> None:
+    run = small(engine={"name": "auto"}, data={**SMALL["data"], "clients": 9}, rounds=1)
+    where = execute(run).summary["engine"]
+    assert where["engine"] == "batched" and "9 of 9 parties together, in groups: 1" in where["remarks"]
+
+
+def test_another_engine_goes_on_where_one_stopped(whole: dict[str, Any], tmp_path: Path) -> None:
+    ways: list[dict[str, Any]] = [{"workers": 2}, {"name": "isolated"}, {"memory_mb": 0}, {}]
+    for engine in ways[:-1]:
+        with pytest.raises(Stopped):
+            execute(small(engine=engine), tmp_path / "run", resume=True, stop=lambda: True)
+    done = execute(small(engine=ways[-1]), tmp_path / "run", resume=True).summary
+    assert done["state_sha256"] == whole["state_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "text"),
+    [
+        ({"name": "batched", "workers": 2}, "takes one worker"),
+        ({"name": "isolated", "workers": 2}, "takes one worker"),
+        ({"device": "meta", "workers": 2}, "workers are processes on the CPU"),
+        ({"name": "isolated", "device": "meta"}, "on the CPU only"),
+        ({"gpus_per_worker": 0.5}, "belongs to the engine ray"),
+        ({"device": "meta", "memory_mb": 1}, "leave it away with another device"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_told(engine: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        small(engine=engine)
