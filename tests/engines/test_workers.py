@@ -1,29 +1,23 @@
-"""Worker processes: the loop's bits whatever happens to them, and none left behind."""
+"""Worker processes give the bits of the loop, and carry any message."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedloom import message, methods
 from fedloom.engines import Engine, LocalEngine, WorkersEngine, _boxes
 from fedloom.engines._queue import Queue
-from fedloom.engines.base import Account
-from fedloom.errors import ConfigError, MethodError
+from fedloom.errors import MethodError
 from fedloom.faults import Faults
 from fedloom.federation import Federation
 from fedloom.message import floats
@@ -344,259 +338,6 @@ def test_what_is_no_message_and_what_is_not_finite_get_the_same_verdict(make: Ma
         with pytest.raises(MethodError, match="no method 'wrok'"):
             fed.call([0, 1], "wrok")
         assert list(fed.call([0, 1], "echo", shared={"x": 1})) == [0, 1]
-
-
-# -- workers that die ----------------------------------------------------------------------------------------
-
-
-class Fragile(Party[str]):
-    """Kills its own process once: when the file that its config names is not there yet."""
-
-    STATE = ("params", "opt", "steps")
-
-    def setup(self) -> None:
-        torch.manual_seed(self.site.id)
-        self.network(nn.Linear(3, 2), SGD(0.1, momentum=0.9))
-        self.steps = torch.zeros((), dtype=torch.int64)
-
-    def learn(self, *, die: str, at: int) -> dict[str, Any]:
-        if die == "before" and at == self.site.id:
-            self.fall()
-        self.steps = self.steps + 1
-        x = torch.randn(8, 3)
-        self.minimise(lambda: F.cross_entropy(self.model(x), torch.arange(8) % 2))
-        if die == "after" and at == self.site.id:
-            self.fall()
-        self.note("steps", self.steps)
-        return {"weights": self.params, "steps": self.steps}
-
-    def meet(self, *, inbox: dict[str, Any], die: str, at: int) -> None:
-        self.params = message.weighted_mean([x["weights"] for x in inbox.values()], [1.0] * len(inbox))
-
-    def fall(self) -> None:
-        mark = Path(self.cfg)
-        if self.cfg == "always" or not mark.exists():
-            if self.cfg != "always":
-                mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def fragile(make: Make, mark: str, die: str) -> dict[str, Any]:
-    with make([Fragile(mark, Site(id=i)) for i in range(6)]) as engine:
-        fed = Federation(engine)
-        for t in range(2):
-            fed.round = t
-            shared = {"die": die, "at": 3}
-            fed.call(engine.ids, "learn", shared=shared)
-            ring = {i: [(i + 1) % 6, (i + 2) % 6] for i in engine.ids}
-            fed.exchange(ring, answer="learn", take="meet", shared=shared)
-        return outcome(fed)
-
-
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("die", ["before", "after"])
-def test_a_killed_worker_is_replaced_and_its_call_repeated(tmp_path: Path, n: int, die: str) -> None:
-    mark = tmp_path / "dead"
-    found = fragile(workers(n), str(mark), die)
-    assert mark.exists()
-    assert found == fragile(LocalEngine, str(mark), die)
-
-
-@pytest.mark.parametrize("memory", [None, 0])
-def test_a_worker_killed_in_an_exchange_leaves_the_parcels_of_the_others(tmp_path: Path, memory: int | None) -> None:
-    """The one who falls answers last: parcels of the same worker are there already, and are not overwritten."""
-
-    def run(make: Make) -> dict[str, Any]:
-        with make([Fragile(str(tmp_path / "dead"), Site(id=i)) for i in range(4)]) as engine:
-            fed = Federation(engine)
-            ring = {i: [j for j in range(4) if j != i] for i in range(4)}
-            fed.exchange(ring, answer="learn", take="meet", shared={"die": "after", "at": 2})
-            return outcome(fed)
-
-    found = run(workers(1, memory=memory))
-    assert (tmp_path / "dead").exists()
-    assert found == run(LocalEngine)
-
-
-def test_a_party_that_always_kills_its_worker_fails_and_the_run_goes_on() -> None:
-    with WorkersEngine([Fragile("always", Site(id=i)) for i in range(4)], workers=2) as engine:
-        before = message.encode(engine.states()[1])
-        fed = Federation(engine)
-        assert list(fed.call(engine.ids, "learn", shared={"die": "after", "at": 1})) == [0, 2, 3]
-        (trouble,) = fed.failures
-        assert trouble.reason == "its process died" and "signal 9" in trouble.trace
-        assert message.encode(engine.states()[1]) == before
-        fed.exchange({0: [1, 2]}, answer="learn", take="meet", shared={"die": "before", "at": 1})
-        assert [f.reason for f in fed.failures] == ["its process died"] * 2
-        assert list(fed.call(engine.ids, "learn", shared={"die": "never", "at": 1})) == [0, 1, 2, 3]
-
-
-def test_a_party_that_ends_its_process_says_why() -> None:
-    with echoes() as engine:
-        (failure,) = engine.call([0], "stop", {}, None, (0, 0))
-        assert failure.reason == "its process died" and "SystemExit: 3" in failure.trace  # type: ignore[union-attr]
-
-
-def test_an_idle_worker_and_the_nursery_may_be_killed(tmp_path: Path) -> None:
-    with WorkersEngine([Fragile("", Site(id=i)) for i in range(4)], workers=2) as engine:
-        fed = Federation(engine)
-        shared = {"die": "never", "at": 0}
-        for t, victim in enumerate((None, processes(engine)[1], processes(engine)[0])):
-            if victim is not None:
-                os.kill(victim, signal.SIGKILL)
-                if victim == processes(engine)[0]:
-                    os.kill(processes(engine)[2], signal.SIGKILL)
-            fed.round = t
-            assert len(fed.call(engine.ids, "learn", shared=shared)) == 4
-        found = outcome(fed)
-        left = processes(engine)
-    assert not any(map(alive, left))
-    with LocalEngine([Fragile("", Site(id=i)) for i in range(4)]) as loop:
-        fed = Federation(loop)
-        for t in range(3):
-            fed.round = t
-            fed.call(loop.ids, "learn", shared=shared)
-        assert outcome(fed) == found
-
-
-# -- no process left -----------------------------------------------------------------------------------------
-
-
-def processes(engine: Engine) -> list[int]:
-    """The nursery and the workers."""
-    pids = [seat.pid for seat in engine._crew.seats]  # type: ignore[attr-defined]
-    return [os.getpgid(pids[0]), *pids]
-
-
-def alive(pid: int) -> bool:
-    """Whether there is such a process, be it a zombie of ours."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    try:  # an orphan may wait for an init that is slow to bury
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z" or pid in children()
-    except OSError:
-        return False
-
-
-def children() -> set[int]:
-    lists = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for found in lists for pid in found.read_text().split()}
-
-
-def gone(pids: Sequence[int], seconds: float = 20) -> bool:
-    deadline = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(alive, pids))
-
-
-def test_close_leaves_no_process_and_may_be_repeated() -> None:
-    engine = echoes()
-    pids = processes(engine)
-    assert len(set(pids)) == 3 and all(map(alive, pids)) and os.getpgid(0) != pids[0]
-    engine.close()
-    engine.close()
-    assert not any(map(alive, pids))
-
-
-def test_an_engine_that_is_forgotten_leaves_no_process() -> None:
-    engine = echoes()
-    pids = processes(engine)
-    del engine
-    assert not any(map(alive, pids))
-
-
-def test_an_exception_leaves_no_process() -> None:
-    with pytest.raises(ZeroDivisionError), echoes() as engine:
-        pids = processes(engine)
-        _ = 1 // 0
-    assert not any(map(alive, pids))
-
-
-def test_a_keyboard_interrupt_in_a_long_call_leaves_no_process() -> None:
-    engine = echoes()
-    pids = processes(engine)
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        engine.call(engine.ids, "slow", {}, None, (0, 0))
-    assert not any(map(alive, pids))
-
-
-SCRIPT = """
-from tests.engines.test_workers import echoes, processes
-with echoes() as engine:
-    print(*processes(engine), flush=True)
-    engine.call([0], "echo", {"x": 1}, None, (0, 0))
-    print("begun", flush=True)
-    engine.call(engine.ids, "slow", {}, None, (0, 1))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_run_leaves_no_process(number: signal.Signals) -> None:
-    """SIGINT as a terminal sends it, to the whole group; the others to the run alone."""
-    command = [sys.executable, "-c", SCRIPT]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
-        assert run.stdout is not None and run.stderr is not None
-        pids = list(map(int, run.stdout.readline().split()))
-        assert run.stdout.readline() == "begun\n" and all(map(alive, pids))
-        (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
-        assert run.wait(30) != 0
-        assert gone(pids)
-        assert ("KeyboardInterrupt" in run.stderr.read()) == (number == signal.SIGINT)
-
-
-# -- where and how ---------------------------------------------------------------------------------------------
-
-
-def test_a_parent_that_trained_with_threads_may_still_have_workers() -> None:
-    torch.set_num_threads(2)
-    try:
-        x = torch.randn(400, 400, requires_grad=True)
-        (x @ x).square().mean().backward()
-        nn.Conv2d(3, 8, 3)(torch.randn(8, 3, 32, 32)).mean().backward()
-        found = fedal(workers(2), sites(3), rounds=1)
-    finally:
-        torch.set_num_threads(1)
-    assert found == fedal(LocalEngine, sites(3), rounds=1)
-
-
-def test_a_torch_that_refuses_to_train_in_forks_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing")
-
-    monkeypatch.setattr(Tensor, "backward", refuse)
-    engine = echoes()
-    pids = processes(engine)
-    with pytest.raises(ConfigError, match="trained before its workers were made"):
-        engine.call([0], "echo", {"x": 1}, None, (0, 0))
-    assert not any(map(alive, pids))
-
-
-def test_two_engines_live_side_by_side() -> None:
-    first, second = echoes(), echoes()
-    with first, second:
-        for engine in (first, second):
-            assert engine.call([0], "echo", {"x": 1}, None, (0, 0)) == [{"x": 1, "own": None}]
-        pids = processes(first)
-        first.close()
-        assert not any(map(alive, pids))
-        assert second.call([0], "echo", {"x": 2}, None, (0, 0)) == [{"x": 2, "own": None}]
-
-
-def test_the_account_and_what_is_refused() -> None:
-    with echoes(3, workers(8)) as engine:
-        assert engine.account() == Account("local", workers=3)
-    with WorkersEngine([Gossip(None, Site(id=i)) for i in range(2)], workers=2, memory=0) as engine:
-        assert engine.account().remarks == ("the state of 2 of 2 parties lies on disk between calls",)
-    with pytest.raises(ConfigError, match="at least 1"):
-        echoes(3, workers(0))
-    with pytest.raises(ConfigError, match="take the engine batched"):
-        WorkersEngine([Echo(None, Site(id=0, device="meta"))], workers=2)
 
 
 def test_a_queue_gives_each_task_once_and_keeps_a_partys_order() -> None:

@@ -8,5 +8,16 @@ from fedloom.engines.base import Account, Delivery, Engine, Failure, Lost
 from fedloom.engines.batched import BatchedEngine
 from fedloom.engines.isolated import IsolatedEngine
 from fedloom.engines.local import LocalEngine
+from fedloom.engines.workers import WorkersEngine
 
-__all__ = ["Account", "BatchedEngine", "Delivery", "Engine", "Failure", "IsolatedEngine", "LocalEngine", "Lost"]
+__all__ = [
+    "Account",
+    "BatchedEngine",
+    "Delivery",
+    "Engine",
+    "Failure",
+    "IsolatedEngine",
+    "LocalEngine",
+    "Lost",
+    "WorkersEngine",
+]

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 import tempfile
+import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -25,21 +26,29 @@ from fedloom.network import Keep
 
 LIMITS: Final = Limits(max_bytes=1 << 40, max_depth=64, max_leaves=10_000_000)
 """Of what crosses between processes. What parties may say is held to the narrower limits of `message`."""
+KEPT: Final = 1 << 26
+"""Bytes of a box that stay in memory when it is trimmed."""
 _LENGTHS: Final = struct.Struct("<IQ")
 _FLAG: Final = 64
+_dumps: Final = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _TYPES: Final = {kind.__name__: kind for kind in (int, float, bool, str, object)}
 
 
 class Box:
-    """A file in memory with one writer, for all processes that are forked after it was made."""
+    """A file in memory with one writer, for all processes that are forked after it was made.
+
+    Attributes:
+        end: where the next message is appended.
+        reach: how far this process has written since it was empty.
+    """
 
     def __init__(self) -> None:
         if hasattr(os, "memfd_create"):
-            self._file: Any = open(os.memfd_create("fedloom"), "r+b", buffering=0)
+            self._file: Any = open(os.memfd_create("fedloom"), "r+b", buffering=0)  # noqa: SIM115
         else:
-            self._file = tempfile.TemporaryFile(buffering=0)
-        self.end = 0
-        """Where the next message goes."""
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self.end = self.reach = 0
 
     def write(self, data: bytes) -> tuple[int, int]:
         """Append a message; where it begins, and its length."""
@@ -48,6 +57,7 @@ class Box:
             count = os.pwrite(self._file.fileno(), view, self.end)
             self.end += count
             view = view[count:]
+        self.reach = max(self.reach, self.end)
         return start, len(data)
 
     def read(self, start: int, length: int) -> bytes:
@@ -60,9 +70,11 @@ class Box:
             data += more
         return data
 
-    def empty(self) -> None:
-        """Give its memory back."""
-        os.ftruncate(self._file.fileno(), 0)
+    def trim(self, reach: int) -> None:
+        """Forget all messages. Their memory is given back if they reached far; else it is used again, which is fast."""
+        if reach > KEPT:
+            os.ftruncate(self._file.fileno(), 0)
+            self.reach = 0
         self.end = 0
 
     def close(self) -> None:
@@ -96,7 +108,7 @@ class Undo:
 
 def send(to: socket.socket, facts: Mapping[str, Any], *parts: bytes) -> None:
     """Send one frame: facts that JSON can hold, and bytes."""
-    text = json.dumps(facts, separators=(",", ":")).encode()
+    text = _dumps(facts).encode()
     pieces = (_LENGTHS.pack(len(text), sum(map(len, parts))), text, *parts)
     sent = to.sendmsg(pieces)
     for piece in pieces:

@@ -63,11 +63,15 @@ class Nursery:
             OSError: the nursery has ended.
         """
         ours, theirs = socket.socketpair()
-        with theirs:
-            socket.send_fds(self._control, [_REQUEST.pack(number, dead)], [theirs.fileno()])
-        answer = exactly(self._control, _ANSWER.size)
-        if answer is None:
-            raise ConnectionError("the nursery has ended")
+        try:
+            with theirs:
+                socket.send_fds(self._control, [_REQUEST.pack(number, dead)], [theirs.fileno()])
+            answer = exactly(self._control, _ANSWER.size)
+            if answer is None:
+                raise ConnectionError("the nursery has ended")
+        except BaseException:
+            ours.close()
+            raise
         pid, code = _ANSWER.unpack(answer)
         return pid, ours, code
 
@@ -103,8 +107,8 @@ def _await(pid: int) -> None:
 def _nurse(control: socket.socket, parent: int, work: Work) -> None:
     """The nursery's life: fork on request, until the parent ends or lets go."""
     os.setpgid(0, 0)  # what a terminal sends, such as Ctrl-C, is for the parent
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    for one in _SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

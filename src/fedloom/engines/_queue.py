@@ -26,8 +26,10 @@ class Queue:
             (self._waiting[last[party]] if party in last else min(self._waiting, key=len)).append(group)
         self.left = len(parties)
 
-    def take(self, worker: int) -> int | None:
-        """The worker's next task, or None if there is none for it."""
+    def take(self, worker: int, *, ahead: bool = False) -> int | None:
+        """The worker's next task, or None if there is none for it, or none of another party to go on with (`ahead`)."""
+        if ahead and self._begun[worker]:
+            return None
         if not self._begun[worker]:
             own, most = self._waiting[worker], max(self._waiting, key=len)
             if not most:

@@ -6,6 +6,7 @@ time. What else a party remembers comes along when the party was last elsewhere,
 
 from __future__ import annotations
 
+import json
 import socket
 import traceback
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ class Shared:
     Attributes:
         parties: all of them, by id.
         arena: where their networks live.
-        boxes: the parent's, then each worker's.
+        boxes: the parent's for all, then each worker's own, then the parent's for each worker.
         undos: each worker's.
     """
 
@@ -80,36 +81,39 @@ class _Worker:
         facts["answer"] = len(answer)
         return facts, (answer, own)
 
-    def _fetch(self, party: Party[Any], own: list[int] | None) -> None:
+    def _fetch(self, party: Party[Any], own: Sequence[int]) -> None:
         """The party was elsewhere last: its weights moved, and it brings what else it remembers."""
         if party._network is not None:
             party._network.forget()
-        for name, value in self._read(0, *own).items() if own else ():
-            setattr(party, name, value)
+        vars(party).update(self._read(*own) or {})
 
     def _answer(self, party: Party[Any], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
         """The encoded reply; nothing where it is none, or lies in our box as a parcel."""
         head = self._common(order)
-        each = self._read(0, *order["each"]) if order["each"] else {}
-        each |= {name: _parcels(held) for name, held in order["parcels"].items()}
+        each = self._read(*order["each"]) or {}
+        if order["parcels"][-1]:
+            parcels = json.loads(self._bytes(*order["parcels"]))
+            each |= {name: _parcels(held) for name, held in parcels.items()}
         task = Task(party.site.id, head["method"], head["shared"], each, order["fault"], order["seed"])
         put = arguments(task, lambda sent: self._read(*sent.held))
         try:
             reply = run(party, task, put, self._undo.keeper(order["serial"]))
-            if order["leave"]:
-                left = parcel(None, reply, head["expect"])
-                reply = left.failure or reply
-            if not isinstance(reply, Failure):
-                data = message.encode(reply, LIMITS)
-                if not order["leave"]:
-                    return data
-                facts["parcel"] = [left.what, *left.size, *self._leave(data, order["floor"])]
         except MethodError as error:
             facts["wrong"] = str(error)
-        except MessageError as error:
-            reply = Failure("not a message", str(error))
-        if isinstance(reply, Failure):
-            facts["failure"] = [reply.reason, reply.trace, reply.injected]
+            return b""
+        if order["leave"]:
+            left = parcel(None, reply, head["expect"])
+            if left.failure is None:
+                data = message.encode(reply, LIMITS)  # type: ignore[arg-type]
+                facts["parcel"] = [left.what, *left.size, *self._leave(data, order["floor"])]
+                return b""
+            reply = left.failure
+        if not isinstance(reply, Failure):
+            try:
+                return message.encode(reply, LIMITS)
+            except MessageError:
+                reply = Failure("not a message")
+        facts["failure"] = [reply.reason, reply.trace, reply.injected]
         return b""
 
     def _common(self, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +131,10 @@ class _Worker:
         return self._box.write(data)
 
     def _read(self, box: int, start: int, length: int) -> Any:
-        return message.decode(self._boxes[box].read(start, length), LIMITS)
+        return message.decode(self._bytes(box, start, length), LIMITS) if length else None
+
+    def _bytes(self, box: int, start: int, length: int) -> bytes:
+        return self._boxes[box].read(start, length)
 
 
 def _parcels(held: Any) -> Any:

@@ -8,9 +8,11 @@ party remembers lies there encoded between its calls. All of it comes back bit-e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
+import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -29,6 +31,8 @@ from fedloom.party import Party
 
 SLAB = 1 << 28
 """Bytes mapped at once. What nobody wrote to takes no room, neither in memory nor on disk."""
+SWEEP = 1 << 24
+"""Bytes of state that are housed between two sweeps."""
 _LIMITS = Limits(max_bytes=1 << 40, max_leaves=10_000_000)
 
 
@@ -38,10 +42,15 @@ class Arena:
     Args:
         budget: bytes of state that may stay in memory; None for all.
         folder: where the file for the rest is made; None for TMPDIR, or else the system's folder for large ones.
+
+    Attributes:
+        on_disk: bytes that it takes there.
     """
 
     def __init__(self, budget: int | None = None, folder: Path | None = None) -> None:
         self._left = math.inf if budget is None else budget
+        self.on_disk = 0
+        self._moved = 0  # bytes, since the last sweep
         self._folder = folder
         self._slabs: dict[bool, _Slab] = {}  # the one being cut, of memory and of disk
         self._spilled: dict[int, _Berth] = {}
@@ -66,6 +75,10 @@ class Arena:
         if spill:
             self._spilled[party.site.id] = _Berth(place)
             self._rest(party)
+        self._moved += size
+        if self._moved > SWEEP:
+            self._moved = 0
+            _sweep()
 
     @property
     def spilled(self) -> int:
@@ -101,7 +114,14 @@ class Arena:
             if berth.own is None or len(data) > berth.own.size:
                 berth.own = self._cut(2 * len(data), spill=True)  # what grows every round moves seldom
             berth.write(data)
-            vars(party).update(dict.fromkeys(own))
+        self.release(party)
+
+    def release(self, party: Party[Any]) -> None:
+        """Let go of what a party on disk has in memory: all that a forked process, whose parent keeps it, need do."""
+        berth = self._spilled.get(party.site.id)
+        if berth is None:
+            return
+        vars(party).update(dict.fromkeys(party.own_state()))
         if party._network is not None:
             party._network.forget()
         berth.release()
@@ -116,7 +136,7 @@ class Arena:
                     max(SLAB, size),
                     tempfile.TemporaryFile(dir=folder) if spill else None,  # noqa: SIM115
                 )
-            return slab.cut(size)
+            place = slab.cut(size)
         except OSError as error:
             if not spill:
                 raise
@@ -124,6 +144,8 @@ class Arena:
                 f"no room on disk for {size / 1e6:.1f} MB more of parties' state ({error.strerror}): raise "
                 "engine.memory_mb, or let TMPDIR name a folder on a larger disk"
             ) from None
+        self.on_disk += size if spill else 0
+        return place
 
 
 @dataclass
@@ -205,6 +227,12 @@ def _reserve(file: int, start: int, size: int) -> None:
         os.posix_fallocate(file, start, size)
     else:
         os.pwrite(file, bytes(size), start)
+
+
+def _sweep() -> None:
+    """Give freed memory back. Making a party leaves holes of its size, which the C library would keep for good."""
+    if sys.platform == "linux":
+        getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
 
 def _folder() -> str | None:

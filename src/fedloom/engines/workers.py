@@ -1,73 +1,35 @@
 """Worker processes on this machine, one thread each: the numbers of the loop, sooner.
 
 Which worker runs a party, how many there are, and whether one is killed, changes no number: chance is seeded per call
-and party, a party's tasks are done in order, and a task whose worker died is undone and done again.
+and party, a party's tasks are done in order, and what a worker began when it died is undone and done again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import select
-import socket
-from collections import deque
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from fedloom import message
-from fedloom.engines._boxes import LIMITS, Box, Undo, receive, send, spell
-from fedloom.engines._nursery import Nursery
-from fedloom.engines._queue import Queue
-from fedloom.engines._worker import Shared, serve
-from fedloom.engines.base import Account, Engine, Failure, Parcel, Size, Task, names, run
+from fedloom.engines._boxes import LIMITS, Box, Undo, spell
+from fedloom.engines._crew import Crew, Seat
+from fedloom.engines._worker import Shared
+from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, names, run
 from fedloom.engines.memory import Arena
 from fedloom.errors import ConfigError, MessageError, MethodError
 from fedloom.faults import Faults
-from fedloom.message import Template, Tree
+from fedloom.message import Size, Template, Tree
 from fedloom.party import Party
 
-DEATHS = 3
-"""How many workers may die of one task until it counts as failed."""
-KEEP = 1 << 26
-"""Bytes of a box that stay in memory between two calls, because fresh memory is slow."""
-
-
-@dataclass
-class _Seat:
-    """A worker's place, which outlives the process in it.
-
-    Attributes:
-        sent: tasks that it was given and has not answered, as (serial number, number in the batch).
-        floor: where the parcels in its box end, as far as we know.
-        words: why its last process ended, if it could say so.
-    """
-
-    number: int
-    pid: int
-    socket: socket.socket
-    sent: deque[tuple[int, int]] = field(default_factory=deque)
-    floor: int = 0
-    words: str = ""
-
-
-@dataclass
-class _Batch:
-    """Tasks to be done together, what came of them, and how many workers died of each."""
-
-    tasks: Sequence[Task]
-    queue: Queue
-    leave: bool
-    expect: Template
-    results: dict[int, Any] = field(default_factory=dict)
-    deaths: dict[int, int] = field(default_factory=dict)
-    heads: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+_Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
+"""What tasks share lies here in our box: by the identity of the arguments, and the method."""
 
 
 class WorkersEngine(Engine):
     """Parties in processes of their own. Close it, or use it in a `with`: no process outlives it.
 
-    Make it before this process trains anything, if the machine has a GPU.
+    On a machine with a GPU make it before this process trains anything.
 
     Args:
         parties: all of them. With a budget each is put away before the next is taken, so let them be made one by one.
@@ -95,27 +57,21 @@ class WorkersEngine(Engine):
         for party in parties:
             self._house(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
-        self._own: dict[int, bytes] = {}  # the newest of what parties remember beside their networks
-        self._where: dict[int, int] = {}  # the worker that ran a party last
+        self._own: dict[int, bytes] = {}  # what parties remember beside their networks, unless it is as at first
         self._notes: dict[int, dict[str, float]] = {i: {} for i in self._parties}
-        self._serial = self._era = 0
+        self._era = 0
         count = max(1, min(workers, len(self._parties)))
         largest = max((p._network.memory.numel() for p in self._parties.values() if p._network), default=0)
-        self._boxes = [Box() for _ in range(count + 1)]
-        self._undos = [Undo(largest) for _ in range(count)]
-        self._work = partial(serve, Shared(self._parties, self._arena, self._boxes, self._undos))
-        self._nursery = Nursery(self._work)
-        self._poll = select.poll()
-        self._seats: dict[int, _Seat] = {}  # by the number of the socket's file
-        for number in range(count):
-            self._sit(_Seat(number, *self._nursery.hatch(number)[:2]))
+        self._boxes = [Box() for _ in range(1 + 2 * count)]
+        undos = [Undo(largest) for _ in range(count)]
+        self._crew = Crew(Shared(self._parties, self._arena, self._boxes, undos))
 
     def _house(self, party: Party[Any]) -> None:
         i = party.site.id
         if party.site.device != "cpu":
             raise ConfigError(
-                f"workers are processes on the CPU, but party {i} is to live on {party.site.device!r}: "
-                'set engine.device = "cpu", or engine.name = "batched" to use a GPU'
+                f"workers are processes on the CPU, but party {i} is to live on {party.site.device!r}: take the engine "
+                "batched with one worker, or the device cpu"
             )
         before = self._arena.spilled
         self._arena.house(party)
@@ -128,35 +84,32 @@ class WorkersEngine(Engine):
     # -- what every engine offers ------------------------------------------------------------------
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
-        try:
-            return self._do(tasks, leave=False, expect=None)
-        finally:  # whatever was left has been taken
-            self._era += 1
-            for box, used in zip(self._boxes, [self._boxes[0].end, *(s.floor for s in self._sorted())], strict=True):
-                box.end = 0
-                if used > KEEP:
-                    box.empty()
-            for seat in self._seats.values():
-                seat.floor = 0
+        replies = self._do(tasks, leave=False, expect=None)
+        self._era += 1  # parcels have been taken: workers begin their boxes anew, and so do we
+        ends = {seat.outbox: seat.floor for seat in self._crew.seats}
+        for number, box in enumerate(self._boxes):
+            box.trim(ends.get(number, box.reach))
+        for seat in self._crew.seats:
+            seat.floor = 0
+        return replies
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
-        return self._do(tasks, leave=True, expect=expect)
+        left = self._do(tasks, leave=True, expect=expect)
+        return [Parcel(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left]
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views of shared memory, not copies."""
-        return {i: self._state(p) for i, p in self._parties.items()}
-
-    def _state(self, party: Party[Any]) -> dict[str, Tree]:
-        state = self._arena.state(party)
-        return state | _decoded(self._own[party.site.id]) if party.site.id in self._own else state
+        return {i: self._arena.state(p) | _tree(self._own.get(i)) for i, p in self._parties.items()}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Give every party the state that `states()` gave."""
         for i, state in states.items():
-            with self._arena.awake(self._parties[i]):
-                self._parties[i].load(state)
-            self._own.pop(i, None)
-            self._where.pop(i, None)
+            party = self._parties[i]
+            with self._arena.awake(party):
+                party.load(state)
+                if i not in self._spilled:
+                    self._own[i] = message.encode(party.own_state(), LIMITS)
+            self._crew.where.pop(i, None)
 
     def notes(self) -> dict[int, dict[str, float]]:
         """What the parties noted since the last call."""
@@ -167,86 +120,109 @@ class WorkersEngine(Engine):
         """The workers; how many parties lie on disk."""
         n = len(self._spilled)
         remarks = (f"the state of {n} of {len(self.ids)} parties lies on disk between calls",) if n else ()
-        return Account("local", workers=len(self._seats), remarks=remarks)
+        return Account("local", workers=len(self._crew.seats), remarks=remarks)
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
-        self._nursery.close()
-        for seat in self._seats.values():
-            seat.socket.close()
+        self._crew.close()
         for box in self._boxes:
             box.close()
 
-    # -- batches -----------------------------------------------------------------------------------
+    # -- tasks and replies --------------------------------------------------------------------------
 
     def _do(self, tasks: Sequence[Task], *, leave: bool, expect: Template) -> list[Any]:
-        """Do all tasks; their replies or parcels, in order."""
-        batch = _Batch(tasks, Queue([t.party for t in tasks], self._where, len(self._seats)), leave, expect)
-        try:
-            for seat in self._sorted():
-                self._feed(seat, batch)
-            while len(batch.results) < len(tasks):
-                for file, _ in self._poll.poll():
-                    self._listen(self._seats[file], batch)
-        except BaseException:  # what the workers do is nobody's any more
-            self.close()
-            raise
-        results = [batch.results[n] for n in range(len(tasks))]
+        heads: _Heads = {}
+        results = self._crew.do(tasks, partial(self._order, heads, leave, expect), self._take)
         for result in results:
             if isinstance(result, MethodError):
                 raise result
-        return [Parcel(None, failure=r) if leave and isinstance(r, Failure) else r for r in results]
+        return results
 
-    def _feed(self, seat: _Seat, batch: _Batch) -> None:
-        """Give a worker its next task, and one to go on with, unless the others could run dry for that."""
-        while len(seat.sent) < (2 if batch.queue.left > len(self._seats) else 1):
-            number = batch.queue.take(seat.number)
-            if number is None:
-                return
-            task = batch.tasks[number]
-            try:
-                order = self._order(seat, batch, task)
-            except MessageError:
-                batch.results[number] = self._refusal(task)
-                continue
-            self._serial += 1
-            seat.sent.append((self._serial, number))
-            self._where[task.party] = seat.number
-            with contextlib.suppress(OSError):  # that it died shows when we listen
-                send(seat.socket, order | {"serial": self._serial})
-
-    def _order(self, seat: _Seat, batch: _Batch, task: Task) -> dict[str, Any]:
-        """What the worker must know, as JSON; trees go into our box."""
-        key = (id(task.shared), task.method)
-        if key not in batch.heads:
-            head = {"method": task.method, "shared": dict(task.shared), "expect": spell(batch.expect)}
-            batch.heads[key] = self._put(head)
-        parcels = {name: held for name, value in task.each.items() if (held := _held(value)) is not None}
+    def _order(
+        self, heads: _Heads, leave: bool, expect: Template, seat: Seat, task: Task, moved: bool
+    ) -> dict[str, Any] | Failure:
+        """What the worker must know, short, with all that may be long in boxes; or why the task can't be sent."""
+        parcels = {name: held for name, value in task.each.items() if (held := _held(value))}
         plain = {name: value for name, value in task.each.items() if name not in parcels}
-        each = self._put(plain) if plain else None
-        moved = self._where.get(task.party) != seat.number or task.party in self._spilled
+        try:
+            key = (id(task.shared), task.method)
+            if key not in heads:
+                head = {"method": task.method, "shared": dict(task.shared), "expect": spell(expect)}
+                heads[key] = self._boxes[0].write(message.encode(head, LIMITS))
+            each = message.encode(plain, LIMITS) if plain else b""
+        except MessageError as error:
+            return self._refusal(task, {**task.shared, **plain}, error)
+        moved |= task.party in self._spilled
+        own = self._belongings(task.party) if moved else b""
+        places = seat.put(each, own, json.dumps(parcels).encode() if parcels else b"")
         return {
             "party": task.party,
             "fault": task.fault,
             "seed": task.seed,
-            "head": batch.heads[key],
-            "each": each,
-            "parcels": parcels,
+            "head": heads[key],
+            "each": places[0],
+            "own": places[1],
+            "parcels": places[2],
             "moved": moved,
-            "own": self._boxes[0].write(own) if moved and (own := self._belongings(task.party)) else None,
-            "leave": batch.leave,
+            "leave": leave,
             "era": self._era,
             "floor": seat.floor,
         }
 
-    def _put(self, tree: Mapping[str, Tree]) -> tuple[int, int]:
-        return self._boxes[0].write(message.encode(tree, LIMITS))
-
-    def _refusal(self, task: Task) -> Any:
-        """What a party says to what can't be sent: numbers that are not finite it refuses, as it would in the loop."""
-        plain = {name: value for name, value in task.each.items() if _held(value) is None}
-        put = {**task.shared, **plain}
-        with contextlib.suppress(MessageError):
+    def _refusal(self, task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
+        """A party refuses what is not finite, as it does in the loop; what else can't be sent is a mistake."""
+        try:
             message.check_finite(put)
-            raise MethodError("x")
-        return run(self._parties[task.party], task, put)
+        except MessageError:
+            refused = run(self._parties[task.party], task, put)
+            assert isinstance(refused, Failure)
+            return refused
+        raise error
+
+    def _take(self, seat: Seat, task: Task, facts: dict[str, Any], body: memoryview) -> Any:
+        """What a reply comes to; notes and what the party remembers are kept."""
+        self._notes[task.party].update(facts["notes"])
+        cut = facts["answer"]
+        if len(body) > cut:
+            self._remember(task.party, bytes(body[cut:]))
+        if "wrong" in facts:
+            return MethodError(facts["wrong"])
+        if "failure" in facts:
+            return Failure(*facts["failure"])
+        if "parcel" in facts:
+            what, payload, wire, start, length = facts["parcel"]
+            seat.floor = start + length
+            return Parcel((seat.outbox, start, length), what, Size(payload, wire))
+        return message.decode(body[:cut], LIMITS)
+
+    # -- what parties remember beside their networks ----------------------------------------------------
+
+    def _belongings(self, i: int) -> bytes:
+        """It, encoded; nothing if it is as at first."""
+        if i not in self._spilled:
+            return self._own.get(i, b"")
+        with self._arena.awake(self._parties[i]):
+            return message.encode(self._parties[i].own_state(), LIMITS)
+
+    def _remember(self, i: int, own: bytes) -> None:
+        """Keep the newest."""
+        if i not in self._spilled:
+            self._own[i] = own
+            return
+        with self._arena.awake(self._parties[i]):
+            vars(self._parties[i]).update(_tree(own))
+
+
+def _held(value: Any) -> Any:
+    """Where a parcel lies, or each of a dict of parcels; None for any other value."""
+    if isinstance(value, Parcel):
+        return value.held
+    if isinstance(value, dict) and any(isinstance(v, Parcel) for v in value.values()):
+        return {name: sent.held for name, sent in value.items()}
+    return None
+
+
+def _tree(own: bytes | None) -> dict[str, Any]:
+    tree = message.decode(own, LIMITS) if own else {}
+    assert isinstance(tree, dict)
+    return tree
