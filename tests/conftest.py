@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import tempfile
 
 import torch
@@ -9,6 +10,8 @@ from hypothesis import HealthCheck, settings
 torch.set_num_threads(1)
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="fedloom-tests-")  # nothing of a user's own is touched
 os.environ.pop("FEDLOOM_DATA", None)
+# Ray would write a token into the user's home, and count its users over the network.
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
 # A busy machine is no failure, and CI tries the same examples each time; elsewhere new ones are tried.
 settings.register_profile(

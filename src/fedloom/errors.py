@@ -38,6 +38,10 @@ class MethodError(FedloomError):
     """A method page breaks its contract with the core."""
 
 
+class EngineError(FedloomError):
+    """The machines or processes that should run the parties can't be had, or are lost."""
+
+
 class CheckpointError(FedloomError):
     """A checkpoint is torn, foreign or missing."""
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedloom import message
 from fedloom.engines.base import Engine, Failure, verdict
 from fedloom.errors import MethodError
 from fedloom.ledger import Ledger
@@ -88,9 +89,11 @@ class Federation:
         _of_the_page(method)
         ids = list(parties)
         common = dict(shared or {})
-        for i in ids:
-            put = {**common, **each[i]} if each else common
-            self.ledger.record(self.round, self.home, self.engine.name(i), method, put)
+        if each:
+            for i in ids:
+                self.ledger.record(self.round, self.home, self.engine.name(i), method, {**common, **each[i]})
+        else:
+            self._same(ids, method, common)
         replies = self.engine.call(ids, method, common, each, self._next())
         if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
             trace = replies[0].trace  # type: ignore[union-attr]
@@ -128,8 +131,7 @@ class Federation:
             _of_the_page(method)
         put = dict(shared or {})
         if put:
-            for i in links:
-                self.ledger.record(self.round, self.home, self.engine.name(i), take, put)
+            self._same(links, take, put)
         log = self.engine.exchange(links, ask, answer, take, put, expect, self._next())
         for d in log:
             sender, receiver = self.engine.name(d.sender), self.engine.name(d.receiver)
@@ -148,6 +150,12 @@ class Federation:
     def _next(self) -> tuple[int, int]:
         self._calls += 1
         return self.round, self._calls - 1
+
+    def _same(self, receivers: Iterable[int], kind: str, tree: Mapping[str, Any]) -> None:
+        """Record one message that goes to many."""
+        what, size = message.describe(tree), message.size(tree)
+        for i in receivers:
+            self.ledger.add(self.round, self.home, self.engine.name(i), kind, what, size)
 
     def _failed(self, party: str, kind: str, failure: Failure) -> None:
         self.failures.append(Trouble(self.round, party, kind, failure.reason, failure.trace))

@@ -84,7 +84,7 @@ def ran(method: str, norm: str, engine: str) -> dict[str, Any]:
 def cluster() -> Iterator[None]:
     """One Ray for all tests here, so that each need not start its own."""
     ray = pytest.importorskip("ray")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedloom.engines import Engine, LocalEngine, Lost
 from fedloom.engines.base import Account, Failure, Parcel, Task, names
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, EngineError
 from fedloom.experiment import run as runs
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
@@ -85,6 +85,19 @@ def test_a_lost_machine_costs_a_round_and_changes_nothing(
     assert [r for r in done.metrics if "seconds" not in r[4]] == undisturbed.metrics
 
 
+def test_a_round_that_always_loses_its_machines_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(runs, "start", lambda world: Fragile(world, set(range(20, 1000))))
+    with pytest.raises(EngineError, match="lost its machines 5 times"):
+        execute(small(), tmp_path / "run")
+    assert execute_again(tmp_path / "run", monkeypatch)
+
+
+def execute_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the run can be ended after its machines failed it."""
+    monkeypatch.undo()
+    return execute(small(), folder, resume=True).summary["state_sha256"] == execute(small()).summary["state_sha256"]
+
+
 @pytest.mark.parametrize("engine", [{"workers": 2}, {"memory_mb": 0}, {"name": "auto"}, {"name": "batched"}])
 def test_a_run_records_where_it_was_and_gives_the_loop_s_numbers(
     engine: dict[str, Any], whole: dict[str, Any], tmp_path: Path
@@ -127,6 +140,7 @@ def test_another_engine_goes_on_where_one_stopped(whole: dict[str, Any], tmp_pat
         ({"name": "isolated", "workers": 2}, "takes one worker"),
         ({"device": "meta", "workers": 2}, "workers are processes on the CPU"),
         ({"name": "isolated", "device": "meta"}, "on the CPU only"),
+        ({"name": "ray", "device": "meta"}, "give gpus_per_worker"),
         ({"gpus_per_worker": 0.5}, "belongs to the engine ray"),
         ({"device": "meta", "memory_mb": 1}, "leave it away with another device"),
     ],

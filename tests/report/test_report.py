@@ -74,7 +74,7 @@ def write_run(
             "name": name, "method": "fedal", "title": "Distillation", "preset": "recommended", "seed": seed,
             "rounds": 2, "iterations": 10, "dataset": dataset, "clients": clients,
             "accuracy": _spread(last), "own_accuracy": _spread(last / 2), "agreement": 0.4321, "chance": 0.512,
-            "engine": {"asked": "auto", "engine": "batched", "workers": 1, "device": "cpu", "remarks": ["picked by auto"]},
+            "engine": {"engine": "batched", "workers": 1, "device": "cpu", "remarks": ["picked by auto"]},
             "messages": 1234, "bytes": {"up": 2 * unit, "down": 4 * unit, "across": 0},
             "seconds": {"total": 75.0, "setup": 15.0, "local": 60.0}, "failures": len(failures),
             "public_sha256": public, "state_sha256": "cd" * 32,

@@ -72,6 +72,10 @@ def check(asked: EngineConfig) -> None:
             f"workers are processes on the CPU; on {asked.device!r} take the engine batched with one worker, "
             "or ray with gpus_per_worker"
         )
+    if asked.name == "ray" and asked.device != "cpu":
+        raise ConfigError(
+            f"the ray engine places its workers itself: give gpus_per_worker, such as 0.25, not {asked.device!r}"
+        )
     if asked.name == "isolated" and asked.device != "cpu":
         raise ConfigError(f"the isolated engine works on the CPU only, not on {asked.device!r}")
     for name, engines in (

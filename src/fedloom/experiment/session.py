@@ -17,7 +17,7 @@ import torch
 from fedloom import message
 from fedloom._version import __version__
 from fedloom.engines import Engine, Lost
-from fedloom.errors import CheckpointError
+from fedloom.errors import CheckpointError, EngineError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
@@ -30,6 +30,10 @@ from fedloom.message import Tree
 
 MILESTONES = 20
 """How often a run is saved; a kill costs at most a twentieth of it."""
+
+
+LOSSES = 5
+"""How often one round may lose a machine and begin again, until the run gives up."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +173,10 @@ class Session:
 
     def _surely(self, work: Callable[[], None]) -> None:
         """Do one round's work, again from the last round's state if a machine was lost in it."""
-        lost = False
+        losses = 0
         while True:
             try:
-                if lost:
+                if losses:
                     states, ledger, metrics, failures, self.accuracy = self._mark
                     self._load(states)
                     self.fed.ledger.load(ledger)
@@ -182,7 +186,12 @@ class Session:
                     self._mark = self._snapshot()
                 return
             except Lost as error:
-                lost = True
+                losses += 1
+                if losses == LOSSES:
+                    raise EngineError(
+                        f"round {self.done + 1} lost its machines {LOSSES} times ({error}): if it needs more memory "
+                        "than they have, take fewer workers per machine; then go on with --resume"
+                    ) from None
                 logging.getLogger("fedloom").warning("%s; round %d begins again", error, self.done + 1)
 
     def _latest(self) -> dict[str, dict[str, Tree]]:

@@ -1,0 +1,149 @@
+"""What runs in a worker of a cluster: it houses some parties, does their tasks, and hands answers to other workers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import ray
+import torch
+
+from fedloom import message
+from fedloom._version import __version__
+from fedloom.engines._boxes import unspell
+from fedloom.engines._freight import Freight, Packed, Pool, opened, packed, place, unpack
+from fedloom.engines.base import Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.engines.memory import Arena
+from fedloom.errors import MessageError
+from fedloom.message import Tree
+from fedloom.party import Party
+from fedloom.site import PublicSet, Rows
+
+Key: TypeAlias = tuple[int, int]
+"""Where an answer was left: the number of the worker, and of the answer."""
+
+
+class Shard:
+    """Some of the parties, resident in one process of one thread. Plain here; Ray makes an actor of it."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        self._parties: dict[int, Party[Any]] = {}
+        self._arena: Arena | None = None
+        self._device = "cpu"
+        self._common: dict[int, Rows] = {}
+        self._publics: dict[int, PublicSet] = {}
+        self._left: dict[Key, Tree] = {}
+
+    def about(self) -> dict[str, str]:
+        """Where this process is, and what runs in it."""
+        node = ray.get_runtime_context().get_node_id()
+        return {"node": node, "address": ray.util.get_node_ip_address(), **versions()}
+
+    def house(
+        self, common: Sequence[Pool], freight: Freight, device: str, memory: int | None
+    ) -> tuple[dict[int, str], int]:
+        """Make parties and keep them; their names, and how many lie on disk in all.
+
+        Args:
+            common: rows that all parties hold.
+            freight: what makes the parties.
+            device: where their tensors shall live.
+            memory: bytes of state that stay in memory on a CPU; None for all.
+        """
+        for name, module in freight.modules.items():
+            sys.modules.setdefault(name, module)
+        if self._arena is None and device == "cpu":
+            self._arena = Arena(memory)
+        self._device = device
+        self._common = self._common or unpack(common, device)
+        rows = {**self._common, **unpack(freight.pools, device)}
+        made = {}
+        for crate in freight.crates:
+            party = crate.kind(crate.cfg, place(crate, rows, self._publics, device))
+            if self._arena is not None:
+                self._arena.house(party)
+            made[party.site.id] = party
+        self._parties.update(made)
+        spilled = 0 if self._arena is None else self._arena.spilled
+        return names((i, type(p)) for i, p in made.items()), spilled
+
+    def do(
+        self, head: Packed, tasks: Sequence[Task], each: Sequence[Packed], keys: Sequence[Key], bundles: Sequence[Any]
+    ) -> tuple[list[Any], dict[int, dict[str, float]]]:
+        """Do tasks in order.
+
+        Args:
+            head: the arguments that all share, and what a good answer looks like.
+            tasks: without their plain arguments.
+            each: their plain arguments.
+            keys: under which to leave the answers; none to send them, after which no older answer is kept.
+            bundles: references to what other workers have handed over. They are fetched here, from there.
+
+        Returns:
+            For each task a packed reply, a parcel, a failure, or None for a reply that is no message; and what the
+            parties noted.
+        """
+        common = self._opened(head)
+        handed = {key: self._opened(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
+        expect = unspell(common["expect"])
+        replies: list[Any] = []
+        notes: dict[int, dict[str, float]] = {}
+        for n, (task, own) in enumerate(zip(tasks, each, strict=True)):
+            party = self._parties[task.party]
+            whole = Task(
+                task.party, task.method, common["shared"], self._opened(own) | task.each, task.fault, task.seed
+            )
+            put = arguments(whole, lambda sent: self._left[sent.held] if sent.held in self._left else handed[sent.held])
+            with self._awake(party):
+                reply = run(party, whole, put)
+            replies.append(self._keep(keys[n], reply, expect) if keys else _sent(reply))
+            notes.setdefault(task.party, {}).update(party.take_notes())
+        if not keys:
+            self._left.clear()
+        return replies, notes
+
+    def hand(self, wanted: Mapping[int, Sequence[Key]]) -> dict[int, Any]:
+        """For each other worker a reference to the answers that it wants; they stay on this node until it fetches."""
+        data = {key: packed(self._left[key]) for keys in wanted.values() for key in keys}
+        return {receiver: ray.put({key: data[key] for key in keys}) for receiver, keys in wanted.items()}
+
+    def states(self, parties: Iterable[int]) -> dict[int, Packed]:
+        """The states of these parties."""
+        read = Party.state if self._arena is None else self._arena.state
+        return {i: packed(read(self._parties[i])) for i in parties}
+
+    def load(self, states: Mapping[int, Packed]) -> None:
+        """Give parties the states that `states` gave."""
+        for i, state in states.items():
+            with self._awake(self._parties[i]):
+                self._parties[i].load(self._opened(state))
+
+    def _keep(self, key: Key, reply: Any, expect: Any) -> Parcel:
+        left = parcel(key, reply, expect)
+        if left.failure is None:
+            self._left[key] = reply
+        return left
+
+    def _awake(self, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._arena is None else self._arena.awake(party)
+
+    def _opened(self, data: Packed) -> Any:
+        tree = opened(data)
+        return tree if self._device == "cpu" else message.map_tensors(lambda x: x.to(self._device), tree)
+
+
+def versions() -> dict[str, str]:
+    """What must be equal on all nodes, or numbers would depend on who works where."""
+    return {"fedloom": __version__, "torch": torch.__version__.partition("+")[0]}
+
+
+def _sent(reply: Any) -> Packed | Failure | None:
+    if isinstance(reply, Failure):
+        return reply
+    try:
+        return packed(reply)
+    except MessageError:
+        return None
