@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from benchmarks import fedal, fedavg, first_round
+from benchmarks import batched, fedal, fedavg, first_round, growth, workers
 
 
 def processor() -> str:
@@ -22,3 +22,6 @@ print(f"{processor()}, Python {platform.python_version()}, torch {torch.__versio
 fedavg.main(9)
 fedal.main(9)
 first_round.main(3)
+batched.main(5)
+workers.main(9)
+growth.main()
