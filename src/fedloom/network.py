@@ -105,14 +105,12 @@ class Network:
             views[f.part][f.name] = f.view(memory).data  # autograd counts the changes of each by itself
         self.flat = views["params"].pop("")
         self.slots, self._buffers = views["opt"], views["buffers"]
-        self._gradient = grad = _scratch(self.flat.numel(), self.flat.dtype, self.flat.device)
+        self._gradient = _scratch(self.flat.numel(), self.flat.dtype, self.flat.device)
         self._views: dict[str, Tensor] = {}
-        self._grads: list[tuple[nn.Parameter, Tensor]] = []
         start = 0
         for name, p in self.parameters.items():
             part = slice(start, start + p.numel())
             self._views[name] = unflatten(self.flat[part], p.shape, self.format)
-            self._grads.append((p, unflatten(grad[part], p.shape, self.format)))
             p.data = self._views[name]
             start = part.stop
 
@@ -196,10 +194,16 @@ class Network:
         self._keep()
         self._sent = None
         outputs.backward(gradient)  # type: ignore[no-untyped-call]
-        for p, view in self._grads:  # cheaper than to accumulate into the views, which must be zeroed first
-            view.zero_() if p.grad is None else view.copy_(p.grad)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
+        for p in self.parameters.values():
             p.grad = None
-        self.optimiser.move(self.flat, self._gradient, self.slots, *self.optimiser.tick(self.slots))
+        rates = self.optimiser.tick(self.slots)
+        if self.slots:  # one vector: several operations, each once
+            torch.cat([_flattened(g, self.format) for g in grads], out=self._gradient)
+            self.optimiser.move(self.flat, self._gradient, self.slots, *rates)
+        else:  # one operation, not worth a copy of the gradients
+            for w, g in zip(self._views.values(), grads, strict=True):
+                self.optimiser.move(w, g, {}, *rates)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """`x` in the memory format that the weights have, where it is a batch of images."""
@@ -267,6 +271,11 @@ def unflatten(flat: Tensor, shape: torch.Size, format: torch.memory_format) -> T
         o, i, h, w = shape
         return flat.view(o, h, w, i).permute(0, 3, 1, 2)
     return flat.view(shape)
+
+
+def _flattened(g: Tensor, format: torch.memory_format) -> Tensor:
+    """A layer's gradient (numel,) in the order of the flat vector."""
+    return (g.permute(0, 2, 3, 1) if g.dim() == 4 and format == torch.channels_last else g).reshape(-1)
 
 
 def _layout(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[Field, ...]:
