@@ -217,7 +217,8 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
 
     from fedloom import message
 
-    body = message.encode({"round": 3})
+    data = message.encode({"round": 3})
+    body = len(data).to_bytes(8, "little") + data
     path = tmp_path / "round-000000003.ckpt"
     path.write_bytes(body + hashlib.sha256(body).digest())
     with pytest.raises(CheckpointError, match="is no checkpoint"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,8 @@ from fedloom.message import Tree
 MILESTONES = 20
 """How often a run is saved; a kill costs at most a twentieth of it."""
 
-
+AT_ONCE = 256
+"""Parties whose saved states are in memory at once."""
 LOSSES = 5
 """How often one round may lose a machine and begin again, until the run gives up."""
 
@@ -254,12 +255,14 @@ class Session:
         own = {self.home: self.world.server.state()} if self.world.server else {}
         return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
 
-    def _load(self, states: dict[str, Any]) -> None:
+    def _load(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._states().keys():
             raise CheckpointError("the checkpoint holds other parties than this run has")
         if self.world.server is not None:
             self.world.server.load(states[self.home])
-        self.engine.load({i: states[self.engine.name(i)] for i in self.engine.ids})
+        for start in range(0, len(self.engine.ids), AT_ONCE):
+            some = self.engine.ids[start : start + AT_ONCE]
+            self.engine.load({i: states[self.engine.name(i)] for i in some})
 
     def _save(self) -> None:
         if self.folder is None:
