@@ -41,6 +41,16 @@ def rounds(make: Callable[..., Engine], architecture: str, clients: int, rows: i
     return run
 
 
+def twice(run: Callable[[], None]) -> Callable[[], None]:
+    """As many rounds as the plain loop does at once."""
+
+    def both() -> None:
+        run()
+        run()
+
+    return both
+
+
 def on_cpu(pairs: int) -> None:
     for architecture in ("mlp", "mlp-large"):
         for clients in (20, 100):
@@ -48,7 +58,7 @@ def on_cpu(pairs: int) -> None:
             a, b, r = ratio(together, rounds(LocalEngine, architecture, clients, 300, "cpu"), pairs)
             line = f"batched {architecture:9} {clients:4} clients  {a:.3f}  in turn {b:.3f} CPU s/round  {1 / r:.2f}x"
             if clients == 20:
-                _, _, r = ratio(lambda: (together(), together()), plain(architecture), pairs)
+                _, _, r = ratio(twice(together), plain(architecture), pairs)
                 line += f"  (plain PyTorch: {1 / r:.2f}x)"
             print(line)
 
