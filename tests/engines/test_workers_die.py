@@ -28,6 +28,8 @@ from fedloom.site import Site
 from tests.engines.test_workers import Echo, Gossip, Make, echoes, fedal, outcome, workers
 from tests.toy import sites
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background has it ignored
+
 # -- workers that die ----------------------------------------------------------------------------------------
 
 
