@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "fedloom"
 # Each part, and what of fedloom it may import. What is not listed may be imported by nobody but itself.
 CORE = {
     "_version", "errors", "paths", "rng", "_trees", "message", "losses", "optim", "network", "site", "party",
-    "method", "ledger", "faults",
+    "method", "ledger", "faults", "graphs",
 }  # fmt: skip
 ALLOWED = {
     "core": CORE,
@@ -23,7 +23,8 @@ ALLOWED = {
     "models": {"errors", "paths"},
     "engines": CORE,
     "federation": CORE | {"engines"},
-    "methods": CORE | {"federation"},
+    "protect": CORE,
+    "methods": CORE | {"federation", "protect"},
     "experiment": CORE | {"federation", "engines", "methods", "data", "models"},
     "report": CORE | {"experiment", "data"},
     "front": {"*"},

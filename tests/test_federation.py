@@ -54,6 +54,12 @@ class Worker(Party[None]):
     def reply(self, *, asked: dict[str, Tensor], by: int) -> Tensor:
         return asked["w"] * 10 + by
 
+    def count(self, *, inbox: dict[str, Tensor]) -> None:
+        self.seen = self.seen + len(inbox)
+
+    def none(self, *, inbox: dict[str, Tensor]) -> None:
+        pass
+
 
 def federation(n: int = 3, faults: Faults | None = None, isolated: bool = False) -> Federation:
     builders = [partial(Worker, None, Site(id=i)) for i in range(n)]
@@ -179,6 +185,77 @@ def test_an_exchange_with_a_question(isolated: bool) -> None:
     assert kinds == {("worker", "worker", "ask", 3), ("worker", "worker", "reply", 3)}
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (lambda: torch.zeros(3), "wrong shape"),
+        (lambda: torch.zeros(2, dtype=torch.float64), "wrong shape"),
+        (lambda: torch.tensor([0.0, float("inf")]), "not finite"),
+    ],
+    ids=["shape", "dtype", "inf"],
+)
+def test_a_malformed_question_is_dropped_and_counted_at_the_asker(bad: Any, reason: str, isolated: bool) -> None:
+    fed = federation(isolated=isolated)
+    fed.engine.load({i: {"seen": torch.full((2,), float(i))} for i in range(3)})
+    fed.engine.load({1: {"seen": bad()}})
+    links = {0: [2], 1: [0, 2], 2: [0]}
+    words = {"ask": "ask", "answer": "reply", "take": "count", "question": {"w": floats(2)}, "expect": floats(2)}
+    fed.exchange(links, **words)
+    assert {(f.party, f.kind, f.reason) for f in fed.failures} == {("worker-1", "ask", reason)}
+    assert len(fed.failures) == 2  # one for each message that was not sent
+    counted = {(e.kind, e.sender, e.receiver): e.count for e in fed.ledger if e.kind != "count"}
+    assert counted == {("ask", "worker", "worker"): 2, ("reply", "worker", "worker"): 2}
+    states = {i: s["seen"] for i, s in fed.engine.states().items()}
+    assert states[0].tolist() == [0 + 1, 0 + 1] and states[2].tolist() == [2 + 1, 2 + 1]
+    assert torch.equal(states[1], bad())  # it took nothing, and nobody's state was touched by it
+
+
+def test_without_a_template_any_question_that_is_a_message_is_put() -> None:
+    fed = federation()
+    fed.engine.load({1: {"seen": torch.ones(3)}})
+    fed.exchange({1: [0]}, ask="ask", answer="reply", take="count")
+    assert not fed.failures
+    assert fed.engine.states()[1]["seen"].tolist() == [2, 2, 2]
+
+
+def test_an_answer_given_in_groups_is_the_same() -> None:
+    """Where taking changes nothing that is asked for or answered from."""
+    found = []
+    for at_once in (None, 1, 3):
+        fed = federation(4)
+        fed.engine.load({i: {"seen": torch.full((2,), float(i))} for i in range(4)})
+        calls: list[Any] = []
+        exchange = fed.engine.exchange
+        fed.engine.exchange = lambda links, *rest, e=exchange, c=calls: c.append(dict(links)) or e(links, *rest)  # type: ignore[method-assign]
+        links = {0: [1, 2], 1: [2], 2: [3, 0], 3: [0]}
+        fed.exchange(links, ask="ask", answer="reply", take="none", at_once=at_once)
+        assert [i for group in calls for i in group] == [0, 1, 2, 3]
+        assert all(at_once is None or len(g) == 1 or sum(map(len, g.values())) <= at_once for g in calls)
+        ledger = fed.ledger.state()
+        found.append((ledger["entries"], sorted(ledger["pairs"]), len(calls)))
+    assert [n for *_, n in found] == [1, 4, 2]
+    assert all((entries, pairs) == found[0][:2] for entries, pairs, _ in found)
+
+
+def test_peers_speak_to_their_neighbours_alone() -> None:
+    ring = {i: [(i - 1) % 5, (i + 1) % 5] for i in range(5)}
+    engine = federation(5).engine
+    fed, free = Federation(engine, seed=3, graph=ring), Federation(engine, seed=3)
+    assert fed.neighbours(0, [0, 1, 2, 4]) == (1, 4) and fed.neighbours(0, [2, 4]) == (4,)
+    assert free.neighbours(2, [0, 1, 2, 4]) == (0, 1, 4)
+    assert fed.links([0, 1, 3], None, 0) == {0: [1], 1: [0], 3: []}
+    drawn = [free.links(range(5), 2, t) for t in range(20)]
+    assert drawn == [Federation(engine, seed=3).links(range(5), 2, t) for t in range(20)]
+    assert all(i not in near and near == sorted(set(near)) and len(near) == 2 for d in drawn for i, near in d.items())
+    assert {j for d in drawn for j in d[0]} == {1, 2, 3, 4}
+    assert drawn != [Federation(engine, seed=4).links(range(5), 2, t) for t in range(20)]
+    for wrong, why in (({0: [2]}, "peer 2 is no neighbour of 0"), ({1: [1]}, "can't exchange with itself")):
+        with pytest.raises(MethodError, match=why):
+            fed.exchange(wrong, answer="own", take="take")
+    assert not fed.ledger.state()["entries"]
+
+
 def test_a_silent_neighbour_is_left_out_of_the_inbox() -> None:
     fed = federation(4, faults=Faults(dropout=0.4))
     for t in range(10):
@@ -195,6 +272,111 @@ def test_participants_are_drawn_per_round_and_are_the_same_for_all() -> None:
     assert len(set(drawn)) > 5
     assert all(len(set(d)) == 5 and list(d) == sorted(d) for d in drawn)
     assert a.sample(range(4), None, 0) == (0, 1, 2, 3) == a.sample(range(4), 9, 0)
+
+
+# -- whom a peer asks ------------------------------------------------------------------------------------
+
+RING = {i: sorted({(i - 1) % 5, (i + 1) % 5}) for i in range(5)}
+
+
+def on_a_ring(**settings: Any) -> Federation:
+    fed = federation(5, **settings)
+    return Federation(fed.engine, graph=RING)
+
+
+def test_neighbours_are_those_of_the_graph_who_are_there() -> None:
+    ring, full = on_a_ring(), federation(5)
+    assert [ring.neighbours(i, range(5)) for i in (0, 3)] == [(1, 4), (2, 4)]
+    assert ring.neighbours(0, [4, 3, 2, 1]) == (4, 1)  # in the order given
+    assert (ring.neighbours(0, [2, 4]), ring.neighbours(0, [2, 3]), ring.neighbours(9, range(5))) == ((4,), (), ())
+    assert full.neighbours(3, [4, 3, 0]) == (4, 0)
+
+
+def test_links_lie_in_the_graph_and_are_the_same_for_every_method() -> None:
+    ring, full = on_a_ring(), federation(5)
+    assert ring.links(range(5), None, 0) == ring.links(range(5), 2, 7) == RING
+    assert ring.links([0, 1, 3], None, 0) == {0: [1], 1: [0], 3: []}
+    ones = [ring.links(range(5), 1, t) for t in range(20)]
+    assert all(len(near) == 1 and near[0] in RING[i] for links in ones for i, near in links.items())
+    assert {links[0][0] for links in ones} == {1, 4}
+    again = federation(5)
+    again.call([0], "own")  # whatever else it does
+    drawn = [full.links((3, 0, 1, 4), 2, t) for t in range(20)]
+    assert drawn == [again.links((3, 0, 1, 4), 2, t) for t in range(20)]
+    assert all(list(links) == [3, 0, 1, 4] for links in drawn)
+    assert all(near == sorted(set(near) - {i}) and len(near) == 2 for links in drawn for i, near in links.items())
+    assert {tuple(links[0]) for links in drawn} == {(1, 3), (1, 4), (3, 4)}
+    whole = Federation(full.engine, graph={i: [j for j in range(5) if j != i] for i in range(5)})
+    assert whole.links(range(5), 2, 3) == full.links(range(5), 2, 3)  # however the complete graph is given
+    assert Federation(full.engine, seed=1).links(range(5), 2, 3) != full.links(range(5), 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("links", "text"),
+    [
+        ({0: [1], 2: [0]}, r"peer 0 is no neighbour of 2: let it ask those of fed\.neighbours\(2, clients\)"),
+        ({0: [1], 1: [2, 1]}, "peer 1 can't exchange with itself"),
+        ({7: [0]}, "peer 0 is no neighbour of 7"),
+    ],
+)
+def test_a_link_that_must_not_be_is_refused_before_anything_is_sent(links: dict[int, list[int]], text: str) -> None:
+    fed = on_a_ring()
+    with pytest.raises(MethodError, match=text):
+        fed.exchange(links, answer="own", take="take", shared={"x": 1})
+    assert not list(fed.ledger) and not fed.failures
+    with pytest.raises(MethodError, match="peer 1 can't exchange with itself"):
+        federation().exchange({1: [1]}, answer="own", take="take")
+
+
+class Listener(Party[None]):
+    """Takes into one thing what others give of another."""
+
+    STATE = ("value", "heard")
+
+    def setup(self) -> None:
+        self.value, self.heard = torch.tensor([float(self.site.id)]), torch.zeros(0)
+
+    def ask(self) -> Tensor:
+        return self.value
+
+    def give(self, *, asked: Tensor, by: int) -> Tensor:
+        return self.value * 10 + asked + by
+
+    def own(self) -> Tensor:
+        return self.value
+
+    def take(self, *, inbox: dict[str, Tensor]) -> None:
+        self.heard = torch.cat([self.heard, *inbox.values()])
+
+
+@pytest.mark.parametrize("asking", [{"ask": "ask", "answer": "give"}, {"answer": "own"}])
+@pytest.mark.parametrize("isolated", [False, True])
+def test_answers_held_in_groups_are_the_same_answers(
+    asking: dict[str, str], isolated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = {0: [1, 2, 3], 1: [0], 2: [], 3: [0, 1], 4: [3]}
+    seen = []
+    for at_once, groups in [
+        (None, [[0, 1, 2, 3, 4]]),
+        (100, [[0, 1, 2, 3, 4]]),
+        (4, [[0, 1, 2], [3, 4]]),
+        (1, [[0], [1, 2], [3], [4]]),  # whoever has more links than that is alone
+    ]:
+        builders = [partial(Listener, None, Site(id=i)) for i in range(5)]
+        engine = IsolatedEngine(builders) if isolated else LocalEngine([b() for b in builders])
+        fed, calls = Federation(engine), []
+        inner = engine.exchange
+        monkeypatch.setattr(
+            engine, "exchange", lambda *a, f=inner, to=calls: (to.append((list(a[0]), a[-1])), f(*a))[1]
+        )
+        fed.round = 2
+        fed.exchange(links, **asking, take="take", expect=floats(1), at_once=at_once)  # type: ignore[arg-type]
+        assert [group for group, _ in calls] == groups
+        assert [number for _, number in calls] == [(2, n) for n in range(len(groups))]
+        seen.append([s["heard"].tolist() for s in engine.states().values()])
+        assert sum(e.count for e in fed.ledger if e.kind == asking["answer"]) == 7
+    assert seen[0][3] == ([0 + 3 + 3, 10 + 3 + 3] if "ask" in asking else [0, 1])
+    assert all(heard == seen[0] for heard in seen)
 
 
 def test_fault_probabilities_are_checked() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.errors import ModelError, StateError
 from fedloom.network import Network
 from fedloom.optim import SGD, Adam
+from fedloom.site import Batches
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(1))
@@ -124,3 +125,231 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(ModelError, match="one dtype"):
         Network(mixed, SGD(0.1))
+
+
+# -- a step of some parameters alone ---------------------------------------------------------------------
+
+OPTIMISERS = pytest.mark.parametrize(
+    "optimiser", [SGD(0.1), SGD(0.1, 0.9), Adam(0.01)], ids=["sgd", "momentum", "adam"]
+)
+HEAD = ["2.weight", "2.bias"]
+
+
+def cross_entropy(network: Network, rows: slice = slice(0, 24)) -> Tensor:
+    return F.cross_entropy(network(X[rows]), Y[rows])
+
+
+def values(network: Network) -> dict[str, Tensor]:
+    """A copy of every tensor of the state, with each parameter's part of the optimiser's memory by its name."""
+    state = network.state()
+    found = {f"{part}.{k}": v for part in ("params", "buffers") for k, v in state[part].items()}
+    found |= {f"{slot} of {k}": v for k, slots in network._moving.items() for slot, v in slots.items()}
+    return {k: v.clone() for k, v in found.items()}
+
+
+@OPTIMISERS
+def test_a_step_of_some_parameters_moves_nothing_else(optimiser: Any) -> None:
+    """Neither the others nor their part of the optimiser's memory; and the named ones move as in a whole step."""
+    some, whole = Network(net(), optimiser), Network(net(), optimiser)
+    for network in (some, whole):
+        network.minimise(lambda n=network: cross_entropy(n, slice(0, 8)))  # so that the memory holds something
+    before = values(some)
+    loss = some.minimise(lambda: cross_entropy(some), only=HEAD)
+    assert torch.equal(loss, whole.minimise(lambda: cross_entropy(whole)))
+    after, expected = values(some), values(whole)
+    of_the_head = {k for k in after if k.endswith(tuple(HEAD))}
+    assert of_the_head and of_the_head != set(after)
+    for k, v in after.items():
+        if k in of_the_head:
+            assert not torch.equal(v, before[k])
+            assert torch.allclose(v, expected[k], rtol=0, atol=1e-7), k
+        else:
+            assert torch.equal(v, before[k]), k
+
+
+@OPTIMISERS
+def test_a_mask_lets_single_entries_move(optimiser: Any) -> None:
+    masked, whole = Network(net(), optimiser), Network(net(), optimiser)
+    masks = {"0.weight": torch.arange(35).view(7, 5) % 2, "2.bias": torch.tensor([1.0, 0.0, 1.0])}
+    before = values(masked)
+    masked.minimise(lambda: cross_entropy(masked), only=masks)
+    whole.minimise(lambda: cross_entropy(whole))
+    once, moved = values(masked), values(whole)
+    for _ in range(2):
+        masked.minimise(lambda: cross_entropy(masked), only=masks)
+    later = values(masked)
+    for name, mask in masks.items():
+        k, kept = f"params.{name}", mask == 0
+        assert kept.any() and not kept.all()
+        assert torch.allclose(once[k][~kept], moved[k][~kept], rtol=0, atol=1e-7)
+        assert all(torch.equal(v[k][kept], before[k][kept]) for v in (once, later))
+        assert not torch.equal(later[k][~kept], once[k][~kept])
+    for k in ("params.0.bias", "params.2.weight"):
+        assert torch.equal(later[k], before[k])
+
+
+def test_what_was_frozen_for_a_step_learns_again_after_it() -> None:
+    network = Network(net(), SGD(0.1))
+    learning = []
+
+    def loss() -> Tensor:
+        learning.append([k for k, p in network.parameters.items() if p.requires_grad])
+        return cross_entropy(network)
+
+    def fails() -> Tensor:
+        loss()
+        raise RuntimeError
+
+    network.minimise(loss, only=HEAD)
+    before = network.flat.clone()
+    with pytest.raises(RuntimeError):
+        network.minimise(fails, only=HEAD)
+    with pytest.raises(KeyError):
+        network.minimise(loss, only=["nonsense"])
+    assert torch.equal(network.flat, before)
+    assert learning[:2] == [HEAD, HEAD]
+    assert all(p.requires_grad and p.grad is None for p in network.parameters.values())
+    network.minimise(loss)
+    assert learning[-1] == list(network.parameters)
+
+
+def test_statistics_move_with_a_step_of_some_parameters() -> None:
+    """The passes are those of training, whatever learns."""
+    some, whole = Network(net(norm=True), SGD(0.1)), Network(net(norm=True), SGD(0.1))
+    some.minimise(lambda: cross_entropy(some), only=["3.bias"])
+    whole.minimise(lambda: cross_entropy(whole))
+    for name, b in some.state()["buffers"].items():
+        assert torch.equal(b, whole.state()["buffers"][name])
+    assert int(some.state()["buffers"]["1.num_batches_tracked"]) == 1
+
+
+def test_train_passes_on_which_parameters_move() -> None:
+    network = Network(net(), SGD(0.1, 0.9))
+    before = values(network)
+    loss = network.train(lambda x, y: F.cross_entropy(network(x), y), Batches(X.view(3, 8, 5), Y.view(3, 8)), only=HEAD)
+    assert loss.shape == ()
+    assert {k for k, v in values(network).items() if torch.equal(v, before[k])} == {
+        *("params.0.weight", "params.0.bias"),
+        *("velocity of 0.weight", "velocity of 0.bias"),
+    }
+
+
+# -- a gradient without a step ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", [None, HEAD, ["0.weight"]], ids=["all", "head", "first"])
+def test_a_gradient_is_torch_s_and_makes_no_step(of: list[str] | None) -> None:
+    network, module = Network(net().double(), Adam(0.1)), net().double()
+    before = values(network)
+    value, gradients = network.gradient(lambda x, y: F.cross_entropy(network(x), y), X.double(), Y, of=of)
+    names = of or [k for k, _ in module.named_parameters()]
+    loss = F.cross_entropy(module(X.double()), Y)
+    expected = torch.autograd.grad(loss, [module.get_parameter(k) for k in names])
+    assert list(gradients) == names
+    assert torch.allclose(value, loss, rtol=0, atol=1e-15) and not value.requires_grad
+    for g, e in zip(gradients.values(), expected, strict=True):
+        assert torch.allclose(g, e, rtol=0, atol=1e-15)
+    assert all(torch.equal(v, before[k]) for k, v in values(network).items())
+    assert all(p.requires_grad and p.grad is None for p in network.parameters.values())
+
+
+def test_what_the_loss_does_not_touch_has_a_gradient_of_zero() -> None:
+    network = Network(net(), SGD(0.1))
+    _, gradients = network.gradient(lambda: network.live["2.bias"].square().sum())
+    assert torch.equal(gradients["2.bias"], 2 * network.live["2.bias"].detach())
+    assert all(not g.any() for k, g in gradients.items() if k != "2.bias")
+
+
+def test_a_gradient_leaves_no_stale_pass_behind() -> None:
+    """BatchNorm's statistics moved: a pass remembered from before them must not be used."""
+    network, twin = Network(net(norm=True), SGD(0.1)), Network(net(norm=True), SGD(0.1))
+    network.forward(X)
+    for n in (network, twin):
+        n.gradient(lambda n=n: cross_entropy(n))
+        n.descend(X, torch.ones(24, 3))
+    assert torch.equal(network.memory, twin.memory)
+
+
+@pytest.mark.parametrize("only", [None, HEAD], ids=["all", "some"])
+def test_a_proximal_term_is_differentiated(only: list[str] | None) -> None:
+    """μ/2 ‖w - a‖² in the loss adds μ (w - a) to each gradient, in float64."""
+    network, plain = Network(net().double(), SGD(0.5)), Network(net().double(), SGD(0.5))
+    anchor = {k: p.detach() - 0.3 for k, p in network.live.items()}
+
+    def proximal(x: Tensor, y: Tensor) -> Tensor:
+        far = sum((p - anchor[k]).square().sum() for k, p in network.live.items())
+        return F.cross_entropy(network(x), y) + 0.35 * far
+
+    _, gradients = network.gradient(proximal, X.double(), Y, of=only)
+    _, without = plain.gradient(lambda x, y: F.cross_entropy(plain(x), y), X.double(), Y, of=only)
+    for k, g in gradients.items():
+        assert torch.allclose(g - without[k], torch.full_like(g, 0.7 * 0.3), rtol=0, atol=1e-14)
+    start = {k: p.detach().clone() for k, p in network.live.items()}
+    network.minimise(proximal, X.double(), Y, only=only)
+    for k, p in network.live.items():
+        expected = start[k] - 0.5 * gradients[k] if k in gradients else start[k]
+        assert torch.allclose(p, expected, rtol=0, atol=1e-14)
+
+
+# -- a scratch copy --------------------------------------------------------------------------------------
+
+
+def wreck(network: Network) -> None:
+    """Change all that can be changed."""
+    network.minimise(lambda: cross_entropy(network))
+    network.minimise(lambda: cross_entropy(network), only=["3.bias"])
+    network.descend(X, torch.ones(24, 3))
+    for part, tree in network.state().items():
+        network.load(part, {k: torch.ones_like(v) for k, v in tree.items()})
+
+
+@OPTIMISERS
+def test_a_scratch_copy_leaves_no_trace(optimiser: Any) -> None:
+    network = Network(net(norm=True), optimiser)
+    network.minimise(lambda: cross_entropy(network))
+    before, inside = network.memory.clone(), []
+    with network.scratch():
+        wreck(network)
+        inside.append(network.memory.clone())
+        with network.scratch():
+            wreck(network)
+            network.flat.zero_()
+        assert torch.equal(network.memory, inside[0])  # the inner one brought back what the outer one had made
+    assert torch.equal(network.memory, before) and not torch.equal(inside[0], before)
+    with pytest.raises(RuntimeError), network.scratch(), network.scratch():
+        wreck(network)
+        raise RuntimeError
+    assert torch.equal(network.memory, before)
+    twin = Network(net(norm=True), optimiser)
+    twin.minimise(lambda: cross_entropy(twin))
+    for n in (network, twin):
+        n.minimise(lambda n=n: cross_entropy(n, slice(3, 11)))
+    assert torch.equal(network.memory, twin.memory)  # it goes on as if nothing had been
+
+
+def test_a_pass_remembered_on_a_scratch_copy_ends_with_it() -> None:
+    network, twin = Network(net(), SGD(0.1)), Network(net(), SGD(0.1))
+    with network.scratch():
+        network.load("params", {k: torch.zeros_like(v) for k, v in network.state()["params"].items()})
+        network.forward(X)
+    for n in (network, twin):
+        n.descend(X, torch.ones(24, 3) * torch.tensor([1.0, -2.0, 1.0]))
+    assert torch.equal(network.flat, twin.flat)
+
+
+def test_a_call_that_only_scratches_has_changed_nothing() -> None:
+    network = Network(net(norm=True), Adam(0.01))
+    copies: list[Tensor] = []
+    network.begin(lambda memory: copies.append(memory.clone()) or copies[-1])
+    with network.scratch():
+        wreck(network)
+    assert not network.changed and not copies
+    network.minimise(lambda: cross_entropy(network))
+    assert network.changed and len(copies) == 1
+    after = network.memory.clone()
+    with network.scratch():
+        wreck(network)
+    assert torch.equal(network.memory, after)
+    network.rollback()
+    network.end()
+    assert torch.equal(network.memory, copies[0])

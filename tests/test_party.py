@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import MethodError, StateError
-from fedloom.optim import SGD
+from fedloom.optim import SGD, Adam
 from fedloom.party import Party
 from fedloom.site import Batches, PublicSet, Site, epoch_plan, sample_plan
-from tests.toy import CLASSES, FEATURES, rows
+from tests.toy import CLASSES, FEATURES, common, rows
 
 
 class Counter(Party[None]):
@@ -136,6 +137,80 @@ def test_assigning_params_copies_values_and_keeps_the_flat_vector() -> None:
     assert b.net.flat.abs().sum() > 0
 
 
+# -- what a page does with its network -------------------------------------------------------------------
+
+
+class Student(Party[None]):
+    """Its network is prepared for an evaluation in one of two ways."""
+
+    STATE = ("params", "buffers", "opt", "looks")
+
+    def setup(self) -> None:
+        self.network(common(norm=True), Adam(0.05))
+        self.looks = 0
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.model(x), y)
+
+    def prepare(self, *, way: str, handout: Mapping[str, Any]) -> None:
+        if handout:
+            self.params = {**self.params, **handout}
+        if way == "tuned":
+            self.train(self.loss, self.batches(0, steps=3, size=8))
+        if way == "broken":
+            self.train(self.loss, self.batches(0, steps=1, size=8))
+            raise RuntimeError
+
+
+def student() -> Student:
+    party = Student(None, Site(id=0, data=rows(40, 0), tests={"test": rows(60, 1)}))
+    party.minimise(party.loss, *party.some(0, size=8))
+    return party
+
+
+def test_an_evaluation_is_prepared_and_that_is_undone() -> None:
+    party, ready = student(), student()
+    before = party.net.memory.clone()
+    plain = party.answers(on="test")
+    ready.prepare(way="tuned", handout={})
+    with party.transaction():
+        tuned = party.answers(on="test", way="tuned")
+        assert not party.net.changed
+    assert torch.equal(tuned["loss"], ready.answers(on="test")["loss"])
+    assert not torch.equal(tuned["loss"], plain["loss"])
+    blank = {k: torch.zeros_like(v) for k, v in party.params.items() if k.startswith("head.")}
+    assert float(party.answers(on="test", handout=blank)["loss"]) == pytest.approx(np.log(CLASSES))
+    with pytest.raises(RuntimeError):
+        party.answers(on="test", way="broken")
+    assert torch.equal(party.net.memory, before)
+    assert torch.equal(party.answers(on="test")["loss"], plain["loss"])
+
+
+def test_a_party_passes_on_what_its_network_can() -> None:
+    party = student()
+    x, y = party.some(1, size=8)
+    before = {k: v.clone() for k, v in party.params.items()}
+    value, gradients = party.gradient(party.loss, x, y, of=["head.bias"])
+    assert gradients.keys() == {"head.bias"} and value.shape == ()
+    assert party.live.keys() == party.params.keys() and all(p.requires_grad for p in party.live.values())
+    with party.scratch():
+        party.minimise(party.loss, x, y)
+    assert all(torch.equal(v, before[k]) for k, v in party.params.items())
+    party.minimise(party.loss, x, y, only=["head.bias"])
+    party.train(party.loss, party.batches(0, steps=1, size=8), only={"head.bias": torch.tensor([1.0, 0.0, 1.0, 1.0])})
+    assert {k for k, v in party.params.items() if not torch.equal(v, before[k])} == {"head.bias"}
+
+
+def test_notes_are_numbers_or_vectors() -> None:
+    party = student()
+    party.note("theta", torch.tensor(0.25))
+    party.note("coreset", 3)
+    party.note("mixing", torch.tensor([0.5, 0.0, 0.5], dtype=torch.float64))
+    party.note("coreset", 4)
+    assert party.take_notes() == {"theta": 0.25, "coreset": 4.0, "mixing": [0.5, 0.0, 0.5]}
+    assert party.take_notes() == {}
+
+
 # -- batches ---------------------------------------------------------------------------------------------
 
 
@@ -179,3 +254,14 @@ def test_rows_are_scaled_when_they_are_read() -> None:
     assert torch.allclose(scaled.x(torch.tensor([0])), (data.pool[3:4] - 1) / 2)
     assert scaled.y(torch.tensor([1])) == data.labels[1]
     assert len(Batches(torch.zeros(2, 3), torch.zeros(2, 3))) == 2
+
+
+def test_some_rows_are_different_ones_and_all_where_there_are_fewer() -> None:
+    party = Learner(None, Site(id=0, data=rows(30, 0)))
+    x, y = party.some(2, size=12)
+    assert x.shape == (12, FEATURES) and y.shape == (12,)
+    assert len({tuple(row) for row in x.tolist()}) == 12
+    own = {tuple(row): int(label) for row, label in zip(party.data.every.tolist(), party.data.labels, strict=True)}
+    assert all(own[tuple(row)] == label for row, label in zip(x.tolist(), y, strict=True))
+    assert {tuple(row) for row in party.some(2, size=99)[0].tolist()} == set(own)
+    assert torch.equal(party.some(2, size=12)[0], x) and not torch.equal(party.some(3, size=12)[0], x)

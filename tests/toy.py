@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.engines import IsolatedEngine, LocalEngine
+from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
 from fedloom.faults import Faults
 from fedloom.federation import Federation
+from fedloom.message import leaves
 from fedloom.method import Method
+from fedloom.models.parts import Classifier
 from fedloom.party import Party
 from fedloom.site import PublicSet, Rows, Site
 
@@ -40,13 +42,23 @@ def network(n: int, *, norm: bool = False, dropout: bool = False) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, width), *middle, nn.ReLU(), nn.Linear(width, CLASSES))
 
 
+def common(_: int = 0, *, norm: bool = False, width: int = 8) -> nn.Module:
+    """The network that all begin with where a method averages weights: a `body` and a `head`, the same at each call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        middle = [nn.BatchNorm1d(width)] if norm else []
+        return Classifier(nn.Sequential(nn.Linear(FEATURES, width), *middle, nn.ReLU()), width, CLASSES)
+
+
 def sites(
     n: int,
     *,
     seed: int = 0,
     make: Callable[[int], nn.Module] = network,
     data: Callable[[int], Rows] = lambda i: rows(20 + 10 * i, i),
+    graph: Mapping[int, Sequence[int]] | None = None,
 ) -> list[Site]:
+    """The places of n parties; without a graph everybody is everybody's neighbour."""
     public, test = PublicSet(rows(64, 77), seed, "toy"), rows(50, 88)
     return [
         Site(
@@ -54,6 +66,7 @@ def sites(
             seed=seed,
             parties=n,
             classes=CLASSES,
+            neighbours=tuple(j for j in range(n) if j != i) if graph is None else tuple(graph[i]),
             data=data(i),
             public=public,
             network=partial(make, i),
@@ -64,7 +77,18 @@ def sites(
 
 
 class Toy:
-    """A method on a toy federation, ready to run."""
+    """A method on a toy federation, ready to run.
+
+    Args:
+        method: any page's.
+        n: how many parties, if no `places` are given.
+        isolated, batched: which engine, if not the loop.
+        faults: ordered ones.
+        preset: of the method, with `params` over it.
+        places: of the parties; without them the toy's own, all with the `common` network if the method needs one.
+        graph: who may speak to whom; None for everybody with everybody.
+        make: the parties' networks.
+    """
 
     def __init__(
         self,
@@ -72,37 +96,50 @@ class Toy:
         n: int = 4,
         *,
         isolated: bool = False,
+        batched: bool = False,
         faults: Faults | None = None,
         preset: str = "recommended",
         places: list[Site] | None = None,
+        graph: Mapping[int, Sequence[int]] | None = None,
+        make: Callable[[int], nn.Module] | None = None,
         **params: Any,
     ) -> None:
-        places = places if places is not None else sites(n)
-        self.method = method
+        make = make or (common if method.one_network else network)
+        places = places if places is not None else sites(n, make=make, graph=graph)
+        self.method, self.places = method, places
         self.cfg = method.configure(preset, params)
-        home = Site(id=0, seed=places[0].seed, parties=len(places), classes=CLASSES)
+        first = places[0]
+        home = Site(id=0, seed=first.seed, parties=len(places), classes=CLASSES, network=first.network)
         self.server: Party[Any] | None = method.server(self.cfg, home) if method.server else None
         builders = [partial(method.client, self.cfg, place) for place in places]
-        self.engine = (
-            IsolatedEngine(builders, faults=faults) if isolated else LocalEngine([b() for b in builders], faults=faults)
-        )
-        self.fed = Federation(self.engine)
+        self.engine: Engine
+        if isolated:
+            self.engine = IsolatedEngine(builders, faults=faults)
+        else:
+            self.engine = (BatchedEngine if batched else LocalEngine)([b() for b in builders], faults=faults)
+        form = {k: p.detach().to("meta") for k, p in first.build().named_parameters()} if method.one_network else None
+        self.fed = Federation(self.engine, seed=first.seed, graph=graph, form=form)
 
-    def run(self, rounds: int, start: int = 0) -> Toy:
+    def party(self, i: int) -> Any:
+        """Party i itself, where it is in this process."""
+        return self.engine._parties[i]  # type: ignore[attr-defined]
+
+    def run(self, rounds: int, start: int = 0, present: Sequence[int] | None = None) -> Toy:
         for t in range(start, start + rounds):
             self.fed.round = t
-            for _ in self.method.round(self.fed, self.server, self.engine.ids, self.cfg, t):
+            for _ in self.method.round(self.fed, self.server, present or self.engine.ids, self.cfg, t):
                 pass
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every client's parameters and buffers, and the server's."""
+        """Every client's parameters and buffers, and all tensors of the server's state but its optimiser's."""
         found = {}
         for i, state in self.engine.states().items():
             for part in ("params", "buffers"):
-                found.update({f"{i}.{k}": v.clone() for k, v in state[part].items()})
+                found.update({f"{i}.{k}": v.clone() for k, v in state[part].items()})  # type: ignore[union-attr]
         if self.server is not None:
-            found.update({f"server.{k}": v.clone() for k, v in self.server.params.items()})
+            state = {k: v for k, v in self.server.state().items() if k != "opt"}
+            found.update({f"server.{k}": v.clone() for k, v in leaves(state) if isinstance(v, torch.Tensor)})
         return found
 
 

@@ -7,15 +7,18 @@ through `exchange`, and draws participants with `sample`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from fedloom import message
 from fedloom.engines.base import Engine, Failure, verdict
 from fedloom.errors import MethodError
 from fedloom.ledger import Ledger
-from fedloom.message import Template
+from fedloom.message import Shape, Template
 from fedloom.party import Party
 from fedloom.rng import stream
 
@@ -34,16 +37,33 @@ class Trouble:
 class Federation:
     """Speaks to the parties that an engine holds.
 
+    Args:
+        engine: holds them.
+        seed: of what is drawn by chance here.
+        home: the name of the party in whose place the round runs.
+        graph: whom each peer may exchange messages with; None for everybody with everybody.
+        form: the parameters of the network that all have, where all have one: names and shapes, no values.
+
     Attributes:
         round: the round under way; the run sets it.
         ledger: every message so far.
         failures: every failed call so far.
     """
 
-    def __init__(self, engine: Engine, *, seed: int = 0, home: str = "server") -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        seed: int = 0,
+        home: str = "server",
+        graph: Mapping[int, Sequence[int]] | None = None,
+        form: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.engine = engine
         self.seed = seed
         self.home = home
+        self.form = form or {}
+        self.graph = None if graph is None else {i: frozenset(near) for i, near in graph.items()}
         self.ledger = Ledger()
         self.failures: list[Trouble] = []
         self._round = 0
@@ -119,26 +139,38 @@ class Federation:
         take: str,
         ask: str | None = None,
         shared: Mapping[str, Any] | None = None,
+        question: Template = object,
         expect: Template = object,
+        at_once: int | None = None,
     ) -> None:
         """Neighbour to neighbour: what crosses never passes through here.
 
         Peer i asks every j in `links[i]`. Each j runs `answer` (given i's question as `asked`, and `by`,
         if `ask` names the method of i that puts it), and i runs `take` with `inbox`, the good answers by
-        the neighbour's id as text. All answers are made before any is taken.
+        the neighbour's id as text. All answers are made before any is taken. `question` and `expect` are
+        templates of a good question and a good answer.
+
+        Args:
+            at_once: the most answers that are held at once; None for all. Those who ask are then served in groups,
+                at least one a group, each group as a call of its own with its own draws by chance. Only for pages
+                whose `take` changes nothing that `ask` or `answer` reads: one group takes before the next one asks.
+
+        Raises:
+            MethodError: a link is not in the graph, or leads to oneself; nothing was sent.
         """
         for method in filter(None, (ask, answer, take)):
             _of_the_page(method)
+        self._check(links)
         put = dict(shared or {})
         if put:
             self._same(links, take, put)
-        log = self.engine.exchange(links, ask, answer, take, put, expect, self._next())
-        for d in log:
-            sender, receiver = self.engine.name(d.sender), self.engine.name(d.receiver)
-            if d.failure is None:
-                self.ledger.add(self.round, sender, receiver, d.kind, d.what, d.size)
-            else:
-                self._failed(sender, d.kind, d.failure)
+        for group in _groups(links, at_once):
+            for d in self.engine.exchange(group, ask, answer, take, put, question, expect, self._next()):
+                sender, receiver = self.engine.name(d.sender), self.engine.name(d.receiver)
+                if d.failure is None:
+                    self.ledger.add(self.round, sender, receiver, d.kind, d.what, d.size)
+                else:
+                    self._failed(sender, d.kind, d.failure)
 
     def sample(self, parties: Sequence[int], k: int | None, t: int) -> tuple[int, ...]:
         """`k` of the parties (all, if None), in their order; the same for every method on this seed."""
@@ -146,6 +178,49 @@ class Federation:
             return tuple(parties)
         chosen = stream(self.seed, "participants", t).choice(len(parties), k, replace=False)
         return tuple(parties[i] for i in sorted(chosen))
+
+    def neighbours(self, i: int, among: Iterable[int]) -> tuple[int, ...]:
+        """Those of `among` that peer i may speak to, in their order."""
+        near = None if self.graph is None else self.graph.get(i, frozenset())
+        return tuple(j for j in among if (j != i if near is None else j in near))
+
+    def links(self, peers: Sequence[int], k: int | None, t: int) -> dict[int, list[int]]:
+        """For each peer `k` of its neighbours among the peers (all, if None), rising: whom it asks in round t.
+
+        Drawn from (seed, t, peer), so that all methods on this seed ask the same.
+        """
+        found, everybody = {}, sorted(peers)
+        for i in peers:
+            near = self.neighbours(i, everybody)
+            if k is not None and k < len(near):
+                chosen = stream(self.seed, "links", t, i).choice(len(near), k, replace=False)
+                near = tuple(near[c] for c in sorted(chosen))
+            found[i] = list(near)
+        return found
+
+    def asked(self, peers: Sequence[int], method: str, shared: Mapping[str, Any]) -> dict[int, list[int]]:
+        """Whom each peer wants to ask: links for `exchange`. The home learns who asks whom, and nothing else.
+
+        `method` is given `here`, a mask (m,) of who is there, and answers with a mask (m,). Of it only neighbours that
+        are there count.
+        """
+        here = torch.zeros(max(self.engine.ids) + 1, dtype=torch.bool)
+        here[list(peers)] = True
+        masks = self.call(peers, method, shared={**shared, "here": here}, expect=Shape("bool", len(here)))
+        everybody = sorted(peers)
+        wanted = {i: mask.tolist() for i, mask in masks.items()}
+        return {i: [j for j in self.neighbours(i, everybody) if mask[j]] for i, mask in wanted.items()}
+
+    def _check(self, links: Mapping[int, Sequence[int]]) -> None:
+        """Refuse a link that must not be."""
+        for i, asked in links.items():
+            for j in asked:
+                if i == j:
+                    raise MethodError(f"peer {i} can't exchange with itself: leave it out of its own links")
+                if self.graph is not None and j not in self.graph.get(i, ()):
+                    raise MethodError(
+                        f"peer {j} is no neighbour of {i}: let it ask those of fed.neighbours({i}, clients)"
+                    )
 
     def _next(self) -> tuple[int, int]:
         self._calls += 1
@@ -159,6 +234,19 @@ class Federation:
 
     def _failed(self, party: str, kind: str, failure: Failure) -> None:
         self.failures.append(Trouble(self.round, party, kind, failure.reason, failure.trace))
+
+
+def _groups(links: Mapping[int, Sequence[int]], at_once: int | None) -> Iterator[dict[int, Sequence[int]]]:
+    """The links in groups of at most `at_once`, or of one peer that has more."""
+    group: dict[int, Sequence[int]] = {}
+    held = 0
+    for i, asked in links.items():
+        if group and at_once is not None and held + len(asked) > at_once:
+            yield group
+            group, held = {}, 0
+        group[i] = asked
+        held += len(asked)
+    yield group
 
 
 def _of_the_page(method: str) -> None:

@@ -34,6 +34,11 @@ class MethodConfig(BaseModel):
         """Optimiser steps of one kind in a round: what makes runs of different methods comparable."""
         return 1
 
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """Further ways to evaluate a party than as it is, such as after fine-tuning: see `Party.prepare`."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Method:
@@ -51,6 +56,7 @@ class Method:
         fixed: config values that make this method this method.
         presets: further named sets of config values, over `fixed`.
         public: whether it needs an unlabelled public set.
+        one_network: whether all parties begin with one and the same network, as methods that average weights need.
     """
 
     name: str
@@ -64,6 +70,7 @@ class Method:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     public: bool = False
+    one_network: bool = False
 
     def configure(self, preset: str = "recommended", params: Mapping[str, Any] | None = None) -> Any:
         """The config of a preset with `params` over it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -27,6 +27,8 @@ ALIGNMENT = 64
 """Bytes: where a tensor begins in a block."""
 Keep: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a block before its first change in a call, to wherever it is safe."""
+Only: TypeAlias = Collection[str] | Mapping[str, Tensor] | None
+"""Which parameters a step moves: those of these names, their gradients times masks if it maps to some; or all (None)."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class Network:
             _copy(self.state()[part], values, part)
         self._point(self._buffers)
         self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the pass that is remembered
+        self._scratch = False
         self._keeper: Keep | None = None
         self._before: Tensor | None = None
         self._chance = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
@@ -107,10 +110,12 @@ class Network:
         self.slots, self._buffers = views["opt"], views["buffers"]
         self._gradient = _scratch(self.flat.numel(), self.flat.dtype, self.flat.device)
         self._views: dict[str, Tensor] = {}
+        self._moving: dict[str, dict[str, Tensor]] = {}  # each parameter's part of the slots
         start = 0
         for name, p in self.parameters.items():
             part = slice(start, start + p.numel())
             self._views[name] = unflatten(self.flat[part], p.shape, self.format)
+            self._moving[name] = {k: unflatten(x[part], p.shape, self.format) for k, x in self.slots.items() if x.dim()}
             p.data = self._views[name]
             start = part.stop
 
@@ -140,15 +145,54 @@ class Network:
         """
         return self._pass(x)[1].detach()
 
-    def minimise(self, loss: Callable[..., Tensor], *batch: object) -> Tensor:
-        """One optimiser step on `loss(*batch)`, a scalar; returns its value () before the step."""
-        value = loss(*batch)
-        self._step(value, None)
-        return value.detach()
+    @property
+    def live(self) -> Mapping[str, Tensor]:
+        """The trainable parameters by name, for use in a loss: with their graph."""
+        return self.parameters
 
-    def train(self, loss: Callable[..., Tensor], batches: Batches) -> Tensor:
+    def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
+        """One optimiser step on `loss(*batch)`, a scalar; returns its value () before the step."""
+        if only is None:
+            value = loss(*batch)
+            self._step(value, None)
+            return value.detach()
+        value, gradients = self.gradient(loss, *batch, of=only)
+        self._keep()
+        rates = self.optimiser.tick(self.slots)
+        for name, g in gradients.items():
+            masked = g * only[name] if isinstance(only, Mapping) else g
+            self.optimiser.move(self._views[name], masked, self._moving[name], *rates)
+        return value
+
+    def gradient(
+        self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` () and its gradient by the parameters' names; no step. Statistics move."""
+        self._sent = None
+        names = list(self.parameters if of is None else of)
+        with self._learning(names):  # a frozen body then costs no graph
+            value = loss(*batch)
+            found = torch.autograd.grad(value, [self.parameters[k] for k in names], allow_unused=True)
+        gradients = [
+            torch.zeros_like(self.parameters[k]) if g is None else g for k, g in zip(names, found, strict=True)
+        ]
+        return value.detach(), dict(zip(names, gradients, strict=True))
+
+    @contextlib.contextmanager
+    def _learning(self, names: Collection[str]) -> Iterator[None]:
+        """Within it only these parameters take part in a graph."""
+        frozen = [p for k, p in self.parameters.items() if k not in names]
+        for p in frozen:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in frozen:
+                p.requires_grad_(True)
+
+    def train(self, loss: Callable[..., Tensor], batches: Batches, *, only: Only = None) -> Tensor:
         """One step of `loss(x, y)` for each batch; returns the mean loss ()."""
-        return torch.stack([self.minimise(loss, x, y) for x, y in batches]).mean()
+        return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
         """One optimiser step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
@@ -225,6 +269,18 @@ class Network:
         self._sent = None
         _copy(self.state()[part], values, part)
 
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Within it the network may be changed at will: at its end it is, bit for bit, what it was."""
+        before, outer = self.memory.clone(), self._scratch
+        self._scratch = True
+        try:
+            yield
+        finally:
+            self.memory.copy_(before)
+            self._scratch = outer
+            self._sent = None
+
     def forget(self) -> None:
         """Drop the remembered pass: what an engine may do between any two calls."""
         self._sent = None
@@ -252,7 +308,7 @@ class Network:
 
     def _keep(self) -> None:
         """Copy on first write, so that calls which only predict cost nothing."""
-        if self._keeper is not None and self._before is None:
+        if self._keeper is not None and self._before is None and not self._scratch:
             self._before = self._keeper(self.memory)
 
 

@@ -8,8 +8,9 @@ because an engine may hold a party in another process, rebuild it from its state
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -18,13 +19,15 @@ from torch import Tensor, nn
 from fedloom import message
 from fedloom.errors import MessageError, MethodError, StateError
 from fedloom.message import Tree
-from fedloom.network import Keep, Network
+from fedloom.network import Keep, Network, Only
 from fedloom.optim import Optimiser
 from fedloom.site import Batches, Rows, Site
 
 NETWORK_STATE = ("params", "buffers", "opt")
 _OWN = ("cfg", "site", "_network", "_notes")
 ConfigT = TypeVar("ConfigT")
+Note: TypeAlias = float | list[float]
+"""What a party noted, as the experiment reads it."""
 
 
 class Party(Generic[ConfigT]):
@@ -91,13 +94,39 @@ class Party(Generic[ConfigT]):
         """One optimiser step along Jᵀ `gradient` (B, ...), J the Jacobian of the outputs at `x`."""
         self.net.descend(x, gradient)
 
-    def minimise(self, loss: Callable[..., Tensor], *batch: object) -> Tensor:
-        """One optimiser step on the scalar `loss(*batch)`; returns its value before the step."""
-        return self.net.minimise(loss, *batch)
+    @property
+    def live(self) -> Mapping[str, Tensor]:
+        """The trainable parameters by name, for use in a loss: with their graph."""
+        return self.net.live
 
-    def train(self, loss: Callable[..., Tensor], batches: Batches) -> Tensor:
-        """One step of `loss(x, y)` for each batch; returns the mean loss ()."""
-        return self.net.train(loss, batches)
+    def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
+        """One optimiser step on the scalar `loss(*batch)`; returns its value before the step.
+
+        Args:
+            loss: gives a scalar with its graph.
+            batch: what it is called with.
+            only: names of the parameters that move, None for all; the others stay bit for bit what they were. With
+                masks by name the gradient is multiplied by them: an entry at 0 stays too, unless momentum from before
+                or weight decay moves it.
+        """
+        return self.net.minimise(loss, *batch, only=only)
+
+    def gradient(
+        self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` () and its gradient by the names `of` (None: all) the parameters; no step.
+
+        The passes are in training mode: BatchNorm statistics move.
+        """
+        return self.net.gradient(loss, *batch, of=of)
+
+    def train(self, loss: Callable[..., Tensor], batches: Batches, *, only: Only = None) -> Tensor:
+        """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in `minimise`."""
+        return self.net.train(loss, batches, only=only)
+
+    def scratch(self) -> AbstractContextManager[None]:
+        """Within it the network may be changed at will: at its end it is, bit for bit, what it was."""
+        return self.net.scratch()
 
     @property
     def params(self) -> dict[str, Tensor]:
@@ -157,6 +186,10 @@ class Party(Generic[ConfigT]):
         """Round t's shuffled passes over the own rows, in full batches of `size`."""
         return self.site.epochs(t, epochs=epochs, size=size)
 
+    def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
+        """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""
+        return self.site.some(t, size=size)
+
     def public(self, t: int, *, steps: int, size: int) -> tuple[Tensor, ...]:
         """Round t's public batches, each (B, ...), the same at every party."""
         if self.site.public is None:
@@ -170,19 +203,38 @@ class Party(Generic[ConfigT]):
     # -- what the experiment reads; nothing here is a message ------------------------------------------
 
     def note(self, name: str, value: Tensor | float) -> None:
-        """Keep a diagnostic of this round at this place. The last value of a name counts."""
+        """Keep a diagnostic of this round at this place, a number or a vector. The last value of a name counts.
+
+        "mixing" is the vector (m,) of the weights with which this party mixed the models of all m parties.
+        """
         self._notes[name] = value
 
-    def take_notes(self) -> dict[str, float]:
-        """The notes since the last call, as floats."""
-        notes = {name: float(value) for name, value in self._notes.items()}
+    def take_notes(self) -> dict[str, Note]:
+        """The notes since the last call, as floats or lists of them."""
+        notes: dict[str, Note] = {}
+        for name, value in self._notes.items():
+            notes[name] = value.tolist() if isinstance(value, Tensor) and value.dim() else float(value)
         self._notes.clear()
         return notes
 
-    def answers(self, *, on: str) -> dict[str, Tree]:
+    def handout(self) -> dict[str, Tree]:
+        """At a home: what every client would fetch before its model is used, such as today's global weights."""
+        return {}
+
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: make the network what is to be evaluated. It is undone afterwards.
+
+        Args:
+            way: one of the config's `ways`, or "".
+            handout: the home's, if there is one.
+        """
+
+    def answers(self, *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None) -> dict[str, Tree]:
         """For evaluation: predicted class (n,) and mean cross-entropy on the test rows named `on`."""
         rows = self.site.tests[on]
-        logits = self.infer(rows.every)
+        with self.scratch():
+            self.prepare(way=way, handout=handout or {})
+            logits = self.infer(rows.every)
         labels = rows.labels[rows.index]
         loss = torch.nn.functional.cross_entropy(logits, labels)
         return {"predicted": logits.argmax(-1), "loss": loss}

@@ -6,7 +6,7 @@ batches, whatever else they do and wherever they run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -119,6 +119,7 @@ class Site:
         seed: the federation's seed; every stream of random numbers derives from it.
         parties: how many parties of its kind there are.
         classes: K.
+        neighbours: the ids that it may speak to, rising, whether they are there in a round or not.
         data: its own rows, if it has any.
         public: the public set, if the method needs one.
         network: makes its network, the same at each call.
@@ -130,6 +131,7 @@ class Site:
     seed: int = 0
     parties: int = 1
     classes: int = 0
+    neighbours: Sequence[int] = ()
     data: Rows | None = None
     public: PublicSet | None = None
     network: Callable[[], nn.Module] | None = None
@@ -159,6 +161,11 @@ class Site:
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches:
         """Round t's shuffled passes over the own rows, in full batches of `size`."""
         return self.rows.batches(epoch_plan(self.stream("batches", t), len(self.rows), epochs, size))
+
+    def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
+        """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""
+        batch = self.batches(t, steps=1, size=min(size, len(self.rows)))
+        return batch.x[0], batch.y[0]
 
     def build(self) -> nn.Module:
         """The party's network, newly made.

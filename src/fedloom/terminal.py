@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
@@ -83,33 +84,40 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 
 def show_comparison(found: dict[str, Any], out: Console) -> None:
-    """The end of a run: one row for each method."""
-    several = len(found["methods"][0]["seeds"]) > 1
-    spread = "std_over_seeds" if several else "std_over_clients"
-    table = Table("method", "accuracy", "up", "down", "seconds", "failures", header_style="bold")
-    for m in found["methods"]:
-        accuracy, sent = m["accuracy"], m["bytes"]
-        table.add_row(
-            m["name"],
-            f"{accuracy['mean']:.1%} ± {100 * accuracy[spread]:.1f}",
-            size(sent["up"] + sent["across"]),
-            size(sent["down"] + sent["across"]),
-            f"{m['seconds']:.1f}",
-            str(m["failures"]),
-        )
+    """The end of a run: one row for each method; the accuracies on own rows too, where a method tells ways apart."""
+    methods = found["methods"]
+    several = len(methods[0]["seeds"]) > 1
+    over = "seeds" if several else "clients"
+    spread = f"std_over_{over}"
+
+    ways = list(dict.fromkeys(way for m in methods for way in m["ways"]))
+    names = ["accuracy", *(["own accuracy", *(f"own accuracy {way}" for way in ways)] if ways else [])]
+    headings = ["accuracy", *(["own mix", *ways] if ways else [])]
+    table = Table("method", *headings, "up", "down", "seconds", "failures", header_style="bold", box=SIMPLE_HEAD)
+    for m in methods:
+        values = (m["accuracy"], m["own_accuracy"], *map(m["ways"].get, ways))
+        accuracies = [
+            "" if of is None else f"{of['mean']:.1%}" + f" ± {100 * of[spread]:.1f}" * (name == found["measure"])
+            for name, of in zip(names, values, strict=False)
+        ]
+        sent = [size(m["bytes"][way] + m["bytes"]["across"]) for way in ("up", "down")]
+        table.add_row(m["name"], *accuracies, *sent, f"{m['seconds']:.1f}", str(m["failures"]))
     out.print(table)
-    chance = found["methods"][0]["chance"]
-    out.print(
-        f"± s.d. over {'seeds' if several else 'clients'}; always answering the most frequent class: {chance:.1%}"
-    )
+    chance, own_chance = methods[0]["chance"], methods[0]["own_chance"]
+    also = f" (on the own mix: {own_chance:.1%})" if ways and own_chance is not None else ""
+    out.print(f"± s.d. over {over}; always answering the most frequent class: {chance:.1%}{also}")
+    what = "" if found["measure"] == "accuracy" else f" of {found['measure']}"
     for d in found["differences"]:
-        over = (
-            "" if d["std_over_seeds"] is None else f" ± {100 * d['std_over_seeds']:.1f} over {len(d['per_seed'])} seeds"
-        )
-        out.print(
-            f"{d['first']} - {d['other']}: {100 * d['mean']:+.1f} points{over}; "
-            f"better at {d['clients_better']} of {d['clients']} clients"
-        )
+        _show_difference(d, what, out)
+
+
+def _show_difference(d: dict[str, Any], what: str, out: Console) -> None:
+    spread = d["std_over_seeds"]
+    over = "" if spread is None else f" ± {100 * spread:.1f} over {len(d['per_seed'])} seeds"
+    out.print(
+        f"{d['first']} - {d['other']}: {100 * d['mean']:+.1f} points{what}{over}; "
+        f"better at {d['clients_better']} of {d['clients']} clients"
+    )
 
 
 def size(count: float) -> str:

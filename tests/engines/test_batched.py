@@ -19,7 +19,7 @@ from fedloom.engines.together import run_together
 from fedloom.errors import MethodError
 from fedloom.faults import Faults
 from fedloom.federation import Federation
-from fedloom.message import leaves
+from fedloom.message import floats, leaves
 from fedloom.method import Method, MethodConfig
 from fedloom.optim import SGD, Adam
 from fedloom.party import Party
@@ -298,6 +298,227 @@ def test_an_unknown_method_is_the_page_s_mistake() -> None:
         b.call(b.ids, "nonsense", {}, None, (0, 0))
 
 
+# -- steps of some parameters, gradients, scratch copies ------------------------------------------------
+
+
+class Tools(Page):
+    """Uses all that a party offers to work with its network."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(x), y)
+
+    def head(self) -> list[str]:
+        return list(self.params)[-2:]
+
+    def step_of_some(self, *, t: int) -> Tensor:
+        body = [k for k in self.params if k not in self.head()]
+        first = self.train(self.loss, self.epochs(t, size=8), only=self.head())
+        return first + self.train(self.loss, self.epochs(t + 1, size=8), only=body)
+
+    def step_of_entries(self, *, t: int) -> Tensor:
+        masks = {k: (p > 0).float() for k, p in self.anchor.items()}
+        return self.train(self.loss, self.epochs(t, size=8), only=masks)
+
+    def slope(self, *, t: int) -> dict[str, Tensor]:
+        value, gradients = self.gradient(self.loss, *self.some(t, size=8), of=self.head())
+        return {"value": value, **gradients, "all": self.gradient(self.loss, *self.some(t, size=8))[1]["0.weight"]}
+
+    def proximal(self, *, t: int) -> Tensor:
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            far = sum(((p - self.anchor[k]).square().sum() for k, p in self.live.items()), torch.zeros(()))
+            return self.loss(x, y) + 0.3 * far
+
+        whole = self.train(loss, self.epochs(t, size=8))
+        return whole + self.train(loss, self.epochs(t, size=8), only=self.head())
+
+    def try_out(self, *, t: int) -> dict[str, Any]:
+        with self.scratch():
+            self.train(self.loss, self.epochs(t, size=8))
+            outer = self.params["0.weight"].clone()
+            with self.scratch():
+                self.params = {k: torch.zeros_like(p) for k, p in self.params.items()}
+                inner = self.infer(self.some(t, size=4)[0])
+            again = self.params["0.weight"].clone()
+        return {"outer": outer, "inner": inner, "again": again, "own": self.params["0.weight"]}
+
+    def try_and_go_on(self, *, t: int) -> Tensor:
+        with self.scratch():
+            self.train(self.loss, self.epochs(t, size=8))
+        return self.train(self.loss, self.epochs(t, size=8))
+
+    def pick(self, *, t: int, size: int) -> list[Tensor]:
+        return list(self.some(t, size=size))
+
+    def vector(self) -> None:
+        self.note("mixing", torch.stack([p.mean() for p in self.params.values()]))
+
+    def prepare(self, *, way: str, handout: Any) -> None:
+        if handout:
+            self.params = {**self.params, **handout}
+        if way == "tuned":
+            self.train(self.loss, self.epochs(9, size=8))
+
+
+def tools(
+    data: Callable[[int], Rows] = even, network: Callable[[int], nn.Module] = net, **params: Any
+) -> tuple[Engine, Engine]:
+    cfg = Config(**params)
+    return tuple(
+        make([Tools(cfg, s) for s in sites(N, make=network, data=data)]) for make in (LocalEngine, BatchedEngine)
+    )  # type: ignore[return-value]
+
+
+def wholly_together(engine: Engine) -> bool:
+    return engine.account().remarks == ("5 of 5 parties together, in groups: 1",)
+
+
+@pytest.mark.parametrize("params", [{}, {"momentum": 0.0}, {"adam": True, "lr": 0.01}], ids=["momentum", "sgd", "adam"])
+@pytest.mark.parametrize("method", ["step_of_some", "step_of_entries", "slope", "proximal", "try_out", "try_and_go_on"])
+def test_what_a_party_does_with_its_network_is_done_together(method: str, params: dict[str, Any]) -> None:
+    a, b = tools(**params)
+    for t in range(2):
+        before = {i: s["params"]["0.weight"].clone() for i, s in b.states().items()}  # type: ignore[index,union-attr]
+        replies = same(a, b, method, t=t)
+        moved = [not torch.equal(before[i], s["params"]["0.weight"]) for i, s in b.states().items()]  # type: ignore[index,union-attr]
+        assert moved == [method not in ("slope", "try_out")] * N
+        if method == "try_out":
+            for reply in replies:
+                assert torch.equal(reply["outer"], reply["again"]) and not torch.equal(reply["outer"], reply["own"])
+                assert torch.allclose(reply["inner"], torch.zeros(4, CLASSES))
+    assert wholly_together(b)
+
+
+@pytest.mark.parametrize("method", ["step_of_some", "step_of_entries", "proximal", "try_out", "try_and_go_on"])
+def test_so_it_is_with_uneven_data(method: str) -> None:
+    a, b = tools(data=lambda i: rows((40, 7, 90, 40, 23)[i], i))
+    for t in range(2):
+        same(a, b, method, t=t)
+    assert wholly_together(b)
+
+
+@pytest.mark.parametrize("method", ["step_of_some", "slope", "try_out", "try_and_go_on"])
+def test_so_it_is_with_statistics(method: str) -> None:
+    """A plain step, as batching changes the order of sums, which a bias before a BatchNorm feels."""
+    a, b = tools(network=lambda i: net(i, partial(nn.BatchNorm1d, 8)), momentum=0.0, lr=0.01)
+    for t in range(2):
+        same(a, b, method, t=t)
+    counts = {int(s["buffers"]["1.num_batches_tracked"]) for s in b.states().values()}  # type: ignore[index,call-overload]
+    assert counts == {{"step_of_some": 20, "slope": 4, "try_out": 0, "try_and_go_on": 10}[method]}
+    assert wholly_together(b)
+
+
+@pytest.mark.parametrize("size", [5, 24, 99])
+def test_some_rows_of_those_who_have_few(size: int) -> None:
+    """Who has fewer gives all: those with equally many are done together."""
+    a, b = tools(data=lambda i: rows((40, 24, 40, 24, 17)[i], i))
+    for t in range(2):
+        replies = same(a, b, "pick", t=t, size=size)
+        assert [len(y) for _, y in replies] == [min(size, n) for n in (40, 24, 40, 24, 17)]
+        same(a, b, "slope", t=t)
+    assert wholly_together(b)
+
+
+def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch of a call finds out; the second was made before that, and is not to be blamed."""
+    together: list[int] = []
+
+    def counted(memory: Tensor, rows: list[int], *others: Any) -> list[Any]:
+        replies = run_together(memory, rows, *others)
+        together.append(len(rows))
+        return replies
+
+    monkeypatch.setattr("fedloom.engines.batched.run_together", counted)
+    places = sites(6, make=net, data=lambda i: rows((40, 30, 30, 20, 20, 10)[i], i))
+    cfg = Config()
+    engine = BatchedEngine([Tools(cfg, place) for place in places], chunk_size=3)
+    for _ in range(2):
+        engine.call(engine.ids, "pick", {"t": 0, "size": 99}, None, (0, 0))
+    assert engine.account().remarks == ("6 of 6 parties together, in groups: 1",)
+    assert together == [2, 2]  # in the second call: those with 20 rows, and those with 30
+
+
+def test_an_evaluation_is_prepared_together_and_leaves_no_trace() -> None:
+    a, b = tools()
+    before = {i: {k: v.clone() for k, v in s["params"].items()} for i, s in b.states().items()}  # type: ignore[union-attr]
+    handout = {"2.bias": torch.tensor([0.0, 1.0, 2.0, 3.0])}
+    losses = []
+    for words in ({"way": ""}, {"way": "tuned"}, {"way": "", "handout": handout}, {"way": "tuned", "handout": handout}):
+        replies = same(a, b, "answers", on="test", **words)
+        losses.append(torch.stack([r["loss"] for r in replies]))
+    assert len({tuple(row.tolist()) for row in losses}) == 4
+    for i, s in b.states().items():
+        assert all(torch.equal(v, before[i][k]) for k, v in s["params"].items())  # type: ignore[union-attr]
+    assert wholly_together(b)
+
+
+def test_vectors_are_noted_by_each() -> None:
+    a, b = tools()
+    same(a, b, "vector")
+    one, two = a.notes(), b.notes()
+    for i in one:
+        assert len(two[i]["mixing"]) == 4  # type: ignore[arg-type]
+        assert two[i]["mixing"] == pytest.approx(one[i]["mixing"], abs=1e-6)
+    assert len({tuple(n["mixing"]) for n in two.values()}) == N  # type: ignore[arg-type]
+    assert wholly_together(b)
+
+
+# -- several tasks for one party -----------------------------------------------------------------------
+
+
+class Asked(Party[None]):
+    """Its answers depend on what was asked before, and by whom."""
+
+    STATE = ("params", "opt", "served", "taken")
+
+    def setup(self) -> None:
+        self.network(self.site.build(), SGD(0.1))
+        self.served = torch.zeros((), dtype=torch.float64)
+        self.taken = torch.zeros(CLASSES)
+
+    def ask(self) -> dict[str, Tensor]:
+        return {"bias": self.params["2.bias"]}
+
+    def answer(self, *, asked: dict[str, Tensor], by: Tensor) -> Tensor:
+        assert by.shape == () and not by.is_floating_point()
+        self.served = 2 * self.served + by + 1  # the order of those who ask shows in it
+        self.params = {**self.params, "2.bias": 0.5 * self.params["2.bias"] + asked["bias"]}
+        return self.params["2.bias"] + by
+
+    def take(self, *, inbox: dict[str, Tensor]) -> None:
+        self.taken = torch.stack([*inbox.values(), torch.zeros(CLASSES)]).sum(0)
+
+
+def test_the_questions_of_several_are_answered_in_order_and_each_wave_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, batched = (make([Asked(None, s) for s in sites(N, make=net)]) for make in (LocalEngine, BatchedEngine))
+    waves: list[tuple[str, int]] = []
+
+    def counted(memory: Tensor, rows: list[int], parties: Any, method: str, *others: Any) -> list[Any]:
+        waves.append((method, len(rows)))
+        return run_together(memory, rows, parties, method, *others)
+
+    monkeypatch.setattr("fedloom.engines.batched.run_together", counted)
+    links = {0: [1, 2, 3], 1: [0, 2, 4], 3: [1, 2], 4: [0, 1, 2, 3]}
+    logs = [
+        e.exchange(links, "ask", "answer", "take", {}, {"bias": floats(CLASSES)}, floats(CLASSES), (0, 0))
+        for e in (loop, batched)
+    ]
+    assert logs[0] == logs[1]
+    assert difference(loop, batched) < 1e-6
+    served = [float(s["served"]) for s in batched.states().values()]  # type: ignore[arg-type]
+    order = [[i for i in links if j in links[i]] for j in range(N)]
+    expected = []
+    for askers in order:
+        expected.append(0.0)
+        for i in askers:
+            expected[-1] = 2 * expected[-1] + i + 1
+    assert served == expected
+    # 1 and 2 are asked three and four times, 0 and 3 twice, 4 once: the last wave has one party, done by itself
+    assert [w for w in waves if w[0] != "take"] == [("ask", 4), ("answer", 5), ("answer", 4), ("answer", 2)]
+    assert wholly_together(batched)
+
+
 # -- who is alike --------------------------------------------------------------------------------------
 
 
@@ -412,7 +633,16 @@ def test_everything_is_made_on_the_parties_device(method: Method, norm: str, mon
     parties = [
         method.client(
             cfg,
-            Site(i, 0, 3, CLASSES, part(40 * i, 40 + 31 * i), public, build, {"test": part(0, 50)}, "meta"),
+            Site(
+                id=i,
+                parties=3,
+                classes=CLASSES,
+                data=part(40 * i, 40 + 31 * i),
+                public=public,
+                network=build,
+                tests={"test": part(0, 50)},
+                device="meta",
+            ),
         )
         for i in range(3)
     ]

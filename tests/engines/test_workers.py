@@ -105,7 +105,7 @@ class Gossip(Party[None]):
     def question(self, *, boost: float) -> dict[str, Any]:
         return {"from": self.site.id, "weights": self.params}
 
-    def answer(self, *, asked: dict[str, Any], by: int, boost: float) -> dict[str, Any]:
+    def answer(self, *, asked: dict[str, Any], by: Tensor, boost: float) -> dict[str, Any]:
         """It answers each asker otherwise, and remembers in what order they came."""
         assert asked["from"] == by
         self.answered += 1

@@ -88,6 +88,18 @@ def test_resolved_config_reads_back_the_same(tmp_path: Path) -> None:
     assert read(str(file)).run == run
 
 
+def test_tables_in_a_list_read_back_the_same(tmp_path: Path) -> None:
+    away = [{"client": 3, "start": 2}, {"client": 1, "end": 4}]
+    run = check({"run": {"churn": {"away": away}, "topology": {"kind": "regular", "degree": 4}}}).run
+    assert [(a.client, a.start, a.end) for a in run.churn.away] == [(3, 2, None), (1, 0, 4)]
+    file = tmp_path / "config.toml"
+    file.write_text(config.toml(run))
+    assert read(str(file)).run == run
+    file.write_text("[[churn.away]]\nclient = 3\nstart = 2\n[[churn.away]]\nclient = 1\nend = 4\n")
+    assert read(str(file)).run.churn == run.churn
+    assert read("fedal", ["churn.away=[{client=3, start=2}, {client=1, end=4}]"]).run.churn == run.churn
+
+
 def test_toml_can_say_none(tmp_path: Path) -> None:
     run = check({"run": {"params": {"gradient_cap": None, "clients_per_round": 3}}}).run
     file = tmp_path / "config.toml"

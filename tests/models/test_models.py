@@ -281,7 +281,7 @@ def test_a_misfit_names_what_fits() -> None:
         "lenet5 takes images (channels, height, width) of at least 4x4 pixels, not rows of shape "
         "(30,). These fit: linear, mlp, mlp-large, mlp-deep."
     )
-    with pytest.raises(ModelError, match=r"8x8 pixels.*fit: .*lenet5, cnn-small, cnn, wrn-10-1"):
+    with pytest.raises(ModelError, match=r"8x8 pixels.*fit: .*lenet5, cnn-small, cnn, cnn-strided, wrn-10-1"):
         build("resnet18", (3, 7, 8), 2)
     with pytest.raises(ModelError, match=r"\(28, 28, 1\)"):
         build("cnn", (28, 28, 1), 10)

@@ -22,7 +22,7 @@ from fedloom.errors import DataError
 from fedloom.experiment import record
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.run import Result
-from fedloom.report import looks, schema, several, words
+from fedloom.report import looks, neighbours, schema, several, words
 from fedloom.report.schema import Difference
 
 CONFIG = """name = {name}
@@ -54,15 +54,19 @@ def write_run(
     stages: Sequence[str] = ("local", "transfer"),
     finished: bool = True,
     public: str = "ab" * 32,
+    tuned: bool = False,
+    mixing: Sequence[tuple[int, str, str]] = (),
 ) -> Path:
     """A run of two rounds of five iterations, at whose end each client has the `accuracy` given."""
     folder.mkdir(parents=True)
     clients, last = len(accuracy), np.array(accuracy)
-    metrics = _metrics(classes, last, stages, unit)
+    metrics = _metrics(classes, last, stages, unit, tuned)
     _table(folder / "metrics.csv", METRICS, metrics)
     flows = [(t, "client", "server", "predict", "float32[4,2]", clients, unit, unit + 300) for t in (0, 1)]
     _table(folder / "ledger.csv", LEDGER, flows if unit else [])
     _table(folder / "failures.csv", FAILURES, failures)
+    if mixing:
+        _table(folder / "mixing.csv", record.MIXING, mixing)
     quoted = {"name": json.dumps(name), "dataset": json.dumps(dataset)}
     (folder / "config.toml").write_text(CONFIG.format(**quoted, seed=seed, clients=clients), encoding="utf-8")
     _dump(folder / "environment.json", {"fedloom": "0.1.0", "torch": "2.13.0", "cuda": None})
@@ -74,6 +78,7 @@ def write_run(
             "name": name, "method": "fedal", "title": "Distillation", "preset": "recommended", "seed": seed,
             "rounds": 2, "iterations": 10, "dataset": dataset, "clients": clients,
             "accuracy": _spread(last), "own_accuracy": _spread(last / 2), "agreement": 0.4321, "chance": 0.512,
+            "ways": {"tuned": _spread(last * 3 / 4)} if tuned else {}, "own_chance": 0.4375,
             "engine": {"engine": "batched", "workers": 1, "device": "cpu", "remarks": ["picked by auto"]},
             "messages": 1234, "bytes": {"up": 2 * unit, "down": 4 * unit, "across": 0},
             "seconds": {"total": 75.0, "setup": 15.0, "local": 60.0}, "failures": len(failures),
@@ -83,12 +88,15 @@ def write_run(
     return folder
 
 
-def _metrics(classes: Sequence[str], last: np.ndarray, stages: Sequence[str], unit: int) -> list[tuple[Any, ...]]:
+def _metrics(
+    classes: Sequence[str], last: np.ndarray, stages: Sequence[str], unit: int, tuned: bool
+) -> list[tuple[Any, ...]]:
     rows: list[tuple[Any, ...]] = []
 
     def look(round: int, stage: str, each: np.ndarray) -> None:
         at = (round, 5 * round, stage)
-        for what, values in (("accuracy", each), ("own accuracy", each / 2)):
+        ways = [("own accuracy tuned", each * 3 / 4)] if tuned else []
+        for what, values in (("accuracy", each), ("own accuracy", each / 2), *ways):
             rows.extend((*at, f"client-{n}", what, value) for n, value in enumerate(values))
             rows.extend([(*at, "", f"{what} mean", values.mean()), (*at, "", f"{what} std", values.std())])
         rows.extend([(*at, "", "loss mean", 2.0 - each.mean()), (*at, "", "agreement", 0.4321)])
@@ -104,14 +112,16 @@ def _metrics(classes: Sequence[str], last: np.ndarray, stages: Sequence[str], un
     return rows
 
 
-def write_comparison(folder: Path, accuracies: dict[str, Sequence[float]], title: str = "Two methods") -> Path:
+def write_comparison(
+    folder: Path, accuracies: dict[str, Sequence[float]], title: str = "Two methods", **more: Any
+) -> Path:
     """A comparison: each method's mean accuracy in seeds 0, 1, …"""
     found = []
     for name, means in accuracies.items():
         for seed, mean in enumerate(means):
             each = [mean - 0.125, mean, mean + 0.125]
             unit = 0 if name == "local" else 5000
-            run = write_run(folder / f"{name}-seed{seed}", name=name, seed=seed, accuracy=each, unit=unit)
+            run = write_run(folder / f"{name}-seed{seed}", name=name, seed=seed, accuracy=each, unit=unit, **more)
             found.append(Result(json.loads((run / "result.json").read_text()), [], run))
     _dump(folder / "comparison.json", summarise(title, found))
     return folder
@@ -521,4 +531,106 @@ def test_looks_differ() -> None:
 def test_tables_are_read_as_runs_write_them() -> None:
     assert set(schema.Measure.model_fields) <= set(record.METRICS)
     assert set(schema.Trouble.model_fields) <= set(record.FAILURES)
+    assert set(schema.Mixing.model_fields) <= set(record.MIXING)
     assert set(schema.Flow.model_fields) <= set(ledger.COLUMNS)
+
+
+# -- personalised methods ------------------------------------------------------------------------------------
+
+CHOICES = [(1, "client-0", "0:0.5 1:0.25 2:0.25"), (1, "client-1", "1:1"), (2, "client-0", "0:0.5 2:0.5")]
+
+
+def test_own_accuracy_leads_where_there_is_a_way(tmp_path: Path) -> None:
+    text = checked(written(write_run(tmp_path / "run", tuned=True))).text
+    # Own accuracy is half of the global one, tuned three quarters: 75 / 2 and 75 * 3 / 4.
+    assert "On their own class mix of digits, three clients reached 56.2 % ± 7.7 (s.d. over clients) tuned and" in text
+    assert "37.5 % ± 5.1 as they are" in text and "one's own most frequent class gives 43.8 %" in text
+    assert "On own class mix, tuned" in text and "as they are" in text
+    assert "+18.8 points over as they are; better at 3 of 3 clients, worse at 0." in text
+    assert "Who learns from whom" not in text
+
+
+def test_an_unfinished_run_knows_its_ways(tmp_path: Path) -> None:
+    text = checked(written(write_run(tmp_path / "run", tuned=True, finished=False))).text
+    assert "This run is unfinished" in text and "reached 56.2 % ± 7.7 (s.d. over clients) tuned" in text
+
+
+def test_who_learns_from_whom(tmp_path: Path) -> None:
+    counts = [[4, 0], [0, 4], [1, 3]]
+    folder = write_run(tmp_path / "run", counts=counts, mixing=CHOICES)
+    text = checked(written(folder)).text
+    # In round 2 client 0 takes one other, with whom it shares a quarter; the three pairs share 0, 1/4 and 3/4.
+    assert "takes the models of 1.0 others" in text and "at a weight of 0.50" in text
+    assert "overlap with its own by 25.0 %; if all were taken alike, it would be 33.3 %" in text
+    assert "round 1" in text and "round 2" in text
+
+
+def test_nobody_takes_anything(tmp_path: Path) -> None:
+    text = checked(written(write_run(tmp_path / "run", mixing=[(1, "client-0", "0:1"), (1, "client-1", "")]))).text
+    assert "no client took another's model" in text
+
+
+@pytest.mark.parametrize("clients", [60, 230])
+def test_maps_of_many_clients(tmp_path: Path, clients: int) -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 30, (clients, 10)).tolist()
+    near = [(t, f"client-{i}", f"{i}:0.5 {(i + t) % clients}:0.5") for t in (1, 2, 3) for i in range(clients)]
+    folder = write_run(
+        tmp_path / "run", accuracy=[0.5] * clients, counts=counts, classes=list("abcdefghij"), mixing=near
+    )
+    text = checked(written(folder)).text
+    assert ("3 × 3 clients" in text) == (clients > neighbours.MOST)
+
+
+@pytest.mark.parametrize("weights", ["0:x", "9:0.5", "0 0.5", "-1:0.5"])
+def test_a_damaged_table_of_mixing(tmp_path: Path, weights: str) -> None:
+    with pytest.raises(DataError, match=r"mixing\.csv"):
+        report.write(write_run(tmp_path / "run", mixing=[(1, "client-0", weights)]))
+
+
+def test_what_is_taken_by_hand() -> None:
+    alike = neighbours.overlaps(np.array([[2, 0], [0, 5], [5, 5]]))
+    np.testing.assert_allclose(alike, [[1, 0, 0.5], [0, 1, 0.5], [0.5, 0.5, 1]])
+    assert neighbours.everybody(alike) == pytest.approx(1 / 3)
+    found = neighbours.taken(np.array([[0.6, 0.1, 0.3], [0, 1, 0], [0, 0, 0]]), alike)
+    np.testing.assert_allclose(found.overlap, [0.375, np.nan, np.nan])
+    np.testing.assert_allclose(found.number, [1.6, 0, np.nan])
+    np.testing.assert_allclose(found.own, [0.6, 1, np.nan])
+
+
+def test_alike_clients_stand_side_by_side() -> None:
+    groups = np.arange(12) % 3
+    order = neighbours.side_by_side(neighbours.overlaps(np.eye(3)[groups] * 9))
+    assert sorted(order) == list(range(12))
+    assert np.count_nonzero(np.diff(groups[order])) == 2
+
+
+def test_blocks_keep_what_is_taken() -> None:
+    weights = np.random.default_rng(1).random((7, 7))
+    blocks = neighbours._blocks(weights, 3)
+    assert blocks.shape == (3, 3)
+    np.testing.assert_allclose(blocks[0].sum(), weights[:3].sum(1).mean())
+    np.testing.assert_allclose(blocks[2, 1], weights[6, 3:6].sum())
+
+
+def test_a_comparison_of_personal_methods(tmp_path: Path) -> None:
+    accuracies = {"alike": [0.75, 0.625], "all": [0.5, 0.375]}
+    folder = write_comparison(tmp_path / "c", accuracies, tuned=True, mixing=CHOICES)
+    found = json.loads((folder / "comparison.json").read_text())
+    assert found["measure"] == "own accuracy tuned" and set(found["further"]) == {"own accuracy", "accuracy"}
+    ways = {"own accuracy tuned": 0.75, "own accuracy": 0.5, "accuracy": 1.0}
+    for measure, part in ways.items():
+        (d,) = found["differences"] if measure == found["measure"] else found["further"][measure]
+        assert d["mean"] == pytest.approx(0.25 * part)
+    text = checked(written(folder)).text
+    assert "Accuracy on own class mix, tuned: alike 51.6 % ± 6.6 and all 32.8 % ± 6.6 (s.d. over seeds)" in text
+    assert "On own class mix, tuned: Over two seeds, alike is on average 18.8 points above all" in text
+    assert "Accuracy on the global test set of the first minus the other" in text
+    assert "Who learns from whom" in text and "If everybody alike" in text
+
+
+def test_a_way_leads_only_if_all_methods_have_it(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a", tuned=True), write_run(tmp_path / "b", name="local", accuracy=[0.5, 0.5, 0.5])]
+    text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
+    assert "Accuracy on the global test set: fedal" in text
+    assert "Accuracy on own class mix of the first minus the other" in text

@@ -111,11 +111,14 @@ def dirichlet_classwise(
     return fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
 
 
-def pathological(labels: np.ndarray, clients: int, rng: np.random.Generator, *, classes: int = 2) -> list[np.ndarray]:
+def pathological(
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, classes: int = 2, rows: int | None = None
+) -> list[np.ndarray]:
     """Each client holds exactly `classes` classes, each of which is divided evenly among those who hold it.
 
     Every class is held by the same number of clients, or by one more. Rows of a class that nobody holds,
-    which happens only if clients * classes is less than the number of classes, are left out.
+    which happens only if clients * classes is less than the number of classes, are left out. With `rows`, no
+    client gets more than that, evenly of its classes.
     """
     check_rows(labels, clients, classes)
     queues = shuffled_by_class(labels, rng)
@@ -126,6 +129,40 @@ def pathological(labels: np.ndarray, clients: int, rng: np.random.Generator, *, 
         order = np.lexsort((rng.random(len(queues)), np.array([len(those) for those in holders])))
         for k in order[:classes]:
             holders[k].append(client)
+    return _to_holders(queues, holders, clients, rows)
+
+
+def groups(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    number: int = 5,
+    rows: int | None = None,
+) -> list[np.ndarray]:
+    """Clients in so many groups, one after the other and as even as can be; each group has classes of its own.
+
+    The classes are dealt to the groups at random, and each is divided evenly among the clients of its group. With
+    `rows`, no client gets more than that, evenly of its classes. Who is in a client's group would be its best
+    friends: the planted groups on which methods that choose neighbours can be held to the truth.
+    """
+    check_rows(labels, clients, 1)
+    queues = shuffled_by_class(labels, rng)
+    if not number <= min(clients, len(queues)):
+        raise DataError(
+            f"{number} groups need as many clients and classes, but there are {clients} clients and {len(queues)} "
+            "classes; use fewer groups."
+        )
+    members = np.array_split(np.arange(clients), number)
+    holders: list[list[int]] = [[] for _ in queues]
+    for those, mine in zip(members, np.array_split(rng.permutation(len(queues)), number), strict=True):
+        for k in mine:
+            holders[k] = those.tolist()
+    return _to_holders(queues, holders, clients, rows)
+
+
+def _to_holders(queues: list[np.ndarray], holders: list[list[int]], clients: int, rows: int | None) -> list[np.ndarray]:
+    """Each class divided evenly among those who hold it, to at most `rows` of a client."""
     counts = np.zeros((clients, len(queues)), dtype=np.int64)
     for k, (queue, those) in enumerate(zip(queues, holders, strict=True)):
         if len(queue) < len(those):
@@ -136,6 +173,12 @@ def pathological(labels: np.ndarray, clients: int, rng: np.random.Generator, *, 
         if those:
             counts[those, k] = len(queue) // len(those)
             counts[those[: len(queue) % len(those)], k] += 1
+    if rows is not None:
+        kinds = (counts > 0).sum(1, keepdims=True)  # (N, 1) classes of each client
+        nth = np.cumsum(counts > 0, axis=1)
+        if rows < kinds.max():
+            raise DataError(f"A client of {kinds.max()} classes needs as many rows, but rows is {rows}; use more.")
+        counts = np.minimum(counts, rows // kinds + (nth <= rows % kinds))
     return deal(queues, counts)
 
 
@@ -219,6 +262,7 @@ def natural(
 
 
 _ALPHA = "concentration: small gives each client few classes, large is even"
+_MOST = Option("rows", int, None, "the most rows of each client; none: every row is handed out")
 _MIN_ROWS = Option("min_rows", int, 1, "the fewest rows a client may have")
 
 PARTITIONS: dict[str, Partition] = {
@@ -239,7 +283,12 @@ PARTITIONS: dict[str, Partition] = {
     "pathological": Partition(
         "each client has exactly so many classes",
         pathological,
-        (Option("classes", int, 2, "classes of each client"),),
+        (Option("classes", int, 2, "classes of each client"), _MOST),
+    ),
+    "groups": Partition(
+        "clients in groups, each with classes of its own",
+        groups,
+        (Option("number", int, 5, "groups of clients"), _MOST),
     ),
     "two-class": Partition(
         "each client has m to 2m rows of two random classes",

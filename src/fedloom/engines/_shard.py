@@ -18,7 +18,7 @@ from fedloom.engines.base import Failure, Parcel, Task, arguments, names, parcel
 from fedloom.engines.memory import Arena
 from fedloom.errors import MessageError
 from fedloom.message import Tree
-from fedloom.party import Party
+from fedloom.party import Note, Party
 from fedloom.site import PublicSet, Rows
 
 Key: TypeAlias = tuple[int, int]
@@ -72,7 +72,7 @@ class Shard:
 
     def do(
         self, head: Packed, tasks: Sequence[Task], each: Sequence[Packed], keys: Sequence[Key], bundles: Sequence[Any]
-    ) -> tuple[list[Any], dict[int, dict[str, float]]]:
+    ) -> tuple[list[Any], dict[int, dict[str, Note]]]:
         """Do tasks in order.
 
         Args:
@@ -90,7 +90,7 @@ class Shard:
         handed = {key: self._opened(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
         expect = unspell(common["expect"])
         replies: list[Any] = []
-        notes: dict[int, dict[str, float]] = {}
+        notes: dict[int, dict[str, Note]] = {}
         for n, (task, own) in enumerate(zip(tasks, each, strict=True)):
             party = self._parties[task.party]
             whole = Task(

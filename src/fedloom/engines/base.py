@@ -16,7 +16,7 @@ from fedloom.errors import MessageError, MethodError
 from fedloom.faults import Crash, Faults, spoil
 from fedloom.message import Size, Template, Tree
 from fedloom.network import Keep
-from fedloom.party import Party
+from fedloom.party import Note, Party
 
 CallId: TypeAlias = tuple[int, int] | None
 """(round, number of the call in the round): the same in a run that resumes or repeats. None for a look from
@@ -157,6 +157,7 @@ class Engine(ABC):
         answer: str,
         take: str,
         shared: Mapping[str, Tree],
+        question: Template,
         expect: Template,
         call: CallId,
     ) -> list[Delivery]:
@@ -168,9 +169,12 @@ class Engine(ABC):
         pairs = [(i, j) for i, neighbours in links.items() for j in neighbours]
         if ask:
             asking = [self._task(i, ask, shared, {}, call) for i in links]
-            questions = dict(zip(links, self._leave(asking, object), strict=True))
+            questions = dict(zip(links, self._leave(asking, question), strict=True))
             pairs = [(i, j) for i, j in pairs if _deliver(log, i, j, ask, questions[i])]
-            answering = [self._task(j, answer, shared, {"asked": questions[i], "by": i}, call, i + 1) for i, j in pairs]
+            who = {i: torch.tensor(i) for i in links}  # a tensor, so that the answers to several can be given together
+            answering = [
+                self._task(j, answer, shared, {"asked": questions[i], "by": who[i]}, call, i + 1) for i, j in pairs
+            ]
             answers = dict(zip(pairs, self._leave(answering, expect), strict=True))
         else:  # one answer serves all who ask
             asked = list(dict.fromkeys(j for _, j in pairs))
@@ -204,7 +208,7 @@ class Engine(ABC):
         """Give every party the state that `states()` gave."""
 
     @abstractmethod
-    def notes(self) -> dict[int, dict[str, float]]:
+    def notes(self) -> dict[int, dict[str, Note]]:
         """What the parties noted since the last call."""
 
     @abstractmethod

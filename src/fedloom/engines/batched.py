@@ -22,7 +22,7 @@ from fedloom.errors import MessageError
 from fedloom.faults import Faults
 from fedloom.message import Template, Tree
 from fedloom.network import INFERENCE_ROWS, Network
-from fedloom.party import Party
+from fedloom.party import Note, Party
 
 CPU_BUDGET = 1 << 27
 """Bytes that a batch of parties may take on a CPU, where larger ones fall out of its caches and are slower."""
@@ -97,11 +97,12 @@ class BatchedEngine(Engine):
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         replies: dict[int, Tree | Failure] = {}
         opened = [arguments(task, _held) for task in tasks]
-        for batch in self._batches(tasks, opened):
-            replies.update(self._together(batch, tasks, opened) if len(batch) > 1 else {})
-        for n, task in enumerate(tasks):
-            if n not in replies:
-                replies[n] = run(self._parties[task.party], task, opened[n])
+        for wave in _waves(tasks):
+            for batch in self._batches(wave, tasks, opened):
+                replies.update(self._together(batch, tasks, opened) if len(batch) > 1 else {})
+            for n in wave:
+                if n not in replies:
+                    replies[n] = run(self._parties[tasks[n].party], tasks[n], opened[n])
         return [replies[n] for n in range(len(tasks))]
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
@@ -116,7 +117,7 @@ class BatchedEngine(Engine):
         for i, state in states.items():
             self._parties[i].load(state)
 
-    def notes(self) -> dict[int, dict[str, float]]:
+    def notes(self) -> dict[int, dict[str, Note]]:
         """What the parties noted since the last call."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 
@@ -131,15 +132,15 @@ class BatchedEngine(Engine):
 
     # -- who goes with whom ------------------------------------------------------------------------
 
-    def _batches(self, tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]) -> Iterator[list[int]]:
-        """Numbers of tasks that can be done together, in the order of their group's rows."""
+    def _batches(
+        self, wave: Sequence[int], tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]
+    ) -> Iterator[list[int]]:
+        """Numbers of a wave's tasks that can be done together, in the order of their group's rows."""
         alike: dict[Any, list[int]] = {}
-        busy: set[int] = set()
-        for n, task in enumerate(tasks):
+        for n in wave:
+            task = tasks[n]
             group, _ = self._group.get(task.party, (None, 0))
-            again = task.party in busy  # its second task must see what its first has done
-            busy.add(task.party)
-            if group is None or again or task.fault in ("dropout", "crash") or _kind(task) in group.looped:
+            if group is None or task.fault in ("dropout", "crash") or _kind(task) in group.looped:
                 continue
             party = self._parties[task.party]
             own = {k: opened[n][k] for k in task.each}
@@ -191,7 +192,7 @@ class BatchedEngine(Engine):
                 [{k: opened[n][k] for k in tasks[n].each} for n in batch],
             )
         except Uneven as error:
-            if method in group.uneven:
+            if len({_rows(self._parties[tasks[n].party]) for n in batch}) == 1:
                 return self._in_turn(group, batch, tasks, opened, error)
             group.uneven.add(method)
             return {}
@@ -218,6 +219,18 @@ class BatchedEngine(Engine):
             group.looped.add(_kind(tasks[batch[0]]))
             self._remarks[f"{tasks[batch[0]].method} in turn: {' '.join(why.split())[:200]}"] = None
         return replies
+
+
+def _waves(tasks: Sequence[Task]) -> list[list[int]]:
+    """Numbers of tasks such that no wave has a party twice: its second task must see what its first has done."""
+    waves: list[list[int]] = []
+    seen: dict[int, int] = {}
+    for n, task in enumerate(tasks):
+        wave = seen[task.party] = seen.get(task.party, -1) + 1
+        if wave == len(waves):
+            waves.append([])
+        waves[wave].append(n)
+    return waves
 
 
 def convolutional(module: nn.Module) -> bool:

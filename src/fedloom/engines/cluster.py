@@ -22,7 +22,7 @@ from fedloom.engines.base import Account, Engine, Failure, Lost, Parcel, Task
 from fedloom.errors import ConfigError, EngineError, MessageError
 from fedloom.faults import Faults
 from fedloom.message import Template, Tree
-from fedloom.party import Party
+from fedloom.party import Note, Party
 
 if TYPE_CHECKING:
     from fedloom.engines._fleet import Fleet
@@ -81,7 +81,7 @@ class RayEngine(Engine):
         self._spilled: dict[int, int] = {}  # how many parties of a worker lie on disk
         self._left = 0
         self._losses = 0
-        self._notes: dict[int, dict[str, float]] = {i: {} for i in ids}
+        self._notes: dict[int, dict[str, Note]] = {i: {} for i in ids}
         self._ray = _ray()
         self._fleet: Fleet = self._ray.Fleet(address, workers, cpus, gpus)
         try:
@@ -121,7 +121,7 @@ class RayEngine(Engine):
             orders[self._where[i]][i] = packed(dict(state))
         self._ask("load", {w: (order,) for w, order in orders.items()})
 
-    def notes(self) -> dict[int, dict[str, float]]:
+    def notes(self) -> dict[int, dict[str, Note]]:
         """What the parties noted since the last call."""
         taken, self._notes = self._notes, {i: {} for i in self.ids}
         return taken

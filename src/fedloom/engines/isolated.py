@@ -15,7 +15,7 @@ from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, argumen
 from fedloom.errors import MessageError
 from fedloom.faults import Faults
 from fedloom.message import Template, Tree
-from fedloom.party import Party
+from fedloom.party import Note, Party
 
 
 class IsolatedEngine(Engine):
@@ -57,7 +57,7 @@ class IsolatedEngine(Engine):
         for i, state in states.items():
             self._parties[i].load(state)
 
-    def notes(self) -> dict[int, dict[str, float]]:
+    def notes(self) -> dict[int, dict[str, Note]]:
         """What the parties noted since the last call."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 

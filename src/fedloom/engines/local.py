@@ -10,7 +10,7 @@ from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, argumen
 from fedloom.engines.memory import Arena
 from fedloom.faults import Faults
 from fedloom.message import Template, Tree
-from fedloom.party import Party
+from fedloom.party import Note, Party
 
 
 class LocalEngine(Engine):
@@ -66,7 +66,7 @@ class LocalEngine(Engine):
             with contextlib.nullcontext() if self._arena is None else self._arena.awake(party):
                 party.load(state)
 
-    def notes(self) -> dict[int, dict[str, float]]:
+    def notes(self) -> dict[int, dict[str, Note]]:
         """What the parties noted since the last call."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import grad, vjp
 
 from fedloom.errors import FedloomError, StateError
-from fedloom.network import INFERENCE_ROWS, Field, Network, unflatten
+from fedloom.network import INFERENCE_ROWS, Field, Network, Only, unflatten
 from fedloom.optim import Optimiser
 from fedloom.site import Batches
 
@@ -86,12 +86,36 @@ class Stacked:
         """Training-mode outputs (B, ...), constants; remembered until the method ends or the weights move."""
         return self._pass(x)[0]
 
-    def minimise(self, loss: Callable[..., Tensor], *batch: object) -> Tensor:
+    @property
+    def live(self) -> Mapping[str, Tensor]:
+        """The trainable parameters by name, for use in a loss."""
+        return self._live[0] if self._live else self._params
+
+    def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
         """One optimiser step on the scalar `loss(*batch)`; its value before the step."""
+        value, gradients, buffers = self._graded(loss, batch, only)
+        if isinstance(only, Mapping):
+            gradients = {k: g * only[k] for k, g in gradients.items()}
+        self._step(gradients, buffers)
+        return value
+
+    def gradient(
+        self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` and its gradient by the parameters' names; no step. Statistics move."""
+        value, gradients, buffers = self._graded(loss, batch, of)
+        if buffers:
+            self.load("buffers", buffers)
+        return value, gradients
+
+    def _graded(
+        self, loss: Callable[..., Tensor], batch: tuple[object, ...], of: Collection[str] | None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """A loss, its gradient, and the buffers that its pass leaves."""
 
         def value_of(params: dict[str, Tensor]) -> tuple[Tensor, Any]:
             buffers = {k: b.clone() for k, b in self._buffers.items()}
-            self._live = params, buffers
+            self._live = {**self._params, **params}, buffers
             before = dict(self._notes)
             self._notes.clear()
             try:
@@ -102,24 +126,24 @@ class Stacked:
                 self._notes.clear()
                 self._notes.update(before)
 
-        gradients, (value, buffers, notes) = grad(value_of, has_aux=True)(self._params)
+        chosen = self._params if of is None else {k: self._params[k] for k in of}
+        gradients, (value, buffers, notes) = grad(value_of, has_aux=True)(chosen)
         self._notes.update(notes)
-        self._step(gradients, buffers)
-        return value  # type: ignore[no-any-return]
+        return value, gradients, buffers
 
-    def train(self, loss: Callable[..., Tensor], batches: Batches | Padded) -> Tensor:
+    def train(self, loss: Callable[..., Tensor], batches: Batches | Padded, *, only: Only = None) -> Tensor:
         """One step of `loss(x, y)` for each batch; the mean loss (). Who has fewer batches stands still."""
         if not isinstance(batches, Padded):
-            return torch.stack([self.minimise(loss, x, y) for x, y in batches]).mean()
+            return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
         total = torch.zeros((), device=batches.x.device)
         for i, everybody in enumerate(batches.everybody):
             mine = batches.mine[i]
             if everybody:
-                value = self.minimise(loss, batches.x[i], batches.y[i])
+                value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
             else:
                 before = {field: x.clone() for field, x in self._state.items()}
                 notes = dict(self._notes)
-                value = self.minimise(loss, batches.x[i], batches.y[i])
+                value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
                 for field, x in self._state.items():
                     x.copy_(torch.where(mine, x, before[field]))
                 for name, old in notes.items():
@@ -146,6 +170,20 @@ class Stacked:
         for name, x in mine.items():
             x.copy_(values[name])
 
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Within it the network may be changed at will: at its end it is what it was."""
+        before = self._state, self.changed
+        self._state, self.changed = {field: x.clone() for field, x in self._state.items()}, True
+        self._sent = None
+        self._look()
+        try:
+            yield
+        finally:
+            self._state, self.changed = before
+            self._sent = None
+            self._look()
+
     # -- how ---------------------------------------------------------------------------------------
 
     def _own(self) -> None:
@@ -159,8 +197,9 @@ class Stacked:
     def _step(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self._own()
         rates = self._optimiser.tick(self._counters)
-        for name, w in self._params.items():
-            _Move.apply(self._optimiser, w, gradients[name], self._moving[name], rates)  # type: ignore[no-untyped-call]
+        for name, g in gradients.items():
+            w, moving = self._params[name], self._moving[name]
+            _Move.apply(self._optimiser, w, g, moving, rates)  # type: ignore[no-untyped-call]
         for name, b in self._buffers.items():
             b.copy_(buffers[name])
 

@@ -126,6 +126,14 @@ class Together:
         """As a site's."""
         return self._gather([epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._sites])
 
+    def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
+        """As a site's."""
+        each = {min(size, len(s.rows)) for s in self._sites}
+        if len(each) > 1:
+            raise Uneven("it takes some of the parties' rows, of which they have different numbers")
+        batch = self._gather([sample_plan(s.stream("batches", t), len(s.rows), 1, *each) for s in self._sites])
+        return batch.x[0], batch.y[0]
+
     def _gather(self, plans: Sequence[Tensor]) -> Batches | Padded:
         rows = [s.rows for s in self._sites]
         steps = [len(p) for p in plans]

@@ -20,7 +20,7 @@ from fedloom.engines.memory import Arena
 from fedloom.errors import ConfigError, MessageError, MethodError
 from fedloom.faults import Faults
 from fedloom.message import Size, Template, Tree
-from fedloom.party import Party
+from fedloom.party import Note, Party
 
 _Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
 """What tasks share lies here in our box: by the identity of the arguments, and the method."""
@@ -58,7 +58,7 @@ class WorkersEngine(Engine):
             self._house(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
         self._own: dict[int, bytes] = {}  # what parties remember beside their networks, unless it is as at first
-        self._notes: dict[int, dict[str, float]] = {i: {} for i in self._parties}
+        self._notes: dict[int, dict[str, Note]] = {i: {} for i in self._parties}
         self._era = 0
         count = max(1, min(workers, len(self._parties)))
         largest = max((p._network.memory.numel() for p in self._parties.values() if p._network), default=0)
@@ -111,7 +111,7 @@ class WorkersEngine(Engine):
                     self._own[i] = message.encode(party.own_state(), LIMITS)
             self._crew.where.pop(i, None)
 
-    def notes(self) -> dict[int, dict[str, float]]:
+    def notes(self) -> dict[int, dict[str, Note]]:
         """What the parties noted since the last call."""
         taken, self._notes = self._notes, {i: {} for i in self._parties}
         return taken

@@ -13,6 +13,8 @@ from fedloom.experiment.config import Experiment, RunConfig
 from fedloom.experiment.record import write_json
 from fedloom.experiment.run import Result, Status, execute
 
+GLOBAL, OWN = "accuracy", "own accuracy"
+"""What `metrics.csv` calls the accuracy on the global test set, and on each client's own test rows."""
 SAME = ("dataset", "clients", "public_sha256")
 
 
@@ -60,6 +62,9 @@ def execute_all(
 def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
     """What a comparison says: each method over its seeds, and each against the first, paired.
 
+    `differences` are of the main `measure`, `further` those of all other accuracies that every run has. The main one is
+    the accuracy on the global test set, or on own rows in the first way in which all runs were evaluated.
+
     Args:
         title: of the comparison.
         results: runs; those of one seed must have been made on the same data.
@@ -75,11 +80,18 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
                 raise ConfigError(f"runs of seed {seed} can't be compared: {key} is {' and '.join(sorted(values))}")
     names = list(dict.fromkeys(s["name"] for s in summaries))
     groups = {name: [s for s in summaries if s["name"] == name] for name in names}
+    main, *others = _shared(summaries)
+
+    def differences(measure: str) -> list[dict[str, Any]]:
+        return [_difference(groups[names[0]], groups[name], measure) for name in names[1:]]
+
     return {
         "title": title,
         "reference": names[0],
         "methods": [_method(name, group) for name, group in groups.items()],
-        "differences": [_difference(groups[names[0]], groups[name]) for name in names[1:]],
+        "measure": main,
+        "differences": differences(main),
+        "further": {measure: differences(measure) for measure in others},
         "runs": [
             {"name": s["name"], "seed": s["seed"], "folder": r.folder.name if r.folder else None}
             for s, r in zip(summaries, results, strict=True)
@@ -87,34 +99,58 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
+def accuracies(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a run measured, by its name in `metrics.csv`: "accuracy" on the global test set, "own accuracy" on each
+    client's own test rows, and "own accuracy tuned" on these in the way `tuned`."""
+    ways = {f"{OWN} {way}": found for way, found in summary["ways"].items()}
+    found = {**ways, GLOBAL: summary["accuracy"], OWN: summary["own_accuracy"]}
+    return {measure: value for measure, value in found.items() if value is not None}
+
+
+def _shared(summaries: Sequence[dict[str, Any]]) -> list[str]:
+    """The accuracies that all runs have, the main one first: in the first way, if they have one in common."""
+    found = [measure for measure in accuracies(summaries[0]) if all(measure in accuracies(s) for s in summaries)]
+    if OWN not in found and any(OWN in accuracies(s) for s in summaries):  # their ways are on other rows
+        return [GLOBAL]
+    return found
+
+
 def _method(name: str, group: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One method: the mean over seeds, the spread over seeds and the mean spread over clients."""
-    means = [s["accuracy"]["mean"] for s in group]
+    """One method over its seeds."""
+    found = {measure: _over_seeds([accuracies(s)[measure] for s in group]) for measure in _shared(group)}
+    own_chances = [s["own_chance"] for s in group]
     return {
         "name": name,
         "method": group[0]["method"],
         "preset": group[0]["preset"],
         "seeds": [s["seed"] for s in group],
-        "accuracy": {
-            "mean": float(np.mean(means)),
-            "std_over_seeds": _deviation(means),
-            "std_over_clients": float(np.mean([s["accuracy"]["std"] for s in group])),
-        },
+        "accuracy": found[GLOBAL],
+        "own_accuracy": found.get(OWN),
+        "ways": {way: found[f"{OWN} {way}"] for way in group[0]["ways"] if f"{OWN} {way}" in found},
         "chance": float(np.mean([s["chance"] for s in group])),
+        "own_chance": None if None in own_chances else float(np.mean(own_chances)),
         "bytes": {k: float(np.mean([s["bytes"][k] for s in group])) for k in ("up", "down", "across")},
         "seconds": float(np.mean([s["seconds"]["total"] for s in group])),
         "failures": sum(s["failures"] for s in group),
     }
 
 
-def _difference(first: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _over_seeds(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """An accuracy of one method in each seed: the mean over seeds, the spread over seeds, and that over clients."""
+    means = [one["mean"] for one in found]
+    return {
+        "mean": float(np.mean(means)),
+        "std_over_seeds": _deviation(means),
+        "std_over_clients": float(np.mean([one["std"] for one in found])),
+    }
+
+
+def _difference(first: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], measure: str) -> dict[str, Any]:
     """First minus other, on the seeds that both have: per seed, and per client within the seeds."""
-    by_seed = {s["seed"]: s for s in other}
-    pairs = [(a, by_seed[a["seed"]]) for a in first if a["seed"] in by_seed]
-    per_seed = [a["accuracy"]["mean"] - b["accuracy"]["mean"] for a, b in pairs]
-    per_client = [
-        x - y for a, b in pairs for x, y in zip(a["accuracy"]["per_client"], b["accuracy"]["per_client"], strict=True)
-    ]
+    by_seed = {s["seed"]: accuracies(s)[measure] for s in other}
+    pairs = [(accuracies(s)[measure], by_seed[s["seed"]]) for s in first if s["seed"] in by_seed]
+    per_seed = [a["mean"] - b["mean"] for a, b in pairs]
+    per_client = [x - y for a, b in pairs for x, y in zip(a["per_client"], b["per_client"], strict=True)]
     return {
         "first": first[0]["name"],
         "other": other[0]["name"],

@@ -37,9 +37,27 @@ class Look:
     recall: np.ndarray
 
 
-def look(engine: Engine, clients: Sequence[int], labels: Sequence[np.ndarray], classes: int, on: str) -> Look:
-    """Every client's answers on the test rows named `on`, whose labels (n,) are given client by client."""
-    replies = engine.call(clients, "answers", {"on": on}, None, None)
+def look(
+    engine: Engine,
+    clients: Sequence[int],
+    labels: Sequence[np.ndarray],
+    classes: int,
+    on: str,
+    way: str = "",
+    handout: Mapping[str, Tree] | None = None,
+) -> Look:
+    """Every client's answers on the test rows named `on`, whose labels (n,) are given client by client.
+
+    Args:
+        engine: where the clients are.
+        clients: their numbers.
+        labels: see above.
+        classes: how many there are.
+        on: a name in `Site.tests`.
+        way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
+        handout: what the home hands out to everybody.
+    """
+    replies = engine.call(clients, "answers", {"on": on, "way": way, "handout": dict(handout or {})}, None, None)
     predicted, losses = [], []
     for reply in replies:
         if isinstance(reply, Failure):

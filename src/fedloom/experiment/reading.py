@@ -96,9 +96,9 @@ def _names(run: RunConfig) -> list[str]:
     from fedloom import models
     from fedloom.data import flower, partitions, sources
 
-    found = []
+    found, rounds = [], 0
     try:
-        run.resolve()
+        _, _, rounds = run.resolve()
     except FedloomError as error:
         found.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [
@@ -108,6 +108,8 @@ def _names(run: RunConfig) -> list[str]:
         if ":" in run.data.partition
         else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
         *(("models.pool", partial(models.check_name, name)) for name in run.models.pool or ()),
+        ("topology", partial(run.topology.check, run.data.clients)),
+        ("churn", partial(run.churn.check, run.data.clients, rounds)),
     ]
     for where, test in tests:
         try:

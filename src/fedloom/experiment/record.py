@@ -4,6 +4,7 @@ config.toml       the resolved config: `fedloom run config.toml` repeats the run
 environment.json  versions and machine
 partition.json    who holds how many rows of which class, and which network
 metrics.csv       one row per round, stage, party and measure
+mixing.csv        whose models each party mixed, by weight, at the rounds that were evaluated; if the parties note it
 ledger.csv        one row per round, direction and kind of message
 failures.csv      one row per call that gave no usable reply
 trouble.log       the parties' own tracebacks; nobody else is shown them
@@ -33,6 +34,7 @@ from fedloom.federation import Federation, Trouble
 
 METRICS = ("round", "iteration", "stage", "party", "measure", "value")
 FAILURES = ("round", "party", "kind", "reason")
+MIXING = ("round", "party", "weights")
 
 
 @dataclass
@@ -42,14 +44,21 @@ class Record:
     Attributes:
         metrics: rows under METRICS; `party` is empty for a measure of the whole federation.
         seconds: wall seconds by phase, over all the pieces of a run that was resumed.
+        mixing: rows under MIXING; weights are written as `0:0.25 4:0.5`, by the number of the model's owner.
     """
 
     metrics: list[list[Any]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    mixing: list[list[Any]] = field(default_factory=list)
 
     def measure(self, round: int, iteration: int, stage: str, measure: str, value: float, party: str = "") -> None:
         """Add one row."""
         self.metrics.append([round, iteration, stage, party, measure, float(value)])
+
+    def mix(self, round: int, party: str, weights: Sequence[float]) -> None:
+        """Add the weights (m,) with which a party mixed everybody's models; those of 0 are left out."""
+        taken = " ".join(f"{owner}:{weight:.6g}" for owner, weight in enumerate(weights) if weight != 0)
+        self.mixing.append([round, party, taken])
 
     def spend(self, phase: str, seconds: float) -> None:
         """Add to the time of a phase."""
@@ -61,19 +70,22 @@ class Record:
         return {
             "metrics": self.metrics,
             "seconds": self.seconds,
+            "mixing": self.mixing,
             "ledger": fed.ledger.state(),
             "failures": failures,
         }
 
     def load(self, state: dict[str, Any], fed: Federation) -> None:
         """Begin from what `state()` gave."""
-        self.metrics, self.seconds = state["metrics"], state["seconds"]
+        self.metrics, self.seconds, self.mixing = state["metrics"], state["seconds"], state["mixing"]
         fed.ledger.load(state["ledger"])
         fed.failures[:] = [Trouble(*row) for row in state["failures"]]
 
     def write(self, folder: Path, fed: Federation) -> None:
         """Write the tables, each whole."""
         write_csv(folder / "metrics.csv", METRICS, self.metrics)
+        if self.mixing:
+            write_csv(folder / "mixing.csv", MIXING, self.mixing)
         write_csv(folder / "ledger.csv", ledgers.COLUMNS, fed.ledger.state()["entries"])
         rows = [[t.round, t.party, t.kind, t.reason] for t in fed.failures]
         write_csv(folder / "failures.csv", FAILURES, rows)

@@ -97,7 +97,8 @@ class Session:
         self.engine = engine
         self.folder = folder
         self.home = type(world.server).__name__.lower() if world.server else "coordinator"
-        self.fed = Federation(engine, seed=world.run.seed, home=self.home)
+        graph = None if world.graph is None else dict(enumerate(world.graph))
+        self.fed = Federation(engine, seed=world.run.seed, home=self.home, graph=graph, form=world.form)
         self.record = Record()
         self.done = 0
         dataset, split = world.dataset, world.split
@@ -135,7 +136,8 @@ class Session:
         text = config.toml(self.world.run)
         checkpoint.write_atomically(self.folder / "config.toml", text.encode())
         write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
-        write_json(self.folder / "partition.json", partition(self.world))
+        neighbours = {} if self.world.graph is None else {"neighbours": self.world.graph}
+        write_json(self.folder / "partition.json", {**partition(self.world), **neighbours})
 
     def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
         """The rounds that are left, and the end."""
@@ -178,10 +180,10 @@ class Session:
         while True:
             try:
                 if losses:
-                    states, ledger, metrics, failures, self.accuracy = self._mark
+                    states, ledger, metrics, mixing, failures, self.accuracy = self._mark
                     self._load(states)
                     self.fed.ledger.load(ledger)
-                    del self.record.metrics[metrics:], self.fed.failures[failures:]
+                    del self.record.metrics[metrics:], self.record.mixing[mixing:], self.fed.failures[failures:]
                 work()
                 if not self.engine.durable:
                     self._mark = self._snapshot()
@@ -202,48 +204,56 @@ class Session:
     def _snapshot(self) -> tuple[Any, ...]:
         """All that a round changes."""
         states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in self._states().items()}
-        counts = len(self.record.metrics), len(self.fed.failures)
+        counts = len(self.record.metrics), len(self.record.mixing), len(self.fed.failures)
         return states, self.fed.ledger.state(), *counts, self.accuracy
 
     def _round(self, t: int, step: int, look_at: bool) -> None:
         self.fed.round = t
         clock = perf_counter()
         stage = ""
-        for stage in self.world.method.round(self.fed, self.world.server, self.engine.ids, self.world.cfg, t):
+        world, clients = self.world, self.world.run.churn.present(self.engine.ids, t)
+        for stage in world.method.round(self.fed, world.server, clients, world.cfg, t):
             self.record.spend(stage, perf_counter() - clock)
             if look_at:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
-        self._note(t + 1, (t + 1) * step, stage)
+        self._note(t + 1, (t + 1) * step, stage, look_at)
 
-    def _note(self, round: int, iteration: int, stage: str) -> None:
-        """What the parties noted in this round: the server's own, and the mean over clients."""
+    def _note(self, round: int, iteration: int, stage: str, look_at: bool) -> None:
+        """What the parties noted in this round: the server's own, the mean over clients, and who mixed whose models."""
         if self.world.server is not None:
             for name, value in self.world.server.take_notes().items():
-                self.record.measure(round, iteration, stage, name, value, self.home)
+                if not isinstance(value, list):
+                    self.record.measure(round, iteration, stage, name, value, self.home)
         gathered: dict[str, list[float]] = {}
-        for notes in self.engine.notes().values():
+        for party, notes in self.engine.notes().items():
             for name, value in notes.items():
-                gathered.setdefault(name, []).append(value)
+                if not isinstance(value, list):
+                    gathered.setdefault(name, []).append(value)
+                elif name == "mixing" and look_at:
+                    self.record.mix(round, self.engine.name(party), value)
         for name, values in gathered.items():
             self.record.measure(round, iteration, stage, name, float(np.mean(values)))
 
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
         add = self.record.measure
-        for on in self.tests:
-            seen = look(self.engine, self.engine.ids, self.labels[on], len(self.world.dataset.classes), on)
-            what = "accuracy" if on == "test" else f"{on} accuracy"
+        looks = [(on, "", "accuracy" if on == "test" else f"{on} accuracy") for on in self.tests]
+        looks += [(self.tests[-1], way, f"own accuracy {way}") for way in self.world.cfg.ways]
+        handout = self.world.server.handout() if self.world.server is not None else {}
+        classes = self.world.dataset.classes
+        for on, way, what in looks:
+            seen = look(self.engine, self.engine.ids, self.labels[on], len(classes), on, way, handout)
             for party, accuracy in zip(self.engine.ids, seen.accuracy, strict=True):
                 add(round, iteration, stage, what, accuracy, self.engine.name(party))
             add(round, iteration, stage, f"{what} mean", seen.accuracy.mean())
             add(round, iteration, stage, f"{what} std", seen.accuracy.std())
-            if on == "test":
+            if what == "accuracy":
                 self.accuracy = float(seen.accuracy.mean())
                 add(round, iteration, stage, "loss mean", seen.loss.mean())
                 if np.isfinite(seen.agreement):
                     add(round, iteration, stage, "agreement", seen.agreement)
-                for label, recall in zip(self.world.dataset.classes, seen.recall, strict=True):
+                for label, recall in zip(classes, seen.recall, strict=True):
                     if np.isfinite(recall):
                         add(round, iteration, stage, f"recall {label}", recall)
         for way, count in traffic(self.fed).items():
@@ -287,4 +297,4 @@ def fingerprint(world: World) -> str:
     values = run.model_dump_json(exclude={"engine", "name", "preset", "params"}) + world.cfg.model_dump_json()
     page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
     source = page.read_bytes() if run.method_is_file else b""
-    return hashlib.sha256(f"{__version__}\n{values}\n{world.data_digest}\n".encode() + source).hexdigest()
+    return hashlib.sha256(f"{__version__}\n{values}\n{world.data_digest}\n{world.graph}".encode() + source).hexdigest()

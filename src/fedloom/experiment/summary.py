@@ -35,10 +35,20 @@ def partition(world: World) -> dict[str, Any]:
         "counts": stats.counts.tolist(),
         "architectures": list(world.architectures),
         "chance": world.chance,
+        "own_chance": own_chance(world),
         "test": len(world.split.test),
         "public": len(world.split.public),
         "public_sha256": world.public_digest,
     }
+
+
+def own_chance(world: World) -> float | None:
+    """The accuracy of a client that always answers the most frequent class of its own test rows, mean over clients;
+    None where a client has none."""
+    labels = [world.dataset.y[rows] for rows in world.split.own_test]
+    if not all(len(y) for y in labels):
+        return None
+    return float(np.mean([np.bincount(y).max() / len(y) for y in labels]))
 
 
 def summarise(
@@ -63,8 +73,10 @@ def summarise(
         "engine": {"asked": run.engine.name, **asdict(where), "remarks": list(where.remarks)},
         "accuracy": _over_clients(final, "accuracy", names),
         "own_accuracy": _over_clients(final, "own accuracy", names),
+        "ways": {way: _over_clients(final, f"own accuracy {way}", names) for way in cfg.ways},
         "agreement": final.get(("agreement", "")),
         "chance": world.chance,
+        "own_chance": own_chance(world),
         "bytes": traffic(fed),
         "messages": sum(count for count, _ in fed.ledger.pairs.values()),
         "seconds": {"total": sum(record.seconds.values()), **record.seconds},

@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedloom import models
+from fedloom import graphs, models
 from fedloom.data.dataset import Dataset
 from fedloom.data.flower import partition_at
 from fedloom.data.sources import load
 from fedloom.data.split import Split, public_hash, split
 from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig
+from fedloom.graphs import Graph
 from fedloom.method import Method
 from fedloom.party import Party
 from fedloom.rng import stream
@@ -36,6 +37,7 @@ class World:
     Attributes:
         rounds: how many.
         architectures: each client's network by name.
+        graph: the neighbours of each client; None where everybody is everybody's.
         server: the party in whose place the rounds run, or None.
         clients: for each client a function that makes it, always the same.
     """
@@ -48,6 +50,7 @@ class World:
     split: Split
     public_digest: str
     architectures: tuple[str, ...]
+    graph: Graph | None
     server: Party[Any] | None
     clients: list[Callable[[], Party[Any]]]
 
@@ -58,6 +61,15 @@ class World:
         some = np.ascontiguousarray(x[:: max(1, len(x) // 1000)])
         content = (f"{x.dtype.str}{x.shape}{self.public_digest}".encode(), y.tobytes(), some.tobytes())
         return hashlib.sha256(b"".join(content)).hexdigest()
+
+    @cached_property
+    def form(self) -> dict[str, Tensor]:
+        """Names and shapes of the parameters of the network that all have; empty where each has its own."""
+        if not self.method.one_network:
+            return {}
+        name, shape = self.architectures[0], self.dataset.input_shape
+        network = models.build(name, shape, len(self.dataset.classes), norm=self.run.models.norm, seed=0)
+        return {name: p.detach().to("meta") for name, p in network.named_parameters()}
 
     @property
     def chance(self) -> float:
@@ -73,12 +85,14 @@ def build(run: RunConfig) -> World:
         ConfigError, DataError, ModelError: what can't be built, before any work.
     """
     method, cfg, rounds = run.resolve()
+    run.churn.check(run.data.clients, rounds)
+    graph = run.topology.graph(run.data.clients, run.seed)
     dataset, shares = data_of(run)
     if method.public and not len(shares.public):
         raise ConfigError(f"data.public: {method.name} learns from rows that everybody holds; give it some")
     digest = public_hash(dataset, shares)
-    architectures = _architectures(run, dataset.kind)
-    home, sites = _sites(run, dataset, shares, digest, architectures)
+    architectures = _architectures(run, method, dataset.kind)
+    home, sites = _sites(run, dataset, shares, digest, _networks(run, method, dataset, architectures), graph)
     return World(
         run=run,
         method=method,
@@ -88,16 +102,41 @@ def build(run: RunConfig) -> World:
         split=shares,
         public_digest=digest,
         architectures=architectures,
+        graph=graph,
         server=method.server(cfg, home) if method.server else None,
         clients=[partial(method.client, cfg, site) for site in sites],
     )
 
 
+Network: TypeAlias = Callable[[], nn.Module]
+
+
+def _networks(
+    run: RunConfig, method: Method, dataset: Dataset, architectures: Sequence[str]
+) -> tuple[Network, list[Network]]:
+    """What makes the home party's network, and each client's: with weights of its own, or all the same."""
+
+    def network(n: int, purpose: str) -> Network:
+        seed = int(stream(run.seed, purpose, n).integers(2**31))
+        shape, classes = dataset.input_shape, len(dataset.classes)
+        return partial(models.build, architectures[n], shape, classes, norm=run.models.norm, seed=seed)
+
+    clients = range(len(architectures))
+    if method.one_network:
+        return network(0, "common initial weights"), [network(0, "common initial weights") for _ in clients]
+    return network(0, "server's initial weights"), [network(n, "initial weights") for n in clients]
+
+
 def _sites(
-    run: RunConfig, dataset: Dataset, shares: Split, digest: str, architectures: Sequence[str]
+    run: RunConfig,
+    dataset: Dataset,
+    shares: Split,
+    digest: str,
+    networks: tuple[Network, Sequence[Network]],
+    graph: Graph | None,
 ) -> tuple[Site, list[Site]]:
     """The home party's place, and each client's; all rows lie in one pool."""
-    device, classes = run.engine.device, len(dataset.classes)
+    device, clients = run.engine.device, run.data.clients
     shape = (-1, *[1] * (dataset.x.ndim - 2))  # channels or columns first, then broadcast
     arrays = (dataset.x, dataset.y, dataset.shift.reshape(shape), dataset.scale.reshape(shape))
     pool, labels, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)
@@ -105,30 +144,26 @@ def _sites(
     def rows(which: np.ndarray) -> Rows:
         return Rows(pool, labels, torch.from_numpy(which).to(device), shift, scale)
 
-    def network(n: int, purpose: str) -> Callable[[], nn.Module]:
-        seed = int(stream(run.seed, purpose, n).integers(2**31))
-        norm = run.models.norm
-        return partial(models.build, architectures[n], dataset.input_shape, classes, norm=norm, seed=seed)
-
     public, test = PublicSet(rows(shares.public), run.seed, digest), rows(shares.test)
     home = Site(
         id=0,
         seed=run.seed,
-        parties=run.data.clients,
-        classes=classes,
-        network=network(0, "server's initial weights"),
+        parties=clients,
+        classes=len(dataset.classes),
+        network=networks[0],
         device=device,
     )
     return home, [
         replace(
             home,
             id=n,
+            neighbours=graphs.Others(clients, n) if graph is None else graph[n],
             data=rows(shares.shards[n]),
             public=public,
-            network=network(n, "initial weights"),
+            network=networks[1][n],
             tests={"test": test, "own": rows(shares.own_test[n])},
         )
-        for n in range(run.data.clients)
+        for n in range(clients)
     ]
 
 
@@ -137,10 +172,13 @@ SMALL = {
     "table": ("linear", "mlp", "mlp-large", "mlp-deep"),
 }
 
+COMMON = {"image": ("cnn-small",), "table": ("mlp",)}
+"""What all have where a method averages weights."""
 
-def _architectures(run: RunConfig, kind: str) -> tuple[str, ...]:
+
+def _architectures(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
     """Each client's draw from the pool, as section VI-A of FedAL has it."""
-    pool = run.models.pool or SMALL[kind]
+    pool = run.models.pool or (COMMON if method.one_network else SMALL)[kind]
     draws = stream(run.seed, "architectures").integers(len(pool), size=run.data.clients)
     return tuple(pool[i] for i in draws)
 

@@ -15,7 +15,17 @@ from types import ModuleType
 from fedloom.errors import MethodError, did_you_mean
 from fedloom.method import Method
 
-PAGES = ("fedloom.methods.distillation.fedal",)
+PAGES = (
+    "fedloom.methods.distillation.fedal",
+    "fedloom.methods.averaging.fedavg",
+    "fedloom.methods.peer.afind",
+    "fedloom.methods.peer.gossip",
+    "fedloom.methods.peer.pens",
+    "fedloom.methods.peer.federico",
+    "fedloom.methods.peer.ditto",
+    "fedloom.methods.peer.fedfomo",
+    "fedloom.methods.peer.dispfl",
+)
 
 
 def registry() -> dict[str, Method]:

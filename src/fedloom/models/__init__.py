@@ -17,7 +17,7 @@ from torch import nn
 
 from fedloom.errors import ModelError, did_you_mean
 from fedloom.models import custom
-from fedloom.models.cnn import celeba_cnn, cnn
+from fedloom.models.cnn import celeba_cnn, cnn, strided
 from fedloom.models.lenet import lenet5
 from fedloom.models.mlp import mlp
 from fedloom.models.parts import Classifier, HasHead, Norm
@@ -91,6 +91,12 @@ MODELS: dict[str, ModelSpec] = {
         "two convolutions, 32 and 64 channels, then 128 units",
         partial(cnn, widths=(32, 64), hidden=128),
         "AFIND+ (a CNN of 4 layers; sizes are ours)",
+        smallest=4,
+    ),
+    "cnn-strided": ModelSpec(
+        "image halved, two strided convolutions of 16 and 32 channels, 64 units",
+        partial(strided, widths=(16, 32), hidden=64),
+        "none; docs/peers.md",
         smallest=4,
     ),
     "celeba-cnn": ModelSpec(

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedloom.report import holdings, plots, words
 from fedloom.report.looks import look
+from fedloom.report.measures import OWN
 from fedloom.report.page import Figure, Section
 from fedloom.report.plots import Dots
 from fedloom.report.read import Run
@@ -21,6 +22,8 @@ WIDE = 12
 def of_one(run: Run) -> Section:
     """The clients of a run: their accuracy on all classes and on their own mix, and their rows."""
     s, order = run.summary, _order(run)
+    if s.ways and s.own_accuracy:
+        return _before_and_after(run, order)
     each = np.array(s.accuracy.per_client)
     series = [Dots("global test set", each[order], look(0))]
     caption = "Sorted by the accuracy on the global test set."
@@ -32,37 +35,60 @@ def of_one(run: Run) -> Section:
     return _section(run, order, series, alt, caption)
 
 
+def _before_and_after(run: Run, order: np.ndarray) -> Section:
+    """The clients of a run on their own mix: in the first way, and as they are."""
+    s = run.summary
+    way, own = next(iter(s.ways)), s.measures[OWN]
+    after, before = np.array(s.ways[way].per_client), np.array(own.per_client)
+    series = [
+        Dots(way, after[order], look(0)),
+        Dots("as they are", before[order], replace(look(1), shape="diamond", filled=False)),
+    ]
+    better, worse = int((after > before).sum()), int((after < before).sum())
+    gain = words.points(float((after - before).mean()))
+    caption = (
+        f"On test rows in each client's own class mix, sorted by the accuracy {way}: {gain} points over as they are; "
+        f"better at {better} of {s.clients} clients, worse at {worse}."
+    )
+    alt = f"Accuracy of each client on its own class mix; the means are {way} {words.percent(after.mean())} and "
+    alt += f"as they are {words.percent(before.mean())}."
+    return _section(run, order, series, alt, caption, joined=True)
+
+
 def of_several(found: Comparison, runs: Sequence[Run]) -> Section:
     """The clients under each method, in one seed: another seed deals client 3 other rows."""
     seed = runs[0].summary.seed
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}
     first = same.get(found.reference, runs[0])
-    order = _order(first)
+    order = _order(first, found.measure)
     series = [
-        Dots(method.name, np.array(same[method.name].summary.accuracy.per_client)[order], look(number))
+        Dots(method.name, np.array(same[method.name].summary.measures[found.measure].per_client)[order], look(number))
         for number, method in enumerate(found.methods)
         if method.name in same
     ]
     means = words.together([f"{s.label} {words.percent(s.values.mean())}" for s in series])
     alt = f"Accuracy of each client by method; the means are {means}."
     many = len({run.summary.seed for run in runs}) > 1
-    caption = f"On the global test set, sorted by {first.summary.name}."
+    caption = f"{words.capital(found.on(found.measure))}, sorted by {first.summary.name}."
     caption += " Another seed deals other rows." if many else ""
     return _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
 
 
-def _section(run: Run, order: np.ndarray, series: list[Dots], alt: str, caption: str, which: str = "") -> Section:
+def _section(
+    run: Run, order: np.ndarray, series: list[Dots], alt: str, caption: str, which: str = "", joined: bool = False
+) -> Section:
     """Accuracies in an order of the clients, and the partition."""
     wide = run.summary.clients > WIDE
     labels = [f"{run.names[i]} · {run.partition.architectures[i]}" for i in order]
-    svg, legend = plots.dots("clients", alt, labels, series, width="wide" if wide else "normal")
+    svg, legend = plots.dots("clients", alt, labels, series, width="wide" if wide else "normal", joined=joined)
     figure = Figure(f"Accuracy of each client{which}", svg, legend, caption, wide)
     return Section("Clients", figures=[figure, _partition(run, which)])
 
 
-def _order(run: Run) -> np.ndarray:
-    """(N,) clients from the best to the worst."""
-    return np.argsort(-np.array(run.summary.accuracy.per_client), kind="stable")
+def _order(run: Run, measure: str = "") -> np.ndarray:
+    """(N,) clients from the best to the worst by a measure, or by the main one."""
+    found = run.summary.measures[measure or run.summary.main]
+    return np.argsort(-np.array(found.per_client), kind="stable")
 
 
 def _partition(run: Run, which: str) -> Figure:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from fedloom.report import words
 from fedloom.report.page import Key
 from fedloom.report.plots import note
-from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, canvas, drawing, inline
+from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, VARIABLES, canvas, drawing, inline
 
 
 @drawing()
@@ -30,10 +30,7 @@ def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]) ->
     tall = kinds * float(np.clip(320 / kinds, 5, 27))
     figure, axes = canvas(left + inner + 10, tall + 70, left=left, right=10, top=26, bottom=44)
     shades = counts.T / max(1, counts.max())
-    if np.count_nonzero(counts) > 1500:  # a picture is smaller than so many shapes
-        _picture(axes, shades)
-    else:
-        _cells(axes, shades)
+    shade(axes, shades)
     _numbers(axes, counts, shades, (inner / clients, tall / kinds))
     axes.set(xlim=(-0.5, clients - 0.5), ylim=(kinds - 0.5, -0.5))
     axes.set_xticks(*_some(clients, inner, 30))
@@ -44,26 +41,37 @@ def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]) ->
     return inline(figure, slug, alt)
 
 
-def _picture(axes: Any, shades: np.ndarray) -> None:
+def shade(axes: Any, shades: np.ndarray, colour: str = HEAT, *, ground: bool = True, most: int = 1500) -> None:
+    """Shades (K, N) in [0, 1] as cells of a colour; as a picture where that is smaller than so many shapes."""
+    from matplotlib.patches import Rectangle
+
+    kinds, clients = shades.shape
+    if ground:
+        axes.add_patch(Rectangle((-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0))
+    if np.count_nonzero(shades) > most:
+        _picture(axes, shades, SERIES[0] if colour == HEAT else colour)
+    else:
+        _cells(axes, shades, colour)
+
+
+def _picture(axes: Any, shades: np.ndarray, colour: str) -> None:
     """Shades (K, N) in [0, 1] as an image."""
     from matplotlib.colors import to_rgba
 
     kinds, clients = shades.shape
-    colours = np.tile([*to_rgba(SERIES[0])], (kinds, clients, 1))
+    colours = np.tile([*to_rgba(colour)], (kinds, clients, 1))
     colours[..., 3] = shades
     extent = (-0.5, clients - 0.5, kinds - 0.5, -0.5)
     axes.imshow(colours, aspect="auto", interpolation="none", extent=extent)
 
 
-def _cells(axes: Any, shades: np.ndarray) -> None:
-    """One rectangle for each shade (K, N) above 0, on a faint ground."""
+def _cells(axes: Any, shades: np.ndarray, colour: str) -> None:
+    """One rectangle for each shade (K, N) above 0."""
     from matplotlib.patches import Rectangle
 
-    kinds, clients = shades.shape
-    axes.add_patch(Rectangle((-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0))
     for k, n in np.argwhere(shades > 0):
         corner = (n - 0.46, k - 0.46)
-        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=HEAT, alpha=shades[k, n], linewidth=0))
+        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=colour, alpha=shades[k, n], linewidth=0))
 
 
 def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[float, float]) -> None:
@@ -89,4 +97,10 @@ def _some(number: int, room: float, each: float) -> tuple[list[int], list[str]]:
 
 def shades(most: int) -> Key:
     """The legend of `holdings`."""
-    return Key(Markup('<span class="shades"></span>'), f"0 to {words.whole(most)} rows")
+    return scale(f"0 to {words.whole(most)} rows")
+
+
+def scale(text: str, colour: str = HEAT) -> Key:
+    """The legend of shades of a colour."""
+    style = f"background-image:linear-gradient(90deg,transparent,{VARIABLES[colour]})"
+    return Key(Markup(f'<span class="shades" style="{style}"></span>'), text)

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedloom.report import plots, words
 from fedloom.report.looks import DASHES, Look, look
+from fedloom.report.measures import GLOBAL, OWN
 from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
 from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import START, Run
@@ -33,16 +34,20 @@ def learning(run: Run) -> Section:
     levels = [Level("chance", run.summary.chance)] if run.summary.chance is not None else []
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
     main = lines[0]
-    ends = f"from {words.percent(main.y[0])} at the start to {words.percent(main.y[-1])} at the end"
+    ends = _ends(main)
     svg, legend = plots.chart("learning", f"Mean accuracy by iteration, {ends}.", lines, levels, across=ACROSS)
     figures = [Figure("Accuracy on the global test set", svg, legend, ITERATION)]
+    if run.personal and len(run.summary.measures) > 1:
+        main, levels, figure = _own(run)
+        figures.insert(0, figure)
     spent = sent(run)
     if spent[-1] > 0:
-        alt = f"Mean accuracy by bytes that the clients sent, {words.size(spent[-1])} in all, {ends}."
+        alt = f"Mean accuracy by bytes that the clients sent, {words.size(spent[-1])} in all, {_ends(main)}."
         line = replace(main, x=spent, label="mean over clients ± s.d.")
         across = "sent by all clients"
         svg, legend = plots.chart("bytes", alt, [line], levels, across=across, form_x=plots.volume)
         caption = "Tensor data that the clients sent, without framing."
+        caption += f" The accuracy is {run.summary.on(run.summary.main)}." if len(figures) > 1 else ""
         figures.append(Figure("Accuracy by what it cost to send", svg, legend, caption))
     return Section("Learning", figures=figures, details=[Details("The numbers behind the curves", table=_points(run))])
 
@@ -56,32 +61,59 @@ def _curve(run: Run, number: int, stage: str) -> Line:
     return Line(f"{label} ± s.d. over clients", x, y, look(0), run.curve("accuracy std", stage)[1])
 
 
+def _own(run: Run) -> tuple[Line, list[Level], Figure]:
+    """The main line, its levels and the figure: on own rows in each way and as they are, after the last stage."""
+    s, lines = run.summary, list[Line]()
+    for measure in s.measures:
+        if measure == GLOBAL:
+            continue
+        x, y = run.curve(f"{measure} mean", run.last)
+        label = measure.removeprefix(OWN).strip() or "as they are"
+        band = None if lines else run.curve(f"{measure} std", run.last)[1]
+        style = look(0) if not lines else replace(look(len(lines)), shape="diamond", dash=(5, 3), filled=False)
+        lines.append(Line(label + (" ± s.d. over clients" if not lines else ""), x, y, style, band))
+    main, chance = lines[0], s.chance_of(OWN)
+    levels = [] if chance is None else [Level("always one's own most frequent class", chance)]
+    title = "Accuracy on own class mix" if s.own_accuracy else "Accuracy on the global test set, by way"
+    alt = f"Mean accuracy {s.on(s.main)}, by iteration, {_ends(main)}."
+    svg, legend = plots.chart("own", alt, lines, levels, across=ACROSS)
+    caption = "Each client on test rows in its own class mix, mean over clients." if s.own_accuracy else ""
+    return main, levels, Figure(title, svg, legend, f"{caption} {ITERATION}".strip())
+
+
+def _ends(line: Line) -> str:
+    return f"from {words.percent(line.y[0])} at the start to {words.percent(line.y[-1])} at the end"
+
+
 def sent(run: Run) -> np.ndarray:
     """Bytes (n,) that the clients had sent, to whomever, at each evaluation after the last stage."""
-    stage = (run.stages or [START])[-1]
-    total: np.ndarray = run.curve("bytes up", stage)[1] + run.curve("bytes across", stage)[1]
+    total: np.ndarray = run.curve("bytes up", run.last)[1] + run.curve("bytes across", run.last)[1]
     return total
 
 
 def _points(run: Run) -> Table:
     """Every evaluation, as numbers."""
-    whats = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down")
+    own = [measure for measure in run.summary.measures if measure != GLOBAL] if run.personal else []
+    whats = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", *(f"{what} mean" for what in own))
     rows: list[tuple[int, list[Cell]]] = []
     for stage in (START, *run.stages):
         found = [run.measured.get((what, "", stage), ([], [])) for what in whats]
         columns = zip(found[0][0], *(values for _, values in found), strict=True)
-        for iteration, mean, deviation, loss, up, down in columns:
+        for iteration, mean, deviation, loss, up, down, *others in columns:
             traffic = [Cell(words.size(count), words.exactly(count)) for count in (up, down)]
             numbers = [words.percent(mean), f"{100 * deviation:.1f}", f"{loss:.3f}"]
-            rows.append((iteration, cells(words.whole(iteration), stage, *numbers, *traffic)))
+            shares = [words.percent(other) for other in others]
+            rows.append((iteration, cells(words.whole(iteration), stage, *shares, *numbers, *traffic)))
     rows.sort(key=lambda row: row[0])
-    headings = ("Iteration", "Stage", "Accuracy", "s.d. over clients", "Loss", "Sent up", "Sent down")
-    return Table("Each evaluation on the global test set", headings, [row for _, row in rows], words=2)
+    prepared = [words.capital(run.summary.on(measure)) for measure in own]
+    headings = ("Iteration", "Stage", *prepared, "Accuracy", "s.d. over clients", "Loss", "Sent up", "Sent down")
+    caption = "Each evaluation on the global test set" + (" and, where a column says so, on own rows" if own else "")
+    return Table(caption, headings, [row for _, row in rows], words=2)
 
 
 def diagnostics(run: Run) -> Section:
     """Agreement, loss and accuracy by class, and whatever the parties noted."""
-    last = (run.stages or [START])[-1]
+    last = run.last
     groups: dict[str, list[tuple[str, str, str]]] = {"agreement": [], "loss mean": []}
     for key in run.measured:
         measure, party, stage = key

@@ -10,6 +10,7 @@ from typing import Any
 
 from fedloom.errors import ConfigError, DataError
 from fedloom.report import words
+from fedloom.report.measures import GLOBAL
 from fedloom.report.read import Run
 from fedloom.report.schema import Comparison
 
@@ -59,7 +60,9 @@ def _summarised(runs: Sequence[Run]) -> tuple[Comparison, str]:
         "title": title,
         "reference": runs[0].summary.name,
         "methods": [one["methods"][0] for one in alone],
+        "measure": GLOBAL,
         "differences": [],
+        "further": {},
         "runs": [one["runs"][0] for one in alone],
     }
     return Comparison(**values), problem

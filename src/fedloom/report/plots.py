@@ -74,6 +74,7 @@ def chart(
     form_x: Form = words.whole,
     form_y: Form | None = share,
     width: str = "normal",
+    joined: bool = False,
 ) -> tuple[Markup, tuple[Key, ...]]:
     """Lines over one axis, and their legend; the first line lies on top.
 
@@ -83,6 +84,7 @@ def chart(
         form_x, form_y: how ticks are written; None for plain numbers, on a logarithmic axis where they span
             more than a factor of 30.
         width: a key of `WIDTHS`.
+        joined: whether upright lines join the first two lines, point by point.
     """
     small = width == "small"
     if _orders_apart(lines):
@@ -96,6 +98,8 @@ def chart(
         if line.band is not None:
             low, high = line.y - line.band, line.y + line.band
             axes.fill_between(line.x, low, high, color=line.look.colour, alpha=0.16, linewidth=0)
+    if joined:
+        axes.vlines(lines[0].x, lines[0].y, lines[1].y, color=SOFT, linewidth=1.2, zorder=2)
     for level in levels:
         axes.axhline(level.y, linewidth=1.4, zorder=2, **level.look.style(0))
     _scale_y(axes, lines, levels, form_y)
@@ -138,7 +142,7 @@ def _ticks(axis: Any, form: Form) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if axis.get_scale() == "linear":
-        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=form is words.whole))
     axis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
 
 
@@ -176,17 +180,17 @@ class Dots:
 
 @drawing()
 def dots(
-    slug: str, alt: str, names: Sequence[str], series: Sequence[Dots], *, width: str = "normal"
+    slug: str, alt: str, names: Sequence[str], series: Sequence[Dots], *, width: str = "normal", joined: bool = False
 ) -> tuple[Markup, tuple[Key, ...]]:
     """Shares as dots, one row for each name, from the top.
 
     Where there are one or two series, the values of the first stand beside. Beyond `ROWS` names
-    the rows become ranks along the x axis.
+    the rows become ranks along the x axis. `joined` draws a line between the first two series of each row.
     """
     if len(names) > ROWS:
         ranks = np.arange(1.0, len(names) + 1)
         lines = [Line(s.label, ranks, s.values, replace(s.look, dash=None)) for s in series]
-        return chart(slug, alt, lines, across="clients by rank", width=width)
+        return chart(slug, alt, lines, across="clients by rank", width=width, joined=joined)
     labels = [words.shortened(name, 20 if width == "small" else 30) for name in names]
     beside = len(series) < 3
     sides = {"left": 24 + 6.3 * max(map(len, labels)), "right": 54 if beside else 24, "top": 6, "bottom": 32}
@@ -196,6 +200,8 @@ def dots(
     for s, shift in zip(series, np.linspace(-reach, reach, len(series)), strict=True):
         style = replace(s.look, dash=None).style(8)
         axes.plot(s.values, rows + shift, zorder=4 if s.look.filled else 3, **style)
+    if joined:
+        axes.hlines(rows, series[0].values, series[1].values, color=SOFT, linewidth=1.2, zorder=2)
     for row, value in zip(rows, series[0].values, strict=True):
         if beside and np.isfinite(value):
             note(axes, (1, row), ("axes fraction", "data"), (48, 0), f"{100 * value:.1f}", "right")

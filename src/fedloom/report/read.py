@@ -15,7 +15,8 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from fedloom.errors import DataError
-from fedloom.report.schema import Comparison, Flow, Measure, Partition, Summary, Trouble
+from fedloom.report.measures import GLOBAL, OWN
+from fedloom.report.schema import Comparison, Flow, Measure, Mixing, Partition, Summary, Trouble
 
 START = "start"
 """The stage of the measures before the first round."""
@@ -31,6 +32,8 @@ class Run:
         finished: whether there is a result; if not, `summary` is of the last evaluation.
         names: the N clients.
         measured: (iterations, values) for each (measure, party, stage), in the order of the rounds.
+        mixing: by round, the weights (N, N) with which each client, a row, mixed everybody's models; empty if the
+            method does not note them.
     """
 
     folder: Path
@@ -43,6 +46,17 @@ class Run:
     failures: tuple[Trouble, ...]
     config: str
     environment: dict[str, Any]
+    mixing: dict[int, np.ndarray]
+
+    @property
+    def personal(self) -> bool:
+        """Whether what counts is each client's accuracy on its own rows."""
+        return bool(self.summary.ways or self.mixing)
+
+    @property
+    def last(self) -> str:
+        """The last stage of a round."""
+        return (self.stages or [START])[-1]
 
     @property
     def stages(self) -> list[str]:
@@ -73,7 +87,7 @@ def read_run(folder: Path) -> Run:
     if finished:
         summary = _model(folder / "result.json", Summary)
     else:
-        summary = _so_far(folder, config, metrics, ledger, len(failures), partition.chance)
+        summary = _so_far(folder, config, metrics, ledger, len(failures), partition)
     measured: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
     for m in metrics:
         x, y = measured.setdefault((m.measure, m.party, m.stage), ([], []))
@@ -100,6 +114,7 @@ def read_run(folder: Path) -> Run:
         failures=failures,
         config=config,
         environment=_parsed(folder / "environment.json"),
+        mixing=_mixing(folder / "mixing.csv", names),
     )
 
 
@@ -123,6 +138,20 @@ def read_comparison(folder: Path) -> tuple[Comparison, list[Run]]:
     return found, runs
 
 
+def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
+    """The weights (N, N) of each round that is in the table; what is not finite counts as 0."""
+    found: dict[int, np.ndarray] = {}
+    numbers = {name: i for i, name in enumerate(names)}
+    for line in _table(path, Mixing) if path.is_file() else ():
+        matrix = found.setdefault(line.round, np.zeros((len(names), len(names))))
+        try:
+            for owner, weight in (pair.split(":") for pair in line.weights.split()):
+                matrix[numbers[line.party], int(owner)] = float(weight)
+        except (KeyError, IndexError, ValueError):
+            raise _damaged(path, f"names unknown clients or weights at {line.party}, round {line.round}") from None
+    return {round: np.nan_to_num(found[round], posinf=0.0, neginf=0.0) for round in sorted(found)}
+
+
 def _whole(path: Path, measured: Mapping[tuple[str, str, str], tuple[list[int], list[float]]]) -> None:
     """Refuse a table in which an evaluation lacks a measure of the whole federation."""
     every = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", "bytes across")
@@ -138,7 +167,7 @@ def _so_far(
     metrics: Sequence[Measure],
     ledger: Sequence[Flow],
     failures: int,
-    chance: float | None,
+    partition: Partition,
 ) -> Summary:
     """What `result.json` would hold of a run under way, at its last evaluation."""
     seen = [m for m in metrics if m.measure == "accuracy mean"]
@@ -155,6 +184,7 @@ def _so_far(
         each = [value for (measure, party), value in then.items() if measure == what and party]
         return {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each} if each else None
 
+    prepared = dict.fromkeys(what for what, party in then if party and what.startswith(f"{OWN} "))
     method = str(asked.get("method", ""))
     values = {
         "name": asked.get("name") or method,
@@ -167,10 +197,12 @@ def _so_far(
         "dataset": asked.get("data", {}).get("name"),
         "clients": asked.get("data", {}).get("clients"),
         "engine": None,
-        "accuracy": over_clients("accuracy"),
-        "own_accuracy": over_clients("own accuracy"),
+        "accuracy": over_clients(GLOBAL),
+        "own_accuracy": over_clients(OWN),
+        "ways": {what.removeprefix(f"{OWN} "): over_clients(what) for what in prepared},
         "agreement": then.get(("agreement", "")),
-        "chance": chance,
+        "chance": partition.chance,
+        "own_chance": partition.own_chance,
         "bytes": {way: then.get((f"bytes {way}", "")) for way in ("up", "down", "across")},
         "messages": sum(flow.count for flow in ledger),
         "seconds": {},

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedloom.report import measures
+
 
 class _Read(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -54,14 +56,34 @@ class Summary(_Read):
     engine: Engine | None
     accuracy: Spread
     own_accuracy: Spread | None
+    ways: dict[str, Spread] = {}
     agreement: float | None
     chance: float | None
+    own_chance: float | None = None
     bytes: Bytes
     messages: int
     seconds: dict[str, float]
     failures: int
     public_sha256: str | None
     state_sha256: str | None
+
+    @property
+    def measures(self) -> dict[str, Spread]:
+        """Its accuracies, the main one first."""
+        return measures.by_name(self.accuracy, self.own_accuracy, self.ways)
+
+    @property
+    def main(self) -> str:
+        """The measure that tells most."""
+        return next(iter(self.measures))
+
+    def on(self, measure: str) -> str:
+        """What an accuracy is on, in words."""
+        return measures.on(measure, self.own_accuracy is not None)
+
+    def chance_of(self, measure: str) -> float | None:
+        """That accuracy of always answering the most frequent class."""
+        return self.chance if measure == measures.GLOBAL or self.own_accuracy is None else self.own_chance
 
 
 class Partition(_Read):
@@ -71,6 +93,7 @@ class Partition(_Read):
     counts: tuple[tuple[int, ...], ...] = Field(min_length=1)
     architectures: tuple[str, ...]
     chance: float | None = None
+    own_chance: float | None = None
     test: int
     public: int
 
@@ -107,6 +130,14 @@ class Measure(_Read):
     value: float
 
 
+class Mixing(_Read):
+    """A line of `mixing.csv`: the weights with which a client mixed models, by their owners' numbers."""
+
+    round: int
+    party: str
+    weights: str = Field(pattern=r"^([0-9]+:\S+( [0-9]+:\S+)*)?$")
+
+
 class Accuracy(_Read):
     """A method's accuracy over the seeds of a comparison."""
 
@@ -123,10 +154,18 @@ class MethodFound(_Read):
     preset: str
     seeds: tuple[int, ...]
     accuracy: Accuracy
+    own_accuracy: Accuracy | None
+    ways: dict[str, Accuracy]
     chance: float
+    own_chance: float | None
     bytes: Bytes
     seconds: float
     failures: int
+
+    @property
+    def measures(self) -> dict[str, Accuracy]:
+        """Its accuracies, the main one first."""
+        return measures.by_name(self.accuracy, self.own_accuracy, self.ways)
 
 
 class Difference(_Read):
@@ -151,10 +190,28 @@ class RunFound(_Read):
 
 
 class Comparison(_Read):
-    """`comparison.json`."""
+    """`comparison.json`: differences of the main measure, and further ones of the others that all runs have."""
 
     title: str
     reference: str
     methods: tuple[MethodFound, ...] = Field(min_length=1)
+    measure: str
     differences: tuple[Difference, ...]
+    further: dict[str, tuple[Difference, ...]]
     runs: tuple[RunFound, ...]
+
+    @property
+    def personal(self) -> bool:
+        """Whether a method's parties are evaluated in further ways."""
+        return any(m.ways for m in self.methods)
+
+    def on(self, measure: str) -> str:
+        """What an accuracy is on, in words."""
+        return measures.on(measure, any(m.own_accuracy for m in self.methods))
+
+    def chance_of(self, measure: str) -> float | None:
+        """That accuracy of always answering the most frequent class, mean over methods."""
+        own = measure != measures.GLOBAL and any(m.own_accuracy for m in self.methods)
+        found = [m.own_chance if own else m.chance for m in self.methods]
+        known = [chance for chance in found if chance is not None]
+        return sum(known) / len(known) if known else None

@@ -14,12 +14,14 @@ from fedloom.report import plots, words
 from fedloom.report.clients import of_several
 from fedloom.report.learning import ACROSS, ITERATION, sent
 from fedloom.report.looks import Look, look
+from fedloom.report.measures import GLOBAL, OWN
+from fedloom.report.neighbours import of_methods
 from fedloom.report.page import Cell, Figure, Page, Section, Table, cells
 from fedloom.report.plots import Level, Line
-from fedloom.report.read import START, Run
+from fedloom.report.read import Run
 from fedloom.report.schema import Comparison, Difference, MethodFound
+from fedloom.report.words import NONE
 
-NONE = "–"
 BANDS = 5
 """The curves of more methods have no bands, which would cover each other."""
 ONE_SEED = "One seed says nothing about chance: repeat with other seeds before you call a method better."
@@ -40,8 +42,9 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
     if found.differences:
         sections.append(_differences(found))
     if runs:
-        sections.append(_learning(found, runs, [] if problem else [Level("chance", _chance(found))]))
+        sections.append(_learning(found, runs, bool(problem)))
         sections += [] if problem else [of_several(found, runs)]
+        sections += of_methods(found, runs)
         sections.append(_runs(folder, runs))
     return Page(
         title=found.title or words.capital(words.together([m.name for m in found.methods])),
@@ -80,25 +83,25 @@ def _subtitle(runs: Sequence[Run]) -> str:
     return " · ".join(parts)
 
 
-def _chance(found: Comparison) -> float:
-    return float(np.mean([m.chance for m in found.methods]))
-
-
 def _lead(found: Comparison) -> str:
     """Who reached what, in a sentence; of many methods, the best and the last."""
-    ordered = sorted(found.methods, key=lambda m: -m.accuracy.mean)
+    ordered = sorted(found.methods, key=lambda m: -m.measures[found.measure].mean)
     over = "seeds" if any(len(m.seeds) > 1 for m in ordered) else "clients"
 
     def reached(m: MethodFound) -> str:
-        deviation = m.accuracy.std_over_seeds if over == "seeds" else m.accuracy.std_over_clients
-        return f"{m.name} {words.spread(m.accuracy.mean, deviation)}"
+        accuracy = m.measures[found.measure]
+        deviation = accuracy.std_over_seeds if over == "seeds" else accuracy.std_over_clients
+        return f"{m.name} {words.spread(accuracy.mean, deviation)}"
 
     if len(ordered) <= 5:
-        text = f"Accuracy on the global test set: {words.together([reached(m) for m in ordered])}"
+        text = f"Accuracy {found.on(found.measure)}: {words.together([reached(m) for m in ordered])}"
     else:
-        text = f"Accuracy on the global test set: from {reached(ordered[0])} to {reached(ordered[-1])}"
-    chance = words.percent(_chance(found))
-    return f"{text} (s.d. over {over}); always answering the most frequent class gives {chance}."
+        text = f"Accuracy {found.on(found.measure)}: from {reached(ordered[0])} to {reached(ordered[-1])}"
+    chance = found.chance_of(found.measure)
+    if chance is None:
+        return f"{text} (s.d. over {over})."
+    whose = "the" if found.measure == GLOBAL else "one's own"
+    return f"{text} (s.d. over {over}); always answering {whose} most frequent class gives {words.percent(chance)}."
 
 
 def _points(share: float | None) -> str:
@@ -110,51 +113,71 @@ def _methods(found: Comparison) -> Section:
     """The table of methods; a column that would be empty for all is left out."""
     across = any(m.bytes.across for m in found.methods)
     several = any(len(m.seeds) > 1 for m in found.methods)
+    others = _others(found)
     columns = [
         "Method",
         "Preset",
-        "Accuracy",
+        words.capital(found.on(found.measure)) if others else "Accuracy",
         "s.d. over clients",
         *(["s.d. over seeds", "Seeds"] if several else []),
+        *(words.capital(found.on(measure)) for measure in others),
     ]
     columns += ["Sent up", "Sent down", *(["Sent across"] if across else []), "Time", "Failures"]
     rows = []
     for number, m in enumerate(found.methods):
-        over_seeds = [_points(m.accuracy.std_over_seeds), str(len(m.seeds))] if several else []
+        accuracy = m.measures[found.measure]
+        over_seeds = [_points(accuracy.std_over_seeds), str(len(m.seeds))] if several else []
+        further = [m.measures.get(measure) for measure in others]
         ways = [m.bytes.up, m.bytes.down, *([m.bytes.across] if across else [])]
         rows.append(
             cells(
                 Cell(m.name, title=m.method, key=look(number).key("").sample),
                 m.preset,
-                words.percent(m.accuracy.mean),
-                _points(m.accuracy.std_over_clients),
+                words.percent(accuracy.mean),
+                _points(accuracy.std_over_clients),
                 *over_seeds,
+                *(NONE if one is None else words.percent(one.mean) for one in further),
                 *(Cell(words.size(way), words.exactly(way)) for way in ways),
                 words.duration(m.seconds),
                 words.whole(m.failures),
             )
         )
-    caption = "Accuracy on the global test set; tensor data and wall time of one run, failures in all runs"
+    caption = "Accuracy, and on which rows" if others else "Accuracy on the global test set"
+    caption += "; tensor data and wall time of one run, failures in all runs"
     return Section("Methods", tables=[Table(caption, columns, rows, words=2)])
+
+
+def _others(found: Comparison) -> list[str]:
+    """The measures that stand beside the main one: all, where a method has ways; else none."""
+    every = dict.fromkeys(measure for m in found.methods for measure in m.measures)
+    return [measure for measure in every if measure != found.measure] if found.personal else []
 
 
 def _differences(found: Comparison) -> Section:
     several = any(len(d.per_seed) > 1 for d in found.differences)
+    further = {measure: found.further[measure] for measure in _others(found) if measure in found.further}
+    tables = [_pairs(found, measure, pairs) for measure, pairs in {found.measure: found.differences, **further}.items()]
+    points = [verdict(d) for d in found.differences] + ([] if several else [ONE_SEED])
+    if further:
+        points[0] = f"{words.capital(found.on(found.measure))}: {points[0]}"
+    return Section("Paired differences", tables=tables, points=points)
+
+
+def _pairs(found: Comparison, measure: str, differences: Sequence[Difference]) -> Table:
+    """The differences of one measure."""
+    several = any(len(d.per_seed) > 1 for d in differences)
     columns = ["Difference", "Points", *(["s.d. over seeds", "95 % interval", "Seeds"] if several else [])]
     rows = []
-    for d in found.differences:
+    for d in differences:
         ends = interval(d)
         between = f"{words.points(ends[0])} to {words.points(ends[1])}" if ends else NONE
         over_seeds = [_points(d.std_over_seeds), between, str(len(d.per_seed))] if several else []
         mean = NONE if d.mean is None else words.points(d.mean)
         better = f"{d.clients_better}/{d.clients}"
         rows.append(cells(f"{d.first} {words.MINUS} {d.other}", mean, *over_seeds, _points(d.std_over_clients), better))
-    caption = "Accuracy of the first minus the other, in percentage points, on the same data and seed"
-    return Section(
-        "Paired differences",
-        tables=[Table(caption, [*columns, "s.d. over clients", "Clients better"], rows)],
-        points=[verdict(d) for d in found.differences] + ([] if several else [ONE_SEED]),
-    )
+    on = f" {found.on(measure)}" if found.personal else ""
+    caption = f"Accuracy{on} of the first minus the other, in percentage points, on the same data and seed"
+    return Table(caption, [*columns, "s.d. over clients", "Clients better"], rows)
 
 
 def interval(d: Difference) -> tuple[float, float] | None:
@@ -186,17 +209,20 @@ def verdict(d: Difference) -> str:
     return f"{start} ({between}): more than the seeds vary, on this data and with this setting."
 
 
-def _learning(found: Comparison, runs: Sequence[Run], levels: list[Level]) -> Section:
-    """All methods' accuracy by iteration and by what the clients sent."""
+def _learning(found: Comparison, runs: Sequence[Run], apart: bool) -> Section:
+    """All methods' accuracy by iteration and by what the clients sent; without a chance level for runs `apart`."""
+    chance, personal = found.chance_of(found.measure), found.measure != GLOBAL
+    name = "always one's own most frequent class" if personal else "chance"
+    levels = [] if apart or chance is None else [Level(name, chance)]
     named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
     groups = [(number, own) for number, own in enumerate(named) if own]
-    curves = [_mean_curve(own, number) for number, own in groups]
+    curves = [_mean_curve(own, number, found.measure) for number, own in groups]
     ends = words.together([f"{line.label} {words.percent(line.y[-1])}" for line in curves])
     shown = curves if len(curves) <= BANDS else [replace(line, band=None) for line in curves]
     alt = f"Mean accuracy by iteration; at the end {ends}."
     svg, legend = plots.chart("learning", alt, shown, levels, across=ACROSS)
     caption = f"{_what_bands_are({len(own) for _, own in groups}, len(curves))} {ITERATION}"
-    figures = [Figure("Accuracy on the global test set", svg, legend, caption)]
+    figures = [Figure(f"Accuracy {found.on(found.measure)}", svg, legend, caption)]
     spent = [
         np.mean([sent(run)[: len(line.x)] for run in own], axis=0)
         for (_, own), line in zip(groups, curves, strict=True)
@@ -234,19 +260,19 @@ def _what_bands_are(seeds: set[int], methods: int) -> str:
     return f"{mean}; the band is ± one s.d. over seeds{rest}."
 
 
-def _mean_curve(runs: Sequence[Run], number: int) -> Line:
+def _mean_curve(runs: Sequence[Run], number: int, measure: str) -> Line:
     """A method's mean over seeds with their deviation; with one seed, the deviation over clients."""
-    stages = [(run.stages or [START])[-1] for run in runs]
-    curves = [run.curve("accuracy mean", stage) for run, stage in zip(runs, stages, strict=True)]
+    curves = [run.curve(f"{measure} mean", run.last) for run in runs]
     points = min(len(x) for x, _ in curves)
     y = np.stack([y[:points] for _, y in curves])
-    band = y.std(0, ddof=1) if len(y) > 1 else runs[0].curve("accuracy std", stages[0])[1]
+    band = y.std(0, ddof=1) if len(y) > 1 else runs[0].curve(f"{measure} std", runs[0].last)[1]
     return Line(runs[0].summary.name, curves[0][0][:points], y.mean(0), look(number), band)
 
 
 def _runs(folder: Path, runs: Sequence[Run]) -> Section:
     """Each run, with the way to its own report where there is one."""
     rows = []
+    ways = list(dict.fromkeys(way for run in runs for way in run.summary.ways))
     for run in runs:
         s, target = run.summary, run.folder / "report.html"
         href = quote(Path(os.path.relpath(target, folder)).as_posix()) if target.is_file() else ""
@@ -256,11 +282,13 @@ def _runs(folder: Path, runs: Sequence[Run]) -> Section:
                 str(s.seed),
                 words.spread(s.accuracy.mean, s.accuracy.std),
                 words.percent(s.own_accuracy.mean) if s.own_accuracy else NONE,
+                *(words.percent(s.ways[way].mean) if way in s.ways else NONE for way in ways),
                 words.percent(s.agreement) if s.agreement is not None else NONE,
                 words.whole(s.failures),
                 Cell((s.state_sha256 or NONE)[:12], s.state_sha256 or ""),
             )
         )
-    columns = ("Run", "Seed", "Accuracy", "On own class mix", "Agreement", "Failures", "State hash")
+    prepared = [words.capital(runs[0].summary.on(f"{OWN} {way}")) for way in ways]
+    columns = ("Run", "Seed", "Accuracy", "On own class mix", *prepared, "Agreement", "Failures", "State hash")
     linked = "; a name leads to the run's own report" if any(row[0].href for row in rows) else ""
     return Section("Runs", tables=[Table(f"Accuracy ± s.d. over clients{linked}", columns, rows)])

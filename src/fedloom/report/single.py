@@ -7,15 +7,18 @@ from collections.abc import Iterable
 from fedloom.report import words
 from fedloom.report.clients import of_one
 from fedloom.report.learning import diagnostics, learning
+from fedloom.report.measures import GLOBAL, OWN
+from fedloom.report.neighbours import chosen
 from fedloom.report.page import Details, Page, Section, Table, Tile, cells
 from fedloom.report.read import Run
+from fedloom.report.schema import Summary
 from fedloom.report.traffic import traffic
 
 
 def page(run: Run) -> Page:
     """All that the folder of a run tells."""
     s = run.summary
-    parts = (learning(run), of_one(run), diagnostics(run), traffic(run), _failures(run), _repeat(run))
+    parts = (learning(run), of_one(run), chosen(run), diagnostics(run), traffic(run), _failures(run), _repeat(run))
     return Page(
         title=f"{s.name} on {s.dataset}",
         subtitle=" · ".join(part for part in (s.title, f"preset {s.preset}", f"seed {s.seed}") if part),
@@ -30,15 +33,34 @@ def page(run: Run) -> Page:
 def lead(run: Run) -> str:
     """The result in a sentence."""
     s = run.summary
+    if s.ways and s.own_accuracy:
+        return _personal_lead(s)
     reached, over = words.percent(s.accuracy.mean), ""
     if s.clients > 1:
         reached, over = words.spread(s.accuracy.mean, s.accuracy.std), " (s.d. over clients)"
     who = words.capital(words.times(s.clients, "client"))
-    length = "one iteration" if s.iterations == 1 else f"{words.whole(s.iterations)} iterations"
+    length = _length(s)
     text = f"{who} reached {reached}{over} on {s.dataset} after {length}"
     if s.chance is None:
         return f"{text}."
     return f"{text}; always answering the most frequent class gives {words.percent(s.chance)}."
+
+
+def _personal_lead(s: Summary) -> str:
+    """The same where each client's own class mix counts."""
+    way, own = next(iter(s.ways)), s.measures[OWN]
+    after, before = (words.spread(a.mean, a.std if s.clients > 1 else None) for a in (s.ways[way], own))
+    over = " (s.d. over clients)" if s.clients > 1 else ""
+    who = words.times(s.clients, "client")
+    text = f"On their own class mix of {s.dataset}, {who} reached {after}{over} {way} and "
+    text += f"{before} as they are, after {_length(s)}"
+    if s.own_chance is None:
+        return f"{text}."
+    return f"{text}; always answering one's own most frequent class gives {words.percent(s.own_chance)}."
+
+
+def _length(s: Summary) -> str:
+    return "one iteration" if s.iterations == 1 else f"{words.whole(s.iterations)} iterations"
 
 
 def _unfinished(run: Run) -> str:
@@ -51,12 +73,13 @@ def _unfinished(run: Run) -> str:
 
 def _tiles(run: Run) -> Iterable[Tile]:
     s = run.summary
-    for label, found in (("Accuracy", s.accuracy), ("On own class mix", s.own_accuracy)):
-        if found:
-            note = f"±{words.NBSP}{100 * found.std:.1f} s.d. over clients" if s.clients > 1 else ""
-            yield Tile(label, words.percent(found.mean), note)
-    if s.chance is not None:
-        yield Tile("Chance", words.percent(s.chance), "always the most frequent class")
+    for measure, found in s.measures.items():
+        label = "Accuracy" if measure == GLOBAL and not s.ways else words.capital(s.on(measure))
+        note = f"±{words.NBSP}{100 * found.std:.1f} s.d. over clients" if s.clients > 1 else ""
+        yield Tile(label, words.percent(found.mean), note)
+    chance, whose = s.chance_of(s.main), "the" if s.main == GLOBAL or not s.own_accuracy else "one's own"
+    if chance is not None:
+        yield Tile("Chance", words.percent(chance), f"always {whose} most frequent class")
     if s.agreement is not None:
         yield Tile("Agreement", words.percent(s.agreement), "of answers, between two clients")
     ways = [("Sent up", s.bytes.up, "by the clients"), ("Sent down", s.bytes.down, "to the clients")]

@@ -65,14 +65,19 @@ def canvas(width: float, height: float, *, left: float, right: float, top: float
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), facecolor="none")  # an SVG has 72 units to the inch
-    inner = (width - left - right, height - top - bottom)
-    axes = figure.add_axes((left / width, bottom / height, inner[0] / width, inner[1] / height), facecolor="none")
+    return figure, panel(figure, left, bottom, width - left - right, height - top - bottom)
+
+
+def panel(figure: Any, left: float, bottom: float, width: float, height: float) -> Any:
+    """Axes at a place of a figure, in pixels from its lower left corner."""
+    across, up = (72 * side for side in figure.get_size_inches())
+    axes = figure.add_axes((left / across, bottom / up, width / across, height / up), facecolor="none")
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_linewidth(0.8)
     axes.tick_params(length=0, pad=6)
     axes.set_axisbelow(True)
-    return figure, axes
+    return axes
 
 
 def inline(figure: Any, slug: str, alt: str) -> Markup:

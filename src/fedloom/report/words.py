@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 NBSP = "\u00a0"
 MINUS = "\u2212"
+NONE = "–"
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 

@@ -1,0 +1,1 @@
+"""Methods with a server that averages weights."""

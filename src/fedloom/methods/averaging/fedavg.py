@@ -1,0 +1,95 @@
+"""FedAvg: a server averages what its clients have learnt; and the same with fine-tuning before use.
+
+Papers: H. B. McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017; lines are those of its Algorithm 1. G. Cheng, K. Chadha, J. Duchi, "Federated Asymptotics: a Model to Compare
+Federated Learning Algorithms", AISTATS 2023, for FedAvg-FT: one epoch of local training before a model is used.
+
+Differs:
+    Whoever takes no part in a round is evaluated with the server's weights all the same; fetching them for that is
+        not counted as a message. So a round costs 2k models, k the number of participants.
+    BatchNorm's statistics stay at the client: see `fedloom.methods.learner`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from fedloom.federation import Federation
+from fedloom.message import Shape, Template, Tree, weighted_mean
+from fedloom.method import Method
+from fedloom.methods.learner import Learner, LearnerConfig, shared_names, weights_like
+from fedloom.party import Party
+
+
+class Config(LearnerConfig):
+    """The local training is `LearnerConfig`'s."""
+
+    personal_head: bool = False
+    """Whether a client keeps its last layer to itself (then it is FedPer with alternating updates)."""
+    clients_per_round: int | None = Field(10, ge=1)
+    """Participants of a round; None for all."""
+
+
+class Client(Learner[Config]):
+    """A client, which has no model of its own but perhaps a head."""
+
+    def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
+        """ClientUpdate: train from the server's weights on own rows."""
+        self.adopt(weights)
+        self.local_update(t)
+        return {"weights": self.shared(), "rows": self.row_count}
+
+
+class Server(Party[Config]):
+    """The server and its global weights."""
+
+    STATE = ("weights",)
+
+    def setup(self) -> None:
+        """Line 1: the weights that all begin with."""
+        params = {k: p.detach() for k, p in self.site.build().named_parameters()}
+        self.weights = {k: params[k] for k in shared_names(params, self.cfg)}
+
+    def handout(self) -> dict[str, Tree]:
+        """Today's global weights."""
+        return dict(self.weights)
+
+    def average(self, replies: Mapping[int, Any]) -> None:
+        """Line 8: the mean, weighted by rows."""
+        rows = [int(r["rows"]) for r in replies.values()]
+        self.weights = weighted_mean([r["weights"] for r in replies.values()], rows)  # type: ignore[assignment]
+
+
+def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """Algorithm 1, lines 3-8, for one t."""
+    chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
+    template: Template = {"weights": weights_like(fed, cfg), "rows": Shape("int64")}
+    shared = {"t": t, "weights": server.weights}
+    replies = fed.call(chosen, "update", shared=shared, expect=template, need=1)  # lines 6, 7
+    if replies:
+        server.average(replies)
+    yield "round"
+
+
+FEDAVG = Method(
+    name="fedavg",
+    title="A server averages weights",
+    paper="H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017",
+    family="averaging",
+    config=Config,
+    round=round,
+    client=Client,
+    server=Server,
+    fixed={"finetune_epochs": 0},
+    one_network=True,
+)
+
+METHODS = (
+    FEDAVG,
+    replace(FEDAVG, name="fedavg-ft", title="FedAvg, and each client fine-tunes before use", fixed={}),
+)

@@ -1,0 +1,1 @@
+"""Methods without a server: every peer has a model of its own and speaks to its neighbours."""

@@ -1,0 +1,267 @@
+"""Dis-PFL: peers with sparse models of one density, each with a mask of its own that it keeps renewing.
+
+Paper: R. Dai, L. Shen, F. He, X. Tian, D. Tao, "DisPFL: Towards Communication-Efficient Personalized Federated
+Learning via Decentralized Sparse Training", ICML 2022. Here as a host of AFIND+ (its Figure 5): `friends` says who is
+asked.
+
+Each peer i holds weights w_i and a mask m_i; w_i is 0 outside of it. At the start m_i is random, with densities by
+layer after Erdős and Rényi (ERK), and all begin with one network, masked. A round:
+
+    w_i <- local training that moves the entries in m_i alone
+    each neighbour j sends w_j at the entries in m_j, and m_j
+    g_i = the gradient by all entries at w_i, on one batch
+    m'_i = m_i less the share α_t of each layer that has the smallest |w_i|, plus as many outside with the largest |g_i|
+    w_i <- m'_i ⊙ Σ_j a_j m_j ⊙ w_j / Σ_j a_j m_j,  j = i included
+    m_i <- m'_i,   α_t = (anneal / 2) (1 + cos(π t / anneal_rounds))
+
+a_j are equal, or those of AFIND+. What nobody's mask has is 0. This is the paper's round begun one step later: it
+averages, trains and renews the mask, and its first average is of equal weights.
+
+Reading: ERK gives biases and the weights of norms the density 1, or nearly, so here they are dense. Masks begin
+different, which is an option of the authors' code. What was pruned may come back in the same step, as it may there.
+
+Differs:
+    The local training is that of all methods here, without the authors' decay of the learning rate and of the
+        weights and without their clipping, so that methods can be compared.
+    With a personal head the head is dense and stays; `density` is that of the shared matrices and kernels.
+    The gradient is taken in training mode, whose statistics are then forgotten.
+    With AFIND+ the probes carry w_i with its zeros, as all its hosts do; only trained weights travel packed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedloom.federation import Federation
+from fedloom.message import Shape, Template, Tree, floats, weighted_mean
+from fedloom.method import Method
+from fedloom.methods.learner import shared_names
+from fedloom.methods.peer.afind import Chooser, Host, found
+
+
+class Config(Host):
+    """The local training is `LearnerConfig`'s, the choice of neighbours AFIND+'s."""
+
+    density: float = Field(0.5, gt=0, le=1)
+    """Share of the entries of the shared matrices and kernels that a mask has."""
+    anneal: float = Field(0.5, ge=0, le=1)
+    """Share of a mask that is renewed in the first round; it falls as a cosine does."""
+    anneal_rounds: int = Field(500, ge=1)
+    """Round from which masks stay as they are: the rounds of the run, in the paper."""
+
+
+class Peer(Chooser[Config]):
+    """A peer, its sparse model, and its mask."""
+
+    STATE: ClassVar[tuple[str, ...]] = (*Chooser.STATE, "mask")
+
+    def setup(self) -> None:
+        """A random mask, and the common weights under it."""
+        self.start()
+        self.befriend()
+        rng = self.stream("mask")
+        mask = {}
+        for name, count in kept_counts(self.params, self.cfg).items():
+            chosen = torch.zeros(self.params[name].numel(), dtype=torch.bool)
+            chosen[torch.from_numpy(rng.permutation(len(chosen))[:count])] = True
+            mask[name] = chosen.view(self.params[name].shape).to(self.site.device)
+        self.mask: dict[str, Tensor] = mask
+        self.adopt({k: self.params[k] * m for k, m in mask.items()})
+
+    def update(self, *, t: int) -> None:
+        """Train on own rows, within the mask."""
+        self.local_update(t)
+
+    def passes(self, numbers: range, only: Sequence[str] | None) -> None:
+        """As every learner's, but entries outside of the mask stay 0."""
+        names = self.params if only is None else only
+        moving = {k: self.mask.get(k, torch.ones_like(self.params[k], dtype=torch.bool)) for k in names}
+        for n in numbers:
+            self.train(self.loss, self.epochs(n, size=self.cfg.batch_size), only=moving)
+
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own weights within the mask, and the mask; where AFIND+ weighs, with their loss."""
+        loss = {"loss": self.own_loss(t)} if self.cfg.friends == "afind" else {}
+        return {**packed(self.shared(), self.mask), **loss}
+
+    def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
+        """Renew the mask, and average under it the own weights and those of the neighbours that answered."""
+        models, masks = {self.site.id: self.shared()}, {self.site.id: self.mask}
+        for j, reply in inbox.items():
+            with_values = unpacked(reply, self.mask)
+            if with_values is not None:
+                models[int(j)], masks[int(j)] = with_values
+        known = {j: reply for j, reply in inbox.items() if int(j) in models}
+        shares = self.shares(t, known) if self.cfg.friends == "afind" else dict.fromkeys(models, 1.0)
+        self.renew(t)
+        mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
+        self.adopt({k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
+        self.note_mixing({j: share / sum(shares.values()) for j, share in shares.items()})
+        self.heard = {"t": -1}
+
+    def renew(self, t: int) -> None:
+        """Prune the smallest weights of each layer, and grow as many where the gradient is largest."""
+        rate, names = renewal(t, self.cfg), list(self.mask)
+        if not rate:
+            return
+        with self.scratch():
+            x, y = self.some(t, size=self.cfg.batch_size)
+            _, gradient = self.gradient(self.loss, x, y, of=names)
+        mask = {k: renewed_mask(m, self.params[k], gradient[k], rate) for k, m in self.mask.items()}
+        changed = sum((mask[k] != m).sum() for k, m in self.mask.items())
+        self.note("mask entries renewed", changed / 2)
+        self.mask = mask
+
+
+# -- masks ----------------------------------------------------------------------------------------------
+
+
+def erk(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
+    """Densities of layers, in proportion to (sum of a shape) / (its product), that come to `density` over all
+    entries; what would exceed 1 is 1, and the others make up for it."""
+    size = {k: math.prod(s) for k, s in shapes.items()}
+    raw = {k: sum(s) / size[k] for k, s in shapes.items()}
+    sparse = list(shapes)
+    while sparse:
+        budget = density * sum(size.values()) - sum(n for k, n in size.items() if k not in sparse)
+        scale = budget / sum(raw[k] * size[k] for k in sparse)
+        most = max(raw[k] for k in sparse)
+        if scale * most <= 1:
+            break
+        sparse = [k for k in sparse if raw[k] < most]
+    return {k: scale * raw[k] if k in sparse else 1.0 for k in shapes}
+
+
+def kept_counts(params: Mapping[str, Tensor], cfg: Config) -> dict[str, int]:
+    """How many entries a mask has, for each matrix and kernel that is shared: the same at all peers, for ever."""
+    shapes = {k: tuple(params[k].shape) for k in shared_names(params, cfg) if params[k].dim() > 1}
+    return {k: max(1, int(d * math.prod(shapes[k]) + 0.5)) for k, d in erk(shapes, cfg.density).items()}
+
+
+def renewal(t: int, cfg: Config) -> float:
+    """α_t: which share of a mask is renewed in round t."""
+    return cfg.anneal / 2 * (1 + math.cos(math.pi * min(t, cfg.anneal_rounds) / cfg.anneal_rounds))
+
+
+def renewed_mask(mask: Tensor, weights: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    """A mask (...) of as many entries: less those with the smallest weights, plus those with the largest gradients."""
+    new = mask.flatten().clone()
+    count = math.ceil(rate * int(new.sum()))
+    size = torch.where(new, weights.flatten().abs(), torch.inf)
+    new[size.argsort(stable=True)[:count]] = False
+    use = torch.where(new, -1.0, gradient.flatten().abs())
+    new[use.argsort(stable=True, descending=True)[:count]] = True
+    return new.view(mask.shape)
+
+
+def intersection_mean(
+    models: Sequence[Mapping[str, Tensor]], masks: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
+) -> dict[str, Tensor]:
+    """Of each masked entry the weighted mean over those models whose mask has it, or 0; of all else over all models."""
+    dense = [{k: x for k, x in model.items() if k not in masks[0]} for model in models]
+    mean: dict[str, Tensor] = weighted_mean(dense, weights)  # type: ignore[assignment]
+    for k in masks[0]:
+        total, mass = torch.zeros_like(models[0][k]), torch.zeros_like(models[0][k])
+        for a, model, mask in zip(weights, models, masks, strict=True):
+            share = a * mask[k]
+            total, mass = total + share * model[k], mass + share
+        mean[k] = torch.where(mass > 0, total / mass, 0.0)
+    return mean
+
+
+# -- messages -------------------------------------------------------------------------------------------
+
+
+def packed(weights: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> dict[str, Tree]:
+    """A message of sparse weights: the entries in the mask (n,), the mask's bits by name, and what has no mask."""
+    return {
+        "values": torch.cat([weights[k][m] for k, m in mask.items()]),
+        "mask": {k: bits_of(m) for k, m in mask.items()},
+        "dense": {k: w for k, w in weights.items() if k not in mask},
+    }
+
+
+def unpacked(
+    reply: Mapping[str, Any], like: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
+    """Weights with their zeros, and the mask; `like` is a mask of the same form. None for a mask of another size
+    than its values."""
+    masks = {k: mask_of(reply["mask"][k], m.shape) for k, m in like.items()}
+    counts = [int(m.sum()) for m in masks.values()]
+    if sum(counts) != len(reply["values"]):
+        return None
+    weights = dict(reply["dense"])
+    for (k, m), values in zip(masks.items(), reply["values"].split(counts), strict=True):
+        weights[k] = values.new_zeros(m.shape).masked_scatter(m, values)
+    return weights, masks
+
+
+def bits_of(mask: Tensor) -> Tensor:
+    """A mask as bytes (⌈n / 8⌉,) uint8, the first entry in the highest bit."""
+    flat = mask.flatten().to(torch.uint8)
+    eights = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
+    return (eights << _places(mask)).sum(-1, dtype=torch.uint8)
+
+
+def mask_of(packed: Tensor, shape: Sequence[int]) -> Tensor:
+    """The mask of this shape whose bytes these are."""
+    eights = (packed[:, None] >> _places(packed)) & 1
+    return eights.flatten()[: math.prod(shape)].bool().view(*shape)
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(7, -1, -1, dtype=torch.uint8, device=like.device)
+
+
+def message_like(fed: Federation, cfg: Config) -> dict[str, Template]:
+    """Template of an answer."""
+    counts = kept_counts(fed.form, cfg)
+    shared = shared_names(fed.form, cfg)
+    return {
+        "values": floats(sum(counts.values())),
+        "mask": {k: Shape("uint8", -(-fed.form[k].numel() // 8)) for k in counts},
+        "dense": {k: floats(*fed.form[k].shape) for k in shared if k not in counts},
+        **({"loss": floats()} if cfg.friends == "afind" else {}),
+    }
+
+
+# -- the round ------------------------------------------------------------------------------------------
+
+
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """One round of all peers at once."""
+    now = {"t": t}
+    links = found(fed, peers, cfg, t)
+    fed.call(peers, "update", shared=now)
+    fed.exchange(links, answer="give", take="mix", shared=now, expect=message_like(fed, cfg))
+    yield "round"
+
+
+DISPFL = Method(
+    name="dispfl",
+    title="Peers with sparse models, which average where their masks meet",
+    paper="R. Dai et al.: DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized "
+    "Sparse Training, ICML 2022",
+    family="peer",
+    config=Config,
+    round=round,
+    client=Peer,
+    one_network=True,
+)
+
+METHODS = (
+    DISPFL,
+    replace(
+        DISPFL,
+        name="dispfl-afind",
+        title="Dis-PFL whose neighbours AFIND+ chooses and weighs",
+        fixed={"friends": "afind"},
+    ),
+)

@@ -1,0 +1,205 @@
+"""FedeRiCo: a peer holds its rows for a mixture of all peers' models, and asks those that explain them.
+
+Paper: Y. Sui, J. Wen, Y. Lau, B. L. Ross, J. C. Cresswell, "Find Your Friends: Personalized Federated Learning with
+the Right Collaborators", 2022. Here as a baseline of AFIND+ (its section 4.1).
+
+Peer i has a share π_ij for itself and each neighbour, and for each of its rows s the loss l_ij(s) of each model that
+it has seen. A round:
+
+    train the own model, row s with the weight r_ii(s)                          M-step of the model
+    ask k neighbours, drawn by π_ij, or with probability ε any
+    l_ij(s) <- part of the old loss and part of the new, for those asked and oneself
+    r_ij(s) ∝ π_ij exp(-l_ij(s)), over all j with a known loss                  E-step
+    π_ij <- mean over s of r_ij(s)                                              M-step of the mixture
+    w_i <- Σ_j π_ij w_j / Σ_j π_ij, over those asked and oneself
+
+With k = 0 every peer is alone.
+
+Reading, where the papers are silent:
+    At first all shares are equal. Who has never answered keeps its share, and those known divide the rest among them.
+    The first training, before any r, weighs all rows alike.
+    Weights of rows are divided by their mean, so that the step is as long as any other method's.
+    ε counts for each of the k draws by itself. Nobody is drawn twice in a round.
+    How fast old losses fade: `memory`.
+
+Differs:
+    The original predicts with the mixture of the models' outputs, and averages no weights. In AFIND+'s comparison all
+        methods hold one model, trained and fine-tuned alike, so here the mixture's shares weigh the parameters.
+    The own model is judged on the rows that it was trained on, and the others are not. So π_ii grows towards 1, and
+        mixing fades; what is left of π tells the neighbours apart.
+    With a personal head a neighbour's body is judged under the own head; BatchNorm's statistics are one's own too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.federation import Federation
+from fedloom.message import Tree, weighted_mean
+from fedloom.method import Method
+from fedloom.methods.learner import TUNING, Learner, LearnerConfig, weights_like
+from fedloom.site import epoch_plan
+
+WORST = 100.0
+"""Losses above it, and NaN, count as this: it leaves no share already, and a model that mends can come back."""
+
+
+class Config(LearnerConfig):
+    """The local training is `LearnerConfig`'s, but for the weights of rows."""
+
+    neighbours: int | None = Field(10, ge=0)
+    """Neighbours that a peer asks in a round (k); None for all."""
+    epsilon: float = Field(0.3, ge=0, le=1)
+    """Probability that a neighbour is drawn evenly, and not by π."""
+    memory: float = Field(0.5, ge=0, lt=1)
+    """Weight of a row's old loss, where there is one; the new one has the rest."""
+
+
+class Peer(Learner[Config]):
+    """A peer, its model, and its mixture.
+
+    Its state `mixture`, with m parties and n own rows: ln π (m,), as π itself could become 0 for ever; whose loss is
+    known (m,); the losses (m, n); and the weights of the rows (n,), whose mean is 1.
+    """
+
+    STATE = ("params", "buffers", "opt", "mixture")
+
+    def setup(self) -> None:
+        """Equal shares for oneself and all neighbours; nothing known; equal weights."""
+        self.start()
+        m, n, device = self.site.parties, len(self.data), self.site.device
+        log_pi = torch.full((m,), -math.inf, dtype=torch.float64, device=device)
+        log_pi[[self.site.id, *self.site.neighbours]] = -math.log(1 + len(self.site.neighbours))
+        self.mixture: dict[str, Any] = {
+            "log_pi": log_pi,
+            "known": torch.zeros(m, dtype=torch.bool, device=device),
+            "losses": torch.zeros(m, n, device=device),
+            "weights": torch.ones(n, device=device),
+        }
+
+    # -- the own model -----------------------------------------------------------------------------
+
+    def update(self, *, t: int) -> None:
+        """Train on own rows, from the own weights."""
+        self.local_update(t)
+
+    def passes(self, numbers: range, only: Sequence[str] | None) -> None:
+        """The passes of any learner, over the same batches, with the loss of each row times its weight."""
+        weights = self.mixture["weights"]
+        for n in numbers:
+            plan = epoch_plan(self.stream("batches", n), len(self.data), 1, self.cfg.batch_size)
+            for (x, y), w in zip(self.data.batches(plan), weights[plan.to(weights.device)], strict=True):
+                self.minimise(self.weighted_loss, x, y, w, only=only)
+
+    def weighted_loss(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        """Mean () of w (B,) times the cross-entropy on x (B, ...), y (B,)."""
+        return (w * F.cross_entropy(self.model(x), y, reduction="none")).mean()
+
+    def fine_tune(self) -> None:
+        """As any learner, all rows alike."""
+        self.rest()
+        super().passes(range(TUNING - self.cfg.finetune_epochs, TUNING), None)
+
+    # -- the neighbours ----------------------------------------------------------------------------
+
+    def choose(self, *, t: int, here: Tensor) -> Tensor:
+        """Whom to ask, as a mask (m,), given who is there (m,)."""
+        there, log_pi = here.tolist(), self.mixture["log_pi"].tolist()
+        near = [j for j in self.site.neighbours if there[j]]
+        k = len(near) if self.cfg.neighbours is None else self.cfg.neighbours
+        mask = torch.zeros_like(self.mixture["known"])
+        mask[draw(self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon)] = True
+        return mask
+
+    def give(self, *, t: int) -> dict[str, Tree]:
+        """The own weights, to whoever asks."""
+        return {"weights": self.shared()}
+
+    def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
+        """New losses, new π, and the mean by π of the own weights and those of the neighbours that answered."""
+        models: dict[int, dict[str, Tensor]] = {self.site.id: self.shared()}
+        models.update({int(j): reply["weights"] for j, reply in inbox.items()})
+        ids = list(models)
+        self.reckon(ids, self.losses(list(models.values())))
+        shares = torch.softmax(self.mixture["log_pi"][ids], 0)
+        self.adopt(weighted_mean(list(models.values()), shares.tolist()))  # type: ignore[arg-type]
+        self.note_mixing(dict(zip(ids, shares, strict=True)))
+        self.note("effective neighbours", 1 / (shares**2).sum())
+        self.note("own share of pi", self.mixture["log_pi"][self.site.id].exp())
+
+    def losses(self, models: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        """The loss (k, n) of each model on each own row, in evaluation mode."""
+        rows = self.data
+        every = torch.arange(len(rows), device=self.site.device)
+        x, y = rows.x(every), rows.y(every)
+        found: list[Tensor] = []
+        for weights in models:
+            with self.scratch():
+                self.adopt(weights)
+                found.append(F.cross_entropy(self.infer(x), y, reduction="none"))
+        return torch.nan_to_num(torch.stack(found), nan=WORST).clamp(max=WORST)
+
+    def reckon(self, ids: Sequence[int], losses: Tensor) -> None:
+        """E-step, M-step of π, and the weights of the rows, from the losses (k, n) of the models of `ids`."""
+        m = self.mixture
+        old, known = m["losses"].clone(), m["known"].clone()
+        memory = self.cfg.memory * known[ids, None]
+        old[ids] = memory * old[ids] + (1 - memory) * losses
+        known[ids] = True
+        log_pi, log_r = expectation(m["log_pi"][known], old[known].double())
+        own = log_r[known[: self.site.id].sum()]
+        weights = (own - own.max()).exp()
+        self.mixture = {
+            "log_pi": m["log_pi"].masked_scatter(known, log_pi),
+            "known": known,
+            "losses": old,
+            "weights": (weights / weights.mean()).float(),
+        }
+
+
+def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+    """New ln π (k,) and ln r (k, n) from ln π (k,) and losses (k, n). The sum of π stays."""
+    log_r = torch.log_softmax(log_pi[:, None] - losses, 0)
+    return torch.logsumexp(log_pi, 0) + torch.logsumexp(log_r, 1) - math.log(losses.shape[1]), log_r
+
+
+def draw(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float) -> list[int]:
+    """`k` different keys (all, if there are fewer), one after the other: each by π, or with probability ε evenly."""
+    left = list(log_pi)
+    found: list[int] = []
+    while left and len(found) < k:
+        p = np.exp(np.array([log_pi[j] for j in left]) - max(log_pi[j] for j in left))
+        even = rng.random() < epsilon
+        found.append(left.pop(rng.integers(len(left)) if even else rng.choice(len(left), p=p / p.sum())))
+    return found
+
+
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """One round of all peers at once."""
+    now = {"t": t}
+    fed.call(peers, "update", shared=now)
+    links = fed.asked(peers, "choose", now)
+    fed.exchange(links, answer="give", take="mix", shared=now, expect={"weights": weights_like(fed, cfg)})
+    yield "round"
+
+
+METHODS = (
+    Method(
+        name="federico",
+        title="Peers mix the models that best explain their rows, by expectation and maximisation",
+        paper="Y. Sui et al.: Find Your Friends: Personalized Federated Learning with the Right Collaborators, 2022",
+        family="peer",
+        config=Config,
+        round=round,
+        client=Peer,
+        one_network=True,
+    ),
+)

@@ -1,0 +1,260 @@
+"""Who learns from whom: the weights with which clients mix each other's models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from fedloom.report import plots, words
+from fedloom.report.holdings import scale, shade
+from fedloom.report.looks import look
+from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
+from fedloom.report.plots import Level, Line
+from fedloom.report.read import Run
+from fedloom.report.schema import Comparison
+from fedloom.report.svg import HEAT, INK, SERIES, SOFT, TEXT, canvas, drawing, inline, panel
+
+MAPS = 4
+"""Rounds that have a map of their own."""
+MOST = 100
+"""A map of more clients shows means over blocks of them."""
+MEASURES = ("Own weight", "Effective others", "Overlap of those", "If everybody alike")
+MIX = SERIES[2]
+"""The colour of class mixes."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What the clients took from others in one round; nan for a client that took nothing.
+
+    Attributes:
+        overlap: (N,) share of the own class mix that the models taken have too, by weight.
+        number: (N,) how many they are: 1 / Σw² of the weights of others, which sum to 1; 0 for nothing.
+        own: (N,) weight of the own model; nan for a client that did not mix.
+    """
+
+    overlap: np.ndarray
+    number: np.ndarray
+    own: np.ndarray
+
+
+def overlaps(counts: np.ndarray) -> np.ndarray:
+    """(N, N) Σ over classes of the smaller share in two clients' class mixes, of their rows (N, K)."""
+    mixes = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    return np.stack([np.minimum(mixes, mix).sum(1) for mix in mixes])
+
+
+def everybody(alike: np.ndarray) -> float:
+    """The mean overlap with all others, of overlaps (N, N): that of a client that takes everybody alike."""
+    others = ~np.eye(len(alike), dtype=bool)
+    return float(alike[others].mean()) if len(alike) > 1 else float("nan")
+
+
+def taken(weights: np.ndarray, alike: np.ndarray) -> Taken:
+    """What was taken with weights (N, N), where the class mixes have these overlaps (N, N)."""
+    others = weights * ~np.eye(len(weights), dtype=bool)
+    total = others.sum(1)
+    takes = total > 0
+    shares = np.divide(others, total[:, None], out=np.zeros_like(others), where=takes[:, None])
+    number = np.divide(1.0, (shares**2).sum(1), out=np.zeros(len(shares)), where=takes)
+    mixed = weights.any(1)
+    return Taken(
+        overlap=np.where(takes, (shares * alike).sum(1), np.nan),
+        number=np.where(mixed, number, np.nan),
+        own=np.where(mixed, weights.diagonal(), np.nan),
+    )
+
+
+def side_by_side(alike: np.ndarray) -> np.ndarray:
+    """(N,) an order of the clients in which those that overlap (N, N) most stand together.
+
+    It begins with the client that is least like the others, and goes on to the one most like the last.
+    """
+    order = [int(alike.sum(1).argmin())]
+    left = np.ones(len(alike), dtype=bool)
+    left[order] = False
+    while left.any():
+        order.append(int(np.where(left, alike[order[-1]], -1.0).argmax()))
+        left[order[-1]] = False
+    return np.array(order)
+
+
+def chosen(run: Run) -> Section | None:
+    """The section of a run whose clients mix models; None for others."""
+    if not run.mixing or len(run.names) < 2:
+        return None
+    alike = overlaps(np.array(run.partition.counts))
+    found = {round: taken(weights, alike) for round, weights in run.mixing.items()}
+    base = everybody(alike)
+    last = list(found.values())[-1]
+    figures = [_maps(run, side_by_side(alike)), _overlap(found, base), _number(found, len(alike))]
+    details = Details("The numbers by round", table=_table(found, base))
+    return Section("Who learns from whom", text=[_said(last, base)], figures=figures, details=[details])
+
+
+def of_methods(found: Comparison, runs: Sequence[Run]) -> list[Section]:
+    """What the methods of a comparison took from others in the last round, mean over clients and seeds, if any did."""
+    rows = []
+    for method in found.methods:
+        own = [run for run in runs if run.summary.name == method.name and run.mixing and len(run.names) > 1]
+        if not own:
+            continue
+        alike = [overlaps(np.array(run.partition.counts)) for run in own]
+        last = [taken(list(run.mixing.values())[-1], near) for run, near in zip(own, alike, strict=True)]
+        base = float(np.mean([everybody(near) for near in alike]))
+        parts = [one.own for one in last], [one.number for one in last], [one.overlap for one in last]
+        own_weight, number, overlap = map(_mean, parts)
+        rows.append(_row(method.name, own_weight, number, overlap, base))
+    columns = ("Method", *MEASURES)
+    caption = "Models taken in the last round, mean over clients: how much of its own class mix a client finds there"
+    return [Section("Who learns from whom", tables=[Table(caption, columns, rows)])] if rows else []
+
+
+def _mean(values: Sequence[np.ndarray]) -> float:
+    """The mean of what is a number; nan if nothing is."""
+    every = np.concatenate(values)
+    return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
+
+
+def _row(name: str, own: float, number: float, overlap: float, base: float) -> list[Cell]:
+    """A row under MEASURES."""
+    texts = [f"{own:.3f}", f"{number:.2f}", words.percent(overlap), words.percent(base)]
+    values = (own, number, overlap, base)
+    return cells(name, *(text if np.isfinite(v) else words.NONE for text, v in zip(texts, values, strict=True)))
+
+
+def _said(last: Taken, base: float) -> str:
+    """What the last round shows, in a sentence."""
+    if np.isnan(last.overlap).all():
+        return "In the last round no client took another's model."
+    return (
+        f"At the end a client takes the models of {np.nanmean(last.number):.1f} others (their effective number, mean "
+        f"over clients), beside its own at a weight of {np.nanmean(last.own):.2f}. The class mixes of those others "
+        f"overlap with its own by {words.percent(np.nanmean(last.overlap))}; if all were taken alike, it would be "
+        f"{words.percent(base)}."
+    )
+
+
+def _line(label: str, found: Mapping[int, Taken], values: Sequence[np.ndarray], number: int) -> Line:
+    """The mean over clients by round, with its deviation."""
+    kept = [v[np.isfinite(v)] for v in values]
+    mean, deviation = (np.array([f(v) if len(v) else np.nan for v in kept]) for f in (np.mean, np.std))
+    return Line(f"{label} ± s.d. over clients", np.array(list(found), dtype=float), mean, look(number), deviation)
+
+
+def _overlap(found: Mapping[int, Taken], base: float) -> Figure:
+    line = _line("models taken", found, [one.overlap for one in found.values()], 2)
+    alt = f"Overlap of class mixes by round: at the end {words.percent(line.y[-1])}, against {words.percent(base)}."
+    svg, legend = plots.chart("overlap", alt, [line], [Level("everybody alike", base)], across="rounds")
+    caption = (
+        "How much of its own class mix a client finds at those whose models it takes: Σ over classes of the smaller of "
+        "the two shares, by weight, without its own model."
+    )
+    return Figure("Do the alike find each other?", svg, legend, caption)
+
+
+def _number(found: Mapping[int, Taken], clients: int) -> Figure:
+    line = _line("others taken", found, [one.number for one in found.values()], 0)
+    alt = f"Effective number of others whose models a client takes: {line.y[-1]:.1f} of {clients - 1} at the end."
+    svg, legend = plots.chart("others", alt, [line], across="rounds", form_y=None)
+    caption = f"1 / Σw² over the weights of others, which are scaled to sum to 1; {clients - 1} if all count alike."
+    return Figure("From how many others does a client learn?", svg, legend, caption)
+
+
+def _table(found: Mapping[int, Taken], base: float) -> Table:
+    rows = [
+        _row(words.whole(round), _mean([one.own]), _mean([one.number]), _mean([one.overlap]), base)
+        for round, one in found.items()
+    ]
+    columns = ("Round", *MEASURES)
+    return Table("Means over clients; whose models each client took is in mixing.csv", columns, rows)
+
+
+def _maps(run: Run, order: np.ndarray) -> Figure:
+    """Class mixes and the weights at some rounds, clients in one order."""
+    rounds = list(run.mixing)
+    at = sorted({round((len(rounds) - 1) * part) for part in (0, 0.2, 0.5, 1)})
+    shown = {f"round {words.whole(rounds[k])}": run.mixing[rounds[k]][np.ix_(order, order)] for k in at}
+    counts = np.array(run.partition.counts)[order]
+    mixes = counts / np.maximum(1, counts.sum(1, keepdims=True))
+    block = -(-len(order) // MOST)
+    diagonal = np.eye(len(order), dtype=bool)
+    most = max(float(weights[~diagonal].max()) for weights in shown.values())
+    keys = [scale("class mix, 0 to 100 %", MIX)]
+    caption = (
+        "Rows are the clients that mix, columns those whose models they take; in both, clients of alike class mixes "
+    )
+    caption += "stand together."
+    if block > 1:
+        shown = {name: _blocks(np.where(diagonal, 0.0, weights), block) for name, weights in shown.items()}
+        mixes = _mean_rows(mixes, block)
+        most = max(float(weights.max()) for weights in shown.values())
+        keys.append(scale(f"weight of a block of others, 0 to {most:.2g}"))
+        caption += (
+            f" A cell stands for {block} × {block} clients: what one of the row's takes from all of the column's, "
+        )
+        caption += "on average, without its own model."
+    else:
+        keys += [scale(f"weight of another's model, 0 to {most:.2g}"), scale("of its own, 0 to 1", SOFT)]
+    names = [words.whole(i) for i in order] if block == 1 else []
+    alt = f"Mixing weights of {len(order)} clients at {words.together(list(shown))}."
+    svg = _draw("mixing", alt, mixes, shown, most or 1.0, names)
+    return Figure("Whose models each client takes", svg, tuple(keys), caption, wide=True)
+
+
+def _mean_rows(values: np.ndarray, block: int) -> np.ndarray:
+    """(⌈N / block⌉, K) means over blocks of rows (N, K)."""
+    starts = np.arange(0, len(values), block)
+    sizes = np.diff([*starts, len(values)])
+    means: np.ndarray = np.add.reduceat(values, starts) / sizes[:, None]
+    return means
+
+
+def _blocks(weights: np.ndarray, block: int) -> np.ndarray:
+    """(B, B) weights (N, N) summed over the columns of a block, mean over its rows."""
+    return _mean_rows(np.add.reduceat(weights, np.arange(0, len(weights), block), axis=1), block)
+
+
+@drawing()
+def _draw(
+    slug: str, alt: str, mixes: np.ndarray, maps: Mapping[str, np.ndarray], most: float, names: Sequence[str]
+) -> Markup:
+    """Class mixes (N, K), then maps (N, N) in [0, most], side by side; `names` number the rows, if they are to be."""
+    left, gap, top, bottom, narrow = 46.0, 16.0, 28.0, 42.0, 130.0
+    side = (1080 - left - narrow - gap * MAPS - 6) / MAPS
+    width = left + narrow + (gap + side) * len(maps) + 6
+    figure, axes = canvas(width, top + side + bottom, left=left, right=width - left - narrow, top=top, bottom=bottom)
+    shade(axes, mixes, MIX, most=400)
+    _frame(axes, mixes.shape, "class mix", "class", (narrow, side), names, [str(k) for k in range(mixes.shape[1])])
+    axes.set_ylabel("who mixes", loc="top", fontsize=TEXT - 1)
+    for number, (title, weights) in enumerate(maps.items()):
+        axes = panel(figure, left + narrow + gap + (gap + side) * number, bottom, side, side)
+        own = np.diag(weights.diagonal()) if names else np.zeros_like(weights)
+        shade(axes, np.clip((weights - own) / most, 0, 1), HEAT, most=400)
+        shade(axes, np.clip(own, 0, 1), SOFT, ground=False)
+        _frame(axes, weights.shape, title, "whose model", (side, side), [], names)
+    return inline(figure, slug, alt)
+
+
+def _frame(
+    axes: Any,
+    shape: tuple[int, int],
+    title: str,
+    across: str,
+    size: tuple[float, float],
+    rows: Sequence[str],
+    columns: Sequence[str],
+) -> None:
+    """Limits, ticks where each name has room, and words."""
+    axes.set(xlim=(-0.5, shape[1] - 0.5), ylim=(shape[0] - 0.5, -0.5))
+    axes.spines["bottom"].set_visible(False)
+    ticks = (columns, size[0], 16, axes.set_xticks), (rows, size[1], 12, axes.set_yticks)
+    for names, room, each, put in ticks:
+        fits = bool(names) and room / len(names) >= each
+        put(range(len(names)) if fits else [], names if fits else [], fontsize=TEXT - 2)
+    axes.set_title(title, fontsize=TEXT, loc="left", color=INK, pad=8)
+    axes.set_xlabel(across, loc="right", fontsize=TEXT - 1)
