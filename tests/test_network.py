@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom import models
 from fedloom.errors import ModelError, StateError
 from fedloom.network import Network
 from fedloom.optim import SGD, Adam
@@ -353,3 +354,23 @@ def test_a_call_that_only_scratches_has_changed_nothing() -> None:
     network.rollback()
     network.end()
     assert torch.equal(network.memory, copies[0])
+
+
+@pytest.mark.parametrize("norm", ["none", "group"])
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (6,)), ("cnn-small", (3, 8, 8)), ("celeba-cnn", (3, 16, 16))])
+def test_gradients_of_single_rows_are_those_of_batches_of_one(name: str, shape: tuple[int, ...], norm: str) -> None:
+    net = Network(models.build(name, shape, 4, norm=norm, seed=0), SGD(0.1))  # type: ignore[arg-type]
+    x, y = torch.randn(5, *shape), torch.tensor([0, 1, 2, 3, 0])
+    before = net.memory.clone()
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(net(x), y)
+
+    names = list(net.parameters)[-4:]
+    rows = net.row_gradients(loss, x, y, names)
+    for n in range(5):
+        _, one = net.gradient(loss, x[n : n + 1], y[n : n + 1], of=names)
+        for k in names:
+            assert not rows[k].requires_grad and rows[k].shape == (5, *net.parameters[k].shape)
+            assert torch.allclose(rows[k][n], one[k], atol=1e-5)
+    assert torch.equal(net.memory, before)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from fedloom.errors import ModelError, StateError
 from fedloom.optim import Optimiser
@@ -28,7 +29,7 @@ ALIGNMENT = 64
 Keep: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a block before its first change in a call, to wherever it is safe."""
 Only: TypeAlias = Collection[str] | Mapping[str, Tensor] | None
-"""Which parameters a step moves: those of these names, their gradients times masks if it maps to some; or all (None)."""
+"""Which parameters a step moves: those of these names, with their gradients times masks if any; or all (None)."""
 
 
 @dataclass(frozen=True)
@@ -170,13 +171,44 @@ class Network:
         """The scalar `loss(*batch)` () and its gradient by the parameters' names; no step. Statistics move."""
         self._sent = None
         names = list(self.parameters if of is None else of)
-        with self._learning(names):  # a frozen body then costs no graph
+        through = [*names, *self._through(names)]
+        with self._learning(through):  # a frozen body then costs no graph
             value = loss(*batch)
-            found = torch.autograd.grad(value, [self.parameters[k] for k in names], allow_unused=True)
+            found = torch.autograd.grad(value, [self.parameters[k] for k in through], allow_unused=True)
         gradients = [
-            torch.zeros_like(self.parameters[k]) if g is None else g for k, g in zip(names, found, strict=True)
+            torch.zeros_like(self.parameters[k]) if g is None else g for k, g in zip(names, found, strict=False)
         ]
         return value.detach(), dict(zip(names, gradients, strict=True))
+
+    def row_gradients(
+        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The gradient (B, ...) of `loss` on each row alone, by the parameters' names; no step."""
+        held = list(places(self.module, {k: self.parameters[k] for k in of}))
+
+        def one(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+            with lent(held, params):
+                return loss(row[None], label[None])
+
+        before, self.format = self.format, torch.contiguous_format  # vmap knows no other
+        try:
+            with torch.no_grad():  # of the other parameters
+                rows: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))({k: self._views[k] for k in of}, x, y)
+            return rows
+        finally:
+            self.format = before
+
+    def _through(self, names: Collection[str]) -> list[str]:
+        """A further parameter to differentiate by, where torch would crash.
+
+        A GroupNorm of channels-last images does so (torch 2.13) where its own weights' gradient is wanted, and no
+        gradient of its input.
+        """
+        every = list(self.parameters)
+        first = next((k for k in every if k in names), every[0])
+        owner = self.module.get_submodule(first.rpartition(".")[0])
+        crashes = self.format == torch.channels_last and isinstance(owner, nn.GroupNorm) and first != every[0]
+        return every[:1] if crashes else []
 
     @contextlib.contextmanager
     def _learning(self, names: Collection[str]) -> Iterator[None]:
@@ -310,6 +342,28 @@ class Network:
         """Copy on first write, so that calls which only predict cost nothing."""
         if self._keeper is not None and self._before is None and not self._scratch:
             self._before = self._keeper(self.memory)
+
+
+def places(module: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[tuple[dict[str, Any], str, str]]:
+    """Where a module holds some of its parameters: the dict, the key in it, the parameter's name."""
+    first = {id(p): name for name, p in parameters.items()}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        if id(p) in first:
+            path, _, key = name.rpartition(".")
+            yield module.get_submodule(path)._parameters, key, first[id(p)]
+
+
+@contextlib.contextmanager
+def lent(where: Sequence[tuple[dict[str, Any], str, str]], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within it these places of a module hold other tensors."""
+    own = [place[key] for place, key, _ in where]
+    for place, key, name in where:
+        place[key] = values[name]
+    try:
+        yield
+    finally:
+        for (place, key, _), value in zip(where, own, strict=True):
+            place[key] = value
 
 
 def _fast_format(module: nn.Module, parameter: Tensor) -> torch.memory_format:

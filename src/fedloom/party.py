@@ -120,6 +120,15 @@ class Party(Generic[ConfigT]):
         """
         return self.net.gradient(loss, *batch, of=of)
 
+    def row_gradients(
+        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, *, of: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The gradient (B, ...) of `loss(x, y)` on each row of x (B, ...), y (B,) alone, by the names `of` parameters.
+
+        For what must be clipped row by row. A network whose rows don't stand alone (BatchNorm) is refused by torch.
+        """
+        return self.net.row_gradients(loss, x, y, of)
+
     def train(self, loss: Callable[..., Tensor], batches: Batches, *, only: Only = None) -> Tensor:
         """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in `minimise`."""
         return self.net.train(loss, batches, only=only)

@@ -50,7 +50,7 @@ class Progress:
         """Told after each round."""
         run = status.run
         name = (run.name or run.method) + (f" seed {run.seed}" if self._several else "")
-        news = f"accuracy {status.accuracy:.1%}" if status.accuracy == status.accuracy else ""
+        news = f"{status.measure} {status.accuracy:.1%}" if status.accuracy == status.accuracy else ""
         if status.failures:
             news += f"  {status.failures} failures"
         news += f"  ({status.where})"

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.func import grad, vjp
+from torch.func import grad, vjp, vmap
 
 from fedloom.errors import FedloomError, StateError
-from fedloom.network import INFERENCE_ROWS, Field, Network, Only, unflatten
+from fedloom.network import INFERENCE_ROWS, Field, Network, Only, lent, places, unflatten
 from fedloom.optim import Optimiser
 from fedloom.site import Batches
 
@@ -41,7 +41,7 @@ class Stacked:
         self.changed = False
         self._live: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None  # inside a gradient
         self._sent: tuple[Tensor, Tensor, Callable[..., Any], dict[str, Tensor]] | None = None
-        self._places = list(_places(like))
+        self._places = list(places(like.module, like.parameters))
         self._look()
 
     def _look(self) -> None:
@@ -107,6 +107,20 @@ class Stacked:
         if buffers:
             self.load("buffers", buffers)
         return value, gradients
+
+    def row_gradients(
+        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The gradient (B, ...) of `loss` on each row alone; no step."""
+
+        def one(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+            self._live = {**self._params, **params}, {k: b.clone() for k, b in self._buffers.items()}
+            try:
+                return loss(row[None], label[None])
+            finally:
+                self._live = None
+
+        return vmap(grad(one), in_dims=(None, 0, 0))({k: self._params[k] for k in of}, x, y)  # type: ignore[no-any-return]
 
     def _graded(
         self, loss: Callable[..., Tensor], batch: tuple[object, ...], of: Collection[str] | None
@@ -221,31 +235,9 @@ class Stacked:
         """The module's outputs with these weights."""
         module = self._like.module
         module.train(training)
-        with _lent(self._places, params), _lent(self._like.owners, buffers):
+        with lent(self._places, params), lent(self._like.owners, buffers):
             out: Tensor = module(x)
         return out
-
-
-def _places(like: Network) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Where a module holds its trainable parameters: the dict, the key in it, the parameter's name."""
-    first = {id(p): name for name, p in like.parameters.items()}
-    for name, p in like.module.named_parameters(remove_duplicate=False):
-        if id(p) in first:
-            path, _, key = name.rpartition(".")
-            yield like.module.get_submodule(path)._parameters, key, first[id(p)]
-
-
-@contextlib.contextmanager
-def _lent(places: Sequence[tuple[dict[str, Any], str, str]], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it these places of a module hold other tensors."""
-    own = [place[key] for place, key, _ in places]
-    for place, key, name in places:
-        place[key] = values[name]
-    try:
-        yield
-    finally:
-        for (place, key, _), value in zip(places, own, strict=True):
-            place[key] = value
 
 
 class _Move(torch.autograd.Function):

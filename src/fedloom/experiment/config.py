@@ -219,7 +219,8 @@ class RunConfig(_Section):
     rounds: int | None = Field(None, ge=0)
     """Passes of the method's outer loop. Give this or iterations."""
     iterations: int | None = Field(None, ge=1)
-    """Local steps of a client in all: the measure that is fair between methods of different tau."""
+    """Local steps of a client in all (passes over its rows, where a method counts those): the measure that is fair
+    between methods of different tau."""
     data: DataConfig = DataConfig()
     models: ModelsConfig = ModelsConfig()
     topology: TopologyConfig = TopologyConfig()

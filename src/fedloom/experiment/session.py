@@ -44,7 +44,8 @@ class Status:
     Attributes:
         round: rounds done, of `rounds`.
         iteration: the same in local steps of a client.
-        accuracy: mean over clients at the last evaluation.
+        measure: the accuracy that counts for the method: on the global test, or after fine-tuning on own rows.
+        accuracy: its mean over clients at the last evaluation.
         failures: calls without a usable reply so far.
         milestone: whether this is one of some twenty evenly spaced rounds, at which the run is saved.
         where: engine, workers and device, in a few words.
@@ -54,6 +55,7 @@ class Status:
     round: int
     rounds: int
     iteration: int
+    measure: str
     accuracy: float
     failures: int
     milestone: bool
@@ -105,6 +107,7 @@ class Session:
         test = dataset.y[split.test]
         self.labels = {"test": [test] * len(engine.ids), "own": [dataset.y[rows] for rows in split.own_test]}
         self.tests = [on for on, labels in self.labels.items() if all(len(y) for y in labels)]
+        self.main = f"own accuracy {world.cfg.ways[0]}" if world.cfg.ways else "accuracy"
         self.accuracy = float("nan")
         self.where = account(engine, world.run.engine)
         self._mark: tuple[Any, ...] = ()
@@ -129,7 +132,7 @@ class Session:
             self.done, states, records = found
             self.record.load(records, self.fed)
             self._load(states)
-            last = [r[-1] for r in self.record.metrics if r[4] == "accuracy mean"]
+            last = [r[-1] for r in self.record.metrics if r[4] == f"{self.main} mean"]
             self.accuracy = last[-1] if last else self.accuracy
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -158,6 +161,7 @@ class Session:
                     self.done,
                     world.rounds,
                     self.done * step,
+                    self.main,
                     self.accuracy,
                     len(self.fed.failures),
                     self.done in milestones,
@@ -248,8 +252,9 @@ class Session:
                 add(round, iteration, stage, what, accuracy, self.engine.name(party))
             add(round, iteration, stage, f"{what} mean", seen.accuracy.mean())
             add(round, iteration, stage, f"{what} std", seen.accuracy.std())
-            if what == "accuracy":
+            if what == self.main:
                 self.accuracy = float(seen.accuracy.mean())
+            if what == "accuracy":
                 add(round, iteration, stage, "loss mean", seen.loss.mean())
                 if np.isfinite(seen.agreement):
                     add(round, iteration, stage, "agreement", seen.agreement)

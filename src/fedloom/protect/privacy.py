@@ -17,14 +17,8 @@ ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 257), *(2.0**k for k 
 """Rényi orders that are tried."""
 
 
-def clipped(x: Tensor, most: float) -> Tensor:
-    """`x` scaled down to an L2 norm of at most `most`; a shorter one stays as it is."""
-    shorter: Tensor = x * (most / x.norm().clamp_min(most))
-    return shorter
-
-
 def clipped_tree(tree: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
-    """The same for all tensors of a message together."""
+    """The tensors of a message scaled down to an L2 norm of at most `most` together; a shorter one stays as it is."""
     norm = torch.stack([x.norm() for x in tree.values()]).norm()
     return {k: x * (most / norm.clamp_min(most)) for k, x in tree.items()}
 

@@ -15,7 +15,7 @@ from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import START, Run
 
 ACROSS = "iterations of a client"
-ITERATION = "One iteration is one local step of a client."
+ITERATION = "One iteration is one local step of a client, or one pass over its rows where a method counts passes."
 STANDARD = ("accuracy", "own accuracy", "loss", "agreement", "recall", "bytes")
 """First words of what every run measures; all else are notes of its parties."""
 

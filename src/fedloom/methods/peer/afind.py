@@ -52,10 +52,11 @@ from torch import Tensor
 
 from fedloom.errors import ModelError
 from fedloom.federation import Federation
+from fedloom.losses import cap_rows
 from fedloom.message import Shape, Template, Tree, floats, weighted_mean
 from fedloom.method import Method
 from fedloom.methods.learner import Learner, LearnerConfig, weights_like
-from fedloom.protect.privacy import clipped, clipped_tree, epsilon, noisy
+from fedloom.protect.privacy import clipped_tree, epsilon, noisy
 
 AT_ONCE = 128
 """Answers that are held at once, where there is one for each pair."""
@@ -206,9 +207,9 @@ class Chooser(Learner[ConfigT]):
         with self.scratch():
             loss, gradients = self.gradient(self.loss, x, y, of=names)
             if cfg.dp.target == "phi":
-                rows = [self.gradient(self.loss, x[n : n + 1], y[n : n + 1], of=names)[1] for n in range(len(x))]
-                each = [clipped(flat(g), cfg.dp.clip) for g in rows]
-                return torch.stack(each).mean(0), loss
+                rows = self.row_gradients(self.loss, x, y, of=names)
+                each = torch.cat([g.flatten(1) for g in rows.values()], 1)  # (L, d)
+                return cap_rows(each, cfg.dp.clip).mean(0), loss
         return flat(gradients), loss
 
     def private(self, phi: Tensor, t: int, by: Tensor) -> Tensor:
