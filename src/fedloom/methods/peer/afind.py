@@ -103,7 +103,7 @@ class Choice(LearnerConfig):
     aggregation: Literal["boltzmann", "uniform"] = "boltzmann"
     """Weights by (14), or equal ones."""
     dp: Privacy = Privacy()
-    """Noise on what leaves a peer."""
+    """Noise on what leaves a peer: target none, phi or update; sigma (σ2 of Table 4), clip (C0), delta (of ε)."""
 
     def opens(self, t: int) -> bool:
         """Whether round t asks without regard to θ."""
