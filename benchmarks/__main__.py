@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from benchmarks import batched, fedal, fedavg, first_round, growth, workers
+from benchmarks import afind, batched, fedal, fedavg, first_round, growth, workers
 
 
 def processor() -> str:
@@ -25,3 +25,4 @@ first_round.main(3)
 batched.main(5)
 workers.main(9)
 growth.main()
+afind.main(5)

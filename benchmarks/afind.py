@@ -111,7 +111,9 @@ def against_plain(pairs: int) -> None:
         print(f"AFIND+ mlp, {PEERS} peers, {how}: ours {a:.3f}  plain {b:.3f} CPU s/round  ratio {r:.2f}", flush=True)
 
 
-def scale(peers: int, architecture: str, shape: tuple[int, ...], degree: int | None, rounds: int, **params: Any) -> None:
+def scale(
+    peers: int, architecture: str, shape: tuple[int, ...], degree: int | None, rounds: int, **params: Any
+) -> None:
     """Print one line for each round of many peers."""
     job = Job(places(peers, architecture, shape, degree), **params)
     peer: Any = job.engine._parties[0]
@@ -122,14 +124,14 @@ def scale(peers: int, architecture: str, shape: tuple[int, ...], degree: int | N
         job.round()
         spent = time.process_time() - start
         entries = [e for e in job.fed.ledger if e.round == t and e.receiver == e.sender == "peer"]
-        kinds = {kind: sum(e.count for e in entries if e.kind == kind) for kind in ("request", "serve", "probe", "give")}
-        pairs = kinds["request"]
+        pairs = sum(e.count for e in entries if e.kind == "request")
         notes = list(job.engine.notes().values())
         predicted = 4 * pairs * (2 * weights + phi)
+        size = sum(e.bytes for e in entries)
         print(
             f"| {peers:,} {architecture} | {job.cfg.mode} | {t} | {pairs / peers:.1f} "
             f"| {sum(float(n['trainings']) for n in notes):,.0f} | {sum(float(n['probes']) for n in notes):,.0f} "
-            f"| {sum(kinds.values()):,} | {sum(e.bytes for e in entries) / 1e6:,.1f} ({predicted / 1e6:,.1f}) "
+            f"| {sum(e.count for e in entries):,} | {size / 1e6:,.1f} ({predicted / 1e6:,.1f}) "
             f"| {spent:.1f} | {1e3 * spent / peers:.1f} |",
             flush=True,
         )
@@ -145,7 +147,8 @@ def selection(peers: int, width: int) -> None:
         s = afind.cosine(phis, own).double()
         p = afind.probabilities(p, ids, s, cfg.upsilon)
         (p >= afind.threshold(afind.entropy(s), len(s), cfg)).sum()
-    print(f"choosing among {peers - 1} proxies of {width:,}: {1e3 * (time.process_time() - start) / 20:.2f} CPU ms a peer")
+    spent = (time.process_time() - start) / 20
+    print(f"choosing among {peers - 1} proxies of {width:,}: {1e3 * spent:.2f} CPU ms a peer")
 
 
 def main(pairs: int) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import csv
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from fedloom.errors import ConfigError, MethodError, ModelError
 from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
+from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import build
 from fedloom.faults import Faults
 from fedloom.federation import Federation
@@ -489,3 +493,34 @@ def test_peers_learn() -> None:
     replies = toy.engine.call(toy.engine.ids, "answers", {"on": "test"}, None, None)
     labels = toy.party(0).site.tests["test"].labels
     assert min(float((r["predicted"] == labels).float().mean()) for r in replies) > 0.6
+
+
+def test_a_run_on_a_partial_graph_with_joins_and_leaves_ends_the_same_after_a_kill(tmp_path: Path) -> None:
+    run = check(
+        {
+            "run": {
+                "method": "afind-plus",
+                "rounds": 6,
+                "params": {"epochs": 1, "batch_size": 16, "open_every": 2},
+                "data": {"name": "digits", "clients": 8, "public": 0, "test_rows": 40, "own_test_rows": 20},
+                "models": {"pool": ["mlp"]},
+                "topology": {"kind": "regular", "degree": 4},
+                "churn": {"away": [{"client": 0, "start": 3}, {"client": 7, "end": 2}]},
+            }
+        }
+    ).run
+    whole = execute(run, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        execute(run, tmp_path / "killed", stop=lambda: True)
+    parts = execute(run, tmp_path / "killed", resume=True)
+    assert parts.summary["state_sha256"] == whole.summary["state_sha256"]
+    assert (tmp_path / "killed" / "mixing.csv").read_text() == (tmp_path / "whole" / "mixing.csv").read_text()
+    near = json.loads((tmp_path / "whole" / "partition.json").read_text())["neighbours"]
+    assert {len(those) for those in near} == {4}
+    for line in csv.DictReader((tmp_path / "whole" / "mixing.csv").read_text().splitlines()):
+        t, i = int(line["round"]) - 1, int(line["party"].partition("-")[2])
+        taken = {int(part.partition(":")[0]) for part in line["weights"].split()} - {i}
+        assert taken <= set(near[i])
+        assert not (t >= 3 and 0 in taken) and not (t < 2 and 7 in taken)
+        assert not (i == 0 and t >= 3) and not (i == 7 and t < 2)  # who is away mixes nothing
+    assert whole.summary["ways"]["tuned"]["mean"] > 0.5
