@@ -84,24 +84,34 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 
 
 def show_comparison(found: dict[str, Any], out: Console) -> None:
-    """The end of a run: one row for each method; the accuracies on own rows too, where a method tells ways apart."""
+    """The end of a run: one row for each method; the accuracies on own rows too, where a method tells ways apart.
+
+    The measure that counts comes first and has its spread. Names are never cut: they tell methods apart.
+    """
     methods = found["methods"]
     several = len(methods[0]["seeds"]) > 1
     over = "seeds" if several else "clients"
     spread = f"std_over_{over}"
 
     ways = list(dict.fromkeys(way for m in methods for way in m["ways"]))
-    names = ["accuracy", *(["own accuracy", *(f"own accuracy {way}" for way in ways)] if ways else [])]
-    headings = ["accuracy", *(["own mix", *ways] if ways else [])]
-    table = Table("method", *headings, "up", "down", "seconds", "failures", header_style="bold", box=SIMPLE_HEAD)
+    names = {"accuracy": "global" if ways else "accuracy"}
+    if ways:
+        names = {**{f"own accuracy {way}": way for way in ways}, "own accuracy": "own", **names}
+    first = found["measure"]
+    order = sorted(names, key=lambda name: name != first)  # stable
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", no_wrap=True)
+    for heading in (*(names[name] for name in order), "sent", "received", "s", "failed"):
+        table.add_column(heading, justify="right", overflow="fold")
     for m in methods:
-        values = (m["accuracy"], m["own_accuracy"], *map(m["ways"].get, ways))
+        values = {"accuracy": m["accuracy"], "own accuracy": m["own_accuracy"]}
+        values |= {f"own accuracy {way}": m["ways"].get(way) for way in ways}
         accuracies = [
-            "" if of is None else f"{of['mean']:.1%}" + f" ± {100 * of[spread]:.1f}" * (name == found["measure"])
-            for name, of in zip(names, values, strict=False)
+            "" if values[n] is None else f"{values[n]['mean']:.1%}" + f" ±{100 * values[n][spread]:.1f}" * (n == first)
+            for n in order
         ]
         sent = [size(m["bytes"][way] + m["bytes"]["across"]) for way in ("up", "down")]
-        table.add_row(m["name"], *accuracies, *sent, f"{m['seconds']:.1f}", str(m["failures"]))
+        table.add_row(m["name"], *accuracies, *sent, f"{m['seconds']:.0f}", str(m["failures"]))
     out.print(table)
     chance, own_chance = methods[0]["chance"], methods[0]["own_chance"]
     also = f" (on the own mix: {own_chance:.1%})" if ways and own_chance is not None else ""
