@@ -17,6 +17,7 @@ from torch import Tensor
 from fedloom import message
 from fedloom.engines.base import Engine, Failure, verdict
 from fedloom.errors import MethodError
+from fedloom.graphs import Others
 from fedloom.ledger import Ledger
 from fedloom.message import Shape, Template
 from fedloom.party import Party
@@ -190,12 +191,15 @@ class Federation:
         Drawn from (seed, t, peer), so that all methods on this seed ask the same.
         """
         found, everybody = {}, sorted(peers)
+        place = {i: n for n, i in enumerate(everybody)}
         for i in peers:
-            near = self.neighbours(i, everybody)
+            near: Sequence[int] = Others(len(everybody), place[i])  # places; nothing is listed that is not drawn
+            if self.graph is not None:
+                near = [place[j] for j in sorted(self.graph.get(i, ())) if j in place]
+            picked: Sequence[int] = range(len(near))
             if k is not None and k < len(near):
-                chosen = stream(self.seed, "links", t, i).choice(len(near), k, replace=False)
-                near = tuple(near[c] for c in sorted(chosen))
-            found[i] = list(near)
+                picked = sorted(stream(self.seed, "links", t, i).choice(len(near), k, replace=False).tolist())
+            found[i] = [everybody[near[n]] for n in picked]
         return found
 
     def asked(self, peers: Sequence[int], method: str, shared: Mapping[str, Any]) -> dict[int, list[int]]:
