@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedloom.errors import MethodError, StateError
 from fedloom.optim import SGD, Adam
 from fedloom.party import Party
-from fedloom.site import Batches, PublicSet, Site, epoch_plan, sample_plan
+from fedloom.site import Batches, PublicSet, Recent, Site, epoch_plan, sample_plan
 from tests.toy import CLASSES, FEATURES, common, rows
 
 
@@ -265,3 +265,26 @@ def test_some_rows_are_different_ones_and_all_where_there_are_fewer() -> None:
     assert all(own[tuple(row)] == label for row, label in zip(x.tolist(), y, strict=True))
     assert {tuple(row) for row in party.some(2, size=99)[0].tolist()} == set(own)
     assert torch.equal(party.some(2, size=12)[0], x) and not torch.equal(party.some(3, size=12)[0], x)
+
+
+def test_batches_are_gathered_once_while_they_are_recent_and_never_for_another() -> None:
+    recent, made = Recent(1000), [0]
+
+    class Owner:
+        pass
+
+    def make() -> Batches:
+        made[0] += 1
+        return Batches(torch.full((1, 100), float(made[0])), torch.zeros(1, 1))  # 400 bytes
+
+    a, b = Owner(), Owner()
+    first = recent.get(a, 0, make)
+    assert recent.get(a, 0, make) is first and recent.get(b, 0, make) is not first and made == [2]
+    recent.get(a, 1, make)  # the third: the oldest must go
+    assert recent.get(b, 0, make).x[0, 0] == 2 and made == [3]
+    assert recent.get(a, 0, make) is not first and made == [4]
+    large = recent.get(a, 2, lambda: Batches(torch.zeros(1, 1000), torch.zeros(1, 1)))
+    assert len(large) == 1 and not recent._held and recent._bytes == 0
+    recent.get(a, 0, make)
+    recent._held = {(id(b), 0): held for held in recent._held.values()}  # as if b had a's id now
+    assert recent.get(b, 0, make).x[0, 0] == 6

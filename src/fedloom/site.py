@@ -6,9 +6,11 @@ batches, whatever else they do and wherever they run.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,6 +89,36 @@ def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> T
     return torch.from_numpy(np.concatenate(passes).reshape(-1, size))
 
 
+class Recent:
+    """The batches that were gathered last in this process: a peer that answers many askers reads the same again.
+
+    Args:
+        most: bytes that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._bytes = most, 0
+        self._held: dict[Any, tuple[weakref.ref[Any], Batches]] = {}
+
+    def get(self, owner: object, key: Any, make: Callable[[], Batches]) -> Batches:
+        """What `make` gives for this key of this owner, made once. Nobody may change it in place."""
+        key = (id(owner), key)
+        of, found = self._held.pop(key, (None, None))
+        if found is not None:
+            self._bytes -= found.x.nbytes
+        if found is None or of is None or of() is not owner:  # another may have had that id before
+            found = make()
+        self._held[key] = (weakref.ref(owner), found)
+        self._bytes += found.x.nbytes
+        while self._bytes > self._most:
+            _, oldest = self._held.pop(next(iter(self._held)))
+            self._bytes -= oldest.x.nbytes
+        return found
+
+
+RECENT = Recent(32 << 20)
+
+
 class PublicSet:
     """Unlabelled rows that every party holds, in one order.
 
@@ -156,11 +188,19 @@ class Site:
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches:
         """Round t's `steps` independent batches of `size` own rows."""
-        return self.rows.batches(sample_plan(self.stream("batches", t), len(self.rows), steps, size))
+
+        def gather() -> Batches:
+            return self.rows.batches(sample_plan(self.stream("batches", t), len(self.rows), steps, size))
+
+        return RECENT.get(self, ("batches", t, steps, size), gather)
 
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches:
         """Round t's shuffled passes over the own rows, in full batches of `size`."""
-        return self.rows.batches(epoch_plan(self.stream("batches", t), len(self.rows), epochs, size))
+
+        def gather() -> Batches:
+            return self.rows.batches(epoch_plan(self.stream("batches", t), len(self.rows), epochs, size))
+
+        return RECENT.get(self, ("epochs", t, epochs, size), gather)
 
     def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
         """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""

@@ -172,10 +172,12 @@ class Engine(ABC):
             questions = dict(zip(links, self._leave(asking, question), strict=True))
             pairs = [(i, j) for i, j in pairs if _deliver(log, i, j, ask, questions[i])]
             who = {i: torch.tensor(i) for i in links}  # a tensor, so that the answers to several can be given together
+            turns = sorted(pairs, key=lambda pair: pair[1])  # who answers several does so in a row, on the same rows
             answering = [
-                self._task(j, answer, shared, {"asked": questions[i], "by": who[i]}, call, i + 1) for i, j in pairs
+                self._task(j, answer, shared, {"asked": questions[i], "by": who[i]}, call, i + 1) for i, j in turns
             ]
-            answers = dict(zip(pairs, self._leave(answering, expect), strict=True))
+            given = dict(zip(turns, self._leave(answering, expect), strict=True))
+            answers = {pair: given[pair] for pair in pairs}
         else:  # one answer serves all who ask
             asked = list(dict.fromkeys(j for _, j in pairs))
             left = self._leave([self._task(j, answer, shared, {}, call) for j in asked], expect)
