@@ -9,44 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from fedloom._layout import ALIGNMENT, fast_format, flattened, layout, lent, places, unflatten
 from fedloom.errors import ModelError, StateError
 from fedloom.optim import Optimiser
 from fedloom.site import Batches
 
 INFERENCE_ROWS = 256
 """Rows per forward pass in `infer`: larger batches fall out of the CPU's cache and are slower."""
-ALIGNMENT = 64
-"""Bytes: where a tensor begins in a block."""
 Keep: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a block before its first change in a call, to wherever it is safe."""
 Only: TypeAlias = Collection[str] | Mapping[str, Tensor] | None
 """Which parameters a step moves: those of these names, with their gradients times masks if any; or all (None)."""
-
-
-@dataclass(frozen=True)
-class Field:
-    """One tensor of a block: `part` and `name` as in the state, and where its bytes lie."""
-
-    part: str
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    nbytes: int
-
-    def view(self, memory: Tensor) -> Tensor:
-        """The tensor, in a block (nbytes,) or in all blocks (G, nbytes) of a group, with the group's axis first."""
-        raw = memory[..., self.start : self.start + self.nbytes]
-        return raw.view(self.dtype).view((*memory.shape[:-1], *self.shape))
 
 
 class Network:
@@ -71,7 +52,7 @@ class Network:
                 "call .float() and .to(device) on it first"
             )
         self.parameters = parameters
-        self.format = _fast_format(module, next(iter(parameters.values())))
+        self.format = fast_format(module, next(iter(parameters.values())))
         first = {k: p.detach().clone() for k, p in parameters.items()}
         flat = torch.cat([p.reshape(-1) for p in first.values()])
         buffers = dict(module.named_buffers())
@@ -82,7 +63,7 @@ class Network:
             for path, _, key in [name.rpartition(".")]
         ]
         slots = optimiser.slots(flat)
-        self.fields = _layout({"params": {"": flat}, "opt": slots, "buffers": buffers})
+        self.fields = layout({"params": {"": flat}, "opt": slots, "buffers": buffers})
         size = max(f.start + f.nbytes for f in self.fields)
         self._lie(torch.zeros(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=flat.device))
         for part, values in {"params": first, "opt": slots, "buffers": buffers}.items():
@@ -275,7 +256,7 @@ class Network:
             p.grad = None
         rates = self.optimiser.tick(self.slots)
         if self.slots:  # one vector: several operations, each once
-            torch.cat([_flattened(g, self.format) for g in grads], out=self._gradient)
+            torch.cat([flattened(g, self.format) for g in grads], out=self._gradient)
             self.optimiser.move(self.flat, self._gradient, self.slots, *rates)
         else:  # one operation, not worth a copy of the gradients
             for w, g in zip(self._views.values(), grads, strict=True):
@@ -342,60 +323,6 @@ class Network:
         """Copy on first write, so that calls which only predict cost nothing."""
         if self._keeper is not None and self._before is None and not self._scratch:
             self._before = self._keeper(self.memory)
-
-
-def places(module: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[tuple[dict[str, Any], str, str]]:
-    """Where a module holds some of its parameters: the dict, the key in it, the parameter's name."""
-    first = {id(p): name for name, p in parameters.items()}
-    for name, p in module.named_parameters(remove_duplicate=False):
-        if id(p) in first:
-            path, _, key = name.rpartition(".")
-            yield module.get_submodule(path)._parameters, key, first[id(p)]
-
-
-@contextlib.contextmanager
-def lent(where: Sequence[tuple[dict[str, Any], str, str]], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within it these places of a module hold other tensors."""
-    own = [place[key] for place, key, _ in where]
-    for place, key, name in where:
-        place[key] = values[name]
-    try:
-        yield
-    finally:
-        for (place, key, _), value in zip(where, own, strict=True):
-            place[key] = value
-
-
-def _fast_format(module: nn.Module, parameter: Tensor) -> torch.memory_format:
-    """Channels last for networks that say they can take it: up to 1.6 times faster on a CPU.
-
-    A network that calls `view` on what a convolution gives can't, so it must say so: `channels_last = True`.
-    """
-    able = getattr(module, "channels_last", False) and parameter.device.type == "cpu"
-    return torch.channels_last if able else torch.contiguous_format
-
-
-def unflatten(flat: Tensor, shape: torch.Size, format: torch.memory_format) -> Tensor:
-    """A piece of a flat vector as a tensor of this shape, in this memory format."""
-    if len(shape) == 4 and format == torch.channels_last:
-        o, i, h, w = shape
-        return flat.view(o, h, w, i).permute(0, 3, 1, 2)
-    return flat.view(shape)
-
-
-def _flattened(g: Tensor, format: torch.memory_format) -> Tensor:
-    """A layer's gradient (numel,) in the order of the flat vector."""
-    return (g.permute(0, 2, 3, 1) if g.dim() == 4 and format == torch.channels_last else g).reshape(-1)
-
-
-def _layout(state: Mapping[str, Mapping[str, Tensor]]) -> tuple[Field, ...]:
-    """A place for each tensor, one after the other."""
-    fields, start = [], 0
-    for part, values in state.items():
-        for name, x in values.items():
-            fields.append(Field(part, name, x.dtype, tuple(x.shape), start, x.nbytes))
-            start += -(-x.nbytes // ALIGNMENT) * ALIGNMENT
-    return tuple(fields)
 
 
 @lru_cache(maxsize=8)

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from fedloom import message
+from fedloom._layout import ALIGNMENT
 from fedloom.errors import ConfigError
 from fedloom.message import Limits, Tree
-from fedloom.network import ALIGNMENT
 from fedloom.party import Party
 
 SLAB = 1 << 28

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vjp, vmap
 
+from fedloom._layout import Field, lent, places, unflatten
 from fedloom.errors import FedloomError, StateError
-from fedloom.network import INFERENCE_ROWS, Field, Network, Only, lent, places, unflatten
+from fedloom.network import INFERENCE_ROWS, Network, Only
 from fedloom.optim import Optimiser
 from fedloom.site import Batches
 
