@@ -273,6 +273,8 @@ def _engine(name: str | None, workers: int | None, device: str | None) -> dict[s
 
 def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool) -> None:
     """Do the runs with progress, then show the table and the report's path."""
+    from rich.progress import track
+
     from fedloom import report as reports
     from fedloom.experiment.compare import execute_all, summarise
     from fedloom.experiment.run import Stopped, execute
@@ -286,13 +288,15 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
                 found = summarise(experiment.title, [result])
             else:
                 found = execute_all(experiment, folder, resume=resume, progress=progress.show, stop=stop)
-                for one in found["runs"]:
-                    reports.write(folder / one["folder"])
     except Stopped as stopped:
         err.print(f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True)
         raise typer.Exit(130) from None
     show_comparison(found, out)
     out.print(f"report  {reports.write(folder)}", soft_wrap=True)
+    if experiment.compare is not None:
+        every = found["runs"]
+        for one in track(every, "a report of each run", console=out, disable=not out.is_terminal, transient=True):
+            reports.write(folder / one["folder"])
 
 
 def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bool) -> Path:
