@@ -292,11 +292,11 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
         err.print(f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True)
         raise typer.Exit(130) from None
     show_comparison(found, out)
-    out.print(f"report  {reports.write(folder)}", soft_wrap=True)
-    if experiment.compare is not None:
+    if experiment.compare is not None:  # before the page that leads to them
         every = found["runs"]
         for one in track(every, "a report of each run", console=out, disable=not out.is_terminal, transient=True):
             reports.write(folder / one["folder"])
+    out.print(f"report  {reports.write(folder)}", soft_wrap=True)
 
 
 def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bool) -> Path:
