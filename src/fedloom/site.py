@@ -116,7 +116,7 @@ class Recent:
         return found
 
 
-RECENT = Recent(32 << 20)
+RECENT = Recent(8 << 20)
 
 
 class PublicSet:
