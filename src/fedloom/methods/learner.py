@@ -12,7 +12,7 @@ BatchNorm's statistics are of the client's own rows and stay with it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pydantic import Field
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from fedloom.errors import ModelError
 from fedloom.federation import Federation
-from fedloom.message import Template, Tree, floats
+from fedloom.message import Template, Tree, floats, weighted_mean
 from fedloom.method import MethodConfig
 from fedloom.optim import SGD
 from fedloom.party import Party
@@ -122,6 +122,17 @@ class Learner(Party[ConfigT]):
             self.adopt(handout)  # type: ignore[arg-type]
         if way == TUNED:
             self.fine_tune()
+
+    def models(self, inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
+        """The own shared weights, and those of the neighbours that answered, by number."""
+        return {self.site.id: self.shared(), **{int(j): reply["weights"] for j, reply in inbox.items()}}
+
+    def average(self, models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
+        """Take over the mean of those models that have a weight, weighed by it, and note whose they are."""
+        mean = weighted_mean([dict(models[j]) for j in weights], list(weights.values()))
+        self.adopt(mean)  # type: ignore[arg-type]
+        total = sum(weights.values())
+        self.note_mixing({j: weight / total for j, weight in weights.items()})
 
     def note_mixing(self, weights: Mapping[int, Tensor | float]) -> None:
         """Note with which weights whose models were mixed, by their numbers."""

@@ -10,10 +10,10 @@ neighbours B_i. A round:
     C_i = {j in B_i : p_ij ≥ θ_i}                                                  the coreset, lines 3-5
     each j in C_i answers, from i's body and its own head and rows, on a scratch copy:
         φ_j, the gradient of the body's last layer at w_i                          lines 7, 11
-        w_j, trained from w_i: head alone, then body alone                         lines 7-9
+        w_j, trained from w_i: head alone, then body alone                         lines 8, 17-23
         F̃_j = (1 - γ) F_j(after) + γ F_j(before)                                  (15)
     w_i <- Σ_j ϖ_ij w_j,  ϖ_ij ∝ exp(-F̃_j / T)                                    (14), (16), line 13
-    p_ij <- softmax_j in C_i (cos(φ_i, φ_j) / υ) · (mass of C_i)                   (8), (9)
+    p_ij <- softmax_j in C_i (cos(φ_i, φ_j) / υ) · (mass of C_i)                   (8), (9), line 14
     e_ij = (1 + cos) / 2,  h_i = -Σ_j in C_i e_ij ln e_ij                          (10)
     θ_i = τ (1 - sigmoid(h_i))                                                     (11)-(13)
 
@@ -28,6 +28,7 @@ Reading, where the paper is silent or contradicts itself:
     Line 13 leaves out i's own update of line 12, which would be lost: i takes part in ϖ, but not in p and h.
     Line 8 would train j's head once for each who asks: requests run on a scratch copy, and only line 12 changes j.
     Who leaves takes its p along and the rest is normalised; who joins gets the mean p.
+    Line 20 takes the head after K_w steps, of which there are K_β: it is the last.
     All begin with one network, heads included.
     φ and F are taken on up to `probe_rows` own rows, the same for all who ask in a round.
 
@@ -187,7 +188,7 @@ class Chooser(Learner[ConfigT]):
         self.note("coreset was empty", 0.0 if open else (~passing.any()).float())
         return chosen
 
-    # -- lines 6-11, for φ and F alone -------------------------------------------------------------
+    # -- lines 7, 11: φ and F alone -------------------------------------------------------------
 
     def request(self, *, t: int) -> dict[str, Tree]:
         """The own body w_i."""
@@ -222,7 +223,7 @@ class Chooser(Learner[ConfigT]):
         self.note("epsilon of phi", epsilon(dp.sigma, int(self.friends["sent"]), dp.delta))
         return noisy(phi, dp.sigma * dp.clip / rows, self.stream("privacy", t, int(by)))
 
-    # -- lines 14-19: how like oneself they are ------------------------------------------------------
+    # -- line 14: how like oneself they are ----------------------------------------------------------
 
     def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """(8)-(13): new p and θ from the φ of those who answered; their F is kept for this round."""
@@ -279,7 +280,7 @@ class Peer(Chooser[Config]):
     # -- faithful: a neighbour trains from the asker's body ------------------------------------------
 
     def serve(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """Lines 7-9 and 11 at j: φ_j, w_j and F̃_j from w_i, on a scratch copy."""
+        """Lines 7-9 and 17-23 at j: φ_j, w_j and F̃_j from w_i, on a scratch copy."""
         with self.scratch():
             self.adopt(asked["weights"])
             phi, before = self.proxy(t)
@@ -300,7 +301,7 @@ class Peer(Chooser[Config]):
         return {k: start[k] + noisy(c, sigma, rng) for k, c in change.items()}
 
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Lines 13-19 at i, but for its own part: the others' mean by ϖ waits until all have asked."""
+        """Lines 13, 14 at i, but for its own part: the others' mean by ϖ waits until all have asked."""
         self.reckon(t=t, inbox=inbox)
         if not inbox:
             return
@@ -347,10 +348,7 @@ class Peer(Chooser[Config]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Line 13."""
-        shares = self.shares(t, inbox)
-        bodies = {self.site.id: self.shared(), **{int(j): r["weights"] for j, r in inbox.items()}}
-        self.adopt(weighted_mean([bodies[j] for j in shares], list(shares.values())))  # type: ignore[arg-type]
-        self.note_mixing(shares)
+        self.average(self.models(inbox), self.shares(t, inbox))
         self.heard = {"t": -1}
 
 
@@ -442,7 +440,7 @@ def found(fed: Federation, peers: Sequence[int], cfg: Host, t: int) -> dict[int,
 
 
 def examine(fed: Federation, links: Mapping[int, Sequence[int]], cfg: Choice, t: int) -> None:
-    """Lines 6-11 and 14-19 with probes alone: φ and F at the asker's body, and no training."""
+    """Lines 7, 11 and 14 with probes alone: φ and F at the asker's body, and no training."""
     question: Template = {"weights": weights_like(fed, cfg)}
     answer: Template = {"phi": proxy_like(fed), "loss": floats()}
     asked = {"ask": "request", "answer": "probe", "take": "reckon"}
@@ -455,16 +453,16 @@ def proxy_like(fed: Federation) -> Shape:
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
-    """Algorithm 1, lines 2-21, for one t and all peers."""
+    """Algorithm 1, lines 2-15, for one t and all peers."""
     now, body = {"t": t}, weights_like(fed, cfg)
     links = coresets(fed, peers, cfg, t)  # lines 3-5
     if cfg.mode == "faithful":
-        asked = {"ask": "request", "answer": "serve", "take": "gather"}  # lines 6-11, 13-19
+        asked = {"ask": "request", "answer": "serve", "take": "gather"}  # lines 6-11, 13, 14
         answer: Template = {"phi": proxy_like(fed), "weights": body, "loss": floats()}
         fed.exchange(links, **asked, shared=now, question={"weights": body}, expect=answer, at_once=AT_ONCE)
         fed.call(peers, "update", shared=now)  # lines 12, 13
     else:
-        examine(fed, links, cfg, t)  # lines 7, 11, 14-19
+        examine(fed, links, cfg, t)  # lines 7, 11, 14
         fed.call(peers, "train_once", shared=now)  # line 12
         fed.exchange(links, answer="give", take="mix", shared=now, expect={"weights": body, "loss": floats()})
     yield "round"

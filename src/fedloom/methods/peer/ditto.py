@@ -33,7 +33,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedloom.federation import Federation
-from fedloom.message import Template, Tree, floats, weighted_mean
+from fedloom.message import Template, Tree, floats
 from fedloom.method import Method
 from fedloom.methods.learner import TUNED, weights_like
 from fedloom.methods.peer.afind import Chooser, Host, found
@@ -100,11 +100,9 @@ class Peer(Chooser[Config]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own shared weights and those of the neighbours that answered."""
-        models = {self.site.id: self.shared(), **{int(j): reply["weights"] for j, reply in inbox.items()}}
+        models = self.models(inbox)
         afind = self.cfg.friends == "afind"
-        shares = self.shares(t, inbox) if afind else dict.fromkeys(models, 1.0)
-        self.adopt(weighted_mean([models[j] for j in shares], list(shares.values())))  # type: ignore[arg-type]
-        self.note_mixing({j: share / sum(shares.values()) for j, share in shares.items()})
+        self.average(models, self.shares(t, inbox) if afind else dict.fromkeys(models, 1.0))
         self.heard = {"t": -1}
 
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:

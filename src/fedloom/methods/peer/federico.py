@@ -43,7 +43,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.federation import Federation
-from fedloom.message import Tree, weighted_mean
+from fedloom.message import Tree
 from fedloom.method import Method
 from fedloom.methods.learner import TUNING, Learner, LearnerConfig, weights_like
 from fedloom.site import epoch_plan
@@ -125,13 +125,11 @@ class Peer(Learner[Config]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """New losses, new π, and the mean by π of the own weights and those of the neighbours that answered."""
-        models: dict[int, dict[str, Tensor]] = {self.site.id: self.shared()}
-        models.update({int(j): reply["weights"] for j, reply in inbox.items()})
+        models = self.models(inbox)
         ids = list(models)
         self.reckon(ids, self.losses(list(models.values())))
         shares = torch.softmax(self.mixture["log_pi"][ids], 0)
-        self.adopt(weighted_mean(list(models.values()), shares.tolist()))  # type: ignore[arg-type]
-        self.note_mixing(dict(zip(ids, shares, strict=True)))
+        self.average(models, dict(zip(ids, shares.tolist(), strict=True)))
         self.note("effective neighbours", 1 / (shares**2).sum())
         self.note("own share of pi", self.mixture["log_pi"][self.site.id].exp())
 

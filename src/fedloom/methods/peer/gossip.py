@@ -16,10 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
-from torch import Tensor
 
 from fedloom.federation import Federation
-from fedloom.message import Tree, weighted_mean
+from fedloom.message import Tree
 from fedloom.method import Method
 from fedloom.methods.learner import Learner, LearnerConfig, weights_like
 
@@ -44,10 +43,8 @@ class Peer(Learner[Config]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The plain mean of the own weights and those of the neighbours that answered."""
-        models: dict[int, dict[str, Tensor]] = {self.site.id: self.shared()}
-        models.update({int(j): reply["weights"] for j, reply in inbox.items()})
-        self.adopt(weighted_mean(list(models.values()), [1.0] * len(models)))  # type: ignore[arg-type]
-        self.note_mixing(dict.fromkeys(models, 1 / len(models)))
+        models = self.models(inbox)
+        self.average(models, dict.fromkeys(models, 1.0))
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.federation import Federation
-from fedloom.message import Tree, weighted_mean
+from fedloom.message import Tree
 from fedloom.method import Method
 from fedloom.methods.learner import Learner, LearnerConfig, weights_like
 
@@ -123,10 +123,8 @@ class Peer(Learner[Config]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The plain mean of the own weights and those in the inbox."""
-        models: dict[int, dict[str, Tensor]] = {self.site.id: self.shared()}
-        models.update({int(j): reply["weights"] for j, reply in inbox.items()})
-        self.adopt(weighted_mean(list(models.values()), [1.0] * len(models)))  # type: ignore[arg-type]
-        self.note_mixing(dict.fromkeys(models, 1 / len(models)))
+        models = self.models(inbox)
+        self.average(models, dict.fromkeys(models, 1.0))
 
 
 def lowest(losses: Tensor, top: int) -> list[int]:
