@@ -1,4 +1,5 @@
-"""The command line: `fedloom run`, `compare`, `report`, `list`, `data`, `copy`.
+"""The command line: `fedloom run`, `compare`, `report`, `list`, `data`, `align`, `export`, `embed`,
+`predict`, `copy`.
 
 Commands import what they need when they run, so that `--help` is quick.
 """
@@ -214,6 +215,141 @@ def data(
     if plot is not None:
         plot_counts(stats, plot)
         out.print(f"picture  {plot}", soft_wrap=True)
+
+
+@app.command()
+def align(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE.csv...", help="One for each party; the active one first.")
+    ],
+    columns: Annotated[
+        list[str], typer.Option("--id", metavar="NAME", help="The id column: once for all files, or once for each.")
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write to.")],
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="openmined: private set intersection. plain: compares ids, not private.")
+    ] = "openmined",
+    force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
+) -> None:
+    """Find the persons whom several parties' CSV files share, and write each file's rows in one common order.
+
+    [bold]fedloom align clinic.csv lab.csv --id patient --out aligned[/]
+
+    [bold]fedloom align clinic.csv lab.csv --id patient --id subject_no --out aligned[/]
+
+    For each file: aligned/clinic.aligned.csv, whose row i is the same person in all, and aligned/clinic.unaligned.csv,
+    the rest. aligned/alignment.json has the counts and what each side learnt.
+    """
+    from rich.progress import Progress
+
+    from fedloom.experiment.aligning import align_files
+
+    with Progress(console=out, disable=not out.is_terminal, transient=True) as bars:
+        task = bars.add_task("")
+
+        def show(done: int, steps: int, what: str) -> None:
+            bars.update(task, completed=done, total=steps, description=escape(what))
+            if not out.is_terminal and 10 * done // steps > 10 * (done - 1) // steps:  # ten lines at most in a log
+                out.print(f"{done}/{steps}  {escape(what)}", soft_wrap=True)
+
+        found = align_files(files, columns, folder, backend, show, force)
+    table = Table("party", box=None, header_style="bold", pad_edge=False)
+    for heading in ("rows", "aligned", "unaligned"):
+        table.add_column(heading, justify="right")
+    for party in found["parties"]:
+        table.add_row(escape(party["name"]), *(f"{party[key]:,}" for key in ("rows", "aligned", "unaligned")))
+    out.print(table)
+    if not found["parties"][0]["aligned"]:
+        out.print("[bold]Nobody is in every file.[/] Do their id columns hold the same kind of id?")
+    out.print(f"what each side learnt ({found['backend']}):")
+    for sentence in found["learnt"]:
+        out.print(f"- {escape(sentence)}", soft_wrap=True)
+    out.print(f"written  {folder}", soft_wrap=True)
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="A network or method page of your own, whose code may be run. Repeatable."),
+]
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of parties with columns.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="Where the folders go. Default: RUN/export.")] = None,
+    force: Force = False,
+) -> None:
+    """Write what each party of a run has learnt into a folder of its own, to be used on new rows.
+
+    [bold]fedloom run proto-evfl -s data.name=breast_cancer --out runs/mine[/]
+
+    [bold]fedloom export runs/mine --out parties[/]  (parties/party-0, party-1, …, and active)
+
+    A folder holds nothing of another party: no row, no label, no weight. Then: fedloom embed, fedloom predict.
+    """
+    from fedloom.deploy import commands
+
+    commands.export(run, folder, force, out)
+
+
+@app.command()
+def embed(
+    folder: Annotated[Path, typer.Argument(metavar="PARTY_FOLDER", help="A party's folder, from fedloom export.")],
+    rows: Annotated[
+        Path,
+        typer.Argument(
+            metavar="ROWS.csv", help="New rows with the party's own columns; or a list of pictures, or .npy."
+        ),
+    ],
+    target: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    id_: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The column that says who a row is.")] = None,
+    force: Force = False,
+    trust: Trust = None,
+) -> None:
+    """Embed new rows at one party, for the active party to predict from.
+
+    [bold]fedloom embed parties/party-1 lab.csv --id patient --out e1.safetensors[/]
+
+    Columns may stand in any order, and others are passed over. With --id the file says in which order the people are,
+    so that the active party can refuse rows that don't match; the ids themselves are not in it. Pictures: a CSV file
+    with the column path, or one column for each view; or an array (n, C, H, W) of uint8 in a .npy file.
+    """
+    from fedloom.deploy import commands
+
+    commands.embed(folder, rows, id_, target, force, trust or (), out)
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The active party's folder, or one party's.")],
+    rows: Annotated[
+        Path | None, typer.Argument(metavar="[ROWS.csv]", help="A party's new rows; at active, a file with the ids.")
+    ] = None,
+    embeddings: Annotated[
+        list[str] | None,
+        typer.Option("--embeddings", "-e", metavar="N=FILE", help="A party's embeddings, from fedloom embed."),
+    ] = None,
+    id_: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The column that says who a row is.")] = None,
+    target: Annotated[
+        Path | None, typer.Option("--out", help="A CSV file to write. Default: the first are shown.")
+    ] = None,
+    force: Force = False,
+    trust: Trust = None,
+) -> None:
+    """Predict new rows: with all parties at the active one, or at one party alone.
+
+    [bold]fedloom predict parties/active -e 0=e0.safetensors -e 1=e1.safetensors --out predictions.csv[/]
+
+    [bold]fedloom predict parties/active clinic.csv --id patient -e 0=e0.safetensors -e 1=e1.safetensors[/]
+
+    [bold]fedloom predict parties/party-1 lab.csv --id patient[/]  (alone, from its prototypes: proto-evfl)
+
+    The CSV file has the id or the row's number, the predicted class, and a probability for each class.
+    """
+    from fedloom.deploy import commands
+
+    commands.predict(folder, rows, embeddings or (), id_, target, force, trust or (), out)
 
 
 @app.command()

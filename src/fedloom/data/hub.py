@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.data.cache import key_of, remember
-from fedloom.data.dataset import Dataset, image_dataset, table_dataset
+from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.images import decode_images
-from fedloom.data.tables import encode_table
+from fedloom.data.tables import Table
 from fedloom.errors import DataError, did_you_mean
 
 _LABEL_NAMES = ("label", "labels", "target", "class", "y")
@@ -48,6 +48,12 @@ def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None
     Raises:
         DataError: `datasets` is missing, or the files can't be used.
     """
+    data = read_raw_files(path, name=name, hints=hints, config=config)
+    return data.encoded() if isinstance(data, Table) else data
+
+
+def read_raw_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset | Table:
+    """Like `read_files`, but a table stays as the files hold it."""
     if config and (path / config).is_dir():
         path = path / config
     with _quiet(_hugging_face()) as hugging_face:
@@ -92,6 +98,28 @@ def read_hub(repository: str, *, name: str, hints: Hints, config: str | None, fo
     Raises:
         DataError: `datasets` is missing, the hub can't be reached, or the data can't be used.
     """
+    with _hub_splits(repository, name=name, config=config, folder=folder) as splits:
+        prints = [[split, table._fingerprint] for split, table in splits.items()]
+        key = key_of(name, prints, repr(hints))
+
+        def build() -> Dataset:
+            data = _assemble(splits, name=name, hints=hints)
+            return data.encoded() if isinstance(data, Table) else data
+
+        return remember(key, build)
+
+
+def read_raw_hub(
+    repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None
+) -> Dataset | Table:
+    """Like `read_hub`, but a table stays as the hub holds it, and nothing is kept."""
+    with _hub_splits(repository, name=name, config=config, folder=folder) as splits:
+        return _assemble(splits, name=name, hints=hints)
+
+
+@contextmanager
+def _hub_splits(repository: str, *, name: str, config: str | None, folder: Path | None) -> Iterator[Mapping[str, Any]]:
+    """The splits of a data set of the hub."""
     with _quiet(_hugging_face()) as hugging_face:
         try:
             splits = hugging_face.load_dataset(repository, name=config)
@@ -104,9 +132,7 @@ def read_hub(repository: str, *, name: str, hints: Hints, config: str | None, fo
             ) from error
         except Exception as error:
             raise DataError(f"Data set {name!r} ({repository!r}) can't be read: {_reason(error)}.") from error
-        prints = [[split, table._fingerprint] for split, table in splits.items()]
-        key = key_of(name, prints, repr(hints))
-        return remember(key, lambda: _assemble(splits, name=name, hints=hints))
+        yield splits
 
 
 def _hugging_face() -> ModuleType:
@@ -141,8 +167,8 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"[.\s]+$", "", lines[0])
 
 
-def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset:
-    """One Dataset from the training and the test split of a `datasets.DatasetDict`."""
+def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset | Table:
+    """Images or a raw table from the training and the test split of a `datasets.DatasetDict`."""
     import datasets
 
     train, test = _train_and_test(splits, name, hints.test)
@@ -161,8 +187,7 @@ def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset:
         return image_dataset(name, x, y, classes, test=held_out, groups=groups)
     left_out = {label, hints.groups, *hints.drop}
     kept = {column: _words(pool, column) for column in pool.column_names if column not in left_out}
-    x, columns = encode_table(kept)
-    return table_dataset(name, x, y, classes, columns, test=held_out, groups=groups)
+    return Table(name, kept, y, classes, held_out, groups)
 
 
 def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) -> tuple[Any, Any]:

@@ -15,13 +15,14 @@ _GREY = {"1", "L", "LA", "La"}
 _COLOUR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 
 
-def decode_images(files: Iterable[bytes | Path], *, size: int | None = None) -> np.ndarray:
-    """Decode images to (n, C, H, W) uint8; all in grey (C = 1) or colour (C = 3), as most are.
+def decode_images(files: Iterable[bytes | Path], *, size: int | None = None, channels: int | None = None) -> np.ndarray:
+    """Decode images to (n, C, H, W) uint8; all in grey (C = 1) or in colour (C = 3).
 
     Args:
         files: the images, encoded, or as paths.
         size: each image's middle square is scaled to this many pixels a side. Without it all images
             must have one width and height.
+        channels: 1 for grey, 3 for colour; None: as most are.
 
     Raises:
         DataError: no images, images of different shapes, or one that can't be decoded.
@@ -30,7 +31,7 @@ def decode_images(files: Iterable[bytes | Path], *, size: int | None = None) -> 
     if not planes:
         raise DataError("At least one image is needed, but there are none.")
     height, width = _common_shape([plane.shape[:2] for plane in planes])
-    grey = 2 * sum(plane.ndim == 2 for plane in planes) > len(planes)
+    grey = 2 * sum(plane.ndim == 2 for plane in planes) > len(planes) if channels is None else channels == 1
     pixels = np.empty((len(planes), 1 if grey else 3, height, width), dtype=np.uint8)
     for number, plane in enumerate(planes):
         pixels[number] = _channels(plane, grey)

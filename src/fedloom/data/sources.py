@@ -12,7 +12,8 @@ import numpy as np
 from fedloom.data.cache import files_key, key_of, remember
 from fedloom.data.dataset import Dataset, Kind, image_dataset, table_dataset
 from fedloom.data.folders import is_image, read_class_folders
-from fedloom.data.hub import Hints, read_files, read_hub, table_endings
+from fedloom.data.hub import Hints, read_files, read_hub, read_raw_files, read_raw_hub, table_endings
+from fedloom.data.tables import Table
 from fedloom.errors import DataError, did_you_mean
 
 ROOT_VARIABLE = "FEDLOOM_DATA"
@@ -157,20 +158,62 @@ def load(name: str, *, root: Path | None = None) -> Dataset:
         return _load_path(name)
     if source.hub is None:  # scikit-learn takes seconds to import, its data a moment to read
         return remember(key_of(name, version("scikit-learn")), lambda: _load_bundled(name))
-    if root is None and os.environ.get(ROOT_VARIABLE):
-        root = Path(os.environ[ROOT_VARIABLE])
-    folder = None if root is None else root.expanduser() / source.hub
-    hints, config = source.hints, source.config
+    folder, hints, config = _folder(source.hub, root), source.hints, source.config
     if folder is None or not folder.is_dir():
         return read_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
     key = files_key(folder, name, config, repr(hints))
     return remember(key, lambda: read_files(folder, name=name, hints=hints, config=config))
 
 
-def _load_path(name: str) -> Dataset:
+def load_raw(name: str, *, root: Path | None = None) -> Dataset | Table:
+    """Like `load`, but a table stays as its file holds it, with text and gaps; images come as from `load`.
+
+    Raises:
+        DataError: as `load` does.
+    """
+    source = SOURCES.get(name)
+    if source is None:
+        path, title = _path_and_title(name)
+        return read_raw_files(path, name=title, hints=Hints()) if table_endings(path) else _load_path(name)
+    if source.kind == "image":
+        return load(name, root=root)
+    if source.hub is None:
+        data = _load_bundled(name)
+        columns = {column: data.x[:, number] for number, column in enumerate(data.columns)}
+        return Table(name, columns, data.y, data.classes, data.test)
+    folder = _folder(source.hub, root)
+    if folder is None or not folder.is_dir():
+        return read_raw_hub(source.hub, name=name, hints=source.hints, config=source.config, folder=folder)
+    return read_raw_files(folder, name=name, hints=source.hints, config=source.config)
+
+
+def load_table(name: str, *, root: Path | None = None) -> Table:
+    """A table as its file holds it, by a name in `SOURCES` or a path, read as `load` reads it.
+
+    Raises:
+        DataError: as `load` does; or the data is images.
+    """
+    data = load_raw(name, root=root)
+    if isinstance(data, Dataset):
+        raise DataError(f"{name!r} must be a table, but it holds images; use fedloom.data.sources.load.")
+    return data
+
+
+def _folder(repository: str, root: Path | None) -> Path | None:
+    """Where a data set of the hub lies in the data root, if there is a root."""
+    if root is None and os.environ.get(ROOT_VARIABLE):
+        root = Path(os.environ[ROOT_VARIABLE])
+    return None if root is None else root.expanduser() / repository
+
+
+def _path_and_title(name: str) -> tuple[Path, str]:
     check_name(name)
     path = Path(name).expanduser()
-    title = path.resolve().stem if path.is_file() else path.resolve().name
+    return path, path.resolve().stem if path.is_file() else path.resolve().name
+
+
+def _load_path(name: str) -> Dataset:
+    path, title = _path_and_title(name)
     if table_endings(path):
         key = files_key(path, title, "tables")
         return remember(key, lambda: read_files(path, name=title, hints=Hints()))

@@ -64,24 +64,37 @@ def split(
         DataError: the numbers can't be met.
     """
     _check_numbers(dataset, clients, public, test_fraction, test_rows, own_test_rows)
-    test = dataset.test
-    if test is None:
-        test = _stratified(dataset.y, test_fraction, stream(seed, "data.test"))
+    test, kept = hold_out(dataset.y, dataset.test, seed=seed, fraction=test_fraction, limit=test_rows)
     pool = np.setdiff1d(np.arange(len(dataset.y)), test, assume_unique=True)
     if public >= len(pool):
         raise DataError(f"The public set must leave rows to train on, but takes {public} of {len(pool)}; use fewer.")
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
     shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
-    kept = np.sort(test)
-    if test_rows is not None and test_rows < len(test):
-        kept = np.sort(stream(seed, "data.test-rows").choice(test, test_rows, replace=False))
     by_class = [test[dataset.y[test] == label] for label in range(len(dataset.classes))]
     own_test = tuple(
         _own_rows(by_class, dataset.y[shard], own_test_rows, stream(seed, "data.own-test", client))
         for client, shard in enumerate(shards)
     )
     return Split(shards, shared, kept, own_test)
+
+
+def hold_out(
+    labels: np.ndarray, official: np.ndarray | None, *, seed: int, fraction: float, limit: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """All test rows, and those that are kept of them, rising.
+
+    Args:
+        labels: (n,) int64.
+        official: row numbers of the official test split, or None: a share of each class is drawn.
+        seed: of the run.
+        fraction: that share, between 0 and 1.
+        limit: at most so many are kept, at random; None keeps all.
+    """
+    test = _stratified(labels, fraction, stream(seed, "data.test")) if official is None else official
+    if limit is None or limit >= len(test):
+        return test, np.sort(test)
+    return test, np.sort(stream(seed, "data.test-rows").choice(test, limit, replace=False))
 
 
 def public_hash(dataset: Dataset, split: Split) -> str:

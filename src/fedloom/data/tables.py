@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.data.dataset import Dataset, table_dataset
 from fedloom.errors import DataError
 
 MISSING = "?"
 _MOST_CATEGORIES = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A table as its file holds it: nothing is encoded, filled in or scaled yet."""
+
+    name: str
+    columns: Mapping[str, np.ndarray]
+    """Name -> (n,) numbers, truth values, or objects that are text or None; without the labels."""
+    y: np.ndarray
+    """(n,) int64 labels, 0..K-1."""
+    classes: tuple[str, ...]
+    """K names."""
+    test: np.ndarray | None
+    """(t,) int64 row numbers of the official test split, or None if there is none."""
+    groups: np.ndarray | None = None
+    """(n,) int64 natural owner of each row, or None."""
+
+    def encoded(self) -> Dataset:
+        """Numbers as they are, words as columns of 0 and 1, as `encode_table` has it."""
+        x, names = encode_table(self.columns)
+        return table_dataset(self.name, x, self.y, self.classes, names, test=self.test, groups=self.groups)
 
 
 def encode_table(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -36,7 +60,7 @@ def encode_table(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[s
             parts.append(_number(name, values))
             names.append(name)
         else:
-            words, part = _one_hot(name, _texts(name, values))
+            words, part = _one_hot(name, texts(name, values))
             parts.append(part)
             names.extend(f"{name}={word}" for word in words)
     return np.ascontiguousarray(np.concatenate(parts, axis=1)), tuple(names)
@@ -51,7 +75,12 @@ def _number(name: str, values: np.ndarray) -> np.ndarray:
     return column
 
 
-def _texts(name: str, values: np.ndarray) -> np.ndarray:
+def texts(name: str, values: np.ndarray) -> np.ndarray:
+    """(n,) stripped words as objects; "?" where there is none.
+
+    Raises:
+        DataError: something is neither text nor None.
+    """
     if values.dtype.kind in "US":
         values = values.astype(object)
     if values.dtype.kind != "O" or not all(v is None or isinstance(v, str) for v in values):
@@ -65,7 +94,7 @@ def _texts(name: str, values: np.ndarray) -> np.ndarray:
 def _one_hot(name: str, texts: np.ndarray) -> tuple[list[str], np.ndarray]:
     words, codes = np.unique(texts, return_inverse=True)
     gaps = int((texts == MISSING).sum())
-    if 0 < gaps < len(texts) and all(_is_number(word) for word in words if word != MISSING):
+    if 0 < gaps < len(texts) and all(is_number(word) for word in words if word != MISSING):
         raise DataError(_gap_text(name, gaps))
     if len(words) > _MOST_CATEGORIES:
         raise DataError(
@@ -78,7 +107,8 @@ def _one_hot(name: str, texts: np.ndarray) -> tuple[list[str], np.ndarray]:
     return list(words), part
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Whether a word can be read as a number."""
     try:
         float(word)
     except ValueError:

@@ -1,0 +1,227 @@
+"""Which rows of several parties are of the same person, found without showing anyone's other ids.
+
+The first party is the active one. With the backend `openmined` this is what crosses, in order:
+
+1. Active and passive party tell each other how many ids they have. Both cut theirs, by SHA-256, into the same number
+   of shards, a power of two, such that the larger side has about 100,000 in each at most. The steps below are done for
+   each shard; so each side sees the sizes of the other's shards.
+2. Active → passive: its ids hashed to points of an elliptic curve and multiplied by its secret key (35 bytes an id).
+3. Passive → active: its own ids likewise under its own key, sorted as they are then; and the active party's points
+   under both keys, in the order in which they came. The active party takes its key off again and sees which of its ids
+   are among the passive party's. Neither can undo the other's key; keys are drawn anew for every shard.
+4. The active party does this with every passive one, so that it learns each pairwise intersection, and then takes the
+   ids common to all.
+5. Active → every passive: a session key of 32 random bytes, and the HMAC-SHA256 under it of each id common to all,
+   sorted (32 bytes an id). A passive party computes the same of its own ids and finds its rows. These are ids that the
+   receiver has itself: it learns that all the others have them too, and nothing of the rest.
+
+The order is that of the HMACs, so it tells nothing of the order of anybody's file. Whoever reads along in step 5 could
+try out ids, so the channel must be encrypted. All this is for parties that keep to the protocol: one that adds invented
+ids to its list learns whether they are in the other's.
+
+No processes share the work: openmined.psi keeps threads out, and between organisations every pair has two machines
+anyway.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from fedloom.data.alignment.ids import digests, normalise
+from fedloom.data.alignment.roles import Client, Server, announce, follow, library
+from fedloom.errors import ConfigError
+
+__all__ = ["BACKENDS", "SHARD", "Alignment", "Count", "Progress", "align", "normalise"]
+
+BACKENDS = ("openmined", "plain")
+SHARD = 100_000
+"""Ids of the larger side in a shard, about, at most."""
+
+Progress = Callable[[int, int, str], None]
+"""Told after each step: steps done, steps in all, and which one it was."""
+
+_STEPS = 4  # of a shard: request, setup, response, intersection
+
+
+class Count(NamedTuple):
+    """How many rows of a party there are, are aligned, and are not."""
+
+    rows: int
+    aligned: int
+    unaligned: int
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The rows of every party that are of the same persons, and the rest.
+
+    Attributes:
+        aligned: for each party (N,) int64, places in its own list; place i is the same person for all.
+        rest: for each party its other places, int64, ascending.
+        backend: what found them.
+        learnt: in plain sentences, what each side knows now that it did not before.
+    """
+
+    aligned: tuple[np.ndarray, ...]
+    rest: tuple[np.ndarray, ...]
+    backend: str
+    learnt: tuple[str, ...]
+
+    @property
+    def counts(self) -> tuple[Count, ...]:
+        """One for each party."""
+        pairs = zip(self.aligned, self.rest, strict=True)
+        return tuple(Count(len(rows) + len(rest), len(rows), len(rest)) for rows, rest in pairs)
+
+
+def align(
+    ids: Sequence[Sequence[str | int]],
+    *,
+    backend: str = "openmined",
+    names: Sequence[str] | None = None,
+    local: Collection[int] = (0,),
+    key: bytes | None = None,
+    shard: int = SHARD,
+    progress: Progress = lambda done, steps, what: None,
+) -> Alignment:
+    """Find the persons whom all parties have, and put them into one order.
+
+    All roles run here, one after the other. Between organisations each runs its own: see `roles`.
+
+    Args:
+        ids: for each of M >= 2 parties its ids, text or whole numbers; the first party is the active one. They are
+            compared after `normalise`.
+        backend: "openmined" (private) or "plain" (a set intersection, not private).
+        names: what to call the parties; by default "party 0" and so on.
+        local: the parties, by place, whose own ids may stand as examples in an error.
+        key: 16 bytes or more, for the same order again; by default a new random one.
+        shard: ids of the larger side in a shard, about, at most; not above SHARD.
+        progress: told after each step.
+
+    Raises:
+        ConfigError: fewer than two parties, or an argument that can't be.
+        DataError: ids that are missing or there twice, for all parties at once; or openmined.psi is not installed.
+    """
+    names = [f"party {m}" for m in range(len(ids))] if names is None else list(names)
+    _check(ids, names, backend, key, shard)
+    if backend == "openmined":
+        library()
+    active, *passive = everyone = digests(ids, names, local)
+    key = secrets.token_bytes(32) if key is None else key
+
+    cuts = [_cuts(len(active), len(other), shard) if backend == "openmined" else 1 for other in passive]
+    tell = _Steps(progress, _STEPS * sum(cuts) if backend == "openmined" else len(passive))
+    common = set(range(len(active)))
+    for name, other, count in zip(names[1:], passive, cuts, strict=True):
+        if backend == "openmined":
+            common &= _privately(active, other, count, tell, name)
+        else:
+            common &= _plainly(active, other)
+            tell(name)
+
+    messages = announce(key, [active[place] for place in common])
+    rows = tuple(follow(messages, own) for own in everyone)
+    rest = tuple(
+        np.setdiff1d(np.arange(len(own), dtype=np.int64), mine) for own, mine in zip(everyone, rows, strict=True)
+    )
+    learnt = _learnt_privately(names, cuts) if backend == "openmined" else _learnt_plainly(names)
+    return Alignment(rows, rest, backend, tuple(learnt))
+
+
+class _Steps:
+    """Counts steps for whoever wants to be told."""
+
+    def __init__(self, progress: Progress, steps: int) -> None:
+        self._progress, self._steps, self._done = progress, steps, 0
+
+    def __call__(self, what: str) -> None:
+        self._done += 1
+        self._progress(self._done, self._steps, what)
+
+
+def _privately(active: Sequence[bytes], passive: Sequence[bytes], cuts: int, tell: _Steps, name: str) -> set[int]:
+    """Places in the active party's list that the passive one has too; the two meet in messages only."""
+    found: set[int] = set()
+    shards = zip(_shards(active, cuts), _shards(passive, cuts), strict=True)
+    for number, (own, other) in enumerate(shards, 1):
+        where = f"{name}, shard {number} of {cuts}"
+        client = Client([active[place] for place in own], most=len(passive))
+        server = Server([passive[place] for place in other], most=len(active))
+        request = client.request()
+        tell(f"{where}: request")
+        setup = server.setup()
+        tell(f"{where}: setup")
+        response = server.respond(request)
+        tell(f"{where}: response")
+        found |= {own[place] for place in client.intersection(setup, response)}
+        tell(f"{where}: intersection")
+    return found
+
+
+def _plainly(active: Sequence[bytes], passive: Sequence[bytes]) -> set[int]:
+    there = set(passive)
+    return {place for place, digest in enumerate(active) if digest in there}
+
+
+def _cuts(one: int, other: int, shard: int) -> int:
+    """The number of shards, a power of two: the larger side has about `shard` ids in each at most."""
+    cuts = 1
+    while cuts * shard < max(one, other):
+        cuts *= 2
+    return cuts
+
+
+def _shards(digests: Sequence[bytes], cuts: int) -> list[list[int]]:
+    """Places by shard, and within it by digest: neither tells the order of the list."""
+    shards: list[list[int]] = [[] for _ in range(cuts)]
+    for place in sorted(range(len(digests)), key=digests.__getitem__):
+        shards[int.from_bytes(digests[place][-8:], "big") % cuts].append(place)
+    return shards
+
+
+def _learnt_privately(names: Sequence[str], cuts: Sequence[int]) -> list[str]:
+    active, *passive = names
+    said = [f"{active} learnt how many ids {name} has, and which of its own ids are among them." for name in passive]
+    if len(passive) > 1:
+        said.append(f"So {active} knows whom it shares with each party, not only whom all parties share.")
+    whose = "all parties have" if len(passive) > 1 else f"{active} has"
+    said += [f"{name} learnt how many ids {active} has, and which of its own ids {whose}." for name in passive]
+    said += [
+        f"{active} and {name} also saw how many ids the other has in each of {count} shards, cut by a hash of the id."
+        for name, count in zip(passive, cuts, strict=True)
+        if count > 1
+    ]
+    return [
+        *said,
+        "Nobody was shown an id that it does not have itself, as long as all keep to the protocol: whoever adds "
+        "invented ids to its list learns whether the other side has them.",
+        "This is what the messages tell. Here all roles ran on one machine, and whoever runs it had every list.",
+    ]
+
+
+def _learnt_plainly(names: Sequence[str]) -> list[str]:
+    return [
+        f"Nothing was private: one process had the lists of {', '.join(names[:-1])} and {names[-1]} and compared them.",
+        "Every party can learn from its rows which of its ids all parties have.",
+        "Between organisations use the backend openmined.",
+    ]
+
+
+def _check(
+    ids: Sequence[Sequence[str | int]], names: Sequence[str], backend: str, key: bytes | None, shard: int
+) -> None:
+    if len(ids) < 2:
+        raise ConfigError(f"an alignment takes two parties or more, not {len(ids)}")
+    if len(set(names)) != len(ids) or len(names) != len(ids):
+        raise ConfigError(f"{len(ids)} parties need as many different names, not {', '.join(names)}")
+    if backend not in BACKENDS:
+        raise ConfigError(f"the backend is openmined or plain, not {backend!r}")
+    if key is not None and len(key) < 16:
+        raise ConfigError(f"the session key has 16 bytes or more, not {len(key)}")
+    if not 1 <= shard <= SHARD:
+        raise ConfigError(f"a shard holds 1 to {SHARD:,} ids, not {shard:,}")

@@ -1,0 +1,169 @@
+"""What each party does in a private intersection: messages are bytes, of a bounded size, and decoded with suspicion.
+
+`Client` and `Server` are the two sides of one shard, on top of openmined.psi (ECDH; the exact data structure, without
+false positives). `announce` and `follow` are the last step, by which all parties come to one order. A network may
+carry the messages as they are, over a channel that nobody else can read.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from itertools import pairwise
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from fedloom.errors import DataError, MessageError
+
+LARGEST = 4_000_000
+"""Bytes of a message at most: about 114,000 ids, and below what gRPC takes unless told otherwise."""
+
+_MARK = 32  # bytes of an HMAC-SHA256
+
+
+class Client:
+    """The side that learns which of its ids the other one has. Its key is new for every object.
+
+    Args:
+        digests: 32 bytes each, all different; in an order that may be seen.
+        most: ids that the server has in all, as it stated.
+    """
+
+    def __init__(self, digests: Sequence[bytes], most: int) -> None:
+        self._digests, self._most = digests, most
+        self._library = library()
+        self._role = self._library.client.CreateWithNewKey(True)
+
+    def request(self) -> bytes:
+        """The message to the server: the ids under the client's key."""
+        message: bytes = self._role.CreateRequest(list(self._digests)).SerializeToString()
+        return message
+
+    def intersection(self, setup: bytes, response: bytes) -> list[int]:
+        """Places in the client's digests that the server has too, ascending.
+
+        Args:
+            setup: the server's ids under its key.
+            response: the client's ids under both keys.
+
+        Raises:
+            MessageError: a message is too large, or is none that an honest server would send.
+        """
+        theirs = _parse(self._library.ServerSetup, setup)
+        mine = _parse(self._library.Response, response)
+        if theirs.WhichOneof("data_structure") != "raw":
+            raise MessageError("the setup of an intersection must be exact (raw), but is of another structure")
+        points, own = theirs.raw.encrypted_elements, mine.encrypted_elements
+        _expect(len(points) <= self._most, "the setup holds more ids than the server stated")
+        _expect(_ascends(points), "the setup must be in ascending order")
+        _expect(len(own) == len(set(own)) == len(self._digests), "the response must answer every id, once")
+        places: list[int] = _refuse(self._role.GetIntersection, theirs, mine)
+        return sorted(places)
+
+
+class Server:
+    """The side that lets the client find its own ids, and learns how many these are. Its key is new for every object.
+
+    Args:
+        digests: 32 bytes each, all different.
+        most: ids that the client has in all, as it stated; a request for more is refused.
+    """
+
+    def __init__(self, digests: Sequence[bytes], most: int) -> None:
+        self._digests, self._most = digests, most
+        self._library = library()
+        self._role = self._library.server.CreateWithNewKey(True)
+
+    def setup(self) -> bytes:
+        """The message to the client: the ids under the server's key, sorted as they are then."""
+        ids, exact = list(self._digests), self._library.DataStructure.RAW
+        message: bytes = self._role.CreateSetupMessage(1e-9, len(ids), ids, exact).SerializeToString()
+        return message
+
+    def respond(self, request: bytes) -> bytes:
+        """The client's ids under both keys, in the order of the request.
+
+        Raises:
+            MessageError: the request is too large, asks for more ids than stated, or is none.
+        """
+        asked = _parse(self._library.Request, request)
+        _expect(len(asked.encrypted_elements) <= self._most, "the request holds more ids than the client stated")
+        message: bytes = _refuse(self._role.ProcessRequest, asked).SerializeToString()
+        return message
+
+
+def announce(key: bytes, digests: Sequence[bytes]) -> list[bytes]:
+    """The active party's messages to every other one: the session key, then the marks of the aligned ids in order.
+
+    A mark is the HMAC-SHA256 of a digest under the key, and their order is that of their bytes: it depends on the key
+    and on who is aligned, on nothing else. There are as many messages as the size of one asks for.
+    """
+    marks = sorted(_marks(key, digests))
+    size = LARGEST // _MARK
+    return [key, *(b"".join(marks[start : start + size]) for start in range(0, len(marks), size))]
+
+
+def follow(messages: Sequence[bytes], digests: Sequence[bytes]) -> np.ndarray:
+    """A party's own rows in the announced order.
+
+    Args:
+        messages: what `announce` gave.
+        digests: of all ids of this party.
+
+    Returns:
+        (N,) int64 places in `digests`.
+
+    Raises:
+        MessageError: the marks are cut, out of order, or of ids that this party does not have.
+    """
+    key, *pieces = messages
+    sent = b"".join(pieces)
+    _expect(len(sent) % _MARK == 0, "the announced order is cut off")
+    marks = [sent[start : start + _MARK] for start in range(0, len(sent), _MARK)]
+    _expect(_ascends(marks), "the announced order is not ascending")
+    own = {mark: place for place, mark in enumerate(_marks(key, digests))}
+    _expect(all(mark in own for mark in marks), "the announced order names ids that this party does not have")
+    return np.fromiter((own[mark] for mark in marks), np.int64, len(marks))
+
+
+def library() -> ModuleType:
+    """The package openmined.psi. Raises DataError if it is not installed."""
+    try:
+        import private_set_intersection.python as found
+    except ImportError as error:
+        raise DataError(
+            f"the backend openmined needs the package openmined.psi, which can't be imported ({error}); "
+            'run: pip install "fedloom[psi]"'
+        ) from error
+    module: ModuleType = found
+    return module
+
+
+def _marks(key: bytes, digests: Sequence[bytes]) -> list[bytes]:
+    return [hmac.digest(key, digest, "sha256") for digest in digests]
+
+
+def _ascends(values: Sequence[bytes]) -> bool:
+    return all(a < b for a, b in pairwise(values))
+
+
+def _parse(kind: Any, message: bytes) -> Any:
+    """A message of the library from bytes that may come from anyone."""
+    if len(message) > LARGEST:
+        raise MessageError(f"a message of an intersection may have {LARGEST:,} bytes, but has {len(message):,}")
+    return _refuse(kind.FromString, message)
+
+
+def _refuse(work: Any, *given: Any) -> Any:
+    """What the library makes of foreign bytes; its complaint as a MessageError."""
+    try:
+        return work(*given)
+    except Exception as error:  # protobuf's DecodeError, the library's RuntimeError for what is no point on its curve
+        raise MessageError(f"this is no message of a private intersection: {str(error).splitlines()[0]}") from error
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise MessageError(otherwise)

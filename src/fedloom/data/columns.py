@@ -1,0 +1,169 @@
+"""A known data set split among the parties of a vertical federation, each of which sees a part of every row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.cells import cut, usual_grid, windows
+from fedloom.data.dataset import Dataset
+from fedloom.data.draws import deal_unaligned, first_rows, line_up, mixes
+from fedloom.data.recipes import table_view
+from fedloom.data.schema import typed
+from fedloom.data.sources import load_raw
+from fedloom.data.split import hold_out
+from fedloom.data.tables import Table
+from fedloom.data.views import Parties, View
+from fedloom.errors import DataError
+from fedloom.rng import stream
+
+__all__ = ["Parties", "View", "simulate"]
+
+
+def simulate(
+    name: str,
+    *,
+    parties: int,
+    seed: int,
+    root: Path | None = None,
+    aligned: int = 200,
+    unaligned: int | None = None,
+    held: int | None = None,
+    grid: tuple[int, int] | None = None,
+    ratio: float | Sequence[float] = 1.0,
+    majority: int = 1,
+    rare: Sequence[int] = (),
+    rare_rows: int = 0,
+    balanced: bool | None = None,
+    test_fraction: float = 0.25,
+    test_rows: int | None = None,
+    everything: bool = False,
+) -> Parties:
+    """Split a data set that is known, or one's own, among parties that each see a part of every row.
+
+    Images are cut into a grid of cells, and columns into blocks; party m holds `held` of them from number m on, round
+    the end, so that neighbours share some. Every draw has a stream of its own: neither the number of parties nor that
+    of aligned rows moves the test rows, which are those of `fedloom.data.split`; and 200 aligned rows are the first
+    of 600. Unaligned rows are different people at each party, none of them aligned or tested.
+
+    Args:
+        name: as for `fedloom.data.sources.load`.
+        parties: how many, at least 2.
+        seed: of the run.
+        root: the data root.
+        aligned: rows that all parties have, with labels at the first.
+        unaligned: rows of each party's own; None: as many as all can have.
+        held: cells or blocks of each party; None: 2, or 1 for two parties.
+        grid: cells of an image as (rows, columns); None: as many as parties (`fedloom.data.cells.usual_grid`).
+        ratio: majority class : minority class among the unaligned rows, for all parties or each; 1 is the mix of
+            all rows.
+        majority: how many classes each party draws by chance to be its majority, if the ratio is above 1; of two
+            classes it is class 0.
+        rare: classes that have at most `rare_rows` aligned rows; other classes fill the places.
+        rare_rows: 0 for zero-shot, a few for few-shot.
+        balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows, or as they
+            come; None: evenly for images.
+        test_fraction: the share of each class that is tested if there is no official test split.
+        test_rows: at most so many test rows, at random; None keeps all.
+        everything: the upper boundary: all unaligned rows become aligned and labelled too, with all views.
+
+    Raises:
+        DataError: the data can't be read, or the numbers can't be met.
+    """
+    data = load_raw(name, root=root)
+    held = held if held is not None else min(2, parties - 1)
+    ratios = [float(value) for value in ratio] if isinstance(ratio, Sequence) else [float(ratio)] * parties
+    limits = {"aligned": aligned, "unaligned": unaligned, "rare_rows": rare_rows, "test_rows": test_rows}
+    _check_numbers(limits, parties=parties, test_fraction=test_fraction, official=data.test is not None)
+    _check_classes(data.classes, ratios, parties=parties, majority=majority, rare=rare)
+    hold = _cells(data, parties, held, grid) if isinstance(data, Dataset) else _blocks(data, parties, held, grid, seed)
+    whole, test = hold_out(data.y, data.test, seed=seed, fraction=test_fraction, limit=test_rows)
+    pool = np.setdiff1d(np.arange(len(data.y)), whole)
+    y = data.y[pool]
+    order = line_up(y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed)
+    chosen = first_rows(order, y, aligned, rare=rare, rare_rows=rare_rows)
+    shares = mixes(y, len(data.classes), ratios=ratios, majority=majority, seed=seed)
+    own = deal_unaligned(order, y, chosen, shares, rows=unaligned, seed=seed, classes=data.classes)
+    if everything:
+        chosen, own = np.concatenate([chosen, *own]), [np.empty(0, dtype=np.int64)] * parties
+    views = [
+        _view(data, f"party-{party}", part, pool[chosen], pool[rows], test)
+        for party, (part, rows) in enumerate(zip(hold, own, strict=True))
+    ]
+    return Parties(data.name, views[0].kind, data.classes, tuple(views), y[chosen], data.y[test])
+
+
+def _check_numbers(limits: dict[str, int | None], *, parties: int, test_fraction: float, official: bool) -> None:
+    least = {"aligned": 1, "unaligned": 0, "rare_rows": 0, "test_rows": 1}
+    checks = [
+        *(
+            (value is None or value >= least[name], name, f"at least {least[name]}", value)
+            for name, value in limits.items()
+        ),
+        (parties >= 2, "parties", "at least 2", parties),
+        (official or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+    ]
+    problems = [f"{name} must be {rule}, but it is {value}." for holds, name, rule, value in checks if not holds]
+    if problems:
+        raise DataError("\n".join(problems))
+
+
+def _check_classes(
+    classes: tuple[str, ...], ratios: list[float], *, parties: int, majority: int, rare: Sequence[int]
+) -> None:
+    if len(ratios) != parties or not all(1 <= ratio < float("inf") for ratio in ratios):
+        raise DataError(f"ratio must be one number of at least 1, or one for each of {parties} parties, not {ratios}.")
+    if max(ratios) > 1 and not 1 <= majority < len(classes):
+        raise DataError(f"majority must be from 1 to {len(classes) - 1} of {len(classes)} classes, but is {majority}.")
+    if not set(rare) < set(range(len(classes))):
+        raise DataError(f"rare must name some, not all, of the classes 0..{len(classes) - 1}, but is {list(rare)}.")
+
+
+def _cells(data: Dataset, parties: int, held: int, grid: tuple[int, int] | None) -> list[dict[str, Any]]:
+    """The recipe of each party's cells."""
+    rows, columns = grid or usual_grid(parties)
+    number = len(windows((data.x.shape[2], data.x.shape[3]), (rows, columns)))
+    _check_held(parties, held, number, f"cells of a {rows}x{columns} grid")
+    shape = {"kind": "cells", "shape": list(data.input_shape), "grid": [rows, columns]}
+    return [{**shape, "cells": [(party + step) % number for step in range(held)]} for party in range(parties)]
+
+
+def _blocks(
+    data: Table, parties: int, held: int, grid: tuple[int, int] | None, seed: int
+) -> list[dict[str, np.ndarray]]:
+    """Each party's raw columns, in the order of the file."""
+    if grid is not None:
+        raise DataError(f"A grid is for images, but {data.name!r} is a table; leave it out.")
+    names = list(data.columns)
+    if len(names) < parties:
+        raise DataError(f"{parties} parties need at least as many columns, but {data.name!r} has {len(names)}.")
+    _check_held(parties, held, parties, "blocks of columns")
+    blocks = np.array_split(stream(seed, "columns.blocks").permutation(len(names)), parties)
+    takes = [[blocks[(party + step) % parties] for step in range(held)] for party in range(parties)]
+    columns = {name: typed(name, values) for name, values in data.columns.items()}
+    return [{names[place]: columns[names[place]] for place in np.sort(np.concatenate(take))} for take in takes]
+
+
+def _check_held(parties: int, held: int, number: int, what: str) -> None:
+    if not 1 <= held <= number or number < parties:
+        raise DataError(
+            f"{parties} parties that hold {held} each don't fit {number} {what}: there must be at least as many as "
+            f"parties, and held must be from 1 to {number}."
+        )
+
+
+def _view(
+    data: Dataset | Table, name: str, part: dict[str, Any], aligned: np.ndarray, own: np.ndarray, test: np.ndarray
+) -> View:
+    """One party's rows: aligned, then its own, then the test rows."""
+    rows = np.concatenate([aligned, own, test])
+    first, second, third = np.split(np.arange(len(rows)), np.cumsum([len(aligned), len(own)]))
+    if isinstance(data, Dataset):
+        x = cut(data.x, tuple(part["grid"]), part["cells"], rows)
+        shift, scale = (np.tile(level, len(part["cells"])) for level in (data.shift, data.scale))
+        return View(name, x, shift, scale, first, second, third, data.y[own], part)
+    columns = {column: values[rows] for column, values in part.items()}
+    return table_view(name, columns, first, second, third, data.y[own])

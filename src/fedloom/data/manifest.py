@@ -1,0 +1,283 @@
+"""A vertical federation of pictures: each party has its own views of an object, and a CSV file says which.
+
+The file's columns are `sample_id,party,view,path,label`, and perhaps `split`. Parties are numbered from 0, the active
+one, whose rows alone have labels; paths are relative to the file's folder. All views of an object at a party become
+channels of one image, in the order of the views' names (numbers by size).
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.csvfiles import class_numbers, read_csv
+from fedloom.data.folders import is_image
+from fedloom.data.images import decode_images
+from fedloom.data.roles import give_roles
+from fedloom.data.views import Parties, View
+from fedloom.errors import DataError
+
+COLUMNS = ("sample_id", "party", "view", "path", "label")
+PATTERN = r"(?P<sample>.+_[^_]+)_[^_]+_[^_]+_(?P<view>[^_]+)\.(png|jpe?g)"
+"""`<class>_<object>_<elevation>_<angle>_<view>.png`, where a class's name may hold "_"."""
+
+
+class _Problems:
+    """What is wrong with many rows: told in one error, with counts and examples."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = defaultdict(list)
+
+    def add(self, what: str, example: object) -> None:
+        self.found[what].append(str(example))
+
+    def raise_any(self, where: Path) -> None:
+        lines = [f"{what}: {len(examples)}, such as {', '.join(examples[:3])}" for what, examples in self.found.items()]
+        if lines:
+            raise DataError("\n".join([f"{where} can't be used; mend these:", *lines]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Listing:
+    """A manifest that was found sound."""
+
+    files: list[dict[str, dict[str, Path]]]
+    """For each party, object -> view -> file."""
+    views: list[list[str]]
+    """For each party, its views in order."""
+    labels: dict[str, str]
+    """Object -> class, of the first party's objects; "" where there is none."""
+    test: set[str] | None
+    """Objects of the test split, or None if there is no such column."""
+
+
+def manifest(
+    path: Path,
+    *,
+    seed: int,
+    aligned: int | None = None,
+    test_fraction: float = 0.25,
+    test_rows: int | None = None,
+    size: int = 32,
+) -> Parties:
+    """Read the parties' pictures as a manifest lists them; only those that are used are decoded.
+
+    Objects that all parties have and that have a label are aligned or tested; any other is unaligned at the parties
+    that have it, unless it is of the test split. The split is by object, never by picture.
+
+    Args:
+        path: the CSV file.
+        seed: of the run.
+        aligned: how many objects are aligned, drawn evenly over the classes as far as they have objects; None: all
+            that can be. Others are dealt in turn, each to one party as unaligned.
+        test_fraction: the share of each class's objects that is tested, if there is no column `split` (train or
+            test).
+        test_rows: at most so many test objects, at random; None keeps all.
+        size: each picture's middle square is scaled to this many pixels a side.
+
+    Raises:
+        DataError: the manifest contradicts itself, a picture can't be decoded, or the numbers can't be met.
+    """
+    path = Path(path)
+    listing = _read(path)
+    names = sorted(listing.labels)
+    y, classes = class_numbers([listing.labels[name] for name in names], f"Column 'label' of {path}")
+    numbers = dict(zip(names, y.tolist(), strict=True))
+    everywhere = set(names).intersection(*listing.files)
+    if listing.test is not None:
+        useless = {name for name in listing.test if name not in everywhere or numbers[name] < 0}
+        held = [sorted(set(files) - useless) for files in listing.files]
+    else:
+        held = [sorted(files) for files in listing.files]
+    shared = sorted(everywhere.intersection(*held))
+    places = [{name: row for row, name in enumerate(objects)} for objects in held]
+    roles = give_roles(
+        [np.array([rows[name] for name in shared], dtype=np.int64) for rows in places],
+        [np.array([numbers.get(name, -1) for name in objects], dtype=np.int64) for objects in held],
+        seed=seed,
+        official=None if listing.test is None else np.array([name in listing.test for name in shared], dtype=bool),
+        aligned=aligned,
+        test_fraction=test_fraction,
+        test_rows=test_rows,
+        balanced=True,
+    )
+    views = [
+        _view(
+            f"party-{party}",
+            [[listing.files[party][objects[row]] for row in rows] for rows in parts],
+            listing.views[party],
+            size,
+            roles.truth[party],
+        )
+        for party, (objects, *parts) in enumerate(zip(held, roles.aligned, roles.unaligned, roles.test, strict=True))
+    ]
+    return Parties(path.resolve().parent.name, "image", classes, tuple(views), roles.labels, roles.test_labels)
+
+
+def read_views(recipe: Mapping[str, Any], objects: Sequence[Mapping[str, Path]]) -> np.ndarray:
+    """(n, V * C, size, size) uint8 pictures of new objects, view -> file each, for a party's recipe.
+
+    Raises:
+        DataError: a view is missing, or a picture can't be decoded.
+    """
+    names, size = list(recipe["views"]), int(recipe["size"])
+    lacking = [name for files in objects for name in names if name not in files]
+    if lacking:
+        raise DataError(f"Each object needs the views {names}, but {len(lacking)} are missing, such as {lacking[0]!r}.")
+    files = [views[name] for views in objects for name in names]
+    pixels = decode_images(files, size=size, channels=int(recipe["shape"][0]) // len(names))
+    return pixels.reshape(len(objects), -1, size, size)
+
+
+def make_manifest(
+    root: Path,
+    pattern: str = PATTERN,
+    *,
+    views_to_party: Mapping[str, int] | int = 3,
+    target: Path | None = None,
+) -> list[dict[str, str]]:
+    """List the pictures in `<root>/<class>/{train,test}/` and write the manifest.
+
+    Args:
+        root: the folder of the class folders.
+        pattern: a regular expression that a whole file name fits, with the groups `sample` (one object of its
+            class) and `view`.
+        views_to_party: view -> party, or how many consecutive views, in order, each party has.
+        target: the CSV file; None: `<root>/manifest.csv`.
+
+    Returns:
+        The rows, as they are written.
+
+    Raises:
+        DataError: the pattern lacks a group, or files don't fit it, or views can't be shared out.
+    """
+    root = Path(root)
+    target = root / "manifest.csv" if target is None else Path(target)
+    try:
+        fits = re.compile(pattern)
+    except re.error as error:
+        raise DataError(f"The pattern {pattern!r} is no regular expression ({error}).") from error
+    if not {"sample", "view"} <= set(fits.groupindex):
+        raise DataError(f"The pattern {pattern!r} must have the named groups (?P<sample>...) and (?P<view>...).")
+    problems, found = _Problems(), []
+    for file in sorted(file for split in ("train", "test") for file in root.glob(f"*/{split}/*") if is_image(file)):
+        match = fits.fullmatch(file.name)
+        if match is None:
+            problems.add("file names that the pattern does not fit", file.relative_to(root))
+        else:
+            found.append((file, match["sample"], match["view"]))
+    problems.raise_any(root)
+    if not found:
+        raise DataError(f"{root} must hold PNG or JPEG files in <class>/train or <class>/test, but holds none.")
+    parties = _share_views({view for _, _, view in found}, views_to_party)
+    rows = []
+    for file, sample, view in found:
+        split, label = file.parent.name, file.parent.parent.name
+        place = Path(os.path.relpath(file, target.parent)).as_posix()
+        party = parties[view]
+        values = (f"{label}/{sample}", str(party), view, place, label if party == 0 else "", split)
+        rows.append(dict(zip((*COLUMNS, "split"), values, strict=True)))
+    with target.open("w", newline="", encoding="utf-8") as file_out:
+        writer = csv.DictWriter(file_out, (*COLUMNS, "split"), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return rows
+
+
+def _read(path: Path) -> _Listing:
+    """The manifest's rows, each checked, and all of them against each other."""
+    table = read_csv(path, needed=COLUMNS)
+    splits = table.get("split", [""] * len(table["path"]))
+    problems = _Problems()
+    files: dict[int, dict[str, dict[str, Path]]] = defaultdict(lambda: defaultdict(dict))
+    labels: dict[str, set[str]] = defaultdict(set)
+    parts: dict[str, set[str]] = defaultdict(set)
+    for row, split in zip(zip(*(table[name] for name in COLUMNS), strict=True), splits, strict=True):
+        sample, party, view, place, label = row
+        if not (sample and view and place):
+            problems.add("rows without sample_id, view or path", row)
+        elif not re.fullmatch("[0-9]{1,4}", party):
+            problems.add("party numbers that are not 0, 1, ...", repr(party))
+        elif view in files[int(party)][sample]:
+            problems.add("sample, party and view that come twice", (sample, party, view))
+        elif label and int(party):
+            problems.add("labels outside party 0's rows", (sample, party, label))
+        elif split not in ("train", "test", ""):
+            problems.add("splits that are neither train nor test", repr(split))
+        else:
+            files[int(party)][sample][view] = path.parent / place
+            parts[sample].add(split or "train")
+            labels[sample] |= {label} - {""}
+    for where, values in {"labels": labels, "splits": parts}.items():
+        for sample, different in values.items():
+            if len(different) > 1:
+                problems.add(f"objects with several {where}", f"{sample} {sorted(different)}")
+    _check_files(files, problems)
+    problems.raise_any(path)
+    test = {sample for sample, split in parts.items() if "test" in split}
+    return _Listing(
+        [dict(files[party]) for party in sorted(files)],
+        [_in_order({view for views in files[party].values() for view in views}) for party in sorted(files)],
+        {sample: "".join(labels[sample]) for sample in files[0]},
+        test if "split" in table else None,
+    )
+
+
+def _check_files(files: Mapping[int, Mapping[str, Mapping[str, Path]]], problems: _Problems) -> None:
+    """Whether each party is there, with all its views of each object, and each picture lies where it should."""
+    for party in set(range(max([*files, 1]) + 1)) - set(files):
+        problems.add("parties without rows (they are numbered 0, 1, ...)", party)
+    for party, objects in files.items():
+        names = {view for views in objects.values() for view in views}
+        for sample, views in objects.items():
+            for view in _in_order(names - set(views)):
+                problems.add("views that an object lacks at a party", f"{sample} at party {party}: {view}")
+            for file in views.values():
+                if not file.is_file():
+                    problems.add("files that are missing", file)
+
+
+def _in_order(views: set[str]) -> list[str]:
+    """Numbers by size, then other names as text."""
+    return sorted(views, key=lambda view: (not view.isdecimal(), int(view) if view.isdecimal() else 0, view))
+
+
+def _share_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str, int]:
+    """View -> party."""
+    names = _in_order(views)
+    if isinstance(shares, int):
+        if shares < 1 or len(names) % shares or len(names) < 2 * shares:
+            raise DataError(
+                f"{len(names)} views {names[:20]} can't be shared out to 2 or more parties, {shares} to each; say "
+                "which view is whose with views_to_party."
+            )
+        return {name: place // shares for place, name in enumerate(names)}
+    lacking = [name for name in names if name not in shares]
+    if lacking:
+        raise DataError(f"Each view needs a party, but views_to_party lacks {lacking[:20]}.")
+    return {name: int(shares[name]) for name in names}
+
+
+def _view(
+    name: str,
+    parts: Sequence[Sequence[Mapping[str, Path]]],
+    views: list[str],
+    size: int,
+    truth: np.ndarray | None,
+) -> View:
+    """One party's pictures: those of aligned, unaligned and test objects."""
+    files = [objects[view] for part in parts for objects in part for view in views]
+    pixels = decode_images(files, size=size)
+    first, second, third = np.split(np.arange(len(files) // len(views)), np.cumsum([len(part) for part in parts[:-1]]))
+    x = pixels.reshape(-1, len(views) * pixels.shape[1], size, size)
+    level = np.full(x.shape[1], 127.5, dtype=np.float32)
+    recipe = {"kind": "pictures", "views": views, "size": size, "shape": list(x.shape[1:])}
+    return View(name, x, level, level.copy(), first, second, third, truth, recipe)

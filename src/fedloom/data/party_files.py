@@ -1,0 +1,103 @@
+"""A vertical federation from one CSV file for each party."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.data.csvfiles import class_numbers, column_values, read_csv
+from fedloom.data.recipes import table_view
+from fedloom.data.roles import give_roles
+from fedloom.data.views import Parties
+from fedloom.errors import DataError
+
+Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
+"""The ids of each party -> for each party (P,) its row numbers of the people that all have, in one order."""
+
+
+def from_files(
+    files: Sequence[Path],
+    *,
+    id: str | Sequence[str],
+    label: str,
+    seed: int,
+    align: Align,
+    aligned: int | None = None,
+    test_fraction: float = 0.25,
+    test_rows: int | None = None,
+) -> Parties:
+    """Read each party's CSV file and match their people.
+
+    People whom all parties have and who have a label are aligned or tested. Any other row is an unaligned row of its
+    party. So two of three parties may have unaligned rows of one person, who is not known to the third; and rows of
+    the first party that are not aligned stay without their label in training, even where the file has it. A column is
+    numbers if all its values that are there can be read as numbers, else words. Each party's encoder is fitted on its
+    aligned and unaligned rows.
+
+    Args:
+        files: one for each party, the active one first.
+        id: the column of the ids, in all files or each.
+        label: the column of the labels, in the first file only; empty where there is none.
+        seed: of the run.
+        align: matches ids (`fedloom.data.alignment`); it gets them as they stand in the files.
+        aligned: how many people are aligned, drawn as they come; None: all that can be. Others are dealt in turn,
+            each to one party as unaligned.
+        test_fraction: the share of each class that is tested.
+        test_rows: at most so many test rows, at random; None keeps all.
+
+    Raises:
+        DataError: a file can't be used, ids don't match, or the numbers can't be met.
+    """
+    keys = [id] * len(files) if isinstance(id, str) else list(id)
+    if len(files) < 2 or len(keys) != len(files):
+        raise DataError(f"There must be at least 2 files, and one id or one for each, not {len(files)} and {keys}.")
+    tables = [
+        read_csv(Path(file), needed=[key, *([label] if party == 0 else [])])
+        for party, (file, key) in enumerate(zip(files, keys, strict=True))
+    ]
+    for file, table in zip(files[1:], tables[1:], strict=True):
+        if label in table:
+            raise DataError(f"Only the first party may have labels, but {file} has a column {label!r} too; remove it.")
+    ids = [table.pop(key) for table, key in zip(tables, keys, strict=True)]
+    y, classes = class_numbers(tables[0].pop(label), f"Column {label!r} of {files[0]}")
+    common = _checked([np.asarray(rows) for rows in align(ids)], [len(words) for words in ids])
+    known = [np.full(len(words), -1, dtype=np.int64) for words in ids]
+    for rows, numbers in zip(common, known, strict=True):
+        numbers[rows] = y[common[0]]
+    known[0] = y
+    roles = give_roles(
+        common,
+        known,
+        seed=seed,
+        aligned=aligned,
+        test_fraction=test_fraction,
+        test_rows=test_rows,
+        balanced=False,
+    )
+    views = []
+    for party, (file, table) in enumerate(zip(files, tables, strict=True)):
+        parts = [roles.aligned[party], roles.unaligned[party], roles.test[party]]
+        rows = np.concatenate(parts)
+        places = np.split(np.arange(len(rows)), np.cumsum([len(part) for part in parts[:-1]]))
+        columns = {name: column_values(words)[rows] for name, words in table.items()}
+        views.append(table_view(Path(file).stem, columns, places[0], places[1], places[2], roles.truth[party]))
+    return Parties(Path(files[0]).stem, "table", classes, tuple(views), roles.labels, roles.test_labels)
+
+
+def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:
+    """What an alignment gave, if it can be right, in the order of the first party's rows."""
+    lengths = [rows.shape for rows in common]
+    fit = len(common) == len(sizes) and len(set(lengths)) == 1 and all(rows.ndim == 1 for rows in common)
+    fit = fit and all(rows.dtype.kind in "iu" or len(rows) == 0 for rows in common)
+    if fit and all(
+        len(np.unique(rows)) == len(rows) and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < size))
+        for rows, size in zip(common, sizes, strict=True)
+    ):
+        order = np.argsort(common[0])  # an alignment's own order may differ from run to run
+        return [rows[order].astype(np.int64) for rows in common]
+    raise DataError(
+        f"An alignment must give each of {len(sizes)} parties equally many different row numbers, below {sizes}, but "
+        f"it gave {lengths}."
+    )

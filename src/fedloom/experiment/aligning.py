@@ -1,0 +1,216 @@
+"""CSV files of several parties, written anew with the same persons in the same order.
+
+A file is read once for its ids and for where each row lies; its rows are then copied byte by byte, so that quotes,
+decimals and the other columns stay as they are, and a file may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import mmap
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fedloom.data.alignment import Alignment, Progress, align
+from fedloom.errors import ConfigError, DataError
+from fedloom.experiment.checkpoint import write_atomically
+
+_SHOWN = 20  # columns that an error names
+_BOM = b"\xef\xbb\xbf"
+REPORT = "alignment.json"
+
+
+@dataclass(frozen=True)
+class Table:
+    """One party's file.
+
+    Attributes:
+        path: of the file.
+        column: that holds the ids.
+        ids: (n,) as they stand there.
+        header: its first record, as bytes without a byte order mark.
+        starts: (n,) int64 bytes before each row.
+        ends: (n,) int64 bytes up to the end of each row.
+        seen: size and time of change of the file when it was read.
+    """
+
+    path: Path
+    column: str
+    ids: list[str]
+    header: bytes
+    starts: np.ndarray
+    ends: np.ndarray
+    seen: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        """What the party is called."""
+        return self.path.stem
+
+    def copy(self, rows: np.ndarray, target: Path) -> None:
+        """Write the header and these rows, in this order."""
+        newline = b"\r\n" if self.header.endswith(b"\r\n") else b"\n"
+        with self.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            records = (data[self.starts[row] : self.ends[row]] for row in rows)
+            write_atomically(target, (r if r.endswith(b"\n") else r + newline for r in chain([self.header], records)))
+
+
+def align_files(
+    files: Sequence[Path],
+    columns: Sequence[str],
+    folder: Path,
+    backend: str,
+    progress: Progress,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Align the rows of files and write, for each, `<stem>.aligned.csv`, `<stem>.unaligned.csv`; and alignment.json.
+
+    Args:
+        files: of two parties or more, comma-separated, UTF-8, with a header; the first is the active party's.
+        columns: the name of the id column, one for all files or one for each.
+        folder: to write to.
+        backend: see `align`.
+        progress: told after each step.
+        force: replace what is there.
+
+    Returns:
+        What alignment.json holds: backend, parties with their counts and files, and what each side learnt. No ids.
+
+    Raises:
+        ConfigError: the arguments don't fit together, or results are there already.
+        DataError: a file can't be read, has no such column, or its ids can't be aligned.
+    """
+    if len(files) < 2:
+        raise ConfigError(f"an alignment takes the files of two parties or more, not {len(files)}")
+    if len(columns) not in (1, len(files)):
+        raise ConfigError(
+            f"--id stands once for all files or once for each of the {len(files)}, not {len(columns)} times"
+        )
+    columns = list(columns) * (len(files) if len(columns) == 1 else 1)
+    targets = _targets(files, folder, force)
+    tables = [read(file, column) for file, column in zip(files, columns, strict=True)]
+    names = [table.name for table in tables]
+    found = align(
+        [table.ids for table in tables], backend=backend, names=names, local=range(len(tables)), progress=progress
+    )
+    for table in tables:
+        if _stamp(table.path) != table.seen:
+            raise DataError(f"{table.path} changed while the ids were aligned; run the command again")
+    folder.mkdir(parents=True, exist_ok=True)
+    for table, rows, rest, (aligned, unaligned) in zip(tables, found.aligned, found.rest, targets, strict=True):
+        table.copy(rows, aligned)
+        table.copy(rest, unaligned)
+    report = _report(found, tables, targets)
+    write_atomically(folder / REPORT, (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
+    return report
+
+
+def read(path: Path, column: str) -> Table:
+    """The ids of a CSV file, and where its rows lie.
+
+    Raises:
+        DataError: the file can't be read as CSV in UTF-8, has no such column or no rows, or a row has too few or too
+            many fields.
+    """
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    ids: list[str] = []
+    starts, ends = array("q"), array("q")
+    with path.open("rb") as file:
+        lines = _Lines(file, path)
+        records = csv.reader(lines, strict=True)
+        try:
+            header = next(records, [])
+            place = _column(path, header, column)
+            body = lines.at
+            while True:
+                start = lines.at
+                record = next(records, None)
+                if record is None:
+                    break
+                if not record:  # an empty line
+                    continue
+                if len(record) != len(header):
+                    raise DataError(
+                        f"{path}, line {records.line_num}: {len(record)} fields, but the header has {len(header)}; "
+                        "mend the row, or quote fields that hold commas"
+                    )
+                ids.append(record[place])
+                starts.append(start)
+                ends.append(lines.at)
+        except csv.Error as error:
+            raise DataError(f"{path}, line {records.line_num}: {error}; it must be comma-separated CSV") from error
+        file.seek(0)
+        first = file.read(body).removeprefix(_BOM)
+    if not ids:
+        raise DataError(f"{path} has a header but no rows")
+    return Table(path, column, ids, first, np.array(starts), np.array(ends), _stamp(path))
+
+
+class _Lines:
+    """The lines of a file as text, one at a time; `at` is the byte behind the last."""
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file, self._path, self.at = file, path, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in enumerate(self._file, 1):
+            self.at += len(line)
+            try:
+                yield (line.removeprefix(_BOM) if number == 1 else line).decode()
+            except UnicodeDecodeError:
+                raise DataError(f"{self._path}, line {number} is not UTF-8 text; save the file as CSV UTF-8") from None
+
+
+def _column(path: Path, header: Sequence[str], column: str) -> int:
+    """The place of the id column."""
+    names = [name.strip() for name in header]
+    if not names:
+        raise DataError(f"{path} must begin with a line of column names, but its first line is empty")
+    if names.count(column) == 1:
+        return names.index(column)
+    if column in names:
+        raise DataError(f"{path} has {names.count(column)} columns called {column!r}; rename all but one")
+    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    hint = "; are its fields separated by commas?" if len(names) == 1 and set(names[0]) & set(";\t|") else ""
+    raise DataError(f"{path} has no column {column!r}; it has: {shown}{hint}")
+
+
+def _targets(files: Sequence[Path], folder: Path, force: bool) -> list[tuple[Path, Path]]:
+    """The two files to write for each party, if they may be written."""
+    stems = [file.stem for file in files]
+    same = sorted({stem for stem in stems if stems.count(stem) > 1})
+    if same:
+        raise ConfigError(
+            f"results are named after the files, and more than one is called {', '.join(same)}; rename them so that "
+            "each has a name of its own"
+        )
+    targets = [(folder / f"{stem}.aligned.csv", folder / f"{stem}.unaligned.csv") for stem in stems]
+    every = [*chain(*targets), folder / REPORT]
+    inputs = {file.resolve() for file in files}
+    for target in every:
+        if target.resolve() in inputs:
+            raise ConfigError(f"{target} is to be read and to be written; choose another --out")
+        if target.exists() and not force:
+            raise ConfigError(f"{target} is there already; add --force to replace it, or choose another --out")
+    return targets
+
+
+def _report(found: Alignment, tables: Sequence[Table], targets: Sequence[tuple[Path, Path]]) -> dict[str, Any]:
+    parties = [
+        {"name": table.name, "id": table.column, **count._asdict(), "files": [target.name for target in pair]}
+        for table, count, pair in zip(tables, found.counts, targets, strict=True)
+    ]
+    return {"backend": found.backend, "parties": parties, "learnt": list(found.learnt)}
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.data.columns import Parties
+from fedloom.data.manifest import PATTERN, make_manifest, manifest, read_views
+from fedloom.data.recipes import prepare
+from fedloom.errors import DataError
+
+PIL_Image = pytest.importorskip("PIL.Image")
+
+
+def picture(path: Path, level: int, colour: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    PIL_Image.fromarray(np.full((6, 8, 3) if colour else (6, 8), level, np.uint8)).save(path)
+
+
+def level_of(number: int, view: int) -> int:
+    """The one grey of a picture: it says which object and view it is."""
+    return 10 * number + view
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes, one with "_" in its name, 8 training and 2 test objects each, 4 views each."""
+    for place, label in enumerate(["flower_pot", "lamp"]):
+        for n in range(10):
+            for view in range(1, 5):
+                name = f"{label}_{n:04}_030_{view * 30:03}_{view:03}.png"
+                picture(tmp_path / label / ("test" if n >= 8 else "train") / name, level_of(10 * place + n, view))
+    return tmp_path
+
+
+def edit(path: Path, change: Any) -> None:
+    """Rewrite the manifest: `change` gets its rows and gives the new ones."""
+    with path.open(newline="") as file:
+        rows = change(list(csv.DictReader(file)))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def objects(parties: Parties, party: int, part: str) -> list[int]:
+    view = parties.views[party]
+    return [int(x[0].mean()) // 10 for x in view.x[getattr(view, part)]]
+
+
+def test_from_folders_to_parties(folder: Path) -> None:
+    rows = make_manifest(folder, views_to_party=2)
+    assert len(rows) == 80 and rows[0] == {
+        "sample_id": "flower_pot/flower_pot_0008",
+        "party": "0",
+        "view": "001",
+        "path": "flower_pot/test/flower_pot_0008_030_030_001.png",
+        "label": "flower_pot",
+        "split": "test",
+    }
+    assert {row["label"] for row in rows if row["party"] == "1"} == {""}
+    parties = manifest(folder / "manifest.csv", seed=0, size=4)
+    assert parties.kind == "image" and parties.classes == ("flower_pot", "lamp")
+    assert [view.x.shape for view in parties.views] == [(20, 2, 4, 4)] * 2
+    assert [len(view.unaligned) for view in parties.views] == [0, 0]
+    for part, labels in (("aligned", parties.labels), ("test", parties.test_labels)):
+        who = objects(parties, 0, part)
+        assert objects(parties, 1, part) == who and labels.tolist() == [n // 10 for n in who]
+        for party, view in enumerate(parties.views):
+            greys = view.x[getattr(view, part)][:, :, 0, 0]
+            assert greys.tolist() == [[level_of(n, 2 * party + 1), level_of(n, 2 * party + 2)] for n in who]
+    assert sorted(objects(parties, 0, "test")) == [8, 9, 18, 19]
+
+
+def test_fewer_aligned_objects(folder: Path) -> None:
+    make_manifest(folder, views_to_party=2)
+    path = folder / "manifest.csv"
+    whole, few = manifest(path, seed=1, size=4), manifest(path, seed=1, aligned=6, test_rows=2, size=4)
+    assert objects(few, 0, "aligned") == objects(whole, 0, "aligned")[:6]
+    assert np.bincount(few.labels).tolist() == [3, 3] and set(objects(few, 0, "test")) < set(objects(whole, 0, "test"))
+    own = [objects(few, party, "unaligned") for party in range(2)]
+    assert [len(who) for who in own] == [5, 5] and not set(own[0]) & set(own[1])
+    assert all(view.truth is not None for view in few.views)
+    assert [view.truth.tolist() for view in few.views if view.truth is not None] == [[n // 10 for n in w] for w in own]
+
+
+def test_without_a_split_objects_are_drawn(folder: Path) -> None:
+    make_manifest(folder, views_to_party=2)
+    edit(folder / "manifest.csv", lambda rows: [{k: v for k, v in row.items() if k != "split"} for row in rows])
+    parties = manifest(folder / "manifest.csv", seed=0, test_fraction=0.3, size=4)
+    assert np.bincount(parties.test_labels).tolist() == [3, 3] and np.bincount(parties.labels).tolist() == [7, 7]
+    assert not set(objects(parties, 0, "test")) & set(objects(parties, 0, "aligned"))
+
+
+def test_objects_that_a_party_lacks_are_unaligned(folder: Path) -> None:
+    """Object 1 is at party 0 alone, 2 has no label, and 8, of the test split, is at party 1 alone: it is not used."""
+    make_manifest(folder, views_to_party=2)
+
+    def change(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+        kept = [row for row in rows if not (row["sample_id"].endswith("pot_0001") and row["party"] == "1")]
+        kept = [row for row in kept if not (row["sample_id"].endswith("pot_0008") and row["party"] == "0")]
+        return [row | {"label": ""} if row["sample_id"].endswith("pot_0002") else row for row in kept]
+
+    edit(folder / "manifest.csv", change)
+    parties = manifest(folder / "manifest.csv", seed=0, size=4)
+    assert objects(parties, 0, "unaligned") == [1, 2] and objects(parties, 1, "unaligned") == [2]
+    assert parties.views[0].truth is None and len(parties.labels) == 14
+    assert sorted(objects(parties, 1, "test")) == [9, 18, 19]
+
+
+def test_colour_pictures_and_new_objects(folder: Path) -> None:
+    picture(folder / "lamp" / "train" / "lamp_0000_030_030_001.png", 77, colour=True)  # one among grey ones
+    make_manifest(folder, views_to_party={"001": 0, "002": 0, "003": 0, "004": 1})
+    parties = manifest(folder / "manifest.csv", seed=0, size=4)
+    view = parties.views[0]
+    assert [one.input_shape for one in parties.views] == [(3, 4, 4), (1, 4, 4)]
+    assert view.recipe == {"kind": "pictures", "views": ["001", "002", "003"], "size": 4, "shape": [3, 4, 4]}
+    files = {
+        name: folder / "lamp" / "train" / f"lamp_0000_030_{n:03}_{name}.png"
+        for name, n in [("003", 90), ("001", 30), ("002", 60)]
+    }
+    new = read_views(view.recipe, [files])
+    assert new[0, :, 0, 0].tolist() == [77, level_of(10, 2), level_of(10, 3)]
+    assert (prepare(view.recipe, new) == new).all()
+    with pytest.raises(DataError, match="1 are missing, such as '002'"):
+        read_views(view.recipe, [{name: file for name, file in files.items() if name != "002"}])
+
+
+def test_problems_are_told_together(folder: Path) -> None:
+    make_manifest(folder, views_to_party=2)
+
+    def change(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+        rows[0] |= {"party": "one"}
+        rows[7] |= {"label": "lamp"}
+        rows[9] |= {"label": "lamp"}
+        rows[20] |= {"path": "nowhere.png"}
+        rows[24] |= {"split": "later"}
+        rows[28] |= {"sample_id": ""}
+        rows[33] |= {"split": "test"}
+        return [*rows, rows[50], rows[51]]
+
+    edit(folder / "manifest.csv", change)
+    with pytest.raises(DataError) as error:
+        manifest(folder / "manifest.csv", seed=0)
+    text = str(error.value)
+    for part in (
+        "party numbers that are not 0, 1, ...: 1, such as 'one'",
+        "labels outside party 0's rows: 1",
+        "objects with several labels: 1, such as flower_pot/flower_pot_0000 ['flower_pot', 'lamp']",
+        "sample, party and view that come twice: 2",
+        "splits that are neither train nor test: 1, such as 'later'",
+        "rows without sample_id, view or path: 1",
+        "objects with several splits: 1",
+        "views that an object lacks at a party: 4",
+        "files that are missing: 1",
+    ):
+        assert part in text
+
+
+def test_a_party_without_rows(folder: Path) -> None:
+    make_manifest(folder, views_to_party={"001": 0, "002": 0, "003": 2, "004": 2})
+    with pytest.raises(DataError, match=r"parties without rows .*: 1, such as 1"):
+        manifest(folder / "manifest.csv", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"views_to_party": 3}, "4 views .* can't be shared out"),
+        ({"views_to_party": 4}, "can't be shared out"),
+        ({"views_to_party": {"001": 0}}, "lacks .'002', '003', '004'"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": ".*"}, "named groups"),
+        ({"pattern": r"(?P<sample>lamp_\d+)_\d+_\d+_(?P<view>\d+).png"}, "does not fit: 40, such as flower_pot"),
+    ],
+)
+def test_what_cannot_be_listed(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        make_manifest(folder, **options)
+    assert not (folder / "manifest.csv").exists()
+
+
+def test_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds none"):
+        make_manifest(tmp_path)
+
+
+def test_a_manifest_elsewhere(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    target = tmp_path_factory.mktemp("lists") / "all.csv"
+    rows = make_manifest(folder, PATTERN, views_to_party=2, target=target)
+    assert rows[0]["path"].startswith("../")
+    assert len(manifest(target, seed=0, size=4).labels) == 16

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.data.columns import Parties
+from fedloom.data.csvfiles import class_numbers, column_values, read_csv
+from fedloom.data.party_files import from_files
+from fedloom.data.recipes import prepare
+from fedloom.errors import DataError
+
+
+def match(ids: list[list[str]]) -> list[np.ndarray]:
+    """The people that all have, in an order of no meaning."""
+    shared = sorted(set(ids[0]).intersection(*ids[1:]), reverse=True)
+    return [np.array([words.index(word) for word in shared], dtype=np.int64) for words in ids]
+
+
+def write(path: Path, header: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """People 000..039 at the bank, 010..049 at the shop, 005..044 at the phone company; 012 has no label."""
+    bank = [f"{n:03},{n * 1.5},{'' if n == 12 else 'good' if n % 3 else 'bad'}" for n in range(40)]
+    shop = [f"{n:03},{'?' if n % 7 == 0 else 100 - n},{'town' if n % 2 else 'land'}" for n in range(49, 9, -1)]
+    phone = [f"{n:03},{n % 5}" for n in range(5, 45)]
+    return [
+        write(tmp_path / "bank.csv", "id,income,risk", bank),
+        write(tmp_path / "shop.csv", "id,spent,where", shop),
+        write(tmp_path / "phone.csv", "id,calls", phone),
+    ]
+
+
+def gather(files: list[Path], **options: Any) -> Parties:
+    return from_files(files, **{"id": "id", "label": "risk", "seed": 0, "align": match} | options)
+
+
+def people(parties: Parties, part: str) -> list[int]:
+    """Who is who at the bank, by income."""
+    bank = parties.views[0]
+    everybody = np.arange(40)
+    incomes = prepare(bank.recipe, {"income": everybody * 1.5})[:, 0].tolist()
+    return [incomes.index(value) for value in bank.x[getattr(bank, part), 0].tolist()]
+
+
+def test_files_of_several_parties(files: list[Path]) -> None:
+    parties = gather(files)
+    assert [view.name for view in parties.views] == ["bank", "shop", "phone"] and parties.name == "bank"
+    assert parties.classes == ("bad", "good")
+    aligned, test = people(parties, "aligned"), people(parties, "test")
+    assert sorted(aligned + test) == [n for n in range(10, 40) if n != 12] and len(test) == 7
+    assert parties.labels.tolist() == [int(n % 3 != 0) for n in aligned]
+    assert parties.test_labels.tolist() == [int(n % 3 != 0) for n in test]
+    assert sorted(people(parties, "unaligned")) == [*range(10), 12]
+    shop, phone = parties.views[1:]
+    names = ["spent", "spent missing", "where=land", "where=town"]
+    assert shop.x.shape == (len(aligned) + len(test) + 11, len(names))
+    for part, who in (("aligned", aligned), ("test", test)):
+        assert shop.x[getattr(shop, part), 1].tolist() == [float(n % 7 == 0) for n in who]
+        assert shop.x[getattr(shop, part), 3].tolist() == [float(n % 2) for n in who]
+        order = np.unique(phone.x[:, 0]).tolist()
+        assert [order.index(value) for value in phone.x[getattr(phone, part), 0]] == [n % 5 for n in who]
+    assert [len(view.unaligned) for view in parties.views] == [11, 11, 11]
+    assert [view.truth for view in parties.views] == [None, None, None]  # 012 has no label
+
+
+def test_fewer_aligned_people_are_dealt_to_one_party_each(files: list[Path]) -> None:
+    whole, few = gather(files), gather(files, aligned=10)
+    assert people(few, "aligned") == people(whole, "aligned")[:10] and people(few, "test") == people(whole, "test")
+    assert [len(view.unaligned) for view in few.views] == [11 + 4, 11 + 4, 11 + 4]
+    own = set(people(few, "unaligned")) - {*range(10), 12}
+    assert own == set(people(whole, "aligned")[10::3])
+    assert len(gather(files, test_rows=3).test_labels) == 3
+
+
+def test_the_order_of_an_alignment_does_not_matter(files: list[Path]) -> None:
+    other = gather(files, align=lambda ids: [rows[::-1] for rows in match(ids)])
+    assert (other.views[1].x == gather(files).views[1].x).all()
+
+
+def test_the_truth_is_known_where_labels_are(files: list[Path]) -> None:
+    rows = files[0].read_text().replace("012,18.0,\n", "012,18.0,bad\n")
+    files[0].write_text(rows)
+    parties = gather(files)
+    truth = parties.views[0].truth
+    assert truth is not None and truth.tolist() == [int(n % 3 != 0) for n in people(parties, "unaligned")]
+    assert parties.views[1].truth is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"id": "name"}, "must have a column 'name'"),
+        ({"id": ["id", "id"]}, "one id or one for each"),
+        ({"label": "risc"}, "Did you mean 'risk'"),
+        ({"label": "income"}, r"at least 1 test row, equally many, but have \[0, 0, 0\]"),
+        ({"aligned": 40}, "only 22 can be"),
+        ({"aligned": 0}, "at least 1"),
+        ({"test_fraction": 0.0}, "test_fraction"),
+        ({"align": lambda ids: [np.arange(3)] * 2}, "each of 3 parties"),
+        ({"align": lambda ids: [np.array([0, 0])] * 3}, "different row numbers"),
+        ({"align": lambda ids: [np.array([0, 99])] * 3}, "different row numbers"),
+        ({"align": lambda ids: [np.array([], dtype=np.int64)] * 3}, "0 people in common"),
+    ],
+)
+def test_what_cannot_be_gathered(files: list[Path], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        gather(files, **options)
+
+
+def test_labels_stay_at_the_first_party(files: list[Path]) -> None:
+    with pytest.raises(DataError, match="Only the first party"):
+        gather([files[0], files[0]])
+    with pytest.raises(DataError, match="at least 2 files"):
+        gather(files[:1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must have a column"),
+        ("id,a\n", "rows below"),
+        ("id,a\n1,2\n1\n", "line 3: there must be 2 values"),
+        ("id,id\n1,2\n", "name of its own"),
+        ("id,\n1,2\n", "name of its own"),
+        ('id,a\n"1,2\n', "can't be read"),
+    ],
+)
+def test_broken_csv_files(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_csv(path, needed=["id"])
+
+
+def test_a_csv_keeps_text_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfid, a\r\n007,"x, y"\r\n\r\n008, z \r\n')
+    assert read_csv(path) == {"id": ["007", "008"], "a": ["x, y", "z"]}
+    (tmp_path / "b.csv").write_bytes(b"id\n\xff\n")
+    for name in ("b.csv", "missing.csv"):
+        with pytest.raises(DataError, match="can't be read"):
+            read_csv(tmp_path / name)
+
+
+def test_columns_are_numbers_if_all_their_values_are() -> None:
+    assert column_values(["1", "", "2.5", "NA"])[[0, 2]].tolist() == [1.0, 2.5]
+    assert np.isnan(column_values(["1", "", "?"])[1:]).all()
+    assert column_values(["1", "one", "?"]).tolist() == ["1", "one", None]
+
+
+def test_classes_are_in_order() -> None:
+    y, classes = class_numbers(["10", "9", "", "10"], "Column 'y'")
+    assert y.tolist() == [1, 0, -1, 1] and classes == ("9", "10")
+    with pytest.raises(DataError, match="at least 2 classes"):
+        class_numbers(["a", "a", "?"], "Column 'y'")
