@@ -25,8 +25,9 @@ ALLOWED = {
     "federation": CORE | {"engines"},
     "protect": CORE,
     "methods": CORE | {"federation", "protect"},
-    "experiment": CORE | {"federation", "engines", "methods", "data", "models"},
+    "experiment": CORE | {"federation", "engines", "methods", "protect", "data", "models"},
     "report": CORE | {"experiment", "data"},
+    "deploy": CORE | {"experiment", "methods", "data", "models"},
     "front": {"*"},
 }
 FRONT = {"__init__", "__main__", "api", "cli", "terminal", "catalogue"}

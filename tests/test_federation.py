@@ -379,6 +379,24 @@ def test_answers_held_in_groups_are_the_same_answers(
     assert all(heard == seen[0] for heard in seen)
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+def test_what_is_said_in_the_home_s_own_house_is_not_counted(isolated: bool) -> None:
+    """Its replies are used and its failures counted all the same."""
+    builders = [partial(Worker, None, Site(id=i)) for i in range(3)]
+    engine = IsolatedEngine(builders) if isolated else LocalEngine([b() for b in builders])
+    fed, x = Federation(engine, house=(0,)), torch.ones(2)
+    assert set(fed.call([0, 1, 2], "work", shared={"x": x})) == {0, 1, 2}
+    one = {i: {"mode": "nan" if i == 0 else "fine"} for i in (0, 1)}
+    assert set(fed.call([0, 1], "work", shared={"x": x}, each=one)) == {1}
+    assert [f.party for f in fed.failures] == ["worker-0"]
+    others = ("worker-1", "worker-2")
+    assert fed.ledger.pairs.keys() == {("server", i) for i in others} | {(i, "server") for i in others}
+    assert fed.ledger.pairs["server", "worker-1"] == [2, 16] and fed.ledger.sent("worker-0") == 0
+    nobody = Federation(engine, house=(0, 1, 2))
+    nobody.call([0, 1, 2], "work", shared={"x": x})
+    assert not list(nobody.ledger) and not nobody.ledger.pairs
+
+
 def test_fault_probabilities_are_checked() -> None:
     with pytest.raises(ValidationError, match="less than or equal to 1"):
         Faults(nan=1.5)

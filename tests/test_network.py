@@ -34,8 +34,9 @@ def net(norm: bool = False) -> nn.Module:
         (SGD(0.1, 0.9, 0.01), lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01)),
         (Adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
         (Adam(0.01, (0.8, 0.95), 1e-6), lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-6)),
+        (Adam(0.01, weight_decay=0.5), lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.5)),
     ],
-    ids=["sgd", "momentum", "adam", "adam-other"],
+    ids=["sgd", "momentum", "adam", "adam-other", "adamw"],
 )
 def test_steps_are_those_of_torch(ours: Any, theirs: Any, norm: bool) -> None:
     flat, module = Network(net(norm), ours), net(norm)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedloom.errors import MethodError, StateError
 from fedloom.optim import SGD, Adam
 from fedloom.party import Party
-from fedloom.site import Batches, PublicSet, Recent, Site, epoch_plan, sample_plan
+from fedloom.site import Batches, PublicSet, Recent, Rows, Site, aligned_plan, epoch_plan, sample_plan
 from tests.toy import CLASSES, FEATURES, common, rows
 
 
@@ -288,3 +288,66 @@ def test_batches_are_gathered_once_while_they_are_recent_and_never_for_another()
     recent.get(a, 0, make)
     recent._held = {(id(b), 0): held for held in recent._held.values()}  # as if b had a's id now
     assert recent.get(b, 0, make).x[0, 0] == 6
+
+
+# -- rows that have no labels here -----------------------------------------------------------------------
+
+
+def unlabelled(n: int = 12, aligned: int = 5, **site: Any) -> Site:
+    """A place with n rows, of which the first are aligned."""
+    data = rows(n, 0)
+    hidden = Rows(data.pool, None, data.index, data.shift, data.scale)
+    return Site(id=2, seed=4, classes=CLASSES, data=hidden, aligned=aligned, tests={"test": hidden}, **site)
+
+
+def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
+    site = unlabelled()
+    which = torch.tensor([[3, 1], [0, 3]])
+    assert torch.equal(site.rows.inputs(which)[1, 0], site.rows.every[0])
+    assert site.rows.inputs(torch.zeros(0, 4, dtype=torch.long)).shape == (0, 4, FEATURES)
+    for read in (lambda: site.rows.y(which[0]), lambda: site.rows.batches(which), lambda: site.some(0, size=2)):
+        with pytest.raises(MethodError, match="no labels here: another party may hold them"):
+            read()
+    with pytest.raises(MethodError, match="no labels here"):
+        Learner(None, unlabelled(network=common)).answers(on="test")
+
+
+def test_aligned_batches_are_the_same_people_at_every_place_and_one_object_here() -> None:
+    site, other = unlabelled(), Site(id=0, seed=4, data=rows(7, 1), aligned=5)
+    plan = aligned_plan(4, 3, 5, 2)
+    assert plan.shape == (3, 2) and set(plan.flatten().tolist()) == set(range(5))
+    for step in range(3):
+        for place in (site, other):
+            assert torch.equal(place.aligned_batch(3, step, size=2), place.rows.every[plan[step]])
+    batch = site.aligned_batch(3, 1, size=2)
+    assert site.aligned_batch(3, 1, size=2) is batch
+    assert all(site.aligned_batch(*key, size=2) is not batch for key in ((3, 0), (2, 1)))
+    assert not torch.equal(plan, aligned_plan(4, 4, 5, 2)) and not torch.equal(plan, aligned_plan(5, 3, 5, 2))
+
+
+@pytest.mark.parametrize("size", [4, 20])
+def test_unlabelled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int) -> None:
+    site = unlabelled()
+    numbers = {tuple(row): n for n, row in enumerate(site.rows.every.tolist())}
+
+    def drawn(t: int, aligned: bool) -> list[list[int]]:
+        batches = site.unlabelled(t, steps=30, size=size, aligned=aligned)
+        assert batches.shape == (30, size, FEATURES)
+        return [[numbers[tuple(row)] for row in batch] for batch in batches.tolist()]
+
+    assert {n for batch in drawn(0, True) for n in batch} == set(range(12))
+    own = drawn(0, False)
+    assert {n for batch in own for n in batch} == set(range(5, 12))
+    assert size > 7 or all(len(set(batch)) == size for batch in own)  # none twice, unless they are few
+    assert drawn(0, False) == own != drawn(1, False)
+    assert site.unlabelled(0, steps=0, size=size).shape == (0, size, FEATURES)
+    with pytest.raises(MethodError, match="party 2 has no unaligned rows"):
+        unlabelled(5).unlabelled(0, steps=1, size=2, aligned=False)
+
+
+def test_only_a_method_with_columns_contributes_and_decides() -> None:
+    party = Counter(None, Site(id=0))
+    with pytest.raises(MethodError, match=r"define contribution\(\)"):
+        party.contribution(on="test")
+    with pytest.raises(MethodError, match=r"define decide\(\)"):
+        party.decide({})

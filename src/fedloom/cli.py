@@ -311,9 +311,11 @@ def embed(
 
     [bold]fedloom embed parties/party-1 lab.csv --id patient --out e1.safetensors[/]
 
-    Columns may stand in any order, and others are passed over. With --id the file says in which order the people are,
-    so that the active party can refuse rows that don't match; the ids themselves are not in it. Pictures: a CSV file
-    with the column path, or one column for each view; or an array (n, C, H, W) of uint8 in a .npy file.
+    Columns may stand in any order, and others are passed over.
+
+    With --id the file says in which order the people are, so that rows that don't match are refused; no id is in it.
+
+    Pictures: a CSV file that lists files, in the column path or one for each view; or uint8 (n, C, H, W) in a .npy.
     """
     from fedloom.deploy import commands
 
@@ -324,7 +326,7 @@ def embed(
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The active party's folder, or one party's.")],
     rows: Annotated[
-        Path | None, typer.Argument(metavar="[ROWS.csv]", help="A party's new rows; at active, a file with the ids.")
+        Path | None, typer.Argument(metavar="ROWS.csv", help="A party's new rows; at active, a file with the ids.")
     ] = None,
     embeddings: Annotated[
         list[str] | None,

@@ -44,6 +44,8 @@ class Federation:
         home: the name of the party in whose place the round runs.
         graph: whom each peer may exchange messages with; None for everybody with everybody.
         form: the parameters of the network that all have, where all have one: names and shapes, no values.
+        house: parties that live with the home, such as its own columns: what they say to each other crosses no border,
+            so the ledger does not have it.
 
     Attributes:
         round: the round under way; the run sets it.
@@ -59,11 +61,13 @@ class Federation:
         home: str = "server",
         graph: Mapping[int, Sequence[int]] | None = None,
         form: Mapping[str, Tensor] | None = None,
+        house: Iterable[int] = (),
     ) -> None:
         self.engine = engine
         self.seed = seed
         self.home = home
         self.form = form or {}
+        self.house = frozenset(house)
         self.graph = None if graph is None else {i: frozenset(near) for i, near in graph.items()}
         self.ledger = Ledger()
         self.failures: list[Trouble] = []
@@ -112,9 +116,9 @@ class Federation:
         common = dict(shared or {})
         if each:
             for i in ids:
-                self.ledger.record(self.round, self.home, self.engine.name(i), method, {**common, **each[i]})
+                self._count(i, method, {**common, **each[i]}, down=True)
         else:
-            self._same(ids, method, common)
+            self._same([i for i in ids if i not in self.house], method, common)
         replies = self.engine.call(ids, method, common, each, self._next())
         if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
             trace = replies[0].trace  # type: ignore[union-attr]
@@ -123,7 +127,7 @@ class Federation:
         for i, reply in zip(ids, replies, strict=True):
             failure = verdict(reply, expect)
             if failure is None:
-                self.ledger.record(self.round, self.engine.name(i), self.home, method, reply)  # type: ignore[arg-type]
+                self._count(i, method, reply, down=False)
                 good[i] = reply
             else:
                 self._failed(self.engine.name(i), method, failure)
@@ -229,6 +233,12 @@ class Federation:
     def _next(self) -> tuple[int, int]:
         self._calls += 1
         return self.round, self._calls - 1
+
+    def _count(self, i: int, kind: str, tree: Any, *, down: bool) -> None:
+        """Record one message between the home and party i, unless both are in one house."""
+        if i not in self.house:
+            ends = (self.home, self.engine.name(i))
+            self.ledger.record(self.round, *(ends if down else ends[::-1]), kind, tree)
 
     def _same(self, receivers: Iterable[int], kind: str, tree: Mapping[str, Any]) -> None:
         """Record one message that goes to many."""

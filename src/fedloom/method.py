@@ -39,6 +39,11 @@ class MethodConfig(BaseModel):
         """Further ways to evaluate a party than as it is, such as after fine-tuning: see `Party.prepare`."""
         return ()
 
+    @property
+    def warnings(self) -> Mapping[str, str]:
+        """Notes of a party that a user should hear of while they are above 0, by name: what they mean."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Method:
@@ -57,6 +62,9 @@ class Method:
         presets: further named sets of config values, over `fixed`.
         public: whether it needs an unlabelled public set.
         one_network: whether all parties begin with one and the same network, as methods that average weights need.
+        columns: whether parties hold different columns of the same rows, and the home has the labels; party 0 is in
+            its house.
+        pooled: with `columns`: whether all rows of all parties count as aligned and labelled, as no federation has it.
     """
 
     name: str
@@ -71,6 +79,8 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     public: bool = False
     one_network: bool = False
+    columns: bool = False
+    pooled: bool = False
 
     def configure(self, preset: str = "recommended", params: Mapping[str, Any] | None = None) -> Any:
         """The config of a preset with `params` over it.

@@ -59,11 +59,15 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma and Ba, 2015), bias-corrected, as `torch.optim.Adam` computes it."""
+    """Adam (Kingma and Ba, 2015), bias-corrected, as `torch.optim.Adam` computes it.
+
+    With weight decay it is decoupled from the gradient (Loshchilov and Hutter, 2019), as in `torch.optim.AdamW`.
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    weight_decay: float = 0.0
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """The number of steps taken (), and running means of g and g² `(P,)`."""
@@ -82,6 +86,8 @@ class Adam:
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
         """w <- w - rate * mean / (√square / root + ε), with new running means."""
         (b1, b2), (rate, root) = self.betas, rates
+        if self.weight_decay:
+            w.mul_(1 - self.lr * self.weight_decay)
         mean = slots["mean"].lerp_(g, 1 - b1)
         square = slots["square"].mul_(b2).addcmul_(g, g, value=1 - b2)
         denominator = square.sqrt().div_(root).add_(self.eps)

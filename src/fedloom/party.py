@@ -244,9 +244,17 @@ class Party(Generic[ConfigT]):
         with self.scratch():
             self.prepare(way=way, handout=handout or {})
             logits = self.infer(rows.every)
-        labels = rows.labels[rows.index]
+        labels = rows.y(torch.arange(len(rows), device=self.site.device))
         loss = torch.nn.functional.cross_entropy(logits, labels)
         return {"predicted": logits.argmax(-1), "loss": loss}
+
+    def contribution(self, *, on: str) -> Tree:
+        """Of a party that holds columns: what its home needs to answer for the test rows named `on`."""
+        raise MethodError(f"{type(self).__name__} has nothing to contribute: define contribution()")
+
+    def decide(self, contributions: Mapping[int, Any]) -> Tensor:
+        """At the home of parties that hold columns: logits (n, K) from what each of them contributes."""
+        raise MethodError(f"{type(self).__name__} decides nothing: define decide()")
 
     # -- state -----------------------------------------------------------------------------------
 

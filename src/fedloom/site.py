@@ -9,8 +9,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +26,13 @@ class Rows:
 
     Attributes:
         pool: (M, ...) uint8 or float32 inputs as stored.
-        labels: (M,) int64.
+        labels: (M,) int64; None where these rows have none.
         index: (n,) int64, the rows that are ours.
         shift, scale: what a network sees is (pool - shift) / scale, float32; they broadcast over a row.
     """
 
     pool: Tensor
-    labels: Tensor
+    labels: Tensor | None
     index: Tensor
     shift: Tensor
     scale: Tensor
@@ -46,8 +46,19 @@ class Rows:
         return raw.sub(self.shift).div_(self.scale)  # pixels become floats on the way
 
     def y(self, which: Tensor) -> Tensor:
-        """Labels (B,) of rows `which` (B,)."""
+        """Labels (B,) of rows `which` (B,).
+
+        Raises:
+            MethodError: there are none.
+        """
+        if self.labels is None:
+            raise MethodError("these rows have no labels here: another party may hold them")
         return self.labels[self.index[which]]
+
+    def inputs(self, plan: Tensor) -> Tensor:
+        """Inputs (T, B, ...) of a plan (T, B) of numbers into ours, without labels."""
+        x = self.x(plan.to(self.index.device).flatten())
+        return x.view(*plan.shape, *x.shape[1:])
 
     def batches(self, plan: Tensor) -> Batches:
         """The batches of a plan (T, B) of numbers into ours."""
@@ -74,12 +85,20 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.x, self.y, strict=True)
 
+    @property
+    def nbytes(self) -> int:
+        """What the inputs take."""
+        return self.x.nbytes
+
+
+Kept = TypeVar("Kept", Batches, Tensor)
+
 
 def sample_plan(rng: np.random.Generator, rows: int, steps: int, size: int) -> Tensor:
     """`steps` independent batches (T, B): no row twice in a batch, unless `rows < size`."""
     few = rows < size
     draws = [rng.choice(rows, size, replace=few, shuffle=False) for _ in range(steps)]
-    return torch.from_numpy(np.stack(draws))
+    return torch.from_numpy(np.array(draws, dtype=np.int64).reshape(steps, size))
 
 
 def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> Tensor:
@@ -87,6 +106,12 @@ def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> T
     steps = -(-rows // size)
     passes = [np.resize(rng.permutation(rows), steps * size) for _ in range(epochs)]
     return torch.from_numpy(np.concatenate(passes).reshape(-1, size))
+
+
+@lru_cache(maxsize=8)
+def aligned_plan(seed: int, number: int, rows: int, size: int) -> Tensor:
+    """Pass `number` over the aligned rows as full batches (T, B): the same people, batch by batch, at every party."""
+    return epoch_plan(stream(seed, "aligned batches", number), rows, 1, size)
 
 
 class Recent:
@@ -98,22 +123,23 @@ class Recent:
 
     def __init__(self, most: int) -> None:
         self._most, self._bytes = most, 0
-        self._held: dict[Any, tuple[weakref.ref[Any], Batches]] = {}
+        self._held: dict[Any, tuple[weakref.ref[Any], Any]] = {}
 
-    def get(self, owner: object, key: Any, make: Callable[[], Batches]) -> Batches:
+    def get(self, owner: object, key: Any, make: Callable[[], Kept]) -> Kept:
         """What `make` gives for this key of this owner, made once. Nobody may change it in place."""
         key = (id(owner), key)
         of, found = self._held.pop(key, (None, None))
         if found is not None:
-            self._bytes -= found.x.nbytes
+            self._bytes -= found.nbytes
         if found is None or of is None or of() is not owner:  # another may have had that id before
             found = make()
         self._held[key] = (weakref.ref(owner), found)
-        self._bytes += found.x.nbytes
+        self._bytes += found.nbytes
         while self._bytes > self._most:
             _, oldest = self._held.pop(next(iter(self._held)))
-            self._bytes -= oldest.x.nbytes
-        return found
+            self._bytes -= oldest.nbytes
+        kept: Kept = found
+        return kept
 
 
 RECENT = Recent(8 << 20)
@@ -153,6 +179,8 @@ class Site:
         classes: K.
         neighbours: the ids that it may speak to, rising, whether they are there in a round or not.
         data: its own rows, if it has any.
+        aligned: of parties that hold different columns: so many of its first rows are people whom all hold, in one
+            order.
         public: the public set, if the method needs one.
         network: makes its network, the same at each call.
         tests: row sets for evaluation, by name. No method reads them.
@@ -165,6 +193,7 @@ class Site:
     classes: int = 0
     neighbours: Sequence[int] = ()
     data: Rows | None = None
+    aligned: int = 0
     public: PublicSet | None = None
     network: Callable[[], nn.Module] | None = None
     tests: Mapping[str, Rows] = field(default_factory=dict)
@@ -206,6 +235,25 @@ class Site:
         """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""
         batch = self.batches(t, steps=1, size=min(size, len(self.rows)))
         return batch.x[0], batch.y[0]
+
+    def aligned_batch(self, number: int, step: int, *, size: int) -> Tensor:
+        """Inputs (B, ...) of a step of pass `number` over the aligned rows: the same object if asked again soon."""
+
+        def gather() -> Tensor:
+            return self.rows.x(aligned_plan(self.seed, number, self.aligned, size)[step].to(self.device))
+
+        return RECENT.get(self, ("aligned", number, step, size), gather)
+
+    def unlabelled(self, t: int, *, steps: int, size: int, aligned: bool = True) -> Tensor:
+        """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows alone if not `aligned`.
+
+        Raises:
+            MethodError: there are none.
+        """
+        first = 0 if aligned else self.aligned
+        if first == len(self.rows):
+            raise MethodError(f"party {self.id} has no unaligned rows: give it some, or let it learn from all its rows")
+        return self.rows.inputs(sample_plan(self.stream("batches", t), len(self.rows) - first, steps, size) + first)
 
     def build(self) -> nn.Module:
         """The party's network, newly made.

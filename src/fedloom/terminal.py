@@ -89,6 +89,9 @@ def show_comparison(found: dict[str, Any], out: Console) -> None:
     The measure that counts comes first and has its spread. Names are never cut: they tell methods apart.
     """
     methods = found["methods"]
+    if methods[0].get("scores"):
+        _show_scores(found, out)
+        return
     several = len(methods[0]["seeds"]) > 1
     over = "seeds" if several else "clients"
     spread = f"std_over_{over}"
@@ -99,10 +102,7 @@ def show_comparison(found: dict[str, Any], out: Console) -> None:
         names = {**{f"own accuracy {way}": way for way in ways}, "own accuracy": "own", **names}
     first = found["measure"]
     order = sorted(names, key=lambda name: name != first)  # stable
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True)
-    for heading in (*(names[name] for name in order), "sent", "received", "s", "failed"):
-        table.add_column(heading, justify="right", overflow="fold")
+    table = _table("method", *(names[name] for name in order), "sent", "received", "s", "failed")
     for m in methods:
         values = {"accuracy": m["accuracy"], "own accuracy": m["own_accuracy"]}
         values |= {f"own accuracy {way}": m["ways"].get(way) for way in ways}
@@ -110,8 +110,7 @@ def show_comparison(found: dict[str, Any], out: Console) -> None:
             "" if values[n] is None else f"{values[n]['mean']:.1%}" + f" ±{100 * values[n][spread]:.1f}" * (n == first)
             for n in order
         ]
-        sent = [size(m["bytes"][way] + m["bytes"]["across"]) for way in ("up", "down")]
-        table.add_row(m["name"], *accuracies, *sent, f"{m['seconds']:.0f}", str(m["failures"]))
+        table.add_row(m["name"], *accuracies, *_costs(m))
     out.print(table)
     chance, own_chance = methods[0]["chance"], methods[0]["own_chance"]
     also = f" (on the own mix: {own_chance:.1%})" if ways and own_chance is not None else ""
@@ -128,6 +127,65 @@ def _show_difference(d: dict[str, Any], what: str, out: Console) -> None:
         f"{d['first']} - {d['other']}: {100 * d['mean']:+.1f} points{what}{over}; "
         f"better at {d['clients_better']} of {d['clients']} clients"
     )
+
+
+def _table(*headings: str) -> Table:
+    """A table of names and numbers."""
+    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(headings[0], no_wrap=True)
+    for heading in headings[1:]:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table
+
+
+def _costs(m: dict[str, Any]) -> list[str]:
+    """What a method sent and received, seconds, and failed calls."""
+    sent = [size(m["bytes"][way] + m["bytes"]["across"]) for way in ("up", "down")]
+    return [*sent, f"{m['seconds']:.0f}", str(m["failures"])]
+
+
+SHORT = {"balanced accuracy": "balanced", "auc": "AUC", "log loss": "log-loss"}
+"""Headings of scores."""
+
+
+def _show_scores(found: dict[str, Any], out: Console) -> None:
+    """The same where parties hold different columns: scores of the active party's answers, and paired differences."""
+    methods = found["methods"]
+    several = len(methods[0]["seeds"]) > 1
+    names = list(dict.fromkeys(name for m in methods for name in m["scores"]))
+    headings = [SHORT.get(name, name) for name in names]
+    failed = any(m["failures"] for m in methods)  # the table fits 80 columns without
+    table = _table("method", *headings, "up", "down", "s", *(["failed"] if failed else []))
+    for m in methods:
+        scores = [_score(name, m["scores"].get(name), several and name == names[0]) for name in names]
+        table.add_row(m["name"], *scores, *_costs(m)[: None if failed else -1])
+    out.print(table)
+    spread = "± s.d. over seeds; " if several else ""
+    out.print(f"{spread}always answering the most frequent class: {methods[0]['chance']:.1%}")
+    if "log loss" in names:
+        out.print("of log-loss less is better")
+    for m in methods:
+        for way, on in m["alone"].items():
+            own = "" if on["own"] is None else f", {on['own']['mean']:.1%} on its unaligned rows"
+            out.print(f"{m['name']}, each party {way}: {on['test']['mean']:.1%} on the test{own}")
+    pairs = {found["measure"]: found["differences"], **found["further"]}
+    if found["differences"]:
+        table = _table("difference", *(SHORT.get(name, name) for name in pairs))
+        for each in zip(*pairs.values(), strict=True):
+            names_of = f"{each[0]['first']} - {each[0]['other']}"
+            table.add_row(names_of, *(_score(name, d, several, "+") for name, d in zip(pairs, each, strict=True)))
+        out.print(table)
+
+
+def _score(name: str, found: dict[str, Any] | None, spread: bool, sign: str = "") -> str:
+    """A score, or a difference with its `sign`: accuracies in percent, others as they are."""
+    if found is None or found["mean"] is None:
+        return ""
+    mean, deviation = found["mean"], found["std_over_seeds"]
+    if name.endswith("accuracy"):
+        text = f"{round(100 * mean, 1) + 0.0:{sign}.1f}" + ("" if sign else "%")
+        return text + (f" ±{100 * deviation:.1f}" if spread and deviation is not None else "")
+    return f"{round(mean, 3) + 0.0:{sign}.3f}" + (f" ±{deviation:.3f}" if spread and deviation is not None else "")
 
 
 def size(count: float) -> str:

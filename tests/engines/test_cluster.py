@@ -360,13 +360,26 @@ def test_rows_are_cut_from_their_pools_and_keep_their_content() -> None:
     )
     other = rows(4, 6)
     cut = _freight.pack({0: one, 5: two, 6: other, 7: three})
-    assert [len(p.x) for p in cut] == [4, 4] and cut[0].y.dtype == np.int64
+    assert [len(p.x) for p in cut] == [4, 4] and cut[0].y is not None and cut[0].y.dtype == np.int64
     found = _freight.unpack(cut, "cpu")
     for number, before in {0: one, 5: two, 6: other, 7: three}.items():
         which = torch.arange(len(before))
         assert torch.equal(found[number].x(which), before.x(which))
         assert torch.equal(found[number].y(which), before.y(which))
     assert found[0].pool is found[5].pool is not found[6].pool
+
+
+def test_rows_without_labels_arrive_without_labels() -> None:
+    """Also where another party holds the same pool with labels, as the home of parties with columns does."""
+    pool = rows(20, 5)
+    hidden, known = (
+        Rows(pool.pool, labels, torch.tensor([7, 2, 11]), pool.shift, pool.scale) for labels in (None, pool.labels)
+    )
+    found = _freight.unpack(_freight.pack({0: hidden, 1: known}), "cpu")
+    assert found[0].labels is None and torch.equal(found[0].every, hidden.every)
+    assert torch.equal(found[1].y(torch.arange(3)), known.y(torch.arange(3)))
+    with pytest.raises(MethodError, match="no labels here"):
+        found[0].y(torch.arange(3))
 
 
 def test_parties_are_dealt_by_their_rows() -> None:

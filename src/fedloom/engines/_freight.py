@@ -55,7 +55,7 @@ class Pool:
     """
 
     x: NDArray[Any]
-    y: NDArray[Any]
+    y: NDArray[Any] | None
     shift: NDArray[Any]
     scale: NDArray[Any]
     sets: Mapping[int, NDArray[np.int64]]
@@ -147,7 +147,8 @@ def pack(rows: Mapping[int, Rows]) -> list[Pool]:
 def _cut(members: Mapping[int, Rows]) -> Pool:
     first = next(iter(members.values()))
     used = torch.unique(torch.cat([r.index for r in members.values()]))  # in rising order
-    x, y, shift, scale = (a.cpu().numpy() for a in (first.pool[used], first.labels[used], first.shift, first.scale))
+    x, shift, scale = (a.cpu().numpy() for a in (first.pool[used], first.shift, first.scale))
+    y = None if first.labels is None else first.labels[used].cpu().numpy()
     sets = {n: torch.searchsorted(used, r.index).cpu().numpy() for n, r in members.items()}
     return Pool(x, y, shift, scale, sets)
 
@@ -158,7 +159,8 @@ def unpack(pools: Iterable[Pool], device: str) -> dict[int, Rows]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # arrays that processes share can't be written to, and nobody does
         for pool in pools:
-            x, y, shift, scale = (torch.from_numpy(a).to(device) for a in (pool.x, pool.y, pool.shift, pool.scale))
+            x, shift, scale = (torch.from_numpy(a).to(device) for a in (pool.x, pool.shift, pool.scale))
+            y = None if pool.y is None else torch.from_numpy(pool.y).to(device)
             for number, index in pool.sets.items():
                 found[number] = Rows(x, y, torch.from_numpy(index).to(device), shift, scale)
     return found

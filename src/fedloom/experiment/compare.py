@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ from fedloom.experiment.run import Result, Status, execute
 
 GLOBAL, OWN = "accuracy", "own accuracy"
 """What `metrics.csv` calls the accuracy on the global test set, and on each client's own test rows."""
-SAME = ("dataset", "clients", "public_sha256")
+LOWER = ("log loss",)
+"""Measures of which less is better."""
+SAME = ("dataset", "clients", "public_sha256", "test_sha256")
 
 
 def folder_name(run: RunConfig) -> str:
@@ -36,9 +38,11 @@ def execute_all(
     With `resume`, finished runs are kept and an unfinished one goes on from its checkpoint.
 
     Raises:
-        ConfigError: two runs would share a folder.
+        ConfigError: two runs would share a folder; or some methods share rows, others columns.
     """
     runs = experiment.runs()
+    methods = [run.resolve()[0] for run in runs]
+    _of_one_kind({method.name: method.columns for method in methods})
     names = [folder_name(run) for run in runs]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
@@ -62,20 +66,23 @@ def execute_all(
 def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
     """What a comparison says: each method over its seeds, and each against the first, paired.
 
-    `differences` are of the main `measure`, `further` those of all other accuracies that every run has. The main one is
-    the accuracy on the global test set, or on own rows in the first way in which all runs were evaluated.
+    `differences` are of the main `measure`, `further` those of all other measures that every run has. The main one is
+    the accuracy on the global test set, or on own rows in the first way in which all runs were evaluated. Where parties
+    hold different columns, the further ones are the other scores; of `lower_is_better` less is better.
 
     Args:
         title: of the comparison.
         results: runs; those of one seed must have been made on the same data.
 
     Raises:
-        ConfigError: the runs of one seed differ in data, public set or clients: they can't be paired.
+        ConfigError: the runs of one seed differ in data, public set or clients: they can't be paired. Or some share
+            rows, others columns.
     """
     summaries = [r.summary for r in results]
+    _of_one_kind({s["name"]: bool(s.get("scores")) for s in summaries})
     for seed in {s["seed"] for s in summaries}:
         for key in SAME:
-            values = {str(s[key]) for s in summaries if s["seed"] == seed}
+            values = {str(s[key]) for s in summaries if s["seed"] == seed and s.get(key) is not None}
             if len(values) > 1:
                 raise ConfigError(f"runs of seed {seed} can't be compared: {key} is {' and '.join(sorted(values))}")
     names = list(dict.fromkeys(s["name"] for s in summaries))
@@ -92,6 +99,7 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
         "measure": main,
         "differences": differences(main),
         "further": {measure: differences(measure) for measure in others},
+        "lower_is_better": [measure for measure in LOWER if measure in others],
         "runs": [
             {"name": s["name"], "seed": s["seed"], "folder": r.folder.name if r.folder else None}
             for s, r in zip(summaries, results, strict=True)
@@ -99,25 +107,38 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def accuracies(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _of_one_kind(columns: Mapping[str, bool]) -> None:
+    """Refuse methods that share rows beside methods that share columns, by name whether each does the latter."""
+    first = {kind: next((name for name, own in columns.items() if own is kind), None) for kind in (True, False)}
+    if all(first.values()):
+        raise ConfigError(
+            f"{first[True]} can't be compared with {first[False]}: its parties hold different columns and give one "
+            "answer together, those of the other hold different rows and answer one by one; compare methods of one kind"
+        )
+
+
+def measured(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What a run measured, by its name in `metrics.csv`: "accuracy" on the global test set, "own accuracy" on each
-    client's own test rows, and "own accuracy tuned" on these in the way `tuned`."""
+    client's own test rows, and "own accuracy tuned" on these in the way `tuned`. Where parties hold different columns,
+    the scores of their one answer."""
+    if summary.get("scores"):
+        return {name: {"mean": v, "std": 0.0, "per_client": [v]} for name, v in summary["scores"].items()}
     ways = {f"{OWN} {way}": found for way, found in summary["ways"].items()}
     found = {**ways, GLOBAL: summary["accuracy"], OWN: summary["own_accuracy"]}
     return {measure: value for measure, value in found.items() if value is not None}
 
 
 def _shared(summaries: Sequence[dict[str, Any]]) -> list[str]:
-    """The accuracies that all runs have, the main one first: in the first way, if they have one in common."""
-    found = [measure for measure in accuracies(summaries[0]) if all(measure in accuracies(s) for s in summaries)]
-    if OWN not in found and any(OWN in accuracies(s) for s in summaries):  # their ways are on other rows
+    """The measures that all runs have, the main one first: in the first way, if they have one in common."""
+    found = [what for what in measured(summaries[0]) if all(what in measured(s) for s in summaries)]
+    if OWN not in found and any(OWN in measured(s) for s in summaries):  # their ways are on other rows
         return [GLOBAL]
     return found
 
 
 def _method(name: str, group: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One method over its seeds."""
-    found = {measure: _over_seeds([accuracies(s)[measure] for s in group]) for measure in _shared(group)}
+    found = {measure: _over_seeds([measured(s)[measure] for s in group]) for measure in _shared(group)}
     own_chances = [s["own_chance"] for s in group]
     return {
         "name": name,
@@ -126,6 +147,8 @@ def _method(name: str, group: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "seeds": [s["seed"] for s in group],
         "accuracy": found[GLOBAL],
         "own_accuracy": found.get(OWN),
+        "scores": found if group[0].get("scores") else {},
+        "alone": _alone(group),
         "ways": {way: found[f"{OWN} {way}"] for way in group[0]["ways"] if f"{OWN} {way}" in found},
         "chance": float(np.mean([s["chance"] for s in group])),
         "own_chance": None if None in own_chances else float(np.mean(own_chances)),
@@ -135,8 +158,18 @@ def _method(name: str, group: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _alone(group: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The accuracy of parties that answer alone, in each way: on the test, and on their unaligned rows if known."""
+    found: dict[str, dict[str, Any]] = {}
+    for way in group[0].get("alone", {}):
+        for on in ("test", "own"):
+            each = [s["alone"][way][on] for s in group]
+            found.setdefault(way, {})[on] = None if None in each else _over_seeds(each)
+    return found
+
+
 def _over_seeds(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """An accuracy of one method in each seed: the mean over seeds, the spread over seeds, and that over clients."""
+    """A measure of one method in each seed: the mean over seeds, the spread over seeds, and that over clients."""
     means = [one["mean"] for one in found]
     return {
         "mean": float(np.mean(means)),
@@ -146,9 +179,10 @@ def _over_seeds(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _difference(first: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], measure: str) -> dict[str, Any]:
-    """First minus other, on the seeds that both have: per seed, and per client within the seeds."""
-    by_seed = {s["seed"]: accuracies(s)[measure] for s in other}
-    pairs = [(accuracies(s)[measure], by_seed[s["seed"]]) for s in first if s["seed"] in by_seed]
+    """First minus other, on the seeds that both have: per seed, and per client within the seeds. A client is better
+    where it has more, or less if that is better."""
+    by_seed = {s["seed"]: measured(s)[measure] for s in other}
+    pairs = [(measured(s)[measure], by_seed[s["seed"]]) for s in first if s["seed"] in by_seed]
     per_seed = [a["mean"] - b["mean"] for a, b in pairs]
     per_client = [x - y for a, b in pairs for x, y in zip(a["per_client"], b["per_client"], strict=True)]
     return {
@@ -157,7 +191,7 @@ def _difference(first: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]
         "mean": float(np.mean(per_seed)) if per_seed else None,
         "std_over_seeds": _deviation(per_seed),
         "std_over_clients": float(np.std(per_client)) if per_client else None,
-        "clients_better": int(np.sum(np.array(per_client) > 0)),
+        "clients_better": int(np.sum(np.array(per_client) * (-1 if measure in LOWER else 1) > 0)),
         "clients": len(per_client),
         "per_seed": per_seed,
     }

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedloom import graphs, methods
 from fedloom.errors import ConfigError
+from fedloom.experiment.columns import ColumnsConfig
 from fedloom.faults import Faults
 from fedloom.graphs import Graph
 from fedloom.method import Method, problems
@@ -28,7 +29,7 @@ class DataConfig(_Section):
     root: str | None = None
     """A folder with data sets in the hub's layout; otherwise the variable FEDLOOM_DATA, then the hub."""
     clients: int = Field(10, ge=1, le=100_000)
-    """How many clients share the training rows."""
+    """How many clients share the training rows; or parties the columns, 4 where nothing is said."""
     partition: str = "dirichlet"
     """A name of `fedloom list partitions`, or `package.module:name`: see `fedloom.data.flower.partition_at`."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -201,6 +202,8 @@ class EvaluateConfig(_Section):
 
     points: int | None = Field(None, ge=1)
     """Evenly spaced evaluations in a run, the last at its end; None for every round, but at most 100."""
+    attacks: int | None = Field(None, ge=1)
+    """Measure what each party with columns could infer about labels if it knew so many of each class; None: don't."""
 
 
 class RunConfig(_Section):
@@ -222,6 +225,7 @@ class RunConfig(_Section):
     """Local steps of a client in all (passes over its rows, where a method counts those): the measure that is fair
     between methods of different tau."""
     data: DataConfig = DataConfig()
+    columns: ColumnsConfig = ColumnsConfig()
     models: ModelsConfig = ModelsConfig()
     topology: TopologyConfig = TopologyConfig()
     churn: ChurnConfig = ChurnConfig()
@@ -240,13 +244,18 @@ class RunConfig(_Section):
 
         Raises:
             ConfigError: the method, its preset or a parameter is not known or not valid; or the method averages
-                weights, and the pool has several networks.
+                weights, and the pool has several networks; or there is no party without labels to attack.
         """
         method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
         cfg = method.configure(self.preset, self.params)
         pool = set(self.models.pool or ())
         if method.one_network and len(pool) > 1:
             raise ConfigError(f"models.pool: {method.name} averages weights, so all need one network; name one")
+        if self.evaluate.attacks is not None and not method.columns:
+            raise ConfigError(
+                f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it away, or "
+                "take a method whose parties hold columns"
+            )
         if self.rounds is not None:
             return method, cfg, self.rounds
         iterations = self.iterations or DEFAULT_ITERATIONS

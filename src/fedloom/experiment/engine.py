@@ -29,7 +29,7 @@ def start(world: World) -> Engine:
 
         return RayEngine(
             world.clients,
-            ids=range(run.data.clients),
+            ids=range(len(world.clients)),
             workers=asked.workers,
             address=asked.address,
             gpus=asked.gpus_per_worker,

@@ -1,4 +1,4 @@
-"""Looking at a federation from outside: accuracy per client, agreement, and a hash of all states.
+"""Looking at a federation from outside: what it answers on test rows, and a hash of all states.
 
 Nothing here is part of a protocol: no message is counted, and no method reads a test row.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,122 @@ from torch import Tensor
 from fedloom import message
 from fedloom.engines.base import Engine, Failure
 from fedloom.errors import MethodError
+from fedloom.experiment.attacked import leaks
+from fedloom.experiment.world import World
 from fedloom.message import Tree
+
+GLOBAL, OWN = "accuracy", "own accuracy"
+"""What the accuracy on the global test set, and on each client's own test rows, is called in `metrics.csv`."""
+
+
+def main_measure(world: World) -> str:
+    """The accuracy that counts: on own rows in the method's first way, or on the global test set."""
+    ways = world.cfg.ways
+    return f"{OWN} {ways[0]}" if ways and not world.method.columns else GLOBAL
+
+
+def measures(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
+    """All that an evaluation finds: (measure, value, party), the party "" where it is of the whole federation."""
+    return _jointly(world, engine) if world.method.columns else _each(world, engine)
+
+
+def _each(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
+    """Every client by itself, on the global test set, on its own rows, and there in each of the method's ways."""
+    labels, classes = world.held.labels, world.held.classes
+    looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
+    looks += [(list(labels)[-1], way, f"{OWN} {way}") for way in world.cfg.ways]
+    handout = world.server.handout() if world.server is not None else {}
+    for on, way, what in looks:
+        seen = look(engine, engine.ids, labels[on], len(classes), on, way, handout)
+        yield from ((what, accuracy, engine.name(i)) for i, accuracy in zip(engine.ids, seen.accuracy, strict=True))
+        yield f"{what} mean", float(seen.accuracy.mean()), ""
+        yield f"{what} std", float(seen.accuracy.std()), ""
+        if what == GLOBAL:
+            yield "loss mean", float(seen.loss.mean()), ""
+            if np.isfinite(seen.agreement):
+                yield "agreement", seen.agreement, ""
+            yield from recalls(classes, seen.recall)
+
+
+def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, float, str]]:
+    """The accuracy (K,) on the rows of each class; classes without rows are left out."""
+    for label, value in zip(classes, recall, strict=True):
+        if np.isfinite(value):
+            yield f"recall {label}", float(value), ""
+
+
+def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
+    """The home's answers from what all parties contribute, and each party's own in the method's ways."""
+    labels, classes, home = world.held.labels, world.held.classes, world.server
+    assert home is not None
+    parts = _ask(engine, "contribution", {"on": "test"})
+    found = judge(torch.softmax(home.decide(parts), -1).cpu().numpy(), labels["test"][0])
+    yield "accuracy mean", found.accuracy, ""
+    yield "accuracy std", 0.0, ""
+    yield "loss mean", found.log_loss, ""
+    yield "balanced accuracy", found.balanced, ""
+    if np.isfinite(found.auc):
+        yield "auc", found.auc, ""
+    yield from recalls(classes, found.recall)
+    for way in world.cfg.ways:
+        for on, what in {"test": GLOBAL, "own": OWN}.items():
+            if on not in labels:
+                continue
+            replies = _ask(engine, "answers", {"on": on, "way": way, "handout": home.handout()})
+            each = [
+                float((reply["predicted"].cpu().numpy() == y).mean())
+                for reply, y in zip(replies.values(), labels[on], strict=True)
+            ]
+            yield from ((f"{what} {way}", value, engine.name(i)) for i, value in zip(replies, each, strict=True))
+            yield f"{what} {way} mean", float(np.mean(each)), ""
+    if world.run.evaluate.attacks is not None:
+        yield from leaks(world, _ask(engine, "contribution", {"on": "aligned"}), engine.name)
+
+
+def _ask(engine: Engine, method: str, arguments: dict[str, Any], ids: Sequence[int] | None = None) -> dict[int, Any]:
+    """The replies of those parties, or of all; an error if there is none: an evaluation has no faults."""
+    ids = engine.ids if ids is None else ids
+    found = dict(zip(ids, engine.call(ids, method, arguments, None, None), strict=True))
+    for reply in found.values():
+        if isinstance(reply, Failure):
+            raise MethodError(f"a party could not be evaluated:\n{reply.trace or reply.reason}")
+    return found
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What predictions are worth.
+
+    Attributes:
+        accuracy: top-1.
+        balanced: mean over the classes that occur of the accuracy on their rows.
+        auc: area under the ROC curve; for K > 2 the mean over classes, each against all others; nan if one is missing.
+        log_loss: mean cross-entropy in nats.
+        recall: (K,) accuracy on the rows of each class; nan for a class without rows.
+    """
+
+    accuracy: float
+    balanced: float
+    auc: float
+    log_loss: float
+    recall: np.ndarray
+
+
+def judge(probabilities: np.ndarray, labels: np.ndarray) -> Judgement:
+    """Judge predicted probabilities (n, K) by the true classes (n,)."""
+    from sklearn.metrics import roc_auc_score  # it takes a second to import
+
+    classes = probabilities.shape[1]
+    right = probabilities.argmax(1) == labels
+    counts = np.bincount(labels, minlength=classes)
+    hits = np.bincount(labels, weights=right, minlength=classes)
+    recall = np.divide(hits, counts, out=np.full(classes, np.nan), where=counts > 0)
+    auc = float("nan")
+    if (counts > 0).all():
+        against = [roc_auc_score(labels == k, probabilities[:, k]) for k in range(1 if classes == 2 else 0, classes)]
+        auc = float(np.mean(against))
+    sure = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), 1e-12, None)
+    return Judgement(float(right.mean()), float(np.nanmean(recall)), auc, float(-np.log(sure).mean()), recall)
 
 
 @dataclass(frozen=True)
@@ -57,14 +173,9 @@ def look(
         way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
         handout: what the home hands out to everybody.
     """
-    replies = engine.call(clients, "answers", {"on": on, "way": way, "handout": dict(handout or {})}, None, None)
-    predicted, losses = [], []
-    for reply in replies:
-        if isinstance(reply, Failure):
-            raise MethodError(f"a client could not be evaluated:\n{reply.trace or reply.reason}")
-        assert isinstance(reply, dict) and isinstance(reply["predicted"], Tensor)
-        predicted.append(reply["predicted"].cpu().numpy())
-        losses.append(float(reply["loss"]))
+    replies = _ask(engine, "answers", {"on": on, "way": way, "handout": dict(handout or {})}, clients)
+    predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
+    losses = [float(reply["loss"]) for reply in replies.values()]
     right = [p == y for p, y in zip(predicted, labels, strict=True)]
     shared = all(y is labels[0] for y in labels)
     everything, truth = np.concatenate(right), np.concatenate(labels)

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from fedloom import methods
 from fedloom.errors import ConfigError, FedloomError, did_you_mean
+from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.config import EngineConfig, Experiment, RunConfig
 from fedloom.method import problems
 
@@ -49,6 +50,10 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     return check({**top, "run": values})
 
 
+PARTIES = 4
+"""How many parties share the columns of a table where nothing is said."""
+
+
 def check(values: Mapping[str, Any]) -> Experiment:
     """A valid experiment, or one ConfigError with all problems: keys, values, names and parameters."""
     found: list[str] = []
@@ -62,6 +67,7 @@ def check(values: Mapping[str, Any]) -> Experiment:
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
                 raise ConfigError("\n".join(found)) from None
+    experiment = _few_parties(experiment)
     try:
         runs = experiment.runs()
     except ConfigError as error:
@@ -72,6 +78,18 @@ def check(values: Mapping[str, Any]) -> Experiment:
     if found:
         raise ConfigError("\n".join(found))
     return experiment
+
+
+def _few_parties(experiment: Experiment) -> Experiment:
+    """The experiment, with few parties where its method shares columns and nothing says how many there are."""
+    run, compared = experiment.run, experiment.compare
+    first = compared.methods[0] if compared else run.method
+    name = first if isinstance(first, str) else first.get("method", run.method)
+    known = methods.registry().get(str(name))
+    if known is None or not known.columns or "clients" in run.data.model_fields_set:
+        return experiment
+    data = run.data.model_copy(update={"clients": len(run.columns.files) or PARTIES})
+    return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
 
 
 def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
@@ -98,7 +116,9 @@ def _names(run: RunConfig) -> list[str]:
 
     found, rounds = [], 0
     try:
-        _, _, rounds = run.resolve()
+        method, _, rounds = run.resolve()
+        if not method.columns and run.columns != ColumnsConfig():
+            found.append(f"columns: {method.name} shares rows, not columns: leave the section away")
     except FedloomError as error:
         found.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [

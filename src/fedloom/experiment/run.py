@@ -47,7 +47,7 @@ def execute(
         started = perf_counter()
         world = build(run)
         with start(world) as engine:
-            _steadily(lambda: agree(engine, world.public_digest))
+            _steadily(lambda: agree(engine, world.held.public_digest))
             session = Session(world, engine, folder)
             _steadily(lambda: session.begin(resume))
             session.record.spend("setup", perf_counter() - started)

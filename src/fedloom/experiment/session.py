@@ -21,12 +21,13 @@ from fedloom.errors import CheckpointError, EngineError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
-from fedloom.experiment.evaluate import look
+from fedloom.experiment.evaluate import main_measure, measures
 from fedloom.experiment.record import Record, environment, write_json
 from fedloom.experiment.summary import partition, summarise, traffic
 from fedloom.experiment.world import World
 from fedloom.federation import Federation
 from fedloom.message import Tree
+from fedloom.party import Party
 
 MILESTONES = 20
 """How often a run is saved; a kill costs at most a twentieth of it."""
@@ -98,19 +99,18 @@ class Session:
         self.world = world
         self.engine = engine
         self.folder = folder
-        self.home = type(world.server).__name__.lower() if world.server else "coordinator"
+        self.home = "active" if world.method.columns else _role(world.server)
         graph = None if world.graph is None else dict(enumerate(world.graph))
-        self.fed = Federation(engine, seed=world.run.seed, home=self.home, graph=graph, form=world.form)
+        self.fed = Federation(
+            engine, seed=world.run.seed, home=self.home, graph=graph, form=world.form, house=world.house
+        )
         self.record = Record()
         self.done = 0
-        dataset, split = world.dataset, world.split
-        test = dataset.y[split.test]
-        self.labels = {"test": [test] * len(engine.ids), "own": [dataset.y[rows] for rows in split.own_test]}
-        self.tests = [on for on, labels in self.labels.items() if all(len(y) for y in labels)]
-        self.main = f"own accuracy {world.cfg.ways[0]}" if world.cfg.ways else "accuracy"
+        self.main = main_measure(world)
         self.accuracy = float("nan")
         self.where = account(engine, world.run.engine)
         self._mark: tuple[Any, ...] = ()
+        self._warned: set[tuple[str, int]] = set()
 
     def begin(self, resume: bool) -> None:
         """Begin, or go on from where the folder's run was."""
@@ -234,35 +234,28 @@ class Session:
             for name, value in notes.items():
                 if not isinstance(value, list):
                     gathered.setdefault(name, []).append(value)
+                    self._warn(name, value, party)
                 elif name == "mixing" and look_at:
                     self.record.mix(round, self.engine.name(party), value)
         for name, values in gathered.items():
             self.record.measure(round, iteration, stage, name, float(np.mean(values)))
 
+    def _warn(self, note: str, value: float, party: int) -> None:
+        """Tell the user, once for each party, of a note that means something is wrong."""
+        text = self.world.cfg.warnings.get(note)
+        if text and value > 0 and (note, party) not in self._warned:
+            self._warned.add((note, party))
+            name = self.engine.name(party)
+            logging.getLogger("fedloom").warning("round %d, %s %s: %s", self.done + 1, name, note, text)
+
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
-        add = self.record.measure
-        looks = [(on, "", "accuracy" if on == "test" else f"{on} accuracy") for on in self.tests]
-        looks += [(self.tests[-1], way, f"own accuracy {way}") for way in self.world.cfg.ways]
-        handout = self.world.server.handout() if self.world.server is not None else {}
-        classes = self.world.dataset.classes
-        for on, way, what in looks:
-            seen = look(self.engine, self.engine.ids, self.labels[on], len(classes), on, way, handout)
-            for party, accuracy in zip(self.engine.ids, seen.accuracy, strict=True):
-                add(round, iteration, stage, what, accuracy, self.engine.name(party))
-            add(round, iteration, stage, f"{what} mean", seen.accuracy.mean())
-            add(round, iteration, stage, f"{what} std", seen.accuracy.std())
-            if what == self.main:
-                self.accuracy = float(seen.accuracy.mean())
-            if what == "accuracy":
-                add(round, iteration, stage, "loss mean", seen.loss.mean())
-                if np.isfinite(seen.agreement):
-                    add(round, iteration, stage, "agreement", seen.agreement)
-                for label, recall in zip(classes, seen.recall, strict=True):
-                    if np.isfinite(recall):
-                        add(round, iteration, stage, f"recall {label}", recall)
+        for what, value, party in measures(self.world, self.engine):
+            self.record.measure(round, iteration, stage, what, value, party)
+            if what == f"{self.main} mean":
+                self.accuracy = value
         for way, count in traffic(self.fed).items():
-            add(round, iteration, stage, f"bytes {way}", count)
+            self.record.measure(round, iteration, stage, f"bytes {way}", count)
         self.record.spend("evaluate", perf_counter() - clock)
 
     def _states(self) -> dict[str, dict[str, Tree]]:
@@ -290,6 +283,11 @@ class Session:
         self.record.spend("save", perf_counter() - clock)
 
 
+def _role(server: Party[Any] | None) -> str:
+    """In whose place the round runs."""
+    return type(server).__name__.lower() if server else "coordinator"
+
+
 def _evenly(points: int, rounds: int) -> set[int]:
     """At most `points` evenly spaced numbers of rounds; the last is always one."""
     points = min(points, rounds)
@@ -302,4 +300,4 @@ def fingerprint(world: World) -> str:
     values = run.model_dump_json(exclude={"engine", "name", "preset", "params"}) + world.cfg.model_dump_json()
     page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
     source = page.read_bytes() if run.method_is_file else b""
-    return hashlib.sha256(f"{__version__}\n{values}\n{world.data_digest}\n{world.graph}".encode() + source).hexdigest()
+    return hashlib.sha256(f"{__version__}\n{values}\n{world.held.digest}\n{world.graph}".encode() + source).hexdigest()

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedloom._version import __version__
-from fedloom.data.stats import describe
 from fedloom.engines import Account
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.record import Record
 from fedloom.experiment.world import World
 from fedloom.federation import Federation
+from fedloom.ledger import Entry
 from fedloom.message import Tree
+
+SCORES = {"accuracy": "accuracy mean", "balanced accuracy": "balanced accuracy", "auc": "auc", "log loss": "loss mean"}
+"""What one answer of all parties together is judged by, and what `metrics.csv` calls it."""
+ATTACK = "attack "
+"""How the names of the measures of attacks begin."""
 
 
 def traffic(fed: Federation) -> dict[str, int]:
@@ -27,28 +33,30 @@ def traffic(fed: Federation) -> dict[str, int]:
     return {"up": up, "down": down, "across": sum(size for _, (_, size) in pairs) - up - down}
 
 
+def by_kind(ledger: Iterable[Entry], rounds: int) -> list[dict[str, Any]]:
+    """Messages and bytes of tensor data of each kind and direction: in all, and in each of so many rounds."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for entry in ledger:
+        key = {"sender": entry.sender, "receiver": entry.receiver, "kind": entry.kind}
+        new = {**key, "messages": 0, "bytes": 0, "by_round": [0] * rounds}
+        line = found.setdefault((entry.sender, entry.receiver, entry.kind), new)
+        line["messages"] += entry.count
+        line["bytes"] += entry.bytes
+        line["by_round"][entry.round] += entry.bytes
+    return list(found.values())
+
+
 def partition(world: World) -> dict[str, Any]:
-    """Who holds how many rows of which class, and which network."""
-    stats = describe(world.dataset.y, world.split.shards, world.dataset.classes)
+    """Who holds what, and which network."""
+    held = world.held
     return {
-        "classes": list(world.dataset.classes),
-        "counts": stats.counts.tolist(),
+        "classes": list(held.classes),
         "architectures": list(world.architectures),
         "chance": world.chance,
-        "own_chance": own_chance(world),
-        "test": len(world.split.test),
-        "public": len(world.split.public),
-        "public_sha256": world.public_digest,
+        "own_chance": held.own_chance,
+        "test": len(held.labels["test"][0]),
+        **held.describe(),
     }
-
-
-def own_chance(world: World) -> float | None:
-    """The accuracy of a client that always answers the most frequent class of its own test rows, mean over clients;
-    None where a client has none."""
-    labels = [world.dataset.y[rows] for rows in world.split.own_test]
-    if not all(len(y) for y in labels):
-        return None
-    return float(np.mean([np.bincount(y).max() / len(y) for y in labels]))
 
 
 def summarise(
@@ -68,27 +76,72 @@ def summarise(
         "seed": run.seed,
         "rounds": rounds,
         "iterations": rounds * cfg.iterations_per_round,
-        "dataset": world.dataset.name,
+        "dataset": world.held.name,
         "clients": len(names),
         "engine": {"asked": run.engine.name, **asdict(where), "remarks": list(where.remarks)},
-        "accuracy": _over_clients(final, "accuracy", names),
-        "own_accuracy": _over_clients(final, "own accuracy", names),
-        "ways": {way: _over_clients(final, f"own accuracy {way}", names) for way in cfg.ways},
+        **(jointly(final, names, cfg.ways) if world.method.columns else _each(final, names, cfg.ways)),
         "agreement": final.get(("agreement", "")),
         "chance": world.chance,
-        "own_chance": own_chance(world),
+        "own_chance": world.held.own_chance,
         "bytes": traffic(fed),
+        "bytes_by_kind": by_kind(fed.ledger, rounds),
         "messages": sum(count for count, _ in fed.ledger.pairs.values()),
         "seconds": {"total": sum(record.seconds.values()), **record.seconds},
         "failures": len(fed.failures),
         "failure_reasons": dict(Counter(trouble.reason for trouble in fed.failures)),
-        "public_sha256": world.public_digest,
+        "public_sha256": world.held.public_digest,
+        "test_sha256": hashlib.sha256(world.held.labels["test"][0].tobytes()).hexdigest(),
         "state_sha256": state_sha256(states.items()),
         "fedloom": __version__,
     }
 
 
-def _over_clients(final: Mapping[tuple[str, str], float], what: str, names: list[str]) -> dict[str, Any] | None:
+Final: TypeAlias = Mapping[tuple[str, str], float]
+"""The last value of each (measure, party), the party "" where it is of the whole federation."""
+
+
+def _each(final: Final, names: Sequence[str], ways: Sequence[str]) -> dict[str, Any]:
+    """Where every client answers by itself."""
+    return {
+        "accuracy": _over_clients(final, "accuracy", names),
+        "own_accuracy": _over_clients(final, "own accuracy", names),
+        "ways": {way: _over_clients(final, f"own accuracy {way}", names) for way in ways},
+    }
+
+
+def jointly(final: Final, names: Sequence[str], ways: Sequence[str]) -> dict[str, Any]:
+    """Where parties hold different columns: one answer, the active party's; and each party's own in further ways.
+
+    `alone` has them on the test people (`test`) and on a party's unaligned rows (`own`; None where nobody knows their
+    classes). What parties could find out about labels is in `attacks`.
+    """
+    accuracy = final["accuracy mean", ""]
+    return {
+        "accuracy": {"mean": accuracy, "std": 0.0, "per_client": [accuracy]},
+        "own_accuracy": None,
+        "ways": {},
+        "scores": {name: final[measure, ""] for name, measure in SCORES.items() if (measure, "") in final},
+        "alone": {
+            way: {
+                "test": _over_clients(final, f"accuracy {way}", names),
+                "own": _over_clients(final, f"own accuracy {way}", names),
+            }
+            for way in ways
+        },
+        "attacks": _attacks(final),
+    }
+
+
+def _attacks(final: Final) -> dict[str, Any]:
+    """The share of labels that each attack finds out: the mean, and by party."""
+    found: dict[str, dict[str, float]] = {}
+    for (measure, party), value in final.items():
+        if measure.startswith(ATTACK) and party:
+            found.setdefault(measure.removeprefix(ATTACK), {})[party] = value
+    return {name: {"mean": float(np.mean([*each.values()])), "per_party": each} for name, each in found.items()}
+
+
+def _over_clients(final: Final, what: str, names: Sequence[str]) -> dict[str, Any] | None:
     if (what, names[0]) not in final:
         return None
     each = [final[what, name] for name in names]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,20 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import graphs, models
+from fedloom.data.columns import Parties, View
 from fedloom.data.dataset import Dataset
 from fedloom.data.flower import partition_at
 from fedloom.data.sources import load
 from fedloom.data.split import Split, public_hash, split
 from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig
+from fedloom.experiment.holdings import ByColumns, ByRows, Holdings
 from fedloom.graphs import Graph
 from fedloom.method import Method
 from fedloom.party import Party
 from fedloom.rng import stream
 from fedloom.site import PublicSet, Rows, Site
-
-TESTS = ("test", "own")
-"""The global test set, and the client's own with its own class mix."""
 
 
 @dataclass(frozen=True)
@@ -36,45 +34,31 @@ class World:
 
     Attributes:
         rounds: how many.
+        held: who holds what.
         architectures: each client's network by name.
         graph: the neighbours of each client; None where everybody is everybody's.
         server: the party in whose place the rounds run, or None.
         clients: for each client a function that makes it, always the same.
+        form: names and shapes of the parameters of the network that all have; empty where each has its own.
+        house: those of the clients that live with the server.
     """
 
     run: RunConfig
     method: Method
     cfg: Any
     rounds: int
-    dataset: Dataset
-    split: Split
-    public_digest: str
+    held: Holdings
     architectures: tuple[str, ...]
     graph: Graph | None
     server: Party[Any] | None
     clients: list[Callable[[], Party[Any]]]
-
-    @cached_property
-    def data_digest(self) -> str:
-        """Tells one content of the data from another: all labels, the public rows, and up to 1,000 others."""
-        x, y = self.dataset.x, self.dataset.y
-        some = np.ascontiguousarray(x[:: max(1, len(x) // 1000)])
-        content = (f"{x.dtype.str}{x.shape}{self.public_digest}".encode(), y.tobytes(), some.tobytes())
-        return hashlib.sha256(b"".join(content)).hexdigest()
-
-    @cached_property
-    def form(self) -> dict[str, Tensor]:
-        """Names and shapes of the parameters of the network that all have; empty where each has its own."""
-        if not self.method.one_network:
-            return {}
-        name, shape = self.architectures[0], self.dataset.input_shape
-        network = models.build(name, shape, len(self.dataset.classes), norm=self.run.models.norm, seed=0)
-        return {name: p.detach().to("meta") for name, p in network.named_parameters()}
+    form: Mapping[str, Tensor] = field(default_factory=dict)
+    house: tuple[int, ...] = ()
 
     @property
     def chance(self) -> float:
         """The accuracy of always answering the most frequent class of the test set."""
-        counts = np.bincount(self.dataset.y[self.split.test], minlength=len(self.dataset.classes))
+        counts = np.bincount(self.held.labels["test"][0], minlength=len(self.held.classes))
         return float(counts.max() / counts.sum())
 
 
@@ -85,6 +69,8 @@ def build(run: RunConfig) -> World:
         ConfigError, DataError, ModelError: what can't be built, before any work.
     """
     method, cfg, rounds = run.resolve()
+    if method.columns:
+        return _by_columns(run, method, cfg, rounds)
     run.churn.check(run.data.clients, rounds)
     graph = run.topology.graph(run.data.clients, run.seed)
     dataset, shares = data_of(run)
@@ -93,18 +79,80 @@ def build(run: RunConfig) -> World:
     digest = public_hash(dataset, shares)
     architectures = _architectures(run, method, dataset.kind)
     home, sites = _sites(run, dataset, shares, digest, _networks(run, method, dataset, architectures), graph)
+    form = {k: p.detach().to("meta") for k, p in sites[0].build().named_parameters()} if method.one_network else {}
     return World(
         run=run,
         method=method,
         cfg=cfg,
         rounds=rounds,
-        dataset=dataset,
-        split=shares,
-        public_digest=digest,
+        held=ByRows(dataset, shares, digest),
         architectures=architectures,
         graph=graph,
         server=method.server(cfg, home) if method.server else None,
         clients=[partial(method.client, cfg, site) for site in sites],
+        form=form,
+    )
+
+
+def _by_columns(run: RunConfig, method: Method, cfg: Any, rounds: int) -> World:
+    """The world of parties that hold different columns. Only the home's rows have labels."""
+    parties = parties_of(run, pooled=method.pooled)
+    shapes = [view.x.shape[1:] for view in parties.views]
+    pool = run.models.pool or EXTRACTORS[parties.kind]
+    draws = stream(run.seed, "architectures").integers(len(pool), size=len(shapes))
+    architectures = tuple(pool[i] for i in draws)
+
+    def rows(view: View, which: np.ndarray, labels: np.ndarray | None = None) -> Rows:
+        level = (-1, *[1] * (view.x.ndim - 2))
+        arrays = (view.x, which, view.shift.reshape(level), view.scale.reshape(level))
+        pool, index, shift, scale = (torch.from_numpy(a).to(run.engine.device) for a in arrays)
+        return Rows(pool, None if labels is None else torch.from_numpy(labels).to(pool.device), index, shift, scale)
+
+    first, aligned = parties.views[0], len(parties.labels)
+    labels = np.full(len(first.x), -1)  # an unaligned row has none
+    labels[first.aligned] = parties.labels
+    home = Site(
+        id=0,
+        seed=run.seed,
+        parties=len(shapes),
+        classes=len(parties.classes),
+        data=rows(first, first.aligned, labels),
+        aligned=aligned,
+        device=run.engine.device,
+    )
+    sites = [
+        replace(
+            home,
+            id=m,
+            data=rows(view, np.concatenate([view.aligned, view.unaligned])),
+            network=partial(
+                models.build,
+                architectures[m],
+                shapes[m],
+                cfg.learnt,
+                norm=run.models.norm,
+                seed=int(stream(run.seed, "initial weights", m).integers(2**31)),
+            ),
+            tests={
+                "test": rows(view, view.test),
+                "aligned": rows(view, view.aligned),
+                **({"own": rows(view, view.unaligned)} if len(view.unaligned) else {}),
+            },
+        )
+        for m, view in enumerate(parties.views)
+    ]
+    assert method.server is not None  # the labels are somewhere
+    return World(
+        run=run,
+        method=method,
+        cfg=cfg,
+        rounds=rounds,
+        held=ByColumns(parties),
+        architectures=architectures,
+        graph=None,
+        server=method.server(cfg, home),
+        clients=[partial(method.client, cfg, site) for site in sites],
+        house=(0,),
     )
 
 
@@ -175,6 +223,9 @@ SMALL = {
 COMMON = {"image": ("cnn-small",), "table": ("mlp",)}
 """What all have where a method averages weights."""
 
+EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
+"""What embeds a party's columns, as Proto-EVFL has it."""
+
 
 def _architectures(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
     """Each client's draw from the pool, as section VI-A of FedAL has it."""
@@ -206,3 +257,24 @@ def data_of(run: RunConfig) -> tuple[Dataset, Split]:
     # Columns are scaled by what everybody holds; without a public set, by all training rows.
     known = shares.public if len(shares.public) else np.concatenate(shares.shards)
     return dataset.standardised(known), shares
+
+
+def parties_of(run: RunConfig, *, pooled: bool = False) -> Parties:
+    """What each party of a vertical federation holds.
+
+    Args:
+        pooled: whether every row of every party counts as aligned and labelled.
+
+    Raises:
+        DataError, ConfigError: it can't be had or shared out as asked.
+    """
+    data = run.data
+    return run.columns.parties(
+        data.name,
+        parties=data.clients,
+        seed=run.seed,
+        root=data.root,
+        test_fraction=data.test_fraction,
+        test_rows=data.test_rows,
+        pooled=pooled,
+    )

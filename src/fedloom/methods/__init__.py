@@ -25,6 +25,11 @@ PAGES = (
     "fedloom.methods.peer.ditto",
     "fedloom.methods.peer.fedfomo",
     "fedloom.methods.peer.dispfl",
+    "fedloom.methods.vertical.proto_evfl",
+    "fedloom.methods.vertical.proto_student",
+    "fedloom.methods.vertical.split",
+    "fedloom.methods.vertical.ss_vfl",
+    "fedloom.methods.vertical.fedhssl",
 )
 
 

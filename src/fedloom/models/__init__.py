@@ -80,6 +80,7 @@ MODELS: dict[str, ModelSpec] = {
     "mlp": _mlp("one hidden layer of 64", "none", 64),
     "mlp-large": _mlp("two hidden layers of 200 (2NN)", _MCMAHAN, 200, 200),
     "mlp-deep": _mlp("three hidden layers of 64", "none", 64, 64, 64),
+    "mlp-5": _mlp("four hidden layers of 64", "Proto-EVFL, tables; widths are ours", 64, 64, 64, 64),
     "lenet5": ModelSpec("LeNet-5", lenet5, "LeCun et al. 1998; FedAL, Proto-EVFL", smallest=4),
     "cnn-small": ModelSpec(
         "two convolutions, 8 and 16 channels",

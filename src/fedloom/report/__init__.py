@@ -17,10 +17,11 @@ def write(folder: Path) -> Path:
     Raises:
         DataError: the folder is neither, or one of its files is missing or damaged.
     """
-    from fedloom.report import read, several, single
+    from fedloom.report import columns_several, read, several, single
 
     if (folder / "comparison.json").is_file():
-        page = several.page(folder, *read.read_comparison(folder))
+        found, runs = read.read_comparison(folder)
+        page = (columns_several if found.columns else several).page(folder, found, runs)
     elif (folder / "result.json").is_file() or (folder / "metrics.csv").is_file():
         page = single.page(read.read_run(folder))
     else:
@@ -37,12 +38,14 @@ def write_many(folders: Sequence[Path], out: Path) -> Path:
     Runs that do not share their data stand side by side without paired differences, and the page says why.
 
     Raises:
-        DataError: no folder is given, a run is unfinished, or a file is missing or damaged.
+        DataError: no folder is given, a run is unfinished, or a file is missing or damaged; or parties hold different
+            rows in some runs, different columns in others.
     """
-    from fedloom.report import many, read, several
+    from fedloom.report import columns_several, many, read, several
 
     found, runs, problem = many.gather([read.read_run(folder) for folder in folders])
-    return _saved(render(several.page(out.parent, found, runs, problem)), out)
+    page = (columns_several if found.columns else several).page(out.parent, found, runs, problem)
+    return _saved(render(page), out)
 
 
 def _saved(text: str, path: Path) -> Path:

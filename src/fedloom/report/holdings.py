@@ -15,28 +15,30 @@ from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, VARIABLES, 
 
 
 @drawing()
-def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]) -> Markup:
+def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()) -> Markup:
     """Who holds what: clients across, classes down, a cell the stronger the more rows it stands for.
 
     Args:
         slug, alt: see `inline`.
         counts: (N, K) rows.
         classes: K names.
+        names: of the N columns; without them they are clients by number.
     """
     clients, kinds = counts.shape
     labels = [words.shortened(name, 20) for name in classes]
     left = 16 + 6.6 * max(len(label) for label in labels)
-    inner = float(np.clip(40 * clients, 320, 1080 - left - 10))
+    inner = float(np.clip((76 if names else 40) * clients, 320, 1080 - left - 10))
     tall = kinds * float(np.clip(320 / kinds, 5, 27))
     figure, axes = canvas(left + inner + 10, tall + 70, left=left, right=10, top=26, bottom=44)
     shades = counts.T / max(1, counts.max())
     shade(axes, shades)
     _numbers(axes, counts, shades, (inner / clients, tall / kinds))
     axes.set(xlim=(-0.5, clients - 0.5), ylim=(kinds - 0.5, -0.5))
-    axes.set_xticks(*_some(clients, inner, 30))
+    at, numbers = _some(clients, inner, 76 if names else 30)
+    axes.set_xticks(at, [words.shortened(names[n], 12) for n in at] if names else numbers)
     at, _ = _some(kinds, tall, 13)
     axes.set_yticks(at, [labels[k] for k in at], color=INK, fontsize=TEXT - 1)
-    axes.set_xlabel("client", loc="right", fontsize=TEXT - 1)
+    axes.set_xlabel("" if names else "client", loc="right", fontsize=TEXT - 1)
     axes.spines["bottom"].set_visible(False)
     return inline(figure, slug, alt)
 

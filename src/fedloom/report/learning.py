@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +17,7 @@ from fedloom.report.read import START, Run
 
 ACROSS = "iterations of a client"
 ITERATION = "One iteration is one local step of a client, or one pass over its rows where a method counts passes."
-STANDARD = ("accuracy", "own accuracy", "loss", "agreement", "recall", "bytes")
+STANDARD = ("accuracy", "own accuracy", "balanced accuracy", "auc", "attack", "loss", "agreement", "recall", "bytes")
 """First words of what every run measures; all else are notes of its parties."""
 
 MEANINGS = {
@@ -24,6 +25,14 @@ MEANINGS = {
     "loss mean": "Cross-entropy on the global test set in nats, mean over clients.",
     "discriminator loss": "At ln N the server can't tell the answers of the N clients apart.",
     "discriminator accuracy": "How often the server names the author of an answer; guessing is right at 1/N.",
+    "gamma": "γ, the weight of the mean class prior of all in a party's own, mean over parties.",
+    "largest pseudo-class": "The share of a party's rows that look like one and the same class, mean over parties; "
+    "near 1 its extractor has collapsed.",
+    "likeness of pseudo-classes": "Mean cosine of the mean embeddings of two pseudo-classes at a party, mean over "
+    "parties; near 1 its extractor has collapsed.",
+    "likeness of prototypes": "Mean cosine of two class prototypes of a party, mean over parties.",
+    "length of prototypes": "Mean length of the class prototypes, mean over parties.",
+    "collapsed": "The share of parties whose embeddings had come to look alike in a round.",
     "gradient norm": "Length of each term's gradient for a public row at the last step of a round, mean over "
     "rows and clients.",
 }
@@ -113,20 +122,24 @@ def _points(run: Run) -> Table:
 
 def diagnostics(run: Run) -> Section:
     """Agreement, loss and accuracy by class, and whatever the parties noted."""
-    last = run.last
-    groups: dict[str, list[tuple[str, str, str]]] = {"agreement": [], "loss mean": []}
+    figures = panels(run, ("agreement", "loss mean"))
+    return Section("Diagnostics", figures=[*figures, *_classes(run, run.last)], small=True)
+
+
+def panels(run: Run, first: Sequence[str] = (), across: str = ACROSS) -> list[Figure]:
+    """A small chart of each of the `first` measures, and of whatever the parties noted."""
+    groups: dict[str, list[tuple[str, str, str]]] = {name: [] for name in first}
     for key in run.measured:
         measure, party, stage = key
-        if measure in groups and (party, stage) == ("", last):
+        if measure in groups and (party, stage) == ("", run.last):
             groups[measure].append(key)
         elif not measure.startswith(STANDARD) and party not in run.names:
             name = "gradient norm" if measure.startswith("gradient norm ") else measure
             groups.setdefault(name, []).append(key)
-    figures = [_panel(run, name, keys) for name, keys in groups.items() if keys]
-    return Section("Diagnostics", figures=[*figures, *_classes(run, last)], small=True)
+    return [_panel(run, name, keys, across) for name, keys in groups.items() if keys]
 
 
-def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
+def _panel(run: Run, name: str, keys: list[tuple[str, str, str]], across: str) -> Figure:
     """A small chart of one measure, or of several of a kind."""
     lines = []
     for number, (measure, party, stage) in enumerate(keys):
@@ -141,7 +154,7 @@ def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
         f"{title} by iteration; at the end {ends}.",
         lines,
         _reference(name, run.summary.clients),
-        across=ACROSS,
+        across=across,
         form_y=plots.share if shares else None,
         width="small",
     )

@@ -19,13 +19,18 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
     """What the runs say together; the runs, named apart; and why they can't be paired, if so.
 
     Raises:
-        DataError: there is no run, or one is unfinished.
+        DataError: there is no run, one is unfinished, or they are of both kinds: with other rows, and other columns.
     """
     if not runs:
         raise DataError("a comparison needs the folder of at least one run; none was given")
     for run in runs:
         if not run.finished:
             raise DataError(f"{run.folder} holds an unfinished run; finish it by --resume before it is compared")
+    if len({bool(run.summary.scores) for run in runs}) > 1:
+        raise DataError(
+            "in some of these runs parties hold different columns, in others different rows: no number means the same "
+            "in both; write a page for each kind"
+        )
     runs = _named_apart(runs)
     found, problem = _summarised(runs)
     return found, runs, problem
@@ -72,9 +77,14 @@ def _same_rows(runs: Sequence[Run]) -> None:
     """Refuse to pair runs of one seed whose clients hold other rows."""
     for seed in {run.summary.seed for run in runs}:
         held = {
-            (run.partition.classes, run.partition.counts, run.partition.test)
+            (run.partition.classes, run.partition.counts, run.partition.test, _tested(run))
             for run in runs
             if run.summary.seed == seed
         }
         if len(held) > 1:
             raise ConfigError(f"runs of seed {seed} can't be compared: their clients hold different rows")
+
+
+def _tested(run: Run) -> tuple[int, ...]:
+    """The test rows (K,) of each class, where parties hold different columns."""
+    return run.partition.parties.test_counts if run.partition.parties else ()

@@ -111,18 +111,24 @@ def chart(
 
 
 def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Form | None) -> None:
-    """Limits and ticks that hold all values: in tens of percent, or as they come."""
+    """Limits and ticks that hold all values: in tens of percent, from 0 if they are written in a form, or as they
+    come."""
     ends = [line.y for line in lines] + [np.array([level.y for level in levels])]
     ends += [line.y + sign * line.band for line in lines if line.band is not None for sign in (-1, 1)]
     values = np.concatenate(ends)
-    if form is not None:
+    if form is share:
         axes.set_ylim(*tens(values))
         _ticks(axes.yaxis, form)
         return
     values = values[np.isfinite(values)]
+    if form is not None:
+        axes.set_ylim(0, 1.08 * max([*values, 1]))
+        _ticks(axes.yaxis, form)
+        return
     if len(values) and values.min() > 0 and values.max() > 30 * values.min():
-        axes.set_yscale("log")
-        axes.minorticks_off()
+        axes.set_yscale("log", subs=())
+        if values.max() < 1000 * values.min():
+            axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
     axes.margins(y=0.08)
     _ticks(axes.yaxis, lambda value: f"{value:g}".replace("-", words.MINUS))
 

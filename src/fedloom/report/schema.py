@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Annotated
+
+from pydantic import Field, model_validator
 
 from fedloom.report import measures
+from fedloom.report.files import Read
+from fedloom.report.schema_columns import Parties
 
 
-class _Read(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Spread(_Read):
+class Spread(Read):
     """An accuracy: its mean and standard deviation over clients, and each client's."""
 
     mean: float
@@ -19,7 +19,7 @@ class Spread(_Read):
     per_client: tuple[float, ...]
 
 
-class Bytes(_Read):
+class Bytes(Read):
     """Bytes of tensor data to the home party, from it, and between the others; means where over seeds."""
 
     up: float
@@ -32,7 +32,7 @@ class Bytes(_Read):
         return self.up + self.across
 
 
-class Engine(_Read):
+class Engine(Read):
     """Where the parties were."""
 
     engine: str = "local"
@@ -41,7 +41,25 @@ class Engine(_Read):
     remarks: tuple[str, ...] = ()
 
 
-class Summary(_Read):
+Name = Annotated[str, Field(pattern=f"^({'|'.join(measures.SCORES)})$")]
+"""Of a score of parties with different columns."""
+
+
+class Alone(Read):
+    """The accuracy of parties that answer alone: on the test, and on their unaligned rows, if anybody knows it."""
+
+    test: Spread
+    own: Spread | None
+
+
+class Attack(Read):
+    """The share of labels that an attack finds out: the mean, and by party."""
+
+    mean: float
+    per_party: dict[str, float]
+
+
+class Summary(Read):
     """`result.json`, as far as a report needs it. A run under way has no hashes."""
 
     name: str
@@ -56,7 +74,10 @@ class Summary(_Read):
     engine: Engine | None
     accuracy: Spread
     own_accuracy: Spread | None
-    ways: dict[str, Spread] = {}
+    ways: dict[str, Spread] = Field(default_factory=dict)
+    scores: dict[Name, float] = Field(default_factory=dict)
+    alone: dict[str, Alone] = Field(default_factory=dict)
+    attacks: dict[str, Attack] = Field(default_factory=dict)
     agreement: float | None
     chance: float | None
     own_chance: float | None = None
@@ -65,6 +86,7 @@ class Summary(_Read):
     seconds: dict[str, float]
     failures: int
     public_sha256: str | None
+    test_sha256: str | None = None
     state_sha256: str | None
 
     @property
@@ -86,21 +108,42 @@ class Summary(_Read):
         return self.chance if measure == measures.GLOBAL or self.own_accuracy is None else self.own_chance
 
 
-class Partition(_Read):
-    """`partition.json`: (N, K) rows of each class at each client, and their networks."""
+class Partition(Read):
+    """`partition.json`: (N, K) rows of each class at each client, or what parties hold; and their networks."""
 
     classes: tuple[str, ...] = Field(min_length=1)
-    counts: tuple[tuple[int, ...], ...] = Field(min_length=1)
+    counts: tuple[tuple[int, ...], ...] = ()
+    parties: Parties | None = None
     architectures: tuple[str, ...]
     chance: float | None = None
     own_chance: float | None = None
     test: int
     public: int
 
+    @model_validator(mode="after")
+    def _held(self) -> Partition:
+        if bool(self.counts) == bool(self.parties):
+            raise ValueError("it must have either the counts of clients, or parties")
+        return self
 
-class Flow(_Read):
+    @property
+    def number(self) -> int:
+        """Of clients or parties."""
+        return len(self.parties.parties if self.parties else self.counts)
+
+    @property
+    def widths(self) -> set[int]:
+        """How many classes the counts tell apart."""
+        if self.parties is None:
+            return {len(row) for row in self.counts}
+        unaligned = [p.unaligned_counts for p in self.parties.parties if p.unaligned_counts is not None]
+        return {len(row) for row in (self.parties.aligned_counts, self.parties.test_counts, *unaligned)}
+
+
+class Flow(Read):
     """A line of `ledger.csv`: messages of one kind and content between two roles in one round."""
 
+    round: int
     sender: str
     receiver: str
     kind: str
@@ -110,7 +153,7 @@ class Flow(_Read):
     wire_bytes: int
 
 
-class Trouble(_Read):
+class Trouble(Read):
     """A line of `failures.csv`: a call that gave no usable reply."""
 
     round: int
@@ -119,7 +162,7 @@ class Trouble(_Read):
     reason: str
 
 
-class Measure(_Read):
+class Measure(Read):
     """A line of `metrics.csv`."""
 
     round: int
@@ -130,7 +173,7 @@ class Measure(_Read):
     value: float
 
 
-class Mixing(_Read):
+class Mixing(Read):
     """A line of `mixing.csv`: the weights with which a client mixed models, by their owners' numbers."""
 
     round: int
@@ -138,7 +181,7 @@ class Mixing(_Read):
     weights: str = Field(pattern=r"^([0-9]+:\S+( [0-9]+:\S+)*)?$")
 
 
-class Accuracy(_Read):
+class Accuracy(Read):
     """A method's accuracy over the seeds of a comparison."""
 
     mean: float
@@ -146,7 +189,14 @@ class Accuracy(_Read):
     std_over_clients: float
 
 
-class MethodFound(_Read):
+class AloneFound(Read):
+    """The accuracy of parties that answer alone over seeds: see `Alone`."""
+
+    test: Accuracy
+    own: Accuracy | None
+
+
+class MethodFound(Read):
     """A method in `comparison.json`."""
 
     name: str
@@ -156,6 +206,8 @@ class MethodFound(_Read):
     accuracy: Accuracy
     own_accuracy: Accuracy | None
     ways: dict[str, Accuracy]
+    scores: dict[Name, Accuracy] = Field(default_factory=dict)
+    alone: dict[str, AloneFound] = Field(default_factory=dict)
     chance: float
     own_chance: float | None
     bytes: Bytes
@@ -168,7 +220,7 @@ class MethodFound(_Read):
         return measures.by_name(self.accuracy, self.own_accuracy, self.ways)
 
 
-class Difference(_Read):
+class Difference(Read):
     """A paired difference in `comparison.json`: the first method minus the other."""
 
     first: str
@@ -181,7 +233,7 @@ class Difference(_Read):
     per_seed: tuple[float, ...]
 
 
-class RunFound(_Read):
+class RunFound(Read):
     """Where the run of one method and seed is."""
 
     name: str
@@ -189,7 +241,7 @@ class RunFound(_Read):
     folder: str | None
 
 
-class Comparison(_Read):
+class Comparison(Read):
     """`comparison.json`: differences of the main measure, and further ones of the others that all runs have."""
 
     title: str
@@ -199,6 +251,11 @@ class Comparison(_Read):
     differences: tuple[Difference, ...]
     further: dict[str, tuple[Difference, ...]]
     runs: tuple[RunFound, ...]
+
+    @property
+    def columns(self) -> bool:
+        """Whether parties hold different columns."""
+        return any(m.scores for m in self.methods)
 
     @property
     def personal(self) -> bool:

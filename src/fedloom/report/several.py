@@ -48,7 +48,7 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
         sections.append(_runs(folder, runs))
     return Page(
         title=found.title or words.capital(words.together([m.name for m in found.methods])),
-        subtitle=_subtitle(runs),
+        subtitle=subtitle(runs),
         lead=_lead(found),
         warning=" ".join(_warnings(found, runs, problem)),
         sections=sections,
@@ -68,15 +68,15 @@ def _warnings(found: Comparison, runs: Sequence[Run], problem: str) -> Iterable[
         yield f"The folders of {words.times(missing, 'run')} are not here: figures leave them out."
 
 
-def _subtitle(runs: Sequence[Run]) -> str:
-    """What the runs share, or between what they range."""
+def subtitle(runs: Sequence[Run], one: str = "client", more: str = "clients") -> str:
+    """What the runs share, or between what they range; of parties that are called so."""
     if not runs:
         return ""
     every = [run.summary for run in runs]
     clients, seeds = {s.clients for s in every}, sorted({s.seed for s in every})
     parts = (
         words.together(sorted({s.dataset for s in every})),
-        f"{words.span(clients)} client{'' if clients == {1} else 's'}",
+        f"{words.span(clients)} {one if clients == {1} else more}",
         f"{words.span({s.iterations for s in every})} iterations",
         f"seed{'' if len(seeds) == 1 else 's'} {words.together([str(seed) for seed in seeds])}",
     )
@@ -180,15 +180,15 @@ def _pairs(found: Comparison, measure: str, differences: Sequence[Difference]) -
     return Table(caption, [*columns, "s.d. over clients", "Clients better"], rows)
 
 
-def interval(d: Difference) -> tuple[float, float] | None:
-    """The 95 % interval of the mean difference by Student's t over seeds, within [-1, 1]; None below two seeds."""
+def interval(d: Difference, most: float = 1.0) -> tuple[float, float] | None:
+    """The 95 % interval of the mean difference by Student's t over seeds, within ±`most`; None below two seeds."""
     seeds = len(d.per_seed)
     if d.mean is None or d.std_over_seeds is None or seeds < 2:
         return None
     freedom = seeds - 1
     quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.4 / freedom + 3 / freedom**2
     half = quantile * d.std_over_seeds / seeds**0.5
-    return max(-1.0, d.mean - half), min(1.0, d.mean + half)
+    return max(-most, d.mean - half), min(most, d.mean + half)
 
 
 def verdict(d: Difference) -> str:
@@ -198,8 +198,8 @@ def verdict(d: Difference) -> str:
     by = f"{100 * abs(d.mean):.1f} points {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
     ends = interval(d)
     if ends is None:
-        better = f"better at {d.clients_better} of {d.clients} clients"
-        return f"{d.first} is {by} {d.other} in the one seed, and {better}."
+        better = f", and better at {d.clients_better} of {d.clients} clients" if d.clients > 1 else ""
+        return f"{d.first} is {by} {d.other} in the one seed{better}."
     start = f"Over {words.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
     between = f"95 % interval {words.points(ends[0])} to {words.points(ends[1])}"
     if ends[0] <= 0 <= ends[1]:
@@ -227,10 +227,12 @@ def _learning(found: Comparison, runs: Sequence[Run], apart: bool) -> Section:
         np.mean([sent(run)[: len(line.x)] for run in own], axis=0)
         for (_, own), line in zip(groups, curves, strict=True)
     ]
-    return Section("Learning", figures=[*figures, *_costs(curves, spent, levels)])
+    return Section("Learning", figures=[*figures, *costs(curves, spent, levels)])
 
 
-def _costs(curves: Sequence[Line], spent: Sequence[np.ndarray], levels: list[Level]) -> list[Figure]:
+def costs(
+    curves: Sequence[Line], spent: Sequence[np.ndarray], levels: list[Level], across: str = "sent by all clients"
+) -> list[Figure]:
     """Accuracy by bytes `spent`; a method that sends nothing is a level."""
     pairs = list(zip(curves, spent, strict=True))
     lines = [replace(line, x=x, band=None) for line, x in pairs if x[-1] > 0]
@@ -242,11 +244,10 @@ def _costs(curves: Sequence[Line], spent: Sequence[np.ndarray], levels: list[Lev
     if not lines:
         return []
     ends = words.together([f"{line.label} {words.size(line.x[-1])}" for line in lines])
-    alt = f"Mean accuracy by bytes that the clients sent; in all {ends}."
+    alt = f"Mean accuracy by bytes {across}; in all {ends}."
     levels = [*levels, *silent]
-    svg, legend = plots.chart("bytes", alt, lines, levels, across="sent by all clients", form_x=plots.volume)
-    caption = "Tensor data that the clients sent, without framing."
-    return [Figure("Accuracy by what it cost to send", svg, legend, caption)]
+    svg, legend = plots.chart("bytes", alt, lines, levels, across=across, form_x=plots.volume)
+    return [Figure("Accuracy by what it cost to send", svg, legend, f"Tensor data {across}, without framing.")]
 
 
 def _what_bands_are(seeds: set[int], methods: int) -> str:

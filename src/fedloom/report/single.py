@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedloom.report import words
+from fedloom.report import columns, words
 from fedloom.report.clients import of_one
 from fedloom.report.learning import diagnostics, learning
 from fedloom.report.measures import GLOBAL, OWN
@@ -18,11 +18,15 @@ from fedloom.report.traffic import traffic
 def page(run: Run) -> Page:
     """All that the folder of a run tells."""
     s = run.summary
-    parts = (learning(run), of_one(run), chosen(run), diagnostics(run), traffic(run), _failures(run), _repeat(run))
+    if s.scores:
+        main = columns.sections(run)
+    else:
+        main = [learning(run), of_one(run), chosen(run), diagnostics(run), traffic(run)]
+    parts = (*main, _failures(run), _repeat(run))
     return Page(
         title=f"{s.name} on {s.dataset}",
         subtitle=" · ".join(part for part in (s.title, f"preset {s.preset}", f"seed {s.seed}") if part),
-        lead=lead(run),
+        lead=columns.lead(run) if s.scores else lead(run),
         warning="" if run.finished else _unfinished(run),
         tiles=list(_tiles(run)),
         sections=[part for part in parts if part],
@@ -72,7 +76,11 @@ def _unfinished(run: Run) -> str:
 
 
 def _tiles(run: Run) -> Iterable[Tile]:
-    s = run.summary
+    yield from columns.tiles(run) if run.summary.scores else _accuracies(run.summary)
+    yield from _costs(run.summary)
+
+
+def _accuracies(s: Summary) -> Iterable[Tile]:
     for measure, found in s.measures.items():
         label = "Accuracy" if measure == GLOBAL and not s.ways else words.capital(s.on(measure))
         note = f"±{words.NBSP}{100 * found.std:.1f} s.d. over clients" if s.clients > 1 else ""
@@ -82,9 +90,13 @@ def _tiles(run: Run) -> Iterable[Tile]:
         yield Tile("Chance", words.percent(chance), f"always {whose} most frequent class")
     if s.agreement is not None:
         yield Tile("Agreement", words.percent(s.agreement), "of answers, between two clients")
-    ways = [("Sent up", s.bytes.up, "by the clients"), ("Sent down", s.bytes.down, "to the clients")]
+
+
+def _costs(s: Summary) -> Iterable[Tile]:
+    who = "parties" if s.scores else "clients"
+    ways = [("Sent up", s.bytes.up, f"by the {who}"), ("Sent down", s.bytes.down, f"to the {who}")]
     if s.bytes.across:
-        ways.append(("Sent across", s.bytes.across, "between clients"))
+        ways.append(("Sent across", s.bytes.across, f"between {who}"))
     for label, count, note in ways:
         yield Tile(label, words.size(count), note, words.exactly(count))
     if s.seconds:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedloom.report import words
-from fedloom.report.page import Cell, Section, Table, cells
+import numpy as np
+
+from fedloom.report import plots, words
+from fedloom.report.looks import look
+from fedloom.report.page import Cell, Figure, Section, Table, cells
+from fedloom.report.plots import Line
 from fedloom.report.read import Run
 from fedloom.report.schema import Flow
 
@@ -26,6 +30,26 @@ def traffic(run: Run) -> Section:
         "On the wire, names and framing come on top of the tensor data."
     )
     return Section("Traffic and time", text=[text], tables=tables)
+
+
+def by_round(run: Run) -> Figure | None:
+    """Tensor data of each kind and direction, round by round."""
+    rounds = run.summary.rounds
+    kinds: dict[str, np.ndarray] = {}
+    for flow in run.ledger:
+        if flow.round < rounds:
+            name = f"{flow.sender} → {flow.receiver}: {flow.kind}"
+            kinds.setdefault(name, np.zeros(rounds))[flow.round] += flow.bytes
+    told = {name: sizes for name, sizes in kinds.items() if sizes.any()}
+    if not told:
+        return None
+    x = np.arange(1.0, rounds + 1)
+    seen = [np.where(sizes > 0, sizes, np.nan) for sizes in told.values()]
+    lines = [Line(name, x, sizes, look(number)) for number, (name, sizes) in enumerate(zip(told, seen, strict=True))]
+    most = words.together([f"{name} at most {words.size(sizes.max())}" for name, sizes in told.items()])
+    alt = f"Tensor data by round: {most}."
+    svg, legend = plots.chart("flows", alt, lines, across="round", form_y=plots.volume)
+    return Figure("Tensor data of each round", svg, legend)
 
 
 def _kind(flows: Sequence[Flow]) -> list[Cell]:

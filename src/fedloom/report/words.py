@@ -28,6 +28,12 @@ def points(difference: float) -> str:
     return "0.0" if text in ("+0.0", f"{MINUS}0.0") else text
 
 
+def number(value: float, form: str = ".3f") -> str:
+    """`0.962`; zero has no sign."""
+    text = _signed(value, form)
+    return text if any(c in text for c in "123456789") or not math.isfinite(value) else text.lstrip(f"+{MINUS}")
+
+
 def size(count: float) -> str:
     """Bytes with three digits and a decimal unit: `7.68 MB`."""
     value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]

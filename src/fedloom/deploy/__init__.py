@@ -1,0 +1,27 @@
+"""Use after training: what a run of parties with columns has learnt, one folder for each party, each on its own.
+
+from fedloom.deploy import export, load_active, load_party
+
+export("runs/mine", "parties")                            # party-0, party-1, …, active: each goes to whom it belongs
+party = load_party("parties/party-1")
+party.embed("rows.csv")                                   # (n, d), for the active party
+party.predict_alone("rows.csv")                           # (n, Z), where the method has prototypes
+active = load_active("parties/active")
+active.predict({0: first, 1: second})                     # (n, Z)
+"""
+
+from fedloom.deploy.exchange import Embeddings, read_embeddings, write_embeddings
+from fedloom.deploy.export import Exported, export
+from fedloom.deploy.roles import DeployedActive, DeployedParty, load_active, load_party
+
+__all__ = [
+    "DeployedActive",
+    "DeployedParty",
+    "Embeddings",
+    "Exported",
+    "export",
+    "load_active",
+    "load_party",
+    "read_embeddings",
+    "write_embeddings",
+]

@@ -1,0 +1,175 @@
+"""What crosses after training: files of embeddings, from a party to the active one. And the predictions' table.
+
+A file of embeddings is a message (`fedloom.message`). It says whose they are, of which export, and in which order of
+people, as the SHA-256 of all ids in turn: enough to refuse what does not fit, and no list of people.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom import message
+from fedloom.data.alignment.ids import digests
+from fedloom.deploy.folder import Card
+from fedloom.errors import DataError, MessageError
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.message import Limits, Template, Tree
+
+FORMAT = "fedloom-embeddings/1"
+_LIMITS = Limits(max_bytes=1 << 36)
+
+
+@dataclass(frozen=True, eq=False)
+class Embeddings:
+    """What a party sends of some people.
+
+    Attributes:
+        party: whose.
+        federation: of which export, as its card has it.
+        order: of the people, see `order_of`; "" if nobody said who they are.
+        values: (n, d) float32.
+    """
+
+    party: int
+    federation: str
+    order: str
+    values: np.ndarray
+
+
+def order_of(ids: Sequence[str], what: str = "The rows") -> str:
+    """The SHA-256 over all ids in turn, as `fedloom align` compares them: without case and surplus space.
+
+    Raises:
+        DataError: an id is missing or comes twice.
+    """
+    return hashlib.sha256(b"".join(digests([ids], [what], [0])[0])).hexdigest()
+
+
+def write_embeddings(path: Path, card: Card, values: np.ndarray, ids: Sequence[str] | None = None) -> Embeddings:
+    """Write a party's embeddings (n, d) of people, whose ids are not in the file but their order is.
+
+    Raises:
+        DataError: the file can't be written, or an id is missing or comes twice.
+    """
+    found = Embeddings(card.party or 0, card.federation, "" if ids is None else order_of(ids), values)
+    tree: Tree = {
+        "format": FORMAT,
+        "party": found.party,
+        "federation": found.federation,
+        "order": found.order,
+        "embedded": torch.from_numpy(values),
+    }
+    _write(path, message.encode(tree, _LIMITS))
+    return found
+
+
+def read_embeddings(path: Path) -> Embeddings:
+    """The embeddings of a file.
+
+    Raises:
+        DataError: it can't be read, or is no such file.
+    """
+    template: Template = {
+        "format": str,
+        "party": int,
+        "federation": str,
+        "order": str,
+        "embedded": message.Shape("float32", None, None),
+    }
+    try:
+        tree: Any = message.decode(path.read_bytes(), _LIMITS)
+        message.check_like(tree, template)
+        message.check_finite(tree)
+    except OSError as error:
+        raise DataError(f"{path} can't be read ({error.strerror}).") from None
+    except MessageError as error:
+        raise DataError(
+            f"{path} is no file of embeddings, or is torn ({error}); make it again with fedloom embed."
+        ) from None
+    if tree["format"] != FORMAT:
+        raise DataError(f"{path} is no file of embeddings that this version reads; make it with fedloom embed.")
+    return Embeddings(tree["party"], tree["federation"], tree["order"], tree["embedded"].numpy())
+
+
+def gathered(
+    card: Card, files: Mapping[Path, int | None], ids: Sequence[str] | None = None
+) -> tuple[dict[int, np.ndarray], bool]:
+    """What all parties sent, if it belongs together; and whether it is certain that all rows are of the same people.
+
+    Args:
+        card: the active party's.
+        files: each with the number of the party that it should be from, if that is known.
+        ids: of the people, if predictions are to be told with them.
+
+    Raises:
+        DataError: a file can't be read, or two don't fit each other.
+    """
+    found: dict[int, Embeddings] = {}
+    for path, party in files.items():
+        sent = read_embeddings(path)
+        if party is not None and sent.party != party:
+            raise DataError(f"{path} holds embeddings of party {sent.party}, not of party {party}.")
+        if sent.federation != card.federation:
+            raise DataError(
+                f"{path} was made with a folder of another export: its numbers mean something else here. All folders "
+                "must come from one fedloom export."
+            )
+        if sent.party in found:
+            raise DataError(f"There are two files of party {sent.party}, the second is {path}; give one for each.")
+        found[sent.party] = sent
+    orders = {m: sent.order for m, sent in found.items()}
+    own = None if ids is None else order_of(ids)
+    expected = own or next(iter(orders.values()), "")
+    odd = [m for m, order in orders.items() if order != expected]
+    if odd:
+        with_ids = [m for m, order in orders.items() if order]
+        if any(not order for order in orders.values()):
+            known = f"those of party {with_ids[0]}" if with_ids else "the rows"
+            raise DataError(
+                f"{known[0].upper()}{known[1:]} have ids, but the embeddings of party "
+                f"{next(m for m, o in orders.items() if not o)} don't; make them with --id too, so that the order can "
+                "be compared."
+            )
+        raise DataError(
+            f"The embeddings of party {odd[0]} are of other people, or of the same in another order, than "
+            f"{'the rows given' if own else f'those of party {next(iter(orders))}'}: bring all files into one order "
+            "(fedloom align) and embed again."
+        )
+    return {m: sent.values for m, sent in found.items()}, bool(expected)
+
+
+def write_predictions(
+    path: Path, heading: str, names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray
+) -> None:
+    """A CSV file: who, the predicted class, and the probability (n, Z) of each class.
+
+    Raises:
+        DataError: it can't be written.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([heading, "predicted", *(f"p {name}" for name in classes)])
+    writer.writerows(told(names, classes, probabilities, digits=8))
+    _write(path, text.getvalue().encode())
+
+
+def told(names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray, digits: int) -> Iterator[list[str]]:
+    """Each row in words: who, predicted class, probabilities."""
+    for name, row in zip(names, probabilities, strict=True):
+        yield [name, classes[int(row.argmax())], *(f"{p:.{digits}f}" for p in row)]
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise DataError(f"{path} can't be written ({error.strerror}); choose another --out.") from None

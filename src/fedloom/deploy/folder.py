@@ -1,0 +1,204 @@
+"""The folder of one party: `party.json` says what it is, `state.safetensors` holds its numbers.
+
+The tensors are a message (`fedloom.message`): a safetensors file that holds no code, with one encoding. The card names
+its SHA-256. Both are read as if a stranger had written them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedloom import message
+from fedloom.errors import CheckpointError, ConfigError
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.message import Limits, Tree
+from fedloom.method import problems
+
+CARD, STATE = "party.json", "state.safetensors"
+ACTIVE = "active"
+WIDEST, ALL = 1 << 11, 1 << 18
+"""Numbers that an extractor may give for a row, and all parties together: no card may ask for more memory."""
+LARGEST_CARD = 1 << 26
+"""Bytes of a `party.json`."""
+_LIMITS = Limits(max_bytes=1 << 36)
+_HEX = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Inputs(BaseModel):
+    """How a party's raw rows become what its network takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    norm: Literal["group", "batch", "none"] | None
+    shape: tuple[int, ...] = Field(min_length=1, max_length=3)
+    recipe: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _size(self) -> Inputs:
+        values = 1
+        for side in self.shape:
+            values *= side
+        if min(self.shape) < 1 or values > 1 << 24:
+            raise ValueError("a row has from 1 to 2**24 numbers")
+        return self
+
+
+class Card(BaseModel):
+    """What `party.json` says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["fedloom-party/1"] = "fedloom-party/1"
+    fedloom: str
+    """The version that wrote it."""
+    role: Literal["party", "active"]
+    party: int | None = Field(ge=0)
+    """Its number; None for the active party's classifier."""
+    parties: int = Field(ge=1, le=1024)
+    needs: tuple[int, ...] = Field(min_length=1)
+    """The parties without which there is no joint prediction."""
+    federation: str = _HEX
+    """The same in the folders of one export: embeddings of another one mean something else."""
+    round: int = Field(ge=0)
+    method: str
+    """A name of `fedloom list methods`, or `FILE.py:NAME`."""
+    page_sha256: str | None = Field(pattern="^[0-9a-f]{64}$")
+    """Of that file."""
+    preset: str
+    params: dict[str, Any]
+    """All settings of the method, those of the preset too."""
+    width: int = Field(ge=1, le=2 * WIDEST)
+    """Numbers of an embedding as it is sent."""
+    classes: tuple[str, ...] = Field(min_length=2, max_length=1 << 16)
+    inputs: Inputs | None
+    """Of a party."""
+    state_sha256: str = _HEX
+    state_bytes: int = Field(ge=8, le=_LIMITS.max_bytes)
+
+    @model_validator(mode="after")
+    def _role(self) -> Card:
+        if (self.role == "party") != (self.party is not None and self.inputs is not None):
+            raise ValueError("a party has a number and inputs, the active party's classifier has neither")
+        if max(self.party or 0, *self.needs) >= self.parties or min(self.needs) < 0:
+            raise ValueError(f"the parties have the numbers from 0 to {self.parties - 1}")
+        return self
+
+
+def digest(data: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def encoded(state: Tree) -> bytes:
+    """The content of `state.safetensors`."""
+    return message.encode(state, _LIMITS)
+
+
+def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
+    """Write a folder: the state first, so that a crash between the two leaves what a reader refuses.
+
+    Args:
+        folder: made if it is not there.
+        values: of a `Card`, less what it says of the state.
+        state: from `encoded`.
+
+    Raises:
+        ConfigError: it can't be written there, or no reader would take it.
+    """
+    try:
+        card = Card(**values, state_sha256=digest(state), state_bytes=len(state))
+    except ValidationError as error:  # such as more parties than a reader takes
+        raise ConfigError("\n".join(["this run can't be exported:", *problems(error, Card)])) from None
+    text = json.dumps(card.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / STATE, state)
+        write_atomically(folder / CARD, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be written ({error.strerror}); choose another --out") from None
+
+
+def read_card(folder: Path) -> Card:
+    """What a folder's `party.json` says.
+
+    Raises:
+        CheckpointError: there is none, or it is not as an export writes it.
+    """
+    path = folder / CARD
+    if not path.is_file():
+        inside = sorted(found.parent.name for found in folder.glob(f"*/{CARD}"))
+        hint = f": name one of its folders, {', '.join(inside)}" if inside else ""
+        raise CheckpointError(f"{folder} is no party's folder, it has no {CARD}{hint or '; fedloom export makes some'}")
+    with _readable(path):
+        if path.stat().st_size > LARGEST_CARD:
+            raise CheckpointError(
+                f"{path} is larger than the {LARGEST_CARD:,} bytes it may have; copy the folder again"
+            )
+        values = json.loads(path.read_bytes())
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} must hold a JSON object; copy the folder again")
+    try:
+        return Card(**values)
+    except ValidationError as error:
+        lines = (line[:300] for line in problems(error, Card))
+        raise CheckpointError("\n".join([f"{path} is not as fedloom export writes it:", *lines])) from None
+
+
+def read(folder: Path, role: Literal["party", "active"]) -> tuple[Card, Tree]:
+    """A folder's card and state, whose checksum is right and whose numbers are finite.
+
+    Raises:
+        CheckpointError: it is torn, altered, or of the other role.
+    """
+    card = read_card(folder)
+    if card.role != role:
+        whose = "the active party: load_active" if card.role == ACTIVE else "a party: load_party"
+        raise CheckpointError(f"{folder} is the folder of {whose} reads it")
+    path = folder / STATE
+    with _readable(path):
+        size = path.stat().st_size
+        if size != card.state_bytes:
+            raise CheckpointError(
+                f"{path} has {size:,} bytes, but {CARD} says {card.state_bytes:,}; copy the folder again"
+            )
+        data = path.read_bytes()
+    if digest(data) != card.state_sha256:
+        raise CheckpointError(f"{path} is torn or altered: its checksum is not that of {CARD}; copy the folder again")
+    with sound(folder):
+        state = message.decode(data, _LIMITS)
+        message.check_finite(state)
+    return card, state
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read ({error.strerror}); copy the folder again") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise CheckpointError(f"{path} is no JSON in UTF-8 ({error}); copy the folder again") from None
+
+
+@contextlib.contextmanager
+def sound(folder: Path) -> Iterator[None]:
+    """Whatever goes wrong within comes from what stands in the folder: it is told as a `CheckpointError`."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(
+            f"{folder} does not hold together: {_cut(str(error) or type(error).__name__)}; copy it again, or export "
+            "the run again"
+        ) from error
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 500 else f"{text[:500]} …"

@@ -1,0 +1,69 @@
+"""What curious parties could find out about labels: the attacks of `fedloom.protect.attacks` on what they are told.
+
+Like all evaluation it stands outside the protocol: it sends nothing and changes no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.errors import ConfigError
+from fedloom.experiment.world import World
+from fedloom.methods.holder import Home
+from fedloom.protect import attacks
+from fedloom.rng import stream
+
+
+def leaks(world: World, embedded: Mapping[int, Tensor], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:
+    """The success of each attack by each passive party, then its mean over these: (measure, value, party).
+
+    Parties of the home's house are left out: the home has the labels. All attacks of a party are judged on the same
+    rows, those whose labels it was not given; beside them stands "attack chance".
+
+    Args:
+        world: of a method with columns.
+        embedded: each party's embeddings (N_a, d) of the aligned people.
+        name: of a party.
+
+    Raises:
+        ConfigError: so many labels are known that there is nothing left to find out.
+    """
+    home, each = world.server, world.run.evaluate.attacks
+    assert home is not None and each is not None
+    labels = home.site.rows.y(torch.arange(home.site.aligned, device=home.site.device))
+    told = home.exposed(embedded) if isinstance(home, Home) else {}
+    found: dict[str, list[float]] = {}
+    for m, own in embedded.items():
+        if m in world.house:
+            continue
+        known = attacks.known_rows(labels, each, stream(world.run.seed, "attack", m))
+        if len(known) == len(labels):
+            raise ConfigError(f"evaluate.attacks: with {each} of each class all labels are known; give fewer")
+        received = {kind: vectors[m] for kind, vectors in told.items() if m in vectors}
+        guesses = _guesses(world, own, received, known, labels[known])
+        values = {what: attacks.success(g, labels, known) for what, g in guesses.items()}
+        for what, value in {**values, "chance": attacks.chance(labels, known)}.items():
+            found.setdefault(what, []).append(value)
+            yield f"attack {what}", value, name(m)
+    for what, shares in found.items():
+        yield f"attack {what} mean", float(np.mean(shares)), ""
+
+
+def _guesses(
+    world: World, own: Tensor, received: Mapping[str, Tensor], known: Tensor, labels: Tensor
+) -> dict[str, Tensor]:
+    """The classes (N_a,) that each attack guesses, from own embeddings (N_a, d), what was received, and k labels."""
+    found = {}
+    if "gradients" in received:
+        if getattr(world.cfg, "top", "") == "sum":  # what was sent are logits
+            found["gradients direct"] = attacks.direct(received["gradients"])
+        found["gradients nearest"] = attacks.nearest(received["gradients"], known, labels)
+    if "prototypes" in received:
+        found["prototypes"] = attacks.to_prototypes(own, received["prototypes"])
+    found["embeddings nearest"] = attacks.nearest(own, known, labels)
+    found["completion"] = attacks.completion(own, known, labels, len(world.held.classes))
+    return found

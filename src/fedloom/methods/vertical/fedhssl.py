@@ -1,0 +1,306 @@
+"""FedHSSL: aligned people teach one encoder of each party across parties, unaligned people another one within.
+
+Y. He, Y. Kang, X. Zhao, J. Luo, L. Fan, Y. Han, Q. Yang, "A Hybrid Self-Supervised Learning Framework for Vertical
+Federated Learning", 2022 (arXiv 2208.08934), with SimSiam; read with the authors' code, github.com/jorghyq2016/FedHSSL
+(files `main_pretrain.py`, `pretrain_simsiam.py`, `pretrain_template.py`, `main_cls.py`).
+
+A party has a cross and a local encoder, the latter in two parts, bottom and top, and above each a projector and a
+predictor. A round below `pretrain`:
+    1. Cross-party (`step_cross_model`): of each aligned batch every party projects its own columns. Each party but the
+       first learns to predict the first party's projections, the first learns to predict those of all others.
+    2. Guided local (`compute_local_loss`): SimSiam on two views of own rows, plus agreement of the local prediction of
+       a view with the cross projection of the same view. It moves the local encoder alone.
+    3. Partial model aggregation (`aggregate_fedavg`): the mean over parties, weighted by rows, of tops and local heads.
+Later rounds are split learning with both encoders and a fresh optimiser, on the batches that `split` has from round 0.
+
+What crosses in the first phase, through the active party, which relays: up, projections (B, p) of each party for each
+batch; down, the first party's, to all others; each round tops with local heads up, and their mean down. No label and
+no gradient crosses, and no loss depends on a label. Projections of one's own people say something of them all the same.
+
+Differs:
+    The features of the two encoders are averaged, as is the code's default (`pool`), so that the classifier gets d
+        numbers of a party as in other methods; `features = "concatenated"` sends 2d.
+    The top is the network's last layer, its module `head`; bottoms may differ, and parties whose tops differ in shape
+        are averaged apart. The local encoder begins with weights of its own. Both encoders end by centring, whose
+        statistics stay at the party. Who sends no top in a round keeps its own.
+    A round makes `epochs` passes over the aligned rows and `steps` local ones; the code makes one pass of each. Local
+        rows are the unaligned ones, as the paper says; the code takes all, as parties without unaligned rows do here.
+    Projectors have one hidden layer where the code has two, as SimSiam has it for small pictures; widths are ours.
+    The predictor's rate falls with the others'; batches of the local phase are independent draws; gradients are not
+        clipped. `constraint_ratio` is 0 in the code unless set, which switches the guidance off.
+    Views are those of `fedloom.methods.vertical.ss_vfl`; the code replaces columns by numbers from their range.
+    Fine-tuning has a constant rate, and what counts is the last round: the code reports the best on the test set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from fedloom.errors import MethodError
+from fedloom.federation import Federation
+from fedloom.message import Shape, Template, Tree, floats, weighted_mean
+from fedloom.method import Method
+from fedloom.methods.holder import Extractor, Holder, Principal
+from fedloom.methods.vertical import split
+from fedloom.methods.vertical.split import passes
+from fedloom.methods.vertical.ss_vfl import (
+    PretrainConfig,
+    Rated,
+    afresh,
+    at_rate,
+    disagreement,
+    predictor,
+    projector,
+    siamese,
+    views,
+)
+
+
+class Config(PretrainConfig):
+    """Settings of FedHSSL."""
+
+    optimiser: Literal["adamw", "sgd"] = "sgd"
+    """Of all parties, in both phases."""
+    lr: float = Field(0.03, gt=0)
+    """Rate of fine-tuning."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of SGD."""
+    weight_decay: float = Field(3e-5, ge=0)
+    """Decoupled with AdamW, part of the loss with SGD."""
+    pretrain_lr: float = Field(0.05, gt=0)
+    """Rate of the first phase for batches of 256 and ratios that sum to 0.5: it falls along a cosine."""
+    corrupt: float = Field(0.3, gt=0, le=1)
+    """The share of a row's columns that are replaced, at least one."""
+    local_ratio: float = Field(0.5, ge=0)
+    """Of SimSiam in the local loss: of each of its two terms."""
+    constraint_ratio: float = Field(0.5, ge=0)
+    """Of agreement with the cross projections in the local loss: of each of its two terms."""
+    aggregate: bool = True
+    """Whether tops and local heads are averaged (PMA)."""
+    features: Literal["mean", "concatenated"] = "mean"
+    """What a party makes of the features of its two encoders: their mean (d), or both (2d)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.local_ratio + self.constraint_ratio == 0:
+            raise ValueError("local_ratio or constraint_ratio must be above 0")
+        if self.features == "concatenated" and self.top == "sum":
+            raise ValueError("top = sum adds up logits: it needs features = mean")
+        return self
+
+    @property
+    def sent(self) -> int:
+        """Numbers that a party sends of a row in fine-tuning."""
+        return self.width * (2 if self.features == "concatenated" else 1)
+
+    def rate(self, t: int) -> float:
+        """Of the first phase's round t."""
+        scale = self.batch_size / 256 * 0.5 / (self.local_ratio + self.constraint_ratio)
+        return self.pretrain_lr * scale * (1 + math.cos(math.pi * t / self.pretrain)) / 2
+
+
+class Hybrid(nn.Module):
+    """Two encoders and their heads: (B, ...) to features (B, 2, d) of the cross and of the local one."""
+
+    def __init__(self, cross: nn.Module, local: nn.Module, principal: Principal | None, cfg: Config) -> None:
+        super().__init__()
+        self.channels_last = getattr(cross, "channels_last", False)
+        self.cross = Extractor(cross, cfg.learnt, cfg.centred, principal)
+        self.cross_projector, self.cross_predictor = projector(cfg.learnt, cfg.projection), predictor(cfg.projection)
+        self.local = Extractor(local, cfg.learnt, cfg.centred, principal)
+        self.local_projector, self.local_predictor = projector(cfg.learnt, cfg.projection), predictor(cfg.projection)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, 2, d)."""
+        return torch.stack([self.cross(x), self.local(x)], 1)
+
+
+CROSS = ("cross.", "cross_projector.", "cross_predictor.")
+LOCAL = ("local.", "local_projector.", "local_predictor.")
+HEAD = "local.body.head."
+TOP = (HEAD, "local_projector.", "local_predictor.")
+"""What a name of a parameter begins with: of the cross part, of the local part, and of what of it is averaged."""
+
+
+def top_form(cfg: Config) -> dict[str, Template]:
+    """A template of what a party sends to be averaged. The home does not know how wide the bottoms are."""
+    with torch.device("meta"):
+        heads = nn.ModuleDict(
+            {"local_projector": projector(cfg.learnt, cfg.projection), "local_predictor": predictor(cfg.projection)}
+        )
+    last: dict[str, Template] = {f"{HEAD}weight": floats(cfg.learnt, None), f"{HEAD}bias": floats(cfg.learnt)}
+    return {**last, **{k: p.detach() for k, p in heads.named_parameters()}}
+
+
+class Party(Holder[Config]):
+    """A party's encoders, below the cut."""
+
+    STATE = ("params", "buffers", "opt", "supervised")
+
+    def setup(self) -> None:
+        """Two encoders of the party's network, the second with weights of its own, and heads."""
+        self.supervised = self.cfg.pretrain == 0
+        cross, local = self.site.build(), self.site.build()
+        with self.seeded("heads"):
+            for module in local.modules():
+                if callable(again := getattr(module, "reset_parameters", None)):
+                    again()
+            self.network(Hybrid(cross, local, self.components(), self.cfg), Rated(self.cfg))
+        if self.cfg.aggregate and set(self.part((HEAD,))) != {f"{HEAD}weight", f"{HEAD}bias"}:
+            raise MethodError(
+                "fedhssl averages a network's last layer, a linear module `head` with a bias, which this network does "
+                "not have: take another in models.pool, or set params.aggregate=false"
+            )
+
+    def part(self, prefixes: tuple[str, ...]) -> list[str]:
+        """Names of the parameters of a part."""
+        return [k for k in self.params if k.startswith(prefixes)]
+
+    def learnt(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the cross and the local encoder have learnt, of features (B, 2, d): no principal components."""
+        cross, local = features[..., self.cfg.principal :].unbind(1)
+        return cross, local
+
+    # -- the first phase ---------------------------------------------------------------------------------------
+
+    def project(self, *, number: int, step: int) -> Tensor:
+        """Cross projections (B, p) of the people whose turn it is."""
+        x = self.site.aligned_batch(number, step, size=self.cfg.batch_size)
+        z: Tensor = self.net.module.cross_projector(self.learnt(self.forward(x))[0])  # type: ignore[operator]
+        return z
+
+    def agree(self, *, t: int, number: int, step: int, others: Tensor) -> None:
+        """One step of the cross part towards projections (K, B, p) of the same people by others."""
+        self.opt = at_rate(self.opt, self.cfg.rate(t))
+        x = self.site.aligned_batch(number, step, size=self.cfg.batch_size)
+        self.note("cross loss", self.minimise(self._cross_loss, x, others, only=self.part(CROSS)))
+
+    def _cross_loss(self, x: Tensor, others: Tensor) -> Tensor:
+        heads = self.net.module
+        p = heads.cross_predictor(heads.cross_projector(self.learnt(self.model(x))[0]))  # type: ignore[operator]
+        return torch.stack([disagreement(p, z) for z in others]).mean()
+
+    def improve(self, *, t: int) -> None:
+        """Steps of the local part on own rows."""
+        cfg, names = self.cfg, self.part(LOCAL)
+        self.opt = at_rate(self.opt, cfg.rate(t))
+        alone = len(self.data) == self.site.aligned
+        batches = self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=alone)
+        losses = [self.minimise(self._local_loss, *views(x, cfg), only=names) for x in batches]
+        self.note("local loss", torch.stack(losses).mean())
+
+    def _local_loss(self, one: Tensor, two: Tensor) -> Tensor:
+        heads, cfg = self.net.module, self.cfg
+        cross, local = zip(*[self.learnt(self.model(x)) for x in (one, two)], strict=True)
+        z = [heads.local_projector(f) for f in local]  # type: ignore[operator]
+        p = [heads.local_predictor(each) for each in z]  # type: ignore[operator]
+        loss = 2 * cfg.local_ratio * siamese((p[0], p[1]), (z[0], z[1]))
+        if cfg.constraint_ratio:
+            guides = [heads.cross_projector(f) for f in cross]  # type: ignore[operator]
+            loss = loss + cfg.constraint_ratio * (disagreement(p[0], guides[0]) + disagreement(p[1], guides[1]))
+        return loss
+
+    def top(self) -> dict[str, Tensor | dict[str, Tensor]]:
+        """What is averaged, and the number of own rows () that it was taught with."""
+        unaligned = self.row_count - self.site.aligned
+        rows = torch.where(unaligned > 0, unaligned, self.row_count)
+        return {"top": {k: self.params[k] for k in self.part(TOP)}, "rows": rows}
+
+    def share(self, *, top: dict[str, Tensor]) -> None:
+        """Take over the mean."""
+        self.params = {**self.params, **top}
+
+    # -- fine-tuning ---------------------------------------------------------------------------------------------
+
+    def embed(self, *, number: int, step: int) -> Tensor:
+        """Forward to the cut: (B, d) or (B, 2d)."""
+        if not self.supervised:
+            self.supervised, self.opt = True, afresh(self.opt, self.cfg.lr)
+        return self.pooled(self.forward(self.site.aligned_batch(number, step, size=self.cfg.batch_size)))
+
+    def update(self, *, number: int, step: int, cut: Tensor) -> None:
+        """Backward from the cut: one step along the gradient of the loss by what was sent."""
+        both = cut.view(len(cut), -1, self.cfg.width).expand(-1, 2, -1)
+        if self.cfg.features == "mean":
+            both = both / 2
+        self.descend(self.site.aligned_batch(number, step, size=self.cfg.batch_size), both)
+
+    def contribution(self, *, on: str) -> Tensor:
+        """For a joint evaluation: what the classifier gets."""
+        return self.pooled(super().contribution(on=on))
+
+    def pooled(self, features: Tensor) -> Tensor:
+        """What is sent of features (n, 2, d)."""
+        return features.mean(1) if self.cfg.features == "mean" else features.flatten(1)
+
+
+class Active(split.Active):
+    """The active party's classifier, and what it relays between parties."""
+
+    cfg: Config
+
+    def setup(self) -> None:
+        """A classifier of all that parties send."""
+        self.classify(self.site.parties * self.cfg.sent // self.cfg.width)
+
+    def means(self, tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) -> dict[int, dict[str, Tree]]:
+        """Partial model aggregation: for each party the mean, weighted by rows, of the tops that have its shape."""
+        alike: dict[torch.Size, list[int]] = {}
+        for m, top in tops.items():
+            alike.setdefault(top[f"{HEAD}weight"].shape, []).append(m)
+        found = [(group, weighted_mean([tops[m] for m in group], [rows[m] for m in group])) for group in alike.values()]
+        return {m: {"top": mean} for group, mean in found for m in group}
+
+
+# -- the round -----------------------------------------------------------------------------------------------------
+
+
+def cross(fed: Federation, parties: Sequence[int], cfg: Config, t: int, number: int, step: int) -> None:
+    """One aligned batch. Without the first party nobody has anything to agree with."""
+    which = {"number": number, "step": step}
+    z = fed.call(parties, "project", shared=which, expect=floats(cfg.batch_size, cfg.projection), need=2)
+    if 0 in z:
+        first, others = z[0][None], torch.stack([projection for m, projection in z.items() if m])
+        each = {m: {"others": first if m else others} for m in z}
+        fed.call(list(z), "agree", shared={"t": t, **which}, each=each, expect=None)
+
+
+def round(fed: Federation, active: Active, parties: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """Across parties, within each, and the mean of what is alike; later, split learning."""
+    if t < cfg.pretrain:
+        for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
+            for step in range(active.steps()):
+                cross(fed, parties, cfg, t, number, step)
+        fed.call(parties, "improve", shared={"t": t}, expect=None)
+        if cfg.aggregate:
+            found = fed.call(parties, "top", expect={"top": top_form(cfg), "rows": Shape("int64")}, need=1)
+            tops, rows = ({m: reply[what] for m, reply in found.items()} for what in ("top", "rows"))
+            if found:
+                means = active.means(tops, {m: int(n) for m, n in rows.items()})
+                fed.call(list(found), "share", each=means, expect=None)
+    else:
+        first = (t - cfg.pretrain) * cfg.epochs
+        wide = cfg.model_copy(update={"width": cfg.sent})  # of what `passes` expects to be sent
+        passes(fed, active, parties, wide, range(first, first + cfg.epochs))
+    yield "round"
+
+
+METHODS = (
+    Method(
+        name="fedhssl",
+        title="FedHSSL: encoders taught across parties and within, then split learning",
+        paper="Y. He et al.: A Hybrid Self-Supervised Learning Framework for Vertical Federated Learning, 2022",
+        family="vertical",
+        config=Config,
+        round=round,
+        client=Party,
+        server=Active,
+        columns=True,
+    ),
+)

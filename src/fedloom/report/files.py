@@ -1,0 +1,88 @@
+"""The files of a folder, read back and checked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedloom.errors import DataError
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Read(BaseModel):
+    """What a file holds, as far as a report needs it: more is ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+def text(path: Path) -> str:
+    """A file in UTF-8.
+
+    Raises:
+        DataError: it is missing, or can't be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(
+            f"a report needs {path.name}, but {path.parent} has none; bring it back, or repeat the run"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise damaged(path, f"can't be read: {error}") from None
+
+
+def parsed(path: Path) -> dict[str, Any]:
+    """A JSON object; DataError if it is none."""
+    try:
+        value = json.loads(text(path))
+    except ValueError as error:
+        raise damaged(path, f"is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise damaged(path, f"must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def model(path: Path, kind: type[T]) -> T:
+    """A JSON object as a model; DataError if it is none."""
+    return checked(kind, parsed(path), path)
+
+
+def table(path: Path, model: type[T]) -> tuple[T, ...]:
+    """The lines of a table. A line with a cell too few or too many is damage, as is one of the wrong type."""
+    lines = csv.reader(io.StringIO(text(path), newline=""), strict=True)
+    try:
+        columns = next(lines, [])
+        missing = [name for name in model.model_fields if name not in columns]
+        if missing:
+            raise damaged(path, f"lacks the column {missing[0]!r}")
+        where: Callable[[], str] = lambda: f" line {lines.line_num}"
+        rows = []
+        for line in lines:
+            if len(line) != len(columns):
+                raise damaged(path, f"has {len(line)} cells in line {lines.line_num}, not {len(columns)}")
+            rows.append(checked(model, dict(zip(columns, line, strict=True)), path, where))
+        return tuple(rows)
+    except csv.Error as error:
+        raise damaged(path, f"is not valid CSV: line {lines.line_num}: {error}") from None
+
+
+def checked(model: type[T], values: dict[str, Any], path: Path, where: Callable[[], str] = lambda: "") -> T:
+    """The model of values that came from a file, at a place `where` in it; DataError if they are wrong."""
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = "".join(f" {part}" for part in [".".join(str(part) for part in first["loc"])] if part)
+        raise damaged(path, f"is not as a run writes it:{where()}{key}: {first['msg']}") from None
+
+
+def damaged(path: Path, how: str) -> DataError:
+    """What to raise for a file that is not as a run wrote it."""
+    return DataError(f"{path} {how}; bring the file back, or repeat the run")

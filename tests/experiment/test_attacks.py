@@ -1,0 +1,210 @@
+"""What parties could infer about labels, measured in runs: hooks, measures, and that looking changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.errors import ConfigError
+from fedloom.experiment.engine import start
+from fedloom.experiment.reading import check
+from fedloom.experiment.run import Result, execute
+from fedloom.experiment.world import World, build
+from fedloom.federation import Federation
+from fedloom.methods.vertical.proto_evfl import class_means
+from fedloom.protect.attacks import known_rows, nearest, success
+from fedloom.rng import stream
+
+ALIGNED = 70  # no multiple of the batch size
+CONTROL = {"embeddings nearest", "completion", "chance"}
+
+
+def config(method: str, attacks: int | None = 1, rounds: int = 2, **changes: Any) -> Any:
+    values = {
+        "method": method,
+        "rounds": rounds,
+        "data": {"clients": 3, "test_rows": 50},
+        "columns": {"aligned": ALIGNED, "unaligned": 40},
+        "models": {"pool": ["mlp"]},
+        "evaluate": {} if attacks is None else {"attacks": attacks},
+    }
+    return check({"run": {**values, **changes}}).run
+
+
+def shares(result: Result, round: int) -> dict[str, dict[str, float]]:
+    """By attack and party; the mean has the party ""."""
+    found: dict[str, dict[str, float]] = {}
+    for at, _, _, party, what, value in result.metrics:
+        if at == round and what.startswith("attack "):
+            found.setdefault(what.removeprefix("attack ").removesuffix(" mean"), {})[party] = value
+    return found
+
+
+@contextmanager
+def begun(run: Any, rounds: int = 1) -> Iterator[tuple[World, Federation]]:
+    """A federation after some rounds."""
+    world = build(run)
+    with start(world) as engine:
+        fed = Federation(engine, home="active", house=world.house)
+        for t in range(rounds):
+            fed.round = t
+            assert list(world.method.round(fed, world.server, engine.ids, world.cfg, t)) == ["round"]
+        yield world, fed
+
+
+def ask(fed: Federation, method: str, **arguments: Any) -> dict[int, Any]:
+    return dict(zip(fed.engine.ids, fed.engine.call(fed.engine.ids, method, arguments, None, None), strict=True))
+
+
+def test_logits_that_are_added_up_give_all_labels_away() -> None:
+    result = execute(config("split", params={"top": "sum", "width": 10}))
+    for round in (0, 1, 2):
+        found = shares(result, round)
+        assert found["gradients direct"] == {"party-1": 1.0, "party-2": 1.0, "": 1.0}
+        assert set(found) == {"gradients direct", "gradients nearest", *CONTROL}
+
+
+def test_gradients_leak_more_than_the_labels_that_are_known_before_and_after_training() -> None:
+    result = execute(config("split", rounds=3))
+    for round in range(4):
+        found = shares(result, round)
+        assert set(found) == {"gradients nearest", *CONTROL}
+        assert all(set(each) == {"party-1", "party-2", ""} for each in found.values())
+        assert all(each[""] == pytest.approx((each["party-1"] + each["party-2"]) / 2) for each in found.values())
+        assert found["gradients nearest"][""] > found["embeddings nearest"][""] + 0.2
+        assert found["chance"]["party-1"] == pytest.approx(0.1, abs=0.02)
+
+
+def test_prototypes_leak_without_any_known_label() -> None:
+    result = execute(config("proto-evfl", params={"steps": 2}))
+    for round in range(3):
+        found = shares(result, round)
+        assert set(found) == {"prototypes", *CONTROL}
+        assert found["prototypes"][""] > 0.4 > 0.2 > found["chance"][""]
+
+
+def test_who_is_told_nothing_can_only_try_the_controls() -> None:
+    assert set(shares(execute(config("active-only", rounds=1)), 1)) == CONTROL
+
+
+def test_exposed_gradients_are_those_of_the_joint_loss() -> None:
+    with begun(config("split")) as (world, fed):
+        home, parts = world.server, ask(fed, "contribution", on="aligned")
+        exposed = home.exposed(parts)
+        assert set(exposed) == {"gradients"} and set(exposed["gradients"]) == {0, 1, 2}
+        sent = [parts[m].clone().requires_grad_() for m in parts]
+        loss = torch.zeros(())
+        for row, label in enumerate(home.labels()):
+            joint = torch.stack([f[row] for f in sent])[None]
+            loss = loss + F.cross_entropy(home.net.module(joint), label[None])
+        (loss / world.cfg.batch_size).backward()
+        for m, f in zip(parts, sent, strict=True):
+            assert exposed["gradients"][m].shape == (ALIGNED, world.cfg.width)
+            assert torch.allclose(exposed["gradients"][m], f.grad, atol=1e-7)
+
+
+def test_exposed_gradients_are_what_the_first_batch_brings() -> None:
+    """Embeddings and gradients of the attack are, row by row, what crosses in training."""
+    run = config("split", params={"batch_size": 16})
+    with begun(run, rounds=0) as (world, fed):
+        home, parts = world.server, ask(fed, "contribution", on="aligned")
+        exposed, rows = home.exposed(parts)["gradients"], home.rows(0, 0)
+        sent = ask(fed, "embed", number=0, step=0)
+        told = home.learn(sent, 0, 0)
+        for m in parts:
+            assert torch.equal(parts[m][rows], sent[m])
+            assert torch.allclose(exposed[m][rows], told[m]["cut"], atol=1e-7)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5])
+def test_exposed_prototypes_are_those_that_are_sent(noise: float) -> None:
+    changes = {"params": {"prototype_noise": noise, "steps": 1}, "columns": {"aligned": ALIGNED, "rare": [3]}}
+    with begun(config("proto-evfl", **changes)) as (world, fed):
+        home, parts = world.server, ask(fed, "contribution", on="aligned")
+        told = home.exposed(parts)["prototypes"]
+        for m in parts:
+            difference = told[m] - home.prototypes[m]
+            others = torch.arange(10) != 3
+            assert not told[m][3].any()  # no aligned person is of this class, and the prior says so
+            assert float(difference[others].std(correction=0)) == pytest.approx(noise, abs=0.1)
+            assert torch.equal(difference[others], torch.zeros(9, world.cfg.width)) == (noise == 0)
+
+
+def test_before_the_first_round_prototypes_are_those_that_it_would_begin_with() -> None:
+    with begun(config("proto-evfl"), rounds=0) as (world, fed):
+        home, parts = world.server, ask(fed, "contribution", on="aligned")
+        told = home.exposed(parts)["prototypes"]
+        for m, f in parts.items():
+            assert torch.equal(told[m], class_means(f, home.labels(), 10)[0])
+        assert not home.begun and not home.prototypes.any()
+        first = ask(fed, "introduce")
+        assert all(torch.equal(parts[m], first[m]) for m in parts)
+
+
+def test_embeddings_that_leave_are_perturbed_here_too() -> None:
+    plain, noisy_ = ({"params": {"embedding_noise": kappa, "steps": 0}} for kappa in (0.0, 0.3))
+    found: list[Tensor] = []
+    for changes in (plain, noisy_):
+        with begun(config("proto-evfl", **changes)) as (_, fed):
+            found.append(ask(fed, "contribution", on="aligned")[1])
+    assert float((found[1] - found[0]).std()) == pytest.approx(0.3, rel=0.1)
+
+
+@pytest.mark.parametrize("method", ["split", "active-only", "proto-evfl", "ss-vfl", "fedhssl"])
+def test_looking_changes_no_state_and_sends_nothing(method: str) -> None:
+    params = {"steps": 1} | ({"pretrain": 1} if method in ("ss-vfl", "fedhssl") else {})
+    changes = {} if method in ("split", "active-only") else {"params": params}
+    without, with_ = (execute(config(method, attacks, **changes)) for attacks in (None, 3))
+    assert with_.summary["state_sha256"] == without.summary["state_sha256"]
+    assert with_.summary["bytes"] == without.summary["bytes"]
+    assert [r for r in with_.metrics if not r[4].startswith("attack ")] == without.metrics
+    assert len(with_.metrics) > len(without.metrics)
+
+
+@pytest.mark.parametrize("method", ["split", "proto-evfl"])
+def test_engines_agree(method: str) -> None:
+    loop, apart = (shares(execute(config(method, engine={"name": name})), 2) for name in ("local", "isolated"))
+    assert loop == apart
+    together = shares(execute(config(method, engine={"name": "batched"})), 2)
+    for what, each in loop.items():
+        assert each[""] == pytest.approx(together[what][""], abs=0.1)
+
+
+def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
+    """Gradients of other labels than those that are asked for tell nothing about these."""
+    run = config("split", columns={"aligned": 600, "unaligned": 40})
+    world = build(run)
+    truth = world.held.parties.labels  # type: ignore[attr-defined]
+    told = world.server.labels().numpy().copy()
+    assert np.array_equal(truth, told)
+    data = world.server.site.data
+    data.labels[data.index] = torch.from_numpy(stream(0, "permuted").permutation(told))
+    with start(world) as engine:
+        fed = Federation(engine, home="active", house=world.house)
+        parts = ask(fed, "contribution", on="aligned")
+        gradients = world.server.exposed(parts)["gradients"]
+    for m in (1, 2):
+        known = known_rows(torch.from_numpy(truth), 1, stream(0, "attack", m))
+        guesses = nearest(gradients[m], known, torch.from_numpy(truth)[known])
+        assert success(guesses, torch.from_numpy(truth), known) == pytest.approx(0.1, abs=0.06)
+
+
+def test_a_method_whose_parties_have_labels_is_refused() -> None:
+    with pytest.raises(
+        ConfigError, match=r"evaluate\.attacks: fedavg shares rows, .* take a method whose parties hold"
+    ):
+        check({"run": {"method": "fedavg", "evaluate": {"attacks": 1}}})
+    with pytest.raises(ConfigError, match="greater than or equal to 1"):
+        config("split", 0)
+
+
+def test_an_attacker_that_knows_all_has_nothing_to_find() -> None:
+    with pytest.raises(ConfigError, match="with 50 of each class all labels are known; give fewer"):
+        execute(config("split", 50))

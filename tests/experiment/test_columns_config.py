@@ -1,0 +1,166 @@
+"""`[columns]`: what is refused and how to mend it, and what holds where nothing is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.errors import ConfigError, DataError
+from fedloom.experiment import config
+from fedloom.experiment.columns import ALIGNED, ColumnsConfig
+from fedloom.experiment.reading import check, read
+from fedloom.experiment.run import execute
+from fedloom.experiment.world import build, parties_of
+from fedloom.methods import registry
+
+VERTICAL = [name for name, method in registry().items() if method.columns]
+
+
+def problems(**run: Any) -> list[str]:
+    """What is wrong with this run."""
+    with pytest.raises(ConfigError) as error:
+        check({"run": {"method": "proto-evfl", **run}})
+    return str(error.value).splitlines()
+
+
+# -- defaults --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", VERTICAL)
+def test_four_parties_share_the_columns_where_nothing_is_said(method: str) -> None:
+    assert read(method).run.data.clients == 4
+    assert read(method, ["data.name=wine", "rounds=2"]).run.data.clients == 4
+    assert read(method, flags={"data": {"name": "wine"}}).run.data.clients == 4
+    assert check({"run": {"method": method}}).run.data.clients == 4
+
+
+def test_who_says_how_many_gets_them() -> None:
+    assert read("split", ["data.clients=3"]).run.data.clients == 3
+    assert read("split", ["data.clients=10"]).run.data.clients == 10  # also where that is the others' default
+    assert read("fedavg").run.data.clients == 10
+
+
+def test_of_a_comparison_the_first_method_counts(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    for first, clients in (('"split", "active-only"', 4), ('{ method = "pooled" }, "split"', 4), ('"fedavg"', 10)):
+        file.write_text(f"rounds = 1\n[compare]\nmethods = [{first}]\n")
+        assert {run.data.clients for run in read(str(file)).runs()} == {clients}
+    file.write_text('method = "split"\n[compare]\nmethods = [{ preset = "paper" }, "active-only"]\n')
+    assert {run.data.clients for run in read(str(file)).runs()} == {4}
+    assert {run.data.clients for run in check({"compare": {"methods": ["proto-evfl", "split"]}}).runs()} == {4}
+
+
+def test_there_are_as_many_parties_as_files() -> None:
+    section = {"files": ["a.csv", "b.csv"], "id": "id", "label": "y"}
+    assert check({"run": {"method": "split", "columns": section}}).run.data.clients == 2
+
+
+def test_the_usual_section_is_that_of_the_paper() -> None:
+    section = ColumnsConfig()
+    assert not section.own_data and section.aligned is None and section.ratio == 1.0 and section.align == "plain"
+    parties = parties_of(check({"run": {"method": "split", "data": {"test_rows": 20}}}).run)
+    assert len(parties.labels) == ALIGNED == 200 and len(parties.views) == 4
+    assert {v.x.shape[1:] for v in parties.views} == {(2, 4, 4)}  # two quadrants of 8x8 digits
+
+
+def test_a_config_goes_through_its_file_and_back(tmp_path: Path) -> None:
+    section = {"aligned": 60, "unaligned": 30, "ratio": [1.0, 2.0, 3.0], "grid": [2, 2], "rare": [3], "rare_rows": 2}
+    run = check({"run": {"method": "split", "data": {"clients": 3}, "columns": section}}).run
+    (tmp_path / "x.toml").write_text(config.toml(run))
+    assert read(str(tmp_path / "x.toml")).run == run
+
+
+# -- errors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"alined": 5}, "columns.alined: there is no such setting. Did you mean 'aligned'?"),
+        ({"aligned": 0}, "columns.aligned: input should be greater than or equal to 1"),
+        ({"unaligned": -1}, "columns.unaligned: input should be greater than or equal to 0"),
+        ({"align": "psi"}, "columns.align: input should be 'plain' or 'openmined'"),
+        ({"files": ["a.csv"], "manifest": "m.csv"}, "columns: give files or a manifest, not both"),
+        ({"files": ["a.csv", "b.csv"]}, "columns: files need id, the column that matches people, and label"),
+        ({"files": ["a.csv", "b.csv"], "id": "id"}, "columns: files need id, the column that matches people"),
+        ({"label": "y"}, "columns: id and label name columns of files: name these too"),
+        (3, "columns: "),
+    ],
+)
+def test_a_mistake_is_named_with_its_mend(section: Any, text: str) -> None:
+    found = problems(columns=section)
+    assert any(line.startswith(text) for line in found), found
+
+
+def test_all_problems_come_at_once() -> None:
+    found = problems(columns={"aligned": 0, "grid": [2]}, rounds=-1, params={"lr": 0, "wdth": 3})
+    for part in ("columns.aligned", "columns.grid", "rounds", "params.lr", "Did you mean 'width'?"):
+        assert any(part in line for line in found), part
+
+
+def test_a_method_that_shares_rows_has_no_columns_to_cut() -> None:
+    found = problems(method="fedavg", columns={"aligned": 50})
+    assert found == ["columns: fedavg shares rows, not columns: leave the section away"]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"columns": {"aligned": 10_000}}, "aligned"),
+        ({"columns": {"held": 9}}, "held must be from 1 to 4"),
+        ({"columns": {"ratio": [2.0, 1.0]}}, "ratio must be one number of at least 1, or one for each of 4"),
+        ({"columns": {"rare": [10]}}, "rare must name some, not all, of the classes"),
+        ({"columns": {"grid": [2, 2]}, "data": {"name": "wine"}}, "A grid is for images"),
+        ({"data": {"clients": 1}}, "parties must be at least 2"),
+        ({"data": {"name": "wine", "clients": 30}}, "need at least as many columns"),
+    ],
+)
+def test_numbers_that_the_data_can_t_meet_are_refused_before_any_work(values: dict[str, Any], text: str) -> None:
+    with pytest.raises(DataError, match=text):
+        build(check({"run": {"method": "split", **values}}).run)
+
+
+def test_what_is_pooled_must_be_known_in_full(tmp_path: Path) -> None:
+    section = {"files": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], "id": "id", "label": "y"}
+    with pytest.raises(ConfigError, match="only where a known data set is cut"):
+        build(check({"run": {"method": "pooled", "columns": section}}).run)
+
+
+# -- what a run makes of it ------------------------------------------------------------------------------
+
+
+def test_parties_and_places_are_those_of_the_section() -> None:
+    section = {"aligned": 40, "unaligned": 30, "held": 1}
+    world = build(check({"run": {"method": "proto-evfl", "data": {"test_rows": 20}, "columns": section}}).run)
+    assert world.house == (0,) and len(world.clients) == 4 and world.graph is None
+    for make in world.clients:
+        site = make().site
+        assert (len(site.rows), site.aligned, site.parties, site.classes) == (70, 40, 4, 10)
+        assert (len(site.tests["test"]), len(site.tests["own"])) == (20, 30)
+        assert site.rows.every.shape[1:] == (1, 4, 4)
+
+
+@pytest.mark.parametrize("method", ["proto-evfl", "split"])
+@pytest.mark.parametrize("name", ["wine", "breast_cancer"])
+def test_tables_run_as_pictures_do(method: str, name: str) -> None:
+    values = {"method": method, "rounds": 1, "data": {"name": name, "clients": 3}, "columns": {"aligned": 30}}
+    measures = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
+    assert {"accuracy mean", "balanced accuracy", "auc", "loss mean"} <= set(measures)
+    assert 0 <= measures["accuracy mean"] <= 1 and measures["loss mean"] > 0
+    assert ("accuracy alone mean" in measures) == (method == "proto-evfl")
+
+
+def test_zero_shot_is_seen_in_the_recall_of_the_class() -> None:
+    """Nothing gives the classifier an example of a class that no aligned row has."""
+    values = {
+        "method": "proto-evfl",
+        "rounds": 2,
+        "params": {"epochs": 10, "active_lr": 0.01, "steps": 2},
+        "columns": {"aligned": 60, "unaligned": 20, "rare": [3]},
+        "models": {"pool": ["mlp"]},
+        "evaluate": {"points": 1},
+    }
+    measures = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
+    assert measures["recall 3"] == 0.0 and measures["accuracy mean"] > 0.3

@@ -1,0 +1,174 @@
+"""A vertical federation small enough to reason about: made-up people, of whom each party sees other columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.engines import Engine, IsolatedEngine, LocalEngine
+from fedloom.engines.base import Failure
+from fedloom.faults import Faults
+from fedloom.federation import Federation
+from fedloom.message import leaves, map_tensors
+from fedloom.method import Method
+from fedloom.site import Rows, Site
+
+FEATURES, CLASSES, WIDTH, TESTED = 5, 3, 4, 25
+
+
+def extractor(m: int, width: int = WIDTH) -> nn.Module:
+    """Party m's own. Its last layer has no bias: before centring that would have a gradient of pure rounding."""
+    with torch.random.fork_rng():
+        torch.manual_seed(300 + m)
+        return nn.Sequential(nn.Linear(FEATURES, 6 + m), nn.Tanh(), nn.Linear(6 + m, width, bias=False))
+
+
+def people(parties: int, aligned: int, unaligned: int, seed: int, rare: Sequence[int]) -> tuple[Tensor, list[Rows]]:
+    """Labels (aligned,); and each party's rows: the aligned people, its own, the tested ones, in a shuffled pool."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(CLASSES, size=aligned)
+    y[: 2 * CLASSES] = np.arange(2 * CLASSES) % CLASSES  # none is missing by chance
+    for k in rare:
+        y[y == k] = (k + 1) % CLASSES
+    tested, found = rng.integers(CLASSES, size=TESTED), []
+    for _ in range(parties):
+        classes = np.concatenate([y, rng.integers(CLASSES, size=unaligned), tested])
+        x = rng.normal(size=(len(classes), FEATURES)) + 2 * rng.normal(size=(CLASSES, FEATURES))[classes]
+        order = rng.permutation(len(x))
+        pool = torch.from_numpy(x[order].astype(np.float32))
+        found.append(Rows(pool, None, torch.from_numpy(np.argsort(order)), torch.zeros(1), torch.ones(1)))
+    return torch.from_numpy(y), found
+
+
+def part(rows: Rows, first: int, last: int | None) -> Rows:
+    """Some of the rows."""
+    return Rows(rows.pool, rows.labels, rows.index[first:last], rows.shift, rows.scale)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One message to a party, and its reply."""
+
+    round: int
+    party: int
+    method: str
+    put: Mapping[str, Any]
+    reply: Any
+
+
+class Columns:
+    """A method with columns on that federation, ready to run.
+
+    Args:
+        method: any such page's.
+        parties, aligned, unaligned, seed, rare: the federation; see `people`.
+        isolated: which engine, if not the loop.
+        faults: ordered ones.
+        preset: of the method, with `params` over it.
+        relabel: what the home takes the labels for.
+        make: the parties' networks.
+
+    Attributes:
+        heard: every message so far, as it was handed over.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        parties: int = 3,
+        *,
+        aligned: int = 30,
+        unaligned: int = 20,
+        seed: int = 0,
+        rare: Sequence[int] = (),
+        isolated: bool = False,
+        faults: Faults | None = None,
+        preset: str = "recommended",
+        relabel: Callable[[Tensor], Tensor] = lambda y: y,
+        make: Callable[[int], nn.Module] = extractor,
+        **params: Any,
+    ) -> None:
+        self.method = method
+        self.cfg = method.configure(preset, {"width": WIDTH, "batch_size": 8, **params})
+        y, every = people(parties, aligned, unaligned, seed, rare)
+        known = aligned + unaligned
+        labels = torch.full((len(every[0].pool),), -1)
+        labels[every[0].index[:aligned]] = relabel(y)
+        first = every[0]
+        shared: dict[str, Any] = {"seed": seed, "parties": parties, "classes": CLASSES, "aligned": aligned}
+        own = Rows(first.pool, labels, first.index[:aligned], first.shift, first.scale)
+        assert method.server is not None
+        self.home: Any = method.server(self.cfg, Site(id=0, data=own, **shared))
+        self.sites = [
+            Site(
+                id=m,
+                data=part(rows, 0, known),
+                network=partial(make, m),
+                tests={"test": part(rows, known, None), "own": part(rows, aligned, known)},
+                **shared,
+            )
+            for m, rows in enumerate(every)
+        ]
+        builders = [partial(method.client, self.cfg, site) for site in self.sites]
+        engine: type[Any] = IsolatedEngine if isolated else LocalEngine
+        self.engine: Engine = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
+        self.fed = Federation(self.engine, seed=seed, home="active", house=(0,))
+        self.heard: list[Heard] = []
+        self._listen()
+
+    def _listen(self) -> None:
+        call = self.engine.call
+
+        def listen(ids: Any, method: Any, shared: Any, each: Any, number: Any) -> Any:
+            puts = {i: map_tensors(Tensor.clone, {**shared, **(each[i] if each else {})}) for i in ids}
+            replies = call(ids, method, shared, each, number)
+            self.heard += [
+                Heard(self.fed.round, i, method, puts[i], r if isinstance(r, Failure) else map_tensors(Tensor.clone, r))
+                for i, r in zip(ids, replies, strict=True)
+            ]
+            return replies
+
+        self.engine.call = listen  # type: ignore[method-assign]
+
+    def party(self, m: int) -> Any:
+        """Party m itself."""
+        return self.engine._parties[m]  # type: ignore[attr-defined]
+
+    def run(self, rounds: int = 1, start: int = 0, present: Sequence[int] | None = None) -> Columns:
+        for t in range(start, start + rounds):
+            self.fed.round = t
+            parties = self.engine.ids if present is None else present
+            for _ in self.method.round(self.fed, self.home, parties, self.cfg, t):
+                pass
+        return self
+
+    def states(self) -> dict[str, Any]:
+        """All leaves of everybody's state by path, copied."""
+        every = {"home": self.home.state(), **{str(m): s for m, s in self.engine.states().items()}}
+        return {k: v.clone() if isinstance(v, Tensor) else v for k, v in leaves(every)}
+
+    def sent(self, method: str, t: int) -> dict[int, Any]:
+        """The replies to that message in round t."""
+        return {h.party: h.reply for h in self.heard if (h.method, h.round) == (method, t)}
+
+    def told(self, method: str, t: int) -> dict[int, Mapping[str, Any]]:
+        """What that message said to each party in round t."""
+        return {h.party: h.put for h in self.heard if (h.method, h.round) == (method, t)}
+
+
+def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two states are the same to the bit."""
+    return a.keys() == b.keys() and all(
+        torch.equal(x, b[k]) if isinstance(x, Tensor) else x == b[k] for k, x in a.items()
+    )
+
+
+def moved(a: Mapping[str, Any], b: Mapping[str, Any]) -> set[str]:
+    """Whose state differs."""
+    return {k.split(".")[0] for k in a if not same({k: a[k]}, {k: b[k]})}

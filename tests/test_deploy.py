@@ -1,0 +1,713 @@
+"""Use after training: folders of parties, each on its own, that answer as the run did."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom
+from fedloom import message
+from fedloom.data.dataset import Dataset
+from fedloom.data.sources import load_raw
+from fedloom.data.split import hold_out
+from fedloom.deploy import (
+    Exported,
+    export,
+    load_active,
+    load_party,
+    read_embeddings,
+    write_embeddings,
+)
+from fedloom.deploy.exchange import gathered
+from fedloom.deploy.folder import CARD, STATE, digest
+from fedloom.deploy.rows import prepared
+from fedloom.errors import CheckpointError, ConfigError, DataError, FedloomError
+from fedloom.experiment import checkpoint
+from fedloom.experiment.reading import read
+from fedloom.experiment.session import fingerprint
+from fedloom.experiment.world import World, build
+from fedloom.party import Party
+
+SMALL = {
+    "proto-evfl": {"steps": 4, "epochs": 2, "width": 8},
+    "split": {"epochs": 2, "width": 8},
+    "active-only": {"epochs": 1, "width": 4},
+    "fedhssl": {"width": 4, "pretrain": 1, "steps": 1, "features": "concatenated"},
+}
+CASES = [(method, data) for method in ("proto-evfl", "split") for data in ("digits", "breast_cancer")]
+
+
+@dataclass
+class Trained:
+    """A run, its parties as they ended, its folders, and its raw test rows."""
+
+    folder: Path
+    world: World
+    home: Party[Any]
+    parties: list[Party[Any]]
+    exported: Exported
+    test: np.ndarray
+    """Numbers of the test rows in the raw data."""
+
+    @property
+    def out(self) -> Path:
+        return self.exported.folder
+
+    def joint(self) -> np.ndarray:
+        """The run's own probabilities on its test rows."""
+        parts = {m: party.contribution(on="test") for m, party in enumerate(self.parties)}
+        return torch.softmax(self.home.decide(parts), -1).numpy()
+
+    def alone(self, m: int) -> np.ndarray:
+        """The same of one party alone."""
+        party: Any = self.parties[m]
+        return torch.softmax(party.alone(party.infer(party.site.tests["test"].every)), -1).numpy()
+
+    def raw(self) -> Any:
+        """Raw test rows of all columns, or whole pictures."""
+        data = load_raw(self.world.run.data.name)
+        if isinstance(data, Dataset):
+            return data.x[self.test]
+        return {name: values[self.test] for name, values in data.columns.items()}
+
+
+def trained(folder: Path, method: str, data: str, **settings: Any) -> Trained:
+    columns = {"aligned": 60, "unaligned": 40}
+    values = {"data": {"name": data, "clients": 4, "test_rows": 50}, "columns": columns, **settings}
+    fedloom.run(method, out=folder, params=SMALL[method], **{"rounds": 2, **values})
+    exported = export(folder, folder.with_name(f"{folder.name}-parties"))
+    run = read(str(folder / "config.toml")).run
+    world = build(run)
+    found, _ = checkpoint.newest(folder / "checkpoints", fingerprint(world))
+    assert found is not None and world.server is not None
+    states = list(found[1].values())
+    world.server.load(states[0])
+    parties = [make() for make in world.clients]
+    for party, state in zip(parties, states[1:], strict=True):
+        party.load(state)
+    raw = load_raw(data)
+    _, test = hold_out(raw.y, raw.test, seed=run.seed, fraction=run.data.test_fraction, limit=50)
+    return Trained(folder, world, world.server, parties, exported, test)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Trained]:
+    """A small run of a method on a data set, done once and not to be changed."""
+    known: dict[tuple[str, str], Trained] = {}
+
+    def get(method: str, data: str) -> Trained:
+        if (method, data) not in known:
+            known[method, data] = trained(tmp_path_factory.mktemp("runs") / f"{method}-{data}", method, data)
+        return known[method, data]
+
+    return get
+
+
+@pytest.fixture
+def proto(runs: Callable[[str, str], Trained]) -> Trained:
+    return runs("proto-evfl", "breast_cancer")
+
+
+@pytest.fixture
+def folder(proto: Trained, tmp_path: Path) -> Path:
+    """A copy of a party's folder, to be damaged."""
+    return Path(shutil.copytree(proto.out / "party-1", tmp_path / "party-1"))
+
+
+def write_rows(path: Path, columns: dict[str, np.ndarray], **more: list[str]) -> Path:
+    """A CSV file of raw columns."""
+    every = {name: np.asarray(values).tolist() for name, values in {**columns, **more}.items()}  # all digits
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(every)
+        writer.writerows(zip(*every.values(), strict=True))
+    return path
+
+
+def change(folder: Path, **values: Any) -> None:
+    """Set top-level values of a card."""
+    card = json.loads((folder / CARD).read_text())
+    (folder / CARD).write_text(json.dumps({**card, **values}))
+
+
+def put(folder: Path, state: Any) -> None:
+    """Another state, with a card that agrees."""
+    data = message.encode(state)
+    (folder / STATE).write_bytes(data)
+    change(folder, state_sha256=digest(data), state_bytes=len(data))
+
+
+def content(folder: Path) -> Any:
+    return message.decode((folder / STATE).read_bytes())
+
+
+# -- predictions ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "data"), CASES)
+def test_raw_rows_get_the_predictions_of_the_run(
+    method: str, data: str, runs: Callable[[str, str], Trained], tmp_path: Path
+) -> None:
+    run = runs(method, data)
+    rows = run.raw()
+    if data == "breast_cancer":  # from a file, in another order, with columns that no party has
+        names = list(rows)[::-1]
+        rows = write_rows(
+            tmp_path / "rows.csv", {n: rows[n] for n in names}, patient=[f"p{i}" for i in range(len(run.test))]
+        )
+    parties = [load_party(run.out / f"party-{m}") for m in range(4)]
+    active = load_active(run.out / "active")
+    found = active.predict({m: party.embed(rows) for m, party in enumerate(parties)})
+    np.testing.assert_allclose(found, run.joint(), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
+    assert active.classes == run.world.held.classes and found.shape == (50, len(active.classes))
+    measured = fedloom_accuracy(run.folder)
+    assert abs(float((found.argmax(1) == run.world.held.labels["test"][0]).mean()) - measured) < 1e-9
+    for m, party in enumerate(parties):
+        assert (party.number, party.classes) == (m, active.classes)
+        if method == "proto-evfl":
+            np.testing.assert_allclose(party.predict_alone(rows), run.alone(m), rtol=0, atol=1e-6)
+        else:
+            with pytest.raises(ConfigError, match="split gives no party what it needs to predict alone"):
+                party.predict_alone(rows)
+
+
+def fedloom_accuracy(folder: Path) -> float:
+    """What the run itself measured at its end."""
+    with (folder / "metrics.csv").open(newline="") as file:
+        last = [row for row in csv.DictReader(file) if row["measure"] == "accuracy mean"][-1]
+    return float(last["value"])
+
+
+@pytest.mark.parametrize("method", ["active-only", "fedhssl"])
+def test_other_methods_come_back_too(method: str, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", method, "breast_cancer")
+    needs = range(1) if method == "active-only" else range(4)
+    assert set(run.exported.sizes) == {*(f"party-{m}" for m in needs), "active"}
+    sent = {m: load_party(run.out / f"party-{m}").embed(run.raw()) for m in needs}
+    np.testing.assert_allclose(load_active(run.out / "active").predict(sent), run.joint(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("data", ["digits", "breast_cancer"])
+def test_every_folder_stands_on_its_own(data: str, runs: Callable[[str, str], Trained], tmp_path: Path) -> None:
+    run = runs("proto-evfl", data)
+    sent = {}
+    for m in range(4):
+        place = tmp_path / f"only-{m}"
+        shutil.copytree(run.out / f"party-{m}", place)
+        party = load_party(place)
+        sent[m] = party.embed(run.raw())
+        np.testing.assert_allclose(party.predict_alone(run.raw()), run.alone(m), rtol=0, atol=1e-6)
+        shutil.rmtree(place)
+    shutil.copytree(run.out / "active", tmp_path / "classifier")
+    np.testing.assert_allclose(load_active(tmp_path / "classifier").predict(sent), run.joint(), rtol=0, atol=1e-6)
+
+
+def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
+    party, active = content(proto.out / "party-1"), content(proto.out / "active")
+    assert set(party) == {"state", "shift", "scale"}
+    assert set(party["state"]) == {"params", "buffers", "prototypes", "prior"}
+    assert set(active) == {"state"} and set(active["state"]) == {"params"}  # no embeddings of people, no priors
+    own = proto.parties[1]
+    for part in ("params", "buffers"):
+        assert all(torch.equal(x, getattr(own, part)[name]) for name, x in party["state"][part].items())
+    assert torch.equal(party["state"]["prototypes"], own.prototypes)  # type: ignore[attr-defined]
+    labels, people = proto.home.labels(), proto.home.embedded  # type: ignore[attr-defined]
+    for folder in proto.out.iterdir():
+        assert {file.name for file in folder.iterdir()} == {CARD, STATE}
+        for _, leaf in message.leaves(content(folder)):
+            assert isinstance(leaf, torch.Tensor)
+            assert len(labels) not in leaf.shape  # a number for each of the people who were trained on
+        raw = (folder / STATE).read_bytes()
+        every = [(m, p.params) for m, p in enumerate(proto.parties)] + [("active", proto.home.params)]
+        for other, params in every:
+            weight = max(params.values(), key=torch.numel).contiguous().numpy().tobytes()
+            assert (weight in raw) == (folder.name in (f"party-{other}", other))
+        assert people[0, 0].numpy().tobytes() not in raw
+    recipes = [json.loads((proto.out / f"party-{m}" / CARD).read_text())["inputs"]["recipe"] for m in range(4)]
+    held = [{rule["name"] for rule in recipe["columns"]} | set(recipe["dropped"]) for recipe in recipes]
+    assert held == [
+        {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"]) for v in proto.world.held.parties.views
+    ]
+
+
+def test_noise_on_what_leaves_is_drawn_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    params = {**SMALL["proto-evfl"], "embedding_noise": 0.5}
+    wine = {"name": "wine", "clients": 2}
+    fedloom.run("proto-evfl", out=folder, params=params, rounds=1, data=wine, columns={"aligned": 60})
+    out = export(folder).folder
+    data = load_raw("wine")
+    rows = {name: values[:20] for name, values in data.columns.items()}
+    party, again = load_party(out / "party-1"), load_party(out / "party-1")
+    one, two, three = party.embed(rows), party.embed(rows), again.embed(rows)
+    assert not np.allclose(one, two) and not np.allclose(one, three)
+    np.testing.assert_array_equal(party.predict_alone(rows), again.predict_alone(rows))
+    assert 0.3 < np.std(one - two) < 1.2
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_by_name_in_any_order_and_any_form(proto: Trained, tmp_path: Path) -> None:
+    party, rows = load_party(proto.out / "party-2"), proto.raw()
+    first = party.embed(rows)
+    names = [rule["name"] for rule in party.inputs.recipe["columns"]]
+    as_lists = {name: rows[name].tolist() for name in reversed(names)}
+    np.testing.assert_array_equal(party.embed(as_lists), first)
+    texts = {name: [repr(float(v)) for v in rows[name]] for name in names}
+    np.testing.assert_array_equal(party.embed(texts), first)
+    np.testing.assert_array_equal(party.embed(str(write_rows(tmp_path / "r.csv", texts))), first)  # type: ignore[arg-type]
+
+    class Frame:
+        """As pandas has it: keys and columns, and no Mapping."""
+
+        def keys(self) -> list[str]:
+            return list(as_lists)
+
+        def __getitem__(self, name: str) -> list[float]:
+            return as_lists[name]
+
+    np.testing.assert_array_equal(party.embed(Frame()), first)  # type: ignore[arg-type]
+
+
+def test_rows_that_do_not_fit_get_a_sentence(proto: Trained, tmp_path: Path) -> None:
+    party, rows = load_party(proto.out / "party-1"), proto.raw()
+    names = [rule["name"] for rule in party.inputs.recipe["columns"]]
+    good = {name: rows[name][:3] for name in names}
+    less = {name: good[name] for name in names[2:]}
+    file = write_rows(tmp_path / "less.csv", less)
+    for bad, text in [
+        (less, f"must have the {len(names)} columns of this party, but 2 are missing: '{names[0]}', '{names[1]}'"),
+        (file, "less.csv must have the"),
+        ({**good, names[0]: ["1", "two", "3"]}, f"Column '{names[0]}' must hold numbers, but it holds 'two'"),
+        ({**good, names[0]: [1, 2]}, "same number of rows"),
+        ({**good, names[0]: 7.0}, f"Column '{names[0]}' must be a list of values"),
+        ({**good, names[0]: [1, 2, 1e99]}, "within"),
+        ({**good, names[0]: [{}, 2, 3]}, "holds something else"),
+        ({name: [] for name in names}, "at least one row"),
+        (np.zeros((3, len(names)), np.float32), "rows of a table"),
+        (tmp_path / "nowhere.csv", "can't be read"),
+        (tmp_path, "can't be read"),
+        (None, "rows of a table"),
+    ]:
+        with pytest.raises(DataError, match=r".*") as error:
+            party.embed(bad)  # type: ignore[arg-type]
+        assert text in str(error.value), (text, str(error.value))
+
+
+def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Two parties' own files. "7" is a word in a column of words, and a gap is told apart from a new word."""
+    rng = np.random.default_rng(0)
+    people = [f"p{i}" for i in range(160)]
+    colour = rng.choice(["red", "blue", "7"], 160)
+    size = np.where(colour == "red", 1.0, 3.0) + rng.normal(size=160) / 4
+    write_rows(tmp_path / "a.csv", {"size": size}, id=people, label=["yes" if c == "red" else "no" for c in colour])
+    write_rows(tmp_path / "b.csv", {"weight": rng.normal(size=160)}, id=people, colour=colour.tolist())
+    files = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    columns = {"files": files, "id": "id", "label": "label"}
+    fedloom.run(
+        "proto-evfl",
+        out=tmp_path / "run",
+        params=SMALL["proto-evfl"],
+        rounds=1,
+        data={"clients": 2},
+        columns=columns,
+    )
+    party = load_party(export(tmp_path / "run").folder / "party-1")
+    new = write_rows(tmp_path / "new.csv", {"colour": np.array(["7", "7"]), "weight": np.array([0.1, 0.2])})
+    words = party.embed({"colour": ["7", "7"], "weight": [0.1, 0.2]})
+    np.testing.assert_array_equal(party.embed(new), words)
+    assert not caplog.records
+    unseen = party.embed({"colour": ["green", "7"], "weight": [0.1, 0.2]})
+    assert "1 of 2 rows hold words that training did not have, such as 'green'" in caplog.text
+    np.testing.assert_array_equal(unseen[1], words[1])
+    assert np.isfinite(unseen).all() and not np.array_equal(unseen[0], words[0])
+    with pytest.raises(DataError, match=r"'colour' must hold words such as .*, but it holds numbers"):
+        party.embed({"colour": [7, 7], "weight": [0.1, 0.2]})
+    gap = write_rows(tmp_path / "gap.csv", {"colour": np.array(["NA", "7"]), "weight": np.array(["", "0.2"])})
+    assert np.isfinite(party.embed(gap)).all()
+
+
+def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], tmp_path: Path) -> None:
+    from PIL import Image
+
+    run = runs("proto-evfl", "digits")
+    party, whole = load_party(run.out / "party-3"), run.raw()
+    first = party.embed(whole)
+    np.testing.assert_array_equal(party.embed(prepared(party.inputs, whole)), first)
+    np.save(tmp_path / "rows.npy", whole)
+    np.testing.assert_array_equal(party.embed(tmp_path / "rows.npy"), first)
+    files = [tmp_path / f"{n}.png" for n in range(3)]
+    for pixels, file in zip(whole, files, strict=False):
+        Image.fromarray(pixels[0]).save(file)
+    np.testing.assert_allclose(party.embed(files), first[:3], atol=1e-4)  # of 3 rows at once
+    listing = write_rows(tmp_path / "list.csv", {"path": np.array([file.name for file in files])})
+    np.testing.assert_allclose(party.embed(listing), first[:3], atol=1e-4)
+    for bad, text in [
+        (whole.astype(np.float32), "uint8"),
+        (whole[:, :, :5], "Images must be"),
+        (whole[:0], "at least one row"),
+        ([], "at least one row"),
+        ([1, 2], "list of files"),
+        ([tmp_path / "no.png"], "can't be decoded"),
+        ({"path": ["a"]}, "This party takes pictures"),
+        (write_rows(tmp_path / "x.csv", {"file": np.array(["a"])}), "'path'"),
+        (tmp_path / "list.npy", "can't be read"),
+    ]:
+        with pytest.raises(DataError) as error:
+            party.embed(bad)
+        assert text in str(error.value), (text, str(error.value))
+
+
+# -- what is missing, and what does not belong together ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["proto-evfl", "split"])
+def test_a_missing_party_is_named_with_what_to_do(method: str, runs: Callable[[str, str], Trained]) -> None:
+    run = runs(method, "breast_cancer")
+    rows = run.raw()
+    sent = {m: load_party(run.out / f"party-{m}").embed(rows) for m in (0, 1, 3)}
+    active = load_active(run.out / "active")
+    with pytest.raises(DataError) as error:
+        active.predict(sent)
+    text = str(error.value)
+    assert "Embeddings of party 2 are missing" in text and "those of all 4 parties" in text
+    assert ("from its prototypes: fedloom predict party-0" in text) == (method == "proto-evfl")
+    assert ("split has no other way" in text) == (method == "split")
+    with pytest.raises(DataError, match="parties 1, 2, 3"):
+        active.predict({0: sent[0]})
+    for bad, text in [
+        ({**sent, 2: sent[0][:5]}, "the same people"),
+        ({**sent, 2: sent[0][:, :3]}, r"\(n, 8\)"),
+        ({**sent, 2: sent[0] * np.nan}, "finite"),
+        ({**sent, 2: "abc"}, "array of numbers"),
+        ({**sent, 2: sent[0], 4: sent[0]}, "no party 4"),
+        (dict.fromkeys(range(4), sent[0][:0]), "n from 1"),
+    ]:
+        with pytest.raises(DataError, match=text):
+            active.predict(bad)  # type: ignore[arg-type]
+
+
+def test_files_of_embeddings_must_belong_together(
+    proto: Trained, runs: Callable[[str, str], Trained], tmp_path: Path
+) -> None:
+    rows, ids = proto.raw(), [f"P {n}" for n in range(50)]
+    parties = [load_party(proto.out / f"party-{m}") for m in range(4)]
+    files: dict[Path, int | None] = {}
+    for party in parties:
+        file = tmp_path / f"e{party.number}"
+        write_embeddings(file, party.card, party.embed(rows), [i.lower() for i in ids] if party.number else ids)
+        files[file] = party.number
+    active = load_active(proto.out / "active")
+    parts, sure = gathered(active.card, files, ids)
+    assert sure
+    np.testing.assert_allclose(active.predict(parts), proto.joint(), rtol=0, atol=1e-6)
+    found = read_embeddings(tmp_path / "e1")
+    assert b"p 1" not in (tmp_path / "e1").read_bytes() and found.party == 1
+
+    def refused(text: str, files: dict[Path, int | None], ids: list[str] | None = None) -> None:
+        with pytest.raises(DataError) as error:
+            gathered(active.card, files, ids)
+        assert text in str(error.value), (text, str(error.value))
+
+    one = parties[1]
+    write_embeddings(tmp_path / "turned", one.card, one.embed(rows)[::-1].copy(), ids[::-1])
+    write_embeddings(tmp_path / "bare", one.card, one.embed(rows))
+    e0, e1 = tmp_path / "e0", tmp_path / "e1"
+    refused("in another order, than those of party 0", {e0: None, tmp_path / "turned": None})
+    refused("in another order, than the rows given", {e0: None}, ids[::-1])
+    refused("the embeddings of party 1 don't", {e0: None, tmp_path / "bare": None})
+    refused("the embeddings of party 1 don't", {tmp_path / "bare": None}, ids)
+    refused("holds embeddings of party 1, not of party 0", {e1: 0})
+    refused("two files of party 1", {e1: None, tmp_path / "bare": None})
+    refused("can't be read", {tmp_path / "none": None})
+    other = load_party(runs("split", "breast_cancer").out / "party-0")
+    write_embeddings(tmp_path / "other", other.card, other.embed(rows), ids)
+    refused("was made with a folder of another export", {tmp_path / "other": None})
+    data = e1.read_bytes()
+    for torn in (data[:-1], data[:40], b"", b"\0" * 64, data + b"x", proto.out.joinpath("active", STATE).read_bytes()):
+        (tmp_path / "torn").write_bytes(torn)
+        refused("is no file of embeddings, or is torn", {tmp_path / "torn": None})
+    with pytest.raises(DataError, match="share an id"):
+        write_embeddings(tmp_path / "twice", one.card, one.embed(rows), ["a"] * 50)
+
+
+# -- export --------------------------------------------------------------------------------------------------------
+
+
+def test_what_can_not_be_exported(tmp_path: Path, proto: Trained) -> None:
+    fedloom.run("local", out=tmp_path / "rows", rounds=1, data={"clients": 2}, models={"pool": ["linear"]})
+    with pytest.raises(ConfigError, match=r"local shares rows, not columns.*proto-evfl"):
+        export(tmp_path / "rows", tmp_path / "out")
+    with pytest.raises(ConfigError, match="is no run's folder"):
+        export(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"these are: .*rows"):
+        export(tmp_path)
+    assert not (tmp_path / "out").exists()
+    before = (proto.out / "party-0" / CARD).stat().st_mtime_ns
+    with pytest.raises(ConfigError, match="add --force"):
+        export(proto.folder, proto.out)
+    assert (proto.out / "party-0" / CARD).stat().st_mtime_ns == before
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(proto.folder / "config.toml", bare)
+    with pytest.raises(CheckpointError, match="no checkpoint yet"):
+        export(bare)
+    shutil.copytree(proto.folder / "checkpoints", bare / "checkpoints")
+    (bare / "config.toml").write_text((bare / "config.toml").read_text().replace("seed = 0", "seed = 1"))
+    with pytest.raises(CheckpointError, match="can't be exported"):
+        export(bare)
+    assert not (bare / "export").exists()
+    with pytest.raises(ConfigError, match="can't be written"):
+        export(proto.folder, proto.folder / "config.toml")
+
+
+def test_force_writes_the_same_again_and_a_torn_checkpoint_is_passed_over(proto: Trained, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(proto.out, tmp_path / "out"))
+    (out / "party-2" / STATE).write_bytes(b"old")
+    export(proto.folder, out, force=True)
+    for name in ("party-2", "active"):
+        for file in (CARD, STATE):
+            assert (out / name / file).read_bytes() == (proto.out / name / file).read_bytes()
+    run = Path(shutil.copytree(proto.folder, tmp_path / "run"))
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    last.write_bytes(last.read_bytes()[:-9])
+    found = export(run)
+    assert (found.round, found.rounds) == (1, 2) and found.folder == run / "export"
+
+
+# -- nothing is believed because it is there -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reader", [load_party, load_active])
+def test_a_folder_of_the_wrong_kind(reader: Callable[[Path], object], proto: Trained, tmp_path: Path) -> None:
+    wrong = "active" if reader is load_party else "party-0"
+    with pytest.raises(CheckpointError, match=f"load_{wrong.partition('-')[0]} reads it"):
+        reader(proto.out / wrong)
+    with pytest.raises(CheckpointError, match="name one of its folders, active, party-0, party-1"):
+        reader(proto.out)
+    with pytest.raises(CheckpointError, match="fedloom export makes some"):
+        reader(tmp_path)
+
+
+def test_torn_altered_and_oversize_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    card, state = (folder / CARD).read_bytes(), (folder / STATE).read_bytes()
+
+    def refused(text: str) -> None:
+        with pytest.raises(CheckpointError) as error:
+            load_party(folder)
+        assert text in str(error.value) and len(str(error.value)) < 2000, str(error.value)
+        (folder / CARD).write_bytes(card)
+        (folder / STATE).write_bytes(state)
+
+    (folder / STATE).write_bytes(state[:-1])
+    refused("bytes, but party.json says")
+    (folder / STATE).write_bytes(state + b"\0" * 1000)
+    refused("bytes, but party.json says")
+    (folder / STATE).write_bytes(state[:-1] + bytes([state[-1] ^ 1]))
+    refused("torn or altered")
+    (folder / STATE).unlink()
+    refused("can't be read")
+    for text in (b"", b"{", card[:-20], b"\xff\xfe", b"[" * 100_000, b"[1]", b"null", b"9" * 5000):
+        (folder / CARD).write_bytes(text)
+        refused("party.json")
+    monkeypatch.setattr("fedloom.deploy.folder.LARGEST_CARD", 100)
+    refused("larger than the 100 bytes")
+
+
+CARDS: list[tuple[dict[str, Any], str]] = [
+    ({"format": "fedloom-party/9"}, "format"),
+    ({"extra": 1}, "there is no such setting"),
+    ({"party": 4}, "numbers from 0 to 3"),
+    ({"party": -1}, "party"),
+    ({"party": None}, "a party has a number"),
+    ({"parties": 10**9}, "parties"),
+    ({"classes": ["a"]}, "classes"),
+    ({"classes": ["a", "b", "c"]}, "does not hold together"),
+    ({"method": "no-such"}, "no method"),
+    ({"method": "fedal"}, "don't hold columns"),
+    ({"method": "split"}, "does not hold together"),
+    ({"params": {"width": 10**9}}, "width may be"),
+    ({"params": {"nonsense": 1}}, "nonsense"),
+    ({"params": {"width": 9}}, "does not hold together"),
+    ({"federation": "x"}, "federation"),
+    ({"state_bytes": 10**12}, "state_bytes"),
+    ({"state_sha256": "0" * 64}, "torn or altered"),
+    ({"width": "wide"}, "width"),
+]
+INPUTS: list[tuple[dict[str, Any], str]] = [
+    ({"model": "no-such"}, "no model"),
+    ({"model": "lenet5"}, "takes images"),
+    ({"shape": [0]}, "2**24"),
+    ({"shape": [10**9, 10**9]}, "2**24"),
+    ({"shape": [5]}, "gives rows of shape"),
+    ({"shape": []}, "shape"),
+    ({"norm": "odd"}, "norm"),
+    ({"recipe": {}}, "kind"),
+    ({"recipe": {"kind": "table"}}, "damaged"),
+    ({"recipe": {"kind": "code"}}, "rows of the kind 'code'"),
+    ({"recipe": {"kind": "table", "dropped": [], "columns": "abc"}}, "damaged"),
+    (
+        {"recipe": {"kind": "table", "dropped": [], "columns": [{"name": "a", "log": 0, "fill": 10**400}]}},
+        "hold together",
+    ),
+    ({"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [10**6, 10**6], "cells": [0]}}, "cells"),
+    ({"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [2, 2], "cells": [7]}}, "hold together"),
+    ({"recipe": {"kind": "pictures", "shape": [3], "views": [], "size": 1}}, "hold together"),
+]
+
+
+@pytest.mark.parametrize(("values", "text"), CARDS)
+def test_cards_that_lie(values: dict[str, Any], text: str, folder: Path) -> None:
+    change(folder, **values)
+    with pytest.raises(FedloomError) as error:
+        load_party(folder)
+    assert text in str(error.value), str(error.value)
+
+
+@pytest.mark.parametrize(("values", "text"), INPUTS)
+def test_inputs_that_lie(values: dict[str, Any], text: str, folder: Path) -> None:
+    card = json.loads((folder / CARD).read_text())
+    change(folder, inputs={**card["inputs"], **values})
+    with pytest.raises(CheckpointError) as error:
+        load_party(folder)
+    assert text in str(error.value), str(error.value)
+
+
+def test_states_that_lie(folder: Path) -> None:
+    """The checksum is right, and what it vouches for is wrong."""
+    good = content(folder)
+    inner = good["state"]
+    first = next(iter(inner["params"]))
+    wide = {**inner["params"], first: torch.zeros(200, 200)}
+    nan = {**inner["params"], first: inner["params"][first] * float("nan")}
+    for bad, text in [
+        ({**good, "state": {**inner, "params": wide}}, "expected"),
+        ({**good, "state": {**inner, "params": nan}}, "not finite"),
+        ({**good, "state": {k: v for k, v in inner.items() if k != "prior"}}, "expected the keys"),
+        ({**good, "state": {**inner, "opt": {}}}, "expected the keys"),
+        ({**good, "state": {**inner, "prototypes": inner["prototypes"].double()}}, "expected"),
+        ({**good, "scale": torch.zeros_like(good["scale"])}, "above 0"),
+        ({**good, "shift": good["shift"][:1]}, "expected"),
+        ({"state": inner}, "expected the keys"),
+        ([], ""),
+        ({**good, "state": 7}, ""),
+    ]:
+        put(folder, bad)
+        with pytest.raises(CheckpointError) as error:
+            load_party(folder)
+        assert text in str(error.value) and "does not hold together" in str(error.value), str(error.value)
+    put(folder, good)
+    load_party(folder)
+
+
+def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(proto.out / "active", tmp_path / "active"))
+    card, good = (folder / CARD).read_bytes(), content(folder)
+    for change_to, text in [
+        ({"needs": [0, 9]}, "numbers from 0 to 3"),
+        ({"needs": []}, "needs"),
+        ({"parties": 3, "needs": [0]}, "does not hold together"),
+        ({"classes": ["a", "b", "c"]}, "does not hold together"),
+        ({"parties": 1024, "params": {"width": 2000}}, "width may be 256 at most"),
+        ({"inputs": {}}, "inputs"),
+    ]:
+        change(folder, **change_to)
+        with pytest.raises(CheckpointError, match=text):
+            load_active(folder)
+        (folder / CARD).write_bytes(card)
+    for bad in ({}, {"state": {}}, {"state": {**good["state"], "embedded": torch.zeros(3)}}, {**good, "labels": 1}):
+        put(folder, bad)
+        with pytest.raises(CheckpointError, match="does not hold together"):
+            load_active(folder)
+
+
+def test_bytes_at_random_never_raise_anything_else(folder: Path) -> None:
+    rng = np.random.default_rng(0)
+    card = (folder / CARD).read_bytes()
+    for _ in range(150):
+        data = bytearray(card)
+        for place in rng.integers(len(data), size=rng.integers(1, 4)):
+            data[place] = rng.integers(32, 127)
+        (folder / CARD).write_bytes(data)
+        try:
+            load_party(folder).embed({})
+        except FedloomError:
+            continue
+
+
+# -- code of one's own -----------------------------------------------------------------------------------------------
+
+NETWORK = """
+from torch import nn
+def network(shape, width):
+    return nn.Sequential(nn.Linear(shape[0], 8), nn.ReLU(), nn.Linear(8, width))
+"""
+
+
+def test_code_that_a_folder_names_is_run_only_if_it_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proto: Trained
+) -> None:
+    (tmp_path / "own_network_of_deploy.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = "own_network_of_deploy:network"
+    page = Path(fedloom.__file__).parent / "methods" / "vertical" / "split.py"
+    copy = tmp_path / "mine.py"
+    copy.write_text(page.read_text())
+    run = tmp_path / "run"
+    data = {"name": "breast_cancer", "clients": 2}
+    fedloom.run(str(copy), out=run, rounds=1, params={"width": 4}, data=data, models={"pool": [name]})
+    out = export(run).folder
+    assert json.loads((out / "party-1" / CARD).read_text())["method"] == "mine.py:split"
+    with pytest.raises(ConfigError, match=r"method page that is not fedloom's, mine\.py, .*--trust mine\.py"):
+        load_party(out / "party-1")
+    with pytest.raises(ConfigError, match="network that is not fedloom's, own_network_of_deploy:network"):
+        load_party(out / "party-1", trust=[str(copy)])
+    rows = proto.raw()
+    sent = {m: load_party(out / f"party-{m}", trust=[str(copy), name]).embed(rows) for m in range(2)}
+    assert load_active(out / "active", trust=[str(copy)]).predict(sent).shape == (50, 2)
+    copy.write_text(page.read_text() + "\n# changed\n")
+    with pytest.raises(ConfigError, match="is not the page that"):
+        load_active(out / "active", trust=[str(copy)])
+
+
+ELSEWHERE = """
+from dataclasses import replace
+from fedloom.methods.vertical import split
+
+class Active(split.Active):
+    STATE = (*split.Active.STATE, "turned")
+
+    def setup(self):
+        super().setup()
+        self.turned = 1.0
+
+    def learn(self, parts, number, step):
+        self.turned = -1.0
+        return super().learn(parts, number, step)
+
+    def decide(self, contributions):
+        return self.turned * super().decide(contributions)
+
+METHODS = (replace(split.SPLIT, name="elsewhere", server=Active),)
+"""
+
+
+def test_a_method_that_predicts_with_more_than_is_kept_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    data = {"name": "breast_cancer", "clients": 2}
+    fedloom.run(str(tmp_path / "elsewhere.py"), out=tmp_path / "run", rounds=1, params={"width": 4}, data=data)
+    with pytest.raises(CheckpointError, match="the folder active answers otherwise than the run does"):
+        export(tmp_path / "run")
+    with pytest.raises(CheckpointError, match="is no party's folder"):
+        load_active(tmp_path / "run" / "export" / "active")
