@@ -144,7 +144,13 @@ def _costs(m: dict[str, Any]) -> list[str]:
     return [*sent, f"{m['seconds']:.0f}", str(m["failures"])]
 
 
-SHORT = {"balanced accuracy": "balanced", "auc": "AUC", "log loss": "log-loss"}
+SHORT = {
+    "balanced accuracy": "balanced",
+    "auc": "AUC",
+    "log loss": "log-loss",
+    "seen accuracy": "seen",
+    "rare recall": "rare",
+}
 """Headings of scores."""
 
 
@@ -153,6 +159,8 @@ def _show_scores(found: dict[str, Any], out: Console) -> None:
     methods = found["methods"]
     several = len(methods[0]["seeds"]) > 1
     names = list(dict.fromkeys(name for m in methods for name in m["scores"]))
+    if "rare recall" in names:  # 80 columns have no room for all; the report has them
+        names = [name for name in names if name not in ("balanced accuracy", "auc")]
     headings = [SHORT.get(name, name) for name in names]
     failed = any(m["failures"] for m in methods)  # the table fits 80 columns without
     table = _table("method", *headings, "up", "down", "s", *(["failed"] if failed else []))
@@ -169,6 +177,7 @@ def _show_scores(found: dict[str, Any], out: Console) -> None:
             own = "" if on["own"] is None else f", {on['own']['mean']:.1%} on its unaligned rows"
             out.print(f"{m['name']}, each party {way}: {on['test']['mean']:.1%} on the test{own}")
     pairs = {found["measure"]: found["differences"], **found["further"]}
+    pairs = {name: each for name, each in pairs.items() if name in names}
     if found["differences"]:
         table = _table("difference", *(SHORT.get(name, name) for name in pairs))
         for each in zip(*pairs.values(), strict=True):
@@ -182,7 +191,7 @@ def _score(name: str, found: dict[str, Any] | None, spread: bool, sign: str = ""
     if found is None or found["mean"] is None:
         return ""
     mean, deviation = found["mean"], found["std_over_seeds"]
-    if name.endswith("accuracy"):
+    if name.endswith(("accuracy", "recall")):
         text = f"{round(100 * mean, 1) + 0.0:{sign}.1f}" + ("" if sign else "%")
         return text + (f" ±{100 * deviation:.1f}" if spread and deviation is not None else "")
     return f"{round(mean, 3) + 0.0:{sign}.3f}" + (f" ±{deviation:.3f}" if spread and deviation is not None else "")

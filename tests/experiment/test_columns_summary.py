@@ -17,8 +17,9 @@ from fedloom.cli import main
 from fedloom.errors import ConfigError
 from fedloom.experiment import compare, summary
 from fedloom.experiment.compare import execute_all, summarise
-from fedloom.experiment.reading import check
+from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Result, execute
+from fedloom.experiment.world import build
 from fedloom.report import measures
 from fedloom.terminal import show_comparison
 
@@ -206,3 +207,16 @@ def test_the_command_line_from_end_to_end(
 def test_names_of_scores_agree() -> None:
     assert {name: score.measure for name, score in measures.SCORES.items()} == summary.SCORES
     assert [name for name, score in measures.SCORES.items() if score.lower] == list(compare.LOWER)
+
+
+def test_rare_classes_are_judged_apart() -> None:
+    """No method finds a class that nobody was shown; a mean over all classes would hide it."""
+    overrides = ["rounds=10", "columns.aligned=100", "columns.rare=[3]", "evaluate.points=1", "data.test_rows=200"]
+    scores = execute(read("split", overrides).run).summary["scores"]
+    assert scores["rare recall"] == 0 and scores["seen accuracy"] > 0.3
+    few = execute(read("split", [*overrides, "columns.rare_rows=5"]).run).summary["scores"]
+    assert few["rare recall"] >= 0
+    y = build(read("split", overrides).run).held.labels["test"][0]
+    seen = scores["seen accuracy"] * (y != 3).mean()
+    assert scores["accuracy"] == pytest.approx(seen)
+    assert "rare recall" not in execute(read("split", overrides[:2]).run).summary["scores"]

@@ -66,13 +66,18 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     labels, classes, home = world.held.labels, world.held.classes, world.server
     assert home is not None
     parts = _ask(engine, "contribution", {"on": "test"})
-    found = judge(torch.softmax(home.decide(parts), -1).cpu().numpy(), labels["test"][0])
+    probabilities, y = torch.softmax(home.decide(parts), -1).cpu().numpy(), labels["test"][0]
+    found, rare = judge(probabilities, y), np.isin(y, world.run.columns.rare)
     yield "accuracy mean", found.accuracy, ""
     yield "accuracy std", 0.0, ""
     yield "loss mean", found.log_loss, ""
     yield "balanced accuracy", found.balanced, ""
     if np.isfinite(found.auc):
         yield "auc", found.auc, ""
+    if rare.any() and not rare.all():  # apart: a mean over both hides that nothing rare is ever found
+        right = probabilities.argmax(1) == y
+        yield "seen accuracy", float(right[~rare].mean()), ""
+        yield "rare recall", float(right[rare].mean()), ""
     yield from recalls(classes, found.recall)
     for way in world.cfg.ways:
         for on, what in {"test": GLOBAL, "own": OWN}.items():

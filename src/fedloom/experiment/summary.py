@@ -19,8 +19,16 @@ from fedloom.federation import Federation
 from fedloom.ledger import Entry
 from fedloom.message import Tree
 
-SCORES = {"accuracy": "accuracy mean", "balanced accuracy": "balanced accuracy", "auc": "auc", "log loss": "loss mean"}
-"""What one answer of all parties together is judged by, and what `metrics.csv` calls it."""
+SCORES = {
+    "accuracy": "accuracy mean",
+    "balanced accuracy": "balanced accuracy",
+    "auc": "auc",
+    "log loss": "loss mean",
+    "seen accuracy": "seen accuracy",
+    "rare recall": "rare recall",
+}
+"""What one answer of all parties together is judged by, and what `metrics.csv` calls it. The last two, on the test
+people of the classes that are rare among the aligned and of all others, are there where a config names such classes."""
 ATTACK = "attack "
 """How the names of the measures of attacks begin."""
 

@@ -132,6 +132,10 @@ class Holder(Party[ConfigT]):
         """Measure the centring's statistics on the own rows with the extractor as it is."""
         if not self.cfg.centred:
             return
+        if any(k.startswith("body.") for k in self.buffers):  # a normalisation within has statistics to measure first
+            with torch.no_grad():
+                for x in self.data.every.chunk(max(1, len(self.data) // 256)):
+                    self.model(x)
         found, eps = self.buffers, 1e-5
         mean, var = found["centre.running_mean"], found["centre.running_var"]
         raw = self.infer(self.data.every)[:, self.cfg.principal :] * (var + eps).sqrt() + mean

@@ -76,6 +76,8 @@ def tiles(run: Run) -> Iterable[Tile]:
         "balanced accuracy": f"mean over classes; guessing gives {words.percent(1 / number)}",
         "auc": "guessing gives 0.5" + ("; mean over classes, each against all others" if number > 2 else ""),
         "log loss": f"less is better; the classes' frequencies give {-(shares * np.log(shares)).sum():.3f}",
+        "seen accuracy": "on test rows of classes that the aligned people have many of",
+        "rare recall": "on test rows of the others",
     }
     for name, value in s.scores.items():
         yield Tile(SCORES[name].title, SCORES[name].text(value), notes[name])

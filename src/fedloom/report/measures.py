@@ -54,6 +54,8 @@ SCORES = {
     "balanced accuracy": Score("balanced accuracy", "Balanced accuracy"),
     "auc": Score("auc", "AUC", share=False),
     "log loss": Score("loss mean", "Log-loss", share=False, lower=True),
+    "seen accuracy": Score("seen accuracy", "Seen classes"),
+    "rare recall": Score("rare recall", "Rare classes"),
 }
 """By their names in `result.json`."""
 

@@ -84,7 +84,7 @@ class Config(HolderConfig):
     prototypes: Literal["mean", "sum", "fixed"] = "mean"
     """How they go on: a running mean, the printed sum, or not at all."""
     embedding_noise: float = Field(0.0, ge=0)
-    """Standard deviation of Gaussian noise on each number of an embedding that leaves a party (κ)."""
+    """Standard deviation of Gaussian noise on each number of an embedding that the active party gets (κ)."""
     prototype_noise: float = Field(0.0, ge=0)
     """The same on prototypes that go down."""
     rollback: bool = True
@@ -92,8 +92,8 @@ class Config(HolderConfig):
 
     @property
     def iterations_per_round(self) -> int:
-        """Steps of a holder; of the active party, where holders make none."""
-        return self.steps or max(1, self.epochs)
+        """Passes of the active party over the aligned rows, as in split learning."""
+        return max(1, self.epochs)
 
     @property
     def ways(self) -> tuple[str, ...]:
