@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from benchmarks import afind, batched, fedal, fedavg, first_round, growth, workers
+from benchmarks import afind, batched, fedal, fedavg, first_round, growth, vertical, workers
 
 
 def processor() -> str:
@@ -26,3 +26,4 @@ batched.main(5)
 workers.main(9)
 growth.main()
 afind.main(5)
+vertical.main(5)

@@ -13,7 +13,7 @@ from fedloom.experiment.columns import ALIGNED, ColumnsConfig
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import execute
 from fedloom.experiment.world import build, parties_of
-from fedloom.methods import registry
+from fedloom.methods import registry, source_of
 
 VERTICAL = [name for name, method in registry().items() if method.columns]
 
@@ -164,3 +164,9 @@ def test_zero_shot_is_seen_in_the_recall_of_the_class() -> None:
     }
     measures = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
     assert measures["recall 3"] == 0.0 and measures["accuracy mean"] > 0.3
+
+
+def test_a_page_of_one_s_own_has_few_parties_too(tmp_path: Path) -> None:
+    page = tmp_path / "mine.py"
+    page.write_text(source_of("proto-evfl").read_text())
+    assert read(str(page)).run.data.clients == 4

@@ -85,8 +85,11 @@ def _few_parties(experiment: Experiment) -> Experiment:
     run, compared = experiment.run, experiment.compare
     first = compared.methods[0] if compared else run.method
     name = first if isinstance(first, str) else first.get("method", run.method)
-    known = methods.registry().get(str(name))
-    if known is None or not known.columns or "clients" in run.data.model_fields_set:
+    try:
+        known = methods.load(name) if ".py" in str(name) else methods.find(str(name))
+    except FedloomError:  # which is told when names are checked
+        return experiment
+    if not known.columns or "clients" in run.data.model_fields_set:
         return experiment
     data = run.data.model_copy(update={"clients": len(run.columns.files) or PARTIES})
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})

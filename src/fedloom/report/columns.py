@@ -18,9 +18,7 @@ from fedloom.report.read import START, Run
 from fedloom.report.traffic import by_round, traffic
 
 ACROSS = "iterations"
-ITERATION = (
-    "One iteration is one local step of a party, or one pass over the aligned rows where a method counts passes."
-)
+ITERATION = "One iteration is one pass of the active party over the aligned rows."
 AT_HOME = (
     "The first party's columns are the active party's own: what they say to each other crosses no border and is not "
     "counted. Neither is what an evaluation asks for."
