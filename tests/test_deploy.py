@@ -42,6 +42,8 @@ SMALL = {
     "split": {"epochs": 2, "width": 8},
     "active-only": {"epochs": 1, "width": 4},
     "fedhssl": {"width": 4, "pretrain": 1, "steps": 1, "features": "concatenated"},
+    "ss-vfl": {"width": 4, "pretrain": 1, "steps": 1, "epochs": 1, "principal": 2},
+    "proto-student": {"width": 8, "principal": 3, "steps": 3, "epochs": 1},
 }
 CASES = [(method, data) for method in ("proto-evfl", "split") for data in ("digits", "breast_cancer")]
 
@@ -188,9 +190,12 @@ def fedloom_accuracy(folder: Path) -> float:
     return float(last["value"])
 
 
-@pytest.mark.parametrize("method", ["active-only", "fedhssl"])
-def test_other_methods_come_back_too(method: str, tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", method, "breast_cancer")
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [("active-only", "breast_cancer"), ("fedhssl", "breast_cancer"), ("ss-vfl", "digits"), ("proto-student", "digits")],
+)
+def test_other_methods_come_back_too(method: str, data: str, tmp_path: Path) -> None:
+    run = trained(tmp_path / "run", method, data)
     needs = range(1) if method == "active-only" else range(4)
     assert set(run.exported.sizes) == {*(f"party-{m}" for m in needs), "active"}
     sent = {m: load_party(run.out / f"party-{m}").embed(run.raw()) for m in needs}

@@ -78,9 +78,9 @@ class DeployedParty:
         check_inputs(card.inputs)
         cfg = _config(card, method)
         self._level = _level(state, card.inputs.shape)
-        _small(card.inputs, cfg.width, state)
+        _small(card.inputs, cfg.learnt, state)
         self._tests: dict[str, Rows] = {}
-        network = partial(models.build, card.inputs.model, card.inputs.shape, cfg.width, norm=card.inputs.norm, seed=0)
+        network = partial(models.build, card.inputs.model, card.inputs.shape, cfg.learnt, norm=card.inputs.norm, seed=0)
         site = Site(
             id=card.party,
             seed=secrets.randbits(32),  # of noise on what leaves, if the method adds some: nobody may know it

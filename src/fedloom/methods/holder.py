@@ -78,13 +78,13 @@ class Principal(nn.Module):
     """Principal components of rows, each of variance 1: (B, ...) to (B, k), constants.
 
     Args:
-        x: (n, ...) the rows that they are of.
+        x: (n, ...) the rows that they are of; without any all components are 0, until a state is loaded.
         k: how many. Where there are fewer that vary, the rest is 0.
     """
 
     def __init__(self, x: Tensor, k: int) -> None:
         super().__init__()
-        flat = x.flatten(1).double()
+        flat = (x if len(x) else x.new_zeros(1, *x.shape[1:])).flatten(1).double()
         mean = flat.mean(0)
         variances, directions = torch.linalg.eigh(torch.cov((flat - mean).T, correction=0).reshape(len(mean), -1))
         variances, directions = variances.flip(0)[:k], directions.flip(1)[:, :k]
