@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,23 @@ def test_an_input_is_never_written_over(fedloom: Callable[..., str], tmp_path: P
     said = fedloom("clinic.csv", "clinic.aligned.csv", *IDS, "--out", ".", "--force", code=2)
     assert "is to be read and to be written" in said
     assert (tmp_path / "clinic.aligned.csv").read_bytes() == LAB
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_matched(
+    fedloom: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["clinic.csv", "lab.csv", *IDS, "--backend", "plain", "--force", "--out"]
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "clinic.aligned.csv").mkdir()
+    said = fedloom(*command, "full", code=2)
+    assert "full can't be written" in said and "Traceback" not in said
+    monkeypatch.setattr(aligning, "align", lambda *_, **__: pytest.fail("it went on"))
+    for out in ("lab.csv", "lab.csv/a/b"):
+        said = fedloom(*command, out, code=2)
+        assert "lab.csv is a file, so nothing can be written into" in said and "Traceback" not in said
+    monkeypatch.setattr("os.access", lambda place, mode: not mode & os.W_OK)
+    assert "it may not be changed; choose another --out" in fedloom(*command, "o", code=2)
+    assert (tmp_path / "lab.csv").read_bytes() == LAB and not (tmp_path / "o").exists()
 
 
 def test_a_file_that_changes_meanwhile(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -339,6 +340,15 @@ def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCapt
     assert np.isfinite(unseen).all() and not np.array_equal(unseen[0], words[0])
     with pytest.raises(DataError, match=r"'colour' must hold words such as .*, but it holds numbers"):
         party.embed({"colour": [7, 7], "weight": [0.1, 0.2]})
+    first = party.embed({"colour": [None, "7"], "weight": [None, 0.2]})
+    for colour, weight in [([np.nan, "7"], [np.nan, 0.2]), (["", "7"], ["?", "0.2"])]:
+        both = {"colour": np.array(colour, dtype=object), "weight": np.array(weight, dtype=object)}
+        np.testing.assert_array_equal(party.embed(both), first)
+    gone = {"colour": [None, None], "weight": [0.1, 0.2]}
+    np.testing.assert_array_equal(party.embed({**gone, "colour": [np.nan] * 2}), party.embed(gone))
+    for bad in (np.array(["a", 1.0], dtype=object), [10**400, None]):
+        with pytest.raises(DataError, match="holds something else"):
+            party.embed({"colour": ["7", "7"], "weight": bad})
     gap = write_rows(tmp_path / "gap.csv", {"colour": np.array(["NA", "7"]), "weight": np.array(["", "0.2"])})
     assert np.isfinite(party.embed(gap)).all()
 
@@ -352,6 +362,8 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
     np.testing.assert_array_equal(party.embed(prepared(party.inputs, whole)), first)
     np.save(tmp_path / "rows.npy", whole)
     np.testing.assert_array_equal(party.embed(tmp_path / "rows.npy"), first)
+    np.save(tmp_path / "own.npy", prepared(party.inputs, whole))
+    np.testing.assert_array_equal(party.embed(tmp_path / "own.npy"), first)  # its pages can't be written to
     files = [tmp_path / f"{n}.png" for n in range(3)]
     for pixels, file in zip(whole, files, strict=False):
         Image.fromarray(pixels[0]).save(file)
@@ -475,6 +487,25 @@ def test_what_can_not_be_exported(tmp_path: Path, proto: Trained) -> None:
     assert not (bare / "export").exists()
     with pytest.raises(ConfigError, match="can't be written"):
         export(proto.folder, proto.folder / "config.toml")
+
+
+def test_force_removes_other_parties_and_keeps_the_old_folders_if_it_fails(
+    proto: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(proto.out, tmp_path / "out"))
+    shutil.copytree(out / "party-3", out / "party-4")
+    shutil.copytree(out / "party-3", out / "party-5")
+    (out / "party-5" / "notes.txt").write_text("mine")
+    (out / "party-1" / STATE).write_bytes(b"old")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules[export.__module__], "CLOSE", -1.0)
+        with pytest.raises(CheckpointError, match="answers otherwise"):
+            export(proto.folder, out, force=True)
+    assert (out / "party-1" / STATE).read_bytes() == b"old" and len(list(out.iterdir())) == 7
+    export(proto.folder, out, force=True)
+    assert sorted(p.name for p in out.iterdir()) == ["active", "party-0", "party-1", "party-2", "party-3", "party-5"]
+    assert [path.name for path in (out / "party-5").iterdir()] == ["notes.txt"]
+    load_party(out / "party-1")
 
 
 def test_force_writes_the_same_again_and_a_torn_checkpoint_is_passed_over(proto: Trained, tmp_path: Path) -> None:

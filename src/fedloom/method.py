@@ -40,6 +40,11 @@ class MethodConfig(BaseModel):
         return ()
 
     @property
+    def least_rounds(self) -> int:
+        """With fewer rounds a run comes to nothing, such as with those that only prepare."""
+        return 0
+
+    @property
     def warnings(self) -> Mapping[str, str]:
         """Notes of a party that a user should hear of while they are above 0, by name: what they mean."""
         return {}

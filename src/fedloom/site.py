@@ -252,7 +252,9 @@ class Site:
         """
         first = 0 if aligned else self.aligned
         if first == len(self.rows):
-            raise MethodError(f"party {self.id} has no unaligned rows: give it some, or let it learn from all its rows")
+            raise MethodError(
+                f"party {self.id} has no unaligned rows: give it some (columns.unaligned), or set params.local_rows=all"
+            )
         return self.rows.inputs(sample_plan(self.stream("batches", t), len(self.rows) - first, steps, size) + first)
 
     def build(self) -> nn.Module:

@@ -8,6 +8,7 @@ import pytest
 
 from fedloom.data.columns import Parties
 from fedloom.data.csvfiles import class_numbers, column_values, read_csv
+from fedloom.data.imbalance import describe_parties
 from fedloom.data.party_files import from_files
 from fedloom.data.recipes import prepare
 from fedloom.errors import DataError
@@ -112,6 +113,17 @@ def test_the_truth_is_known_where_labels_are(files: list[Path]) -> None:
 def test_what_cannot_be_gathered(files: list[Path], options: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         gather(files, **options)
+
+
+def test_a_typo_is_refused_and_a_constant_column_is_told(files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+    lines = [line + (",clinic" if n else ",site") for n, line in enumerate(files[2].read_text().splitlines())]
+    files[2].write_text("\n".join(lines))
+    assert [party["dropped"] for party in describe_parties(gather(files))["parties"]] == [[], [], ["site"]]
+    assert len(caplog.records) == 1 and "party 'phone': 1 columns are left out" in caplog.text
+    lines[9] = lines[9].replace(",3,", ",3o,")
+    files[2].write_text("\n".join(lines))
+    with pytest.raises(DataError, match=r"Party 'phone': Column 'calls' .* 1 of its \d+ values are none, such as '3o'"):
+        gather(files)
 
 
 def test_labels_stay_at_the_first_party(files: list[Path]) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.data.schema import TableEncoder
-from fedloom.data.sources import load, load_table
+from fedloom.data.sources import load, load_raw
+from fedloom.data.tables import Table
 from fedloom.errors import DataError
 
 
@@ -142,6 +143,16 @@ def test_damaged_rules_are_refused(rules: dict[str, Any]) -> None:
         TableEncoder.from_dict(rules)
 
 
+@pytest.mark.parametrize("odd", [["12,5"], ["unknown"] * 10])
+def test_numbers_with_a_few_words_between_them_are_refused(odd: list[str]) -> None:
+    words = np.array([str(n / 2) for n in range(100 - len(odd))] + odd + ["?"], dtype=object)
+    with pytest.raises(DataError, match=rf"Column 'hb' holds numbers, but {len(odd)} of its 100 values .* '{odd[0]}'"):
+        TableEncoder.fit({"hb": words}, np.arange(50))
+    words[0] = words[1] = "unknown"
+    if len(odd) == 10:  # 88 numbers are not nearly all
+        assert TableEncoder.fit({"hb": words}, np.arange(101)).names == ("hb=unknown", "hb=other")
+
+
 # Raw tables
 
 
@@ -149,8 +160,13 @@ def test_a_csv_keeps_its_gaps(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     path = tmp_path / "people.csv"
     path.write_text("age,work,label\n30,state,no\n,?,yes\n50,private,no\n40,,yes\n")
-    table = load_table(str(path))
-    assert table.name == "people" and table.classes == ("no", "yes") and table.y.tolist() == [0, 1, 0, 1]
+    table = load_raw(str(path))
+    assert (
+        isinstance(table, Table)
+        and table.name == "people"
+        and table.classes == ("no", "yes")
+        and table.y.tolist() == [0, 1, 0, 1]
+    )
     assert np.isnan(table.columns["age"]).tolist() == [False, True, False, False]
     encoder = TableEncoder.fit(table.columns, np.arange(4), rare=1)
     assert encoder.names == ("age", "age missing", "work=?", "work=private", "work=state")

@@ -37,7 +37,16 @@ POOL = ["mlp", "linear", "cnn-small"]
 ONE_NETWORK = ["mlp"]
 FEW_ROWS = 0.85
 """The part of the rows left out where a round is passes over the own rows."""
-SMALL = {"tau": 2, "batch_size": 8, "epochs": 1, "neighbours": 2, "first_rounds": 1, "steps": 2, "width": 40}
+SMALL = {
+    "tau": 2,
+    "batch_size": 8,
+    "epochs": 1,
+    "neighbours": 2,
+    "first_rounds": 1,
+    "steps": 2,
+    "width": 40,
+    "pretrain": 1,
+}
 """Settings by name, for the methods that have them as whole numbers."""
 ENGINES: dict[str, dict[str, Any]] = {
     "two workers": {"workers": 2},

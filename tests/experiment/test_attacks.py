@@ -145,16 +145,17 @@ def test_before_the_first_round_prototypes_are_those_that_it_would_begin_with() 
             assert torch.equal(told[m], class_means(f, home.labels(), 10)[0])
         assert not home.begun and not home.prototypes.any()
         first = ask(fed, "introduce")
-        assert all(torch.equal(parts[m], first[m]) for m in parts)
+        assert all(torch.allclose(parts[m], first[m], atol=1e-6) for m in parts)
 
 
-def test_embeddings_that_leave_are_perturbed_here_too() -> None:
+def test_a_party_attacks_with_its_own_embeddings_as_it_has_them() -> None:
+    """Noise is on what leaves."""
     plain, noisy_ = ({"params": {"embedding_noise": kappa, "steps": 0}} for kappa in (0.0, 0.3))
     found: list[Tensor] = []
     for changes in (plain, noisy_):
         with begun(config("proto-evfl", **changes)) as (_, fed):
             found.append(ask(fed, "contribution", on="aligned")[1])
-    assert float((found[1] - found[0]).std()) == pytest.approx(0.3, rel=0.1)
+    assert torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("method", ["split", "active-only", "proto-evfl", "ss-vfl", "fedhssl"])

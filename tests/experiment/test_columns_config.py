@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from fedloom.experiment.run import execute
 from fedloom.experiment.world import build, parties_of
 from fedloom.methods import registry, source_of
 
+FILES = {"files": ["a.csv", "b.csv"], "id": "id", "label": "y"}
+CUT: dict[str, Any] = {
+    "unaligned": 5, "held": 1, "grid": [2, 2], "balanced": True, "ratio": 2.0, "majority": 2, "rare": [0],
+    "rare_rows": 3,
+}  # fmt: skip
 VERTICAL = [name for name, method in registry().items() if method.columns]
 
 
@@ -31,7 +37,7 @@ def problems(**run: Any) -> list[str]:
 @pytest.mark.parametrize("method", VERTICAL)
 def test_four_parties_share_the_columns_where_nothing_is_said(method: str) -> None:
     assert read(method).run.data.clients == 4
-    assert read(method, ["data.name=wine", "rounds=2"]).run.data.clients == 4
+    assert read(method, ["data.name=wine", "rounds=20"]).run.data.clients == 4
     assert read(method, flags={"data": {"name": "wine"}}).run.data.clients == 4
     assert check({"run": {"method": method}}).run.data.clients == 4
 
@@ -55,6 +61,63 @@ def test_of_a_comparison_the_first_method_counts(tmp_path: Path) -> None:
 def test_there_are_as_many_parties_as_files() -> None:
     section = {"files": ["a.csv", "b.csv"], "id": "id", "label": "y"}
     assert check({"run": {"method": "split", "columns": section}}).run.data.clients == 2
+
+
+def write_manifest(path: Path, parties: int) -> str:
+    rows = [f"car_{n},{party},{party},{n}.png," for n in range(3) for party in range(parties)]
+    path.write_text("\n".join(["sample_id,party,view,path,label", *rows]) + "\n")
+    return str(path)
+
+
+def test_there_are_as_many_parties_as_in_the_manifest(tmp_path: Path) -> None:
+    section = {"manifest": write_manifest(tmp_path / "m.csv", 3)}
+    assert check({"run": {"method": "split", "columns": section}}).run.data.clients == 3
+    assert check({"run": {"method": "split", "columns": section, "data": {"clients": 3}}}).run.data.clients == 3
+    assert problems(columns=section, data={"clients": 4}) == [
+        "data.clients: columns.manifest has 3 parties, not 4: leave clients away"
+    ]
+    (found,) = problems(columns={"manifest": str(tmp_path / "none.csv")})
+    assert found.startswith("columns.manifest: ") and "none.csv can't be read" in found
+
+
+def test_other_parties_than_files_are_refused() -> None:
+    assert problems(columns=FILES, data={"clients": 3}) == [
+        "data.clients: columns.files has 2 parties, not 3: leave clients away"
+    ]
+
+
+@pytest.mark.parametrize("source", ["files", "manifest"])
+def test_paths_are_stored_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    write_manifest(tmp_path / "m.csv", 2)
+    of_files = {"files": ["a.csv", "~/b.csv"], "id": ["id", "person"], "label": "y"}
+    section = of_files if source == "files" else {"manifest": "m.csv"}
+    run = check({"run": {"method": "split", "columns": section}}).run
+    if source == "files":
+        assert run.columns.files == (str(tmp_path / "a.csv"), "/home/somebody/b.csv")
+    else:
+        assert run.columns.manifest == str(tmp_path / "m.csv")
+    (tmp_path / "x.toml").write_text(config.toml(run))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert read(str(tmp_path / "x.toml")).run == run
+
+
+def test_files_are_matched_by_a_column_of_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lab = tmp_path / "lab.csv"
+    (tmp_path / "clinic.csv").write_text("\n".join(["patient,age,y", *(f"{n},{n},{n % 2}" for n in range(20))]))
+    lab.write_text("\n".join(["subject,dose", *(f"{n},{n}" for n in range(20))]))
+    files = [str(tmp_path / "clinic.csv"), str(lab)]
+    section = {"files": files, "id": ["patient", "subject"], "label": "y"}
+    run = check({"run": {"method": "split", "columns": section}}).run
+    with caplog.at_level(logging.INFO, logger="fedloom"):
+        parties = parties_of(run)
+    assert [view.name for view in parties.views] == ["clinic", "lab"] and len(parties.labels) > 0
+    assert any("lab" in record.getMessage() for record in caplog.records)
+    lab.write_text(lab.read_text() + "\n7,1\n")
+    with pytest.raises(DataError, match=r"lab: 2 of 21 rows share an id .*'7'"):
+        parties_of(run)
 
 
 def test_the_usual_section_is_that_of_the_paper() -> None:
@@ -86,6 +149,13 @@ def test_a_config_goes_through_its_file_and_back(tmp_path: Path) -> None:
         ({"files": ["a.csv", "b.csv"]}, "columns: files need id, the column that matches people, and label"),
         ({"files": ["a.csv", "b.csv"], "id": "id"}, "columns: files need id, the column that matches people"),
         ({"label": "y"}, "columns: id and label name columns of files: name these too"),
+        ({**FILES, "id": ["id"]}, "columns: id must be one name, or one for each of 2 files, not 1"),
+        *(
+            ({**source, name: value}, f"columns: only where a known data set is cut is there a choice of {name}: ")
+            for source in (FILES, {"manifest": "m.csv"})
+            for name, value in CUT.items()
+        ),
+        ({**FILES, "held": 1, "rare": [0]}, "columns: only where a known data set is cut is there a choice of held, r"),
         (3, "columns: "),
     ],
 )

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import fedloom
 from fedloom.cli import main
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, MethodError
 from fedloom.experiment import compare, summary
 from fedloom.experiment.compare import execute_all, summarise
 from fedloom.experiment.reading import check, read
@@ -220,3 +220,17 @@ def test_rare_classes_are_judged_apart() -> None:
     seen = scores["seen accuracy"] * (y != 3).mean()
     assert scores["accuracy"] == pytest.approx(seen)
     assert "rare recall" not in execute(read("split", overrides[:2]).run).summary["scores"]
+
+
+def test_training_that_has_diverged_says_so() -> None:
+    wild = ["rounds=2", "params.optimiser=sgd", "params.lr=1e6", "params.centred=false", "data.test_rows=60"]
+    with pytest.raises(MethodError, match="diverged: lower params"):
+        execute(read("split", wild).run)
+
+
+@pytest.mark.parametrize("method", ["ss-vfl", "fedhssl"])
+def test_a_run_needs_rounds_with_labels(method: str) -> None:
+    with pytest.raises(ConfigError, match="comes to nothing before round 6"):
+        read(method, ["rounds=5"])
+    assert read(method, ["rounds=6"]).run.rounds == 6
+    assert read(method, ["rounds=0"]).run.rounds == 0

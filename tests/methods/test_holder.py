@@ -170,7 +170,7 @@ def test_the_home_decides_from_what_all_contribute_in_their_order() -> None:
 
 
 def test_a_method_must_say_how_a_party_answers_alone() -> None:
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(MethodError, match="can't answer alone"):
         holder().answers(on="test")
 
 

@@ -372,7 +372,8 @@ class Box:
     def round(self, t: int) -> None:
         cfg, f = self.cfg, []
         for m, x in enumerate(self.x):
-            pi = self.plan(self.embed(m, x), self.mu[m], self.priors[m])
+            own = x if cfg.local_rows == "all" else x[self.n :]
+            pi = self.plan(self.embed(m, own), self.mu[m], self.priors[m])
             counts = torch.stack([(pi.argmax(1) == z).sum() for z in range(CLASSES)]).float() + cfg.smoothing
             gamma = counts.min() / counts.sum()
             self.priors[m] = p = gamma * self.prior + (1 - gamma) * pi.mean(0)
@@ -749,7 +750,13 @@ def test_a_collapsed_extractor_goes_back_bit_for_bit() -> None:
 
 
 def test_of_two_classes_one_may_be_rare() -> None:
-    assert proto_evfl.too_much(2) > 0.9 > proto_evfl.too_much(3) == 0.6
+    def limit(*prior: float) -> float:
+        return proto_evfl.too_much(torch.tensor(prior))
+
+    assert limit(0.5, 0.5) == 0.98 and limit(0.1, 0.1, 0.8) == pytest.approx(
+        0.9
+    )  # of three one may be frequent, and known
+    assert limit(0.3, 0.3, 0.4) == pytest.approx(0.7) and limit(*[0.1] * 10) == 0.6
 
 
 # -- evaluation, presets, resuming, learning -------------------------------------------------------------

@@ -97,7 +97,7 @@ def world(method: str, data: str = "digits", engine: dict[str, Any] | None = Non
     small = {k: v for k, v in SMALL.items() if k in known}
     values = {
         "method": method,
-        "rounds": 3,
+        "rounds": 9,
         "data": {"name": data, "clients": 4 if data == "digits" else 2, "test_rows": 100},
         "columns": {"aligned": 64},
         "params": {**small, **params},

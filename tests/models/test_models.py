@@ -279,7 +279,7 @@ def test_a_misfit_names_what_fits() -> None:
         build("lenet5", (30,), 2)
     assert str(caught.value) == (
         "lenet5 takes images (channels, height, width) of at least 4x4 pixels, not rows of shape "
-        "(30,). These fit: linear, mlp, mlp-large, mlp-deep."
+        "(30,). These fit: linear, mlp, mlp-large, mlp-deep, mlp-5."
     )
     with pytest.raises(ModelError, match=r"8x8 pixels.*fit: .*lenet5, cnn-small, cnn, cnn-strided, wrn-10-1"):
         build("resnet18", (3, 7, 8), 2)

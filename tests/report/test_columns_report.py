@@ -202,7 +202,7 @@ def test_labels_that_nobody_knows_are_not_shown(tmp_path: Path) -> None:
 
 def test_each_party_alone(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run"))).text
-    assert "only a simulation knows" in text and "all together, at the end" in text
+    assert "known only where somebody has the labels, as in a simulation" in text and "all together, at the end" in text
     for number in ("56.2 %", "37.5 %", "75.0 %"):  # party 1 on the test, party 2 on its own, their most frequent class
         assert number in text
     assert "Each party alone" not in checked(written(write_columns(tmp_path / "split", alone=False))).text
@@ -245,6 +245,24 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run", finished=False, attacks=True))).text
     assert "This run is unfinished" in text and "to 75.0 % of 16 test rows" in text and "AUC 0.875" in text
     assert "Each party alone" in text and "Always guessing the most frequent class is right at 37.5 %." in text
+
+
+def test_an_unfinished_run_of_files_is_called_by_its_parties(tmp_path: Path) -> None:
+    folder = write_columns(tmp_path / "run", dataset="digits", finished=False)  # what `data.name` is by default
+    config = (folder / "config.toml").read_text()
+    assert "clients = 3" in config
+    (folder / "config.toml").write_text(config.replace("clients = 3", "clients = 4"))
+    assert "Three parties" in checked(written(folder)).text
+    assert "of 16 test rows of wine (" in checked(written(folder)).text
+
+
+def test_guessing_is_among_the_classes_that_are_tested(tmp_path: Path) -> None:
+    folder = write_columns(tmp_path / "run", classes=("red", "white", "rose"), aligned=(12, 8, 0))
+    path = folder / "partition.json"
+    held = json.loads(path.read_text())
+    held["parties"]["test_counts"] = [12, 4, 0]
+    _dump(path, held)
+    assert "mean over classes; guessing gives 50.0 %" in checked(written(folder)).text
 
 
 def test_a_run_that_was_only_looked_at(tmp_path: Path) -> None:

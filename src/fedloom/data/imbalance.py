@@ -60,7 +60,8 @@ def describe_parties(parties: Parties) -> dict[str, Any]:
     "unaligned_counts" and the measures are of a party's unaligned rows where their classes are known (a simulation
     knows them), else None; "all" is of those of all parties together. "aligned_counts" and "test_counts" are of the
     rows that all have. Γ is the ratio of the largest to the smallest class that has rows, S the number of classes
-    that have rows.
+    that have rows. "dropped" are the columns of a table that were left out, as they hardly vary over a party's training
+    rows.
     """
     number = len(parties.classes)
     counts = [None if view.truth is None else np.bincount(view.truth, minlength=number) for view in parties.views]
@@ -82,10 +83,12 @@ def describe_parties(parties: Parties) -> dict[str, Any]:
 
 def _party(view: View, counts: np.ndarray | None, whole: np.ndarray | None) -> dict[str, Any]:
     rows = None if counts is None or not counts.sum() else counts
+    encoder = TableEncoder.from_dict(view.recipe) if view.recipe.get("kind") == "table" else None
     return {
         "name": view.name,
         "input_shape": list(view.input_shape),
-        "columns": list(TableEncoder.from_dict(view.recipe).names) if view.recipe.get("kind") == "table" else None,
+        "columns": None if encoder is None else list(encoder.names),
+        "dropped": None if encoder is None else list(encoder.dropped),
         "aligned": len(view.aligned),
         "unaligned": len(view.unaligned),
         "test": len(view.test),

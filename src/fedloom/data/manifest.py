@@ -8,13 +8,15 @@ channels of one image, in the order of the views' names (numbers by size).
 from __future__ import annotations
 
 import csv
+import hashlib
+import logging
 import os
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +30,10 @@ from fedloom.errors import DataError
 COLUMNS = ("sample_id", "party", "view", "path", "label")
 PATTERN = r"(?P<sample>.+_[^_]+)_[^_]+_[^_]+_(?P<view>[^_]+)\.(png|jpe?g)"
 """`<class>_<object>_<elevation>_<angle>_<view>.png`, where a class's name may hold "_"."""
+
+
+_Files: TypeAlias = Mapping[int, Mapping[str, Mapping[str, Path]]]
+"""Party -> object -> view -> file."""
 
 
 class _Problems:
@@ -71,7 +77,8 @@ def manifest(
     """Read the parties' pictures as a manifest lists them; only those that are used are decoded.
 
     Objects that all parties have and that have a label are aligned or tested; any other is unaligned at the parties
-    that have it, unless it is of the test split. The split is by object, never by picture.
+    that have it, unless it is of the test split. A party has an object if it has all its views of it: if one is
+    missing, the others are not used, which is logged. The split is by object, never by picture.
 
     Args:
         path: the CSV file.
@@ -143,8 +150,12 @@ def make_manifest(
     *,
     views_to_party: Mapping[str, int] | int = 3,
     target: Path | None = None,
+    force: bool = False,
 ) -> list[dict[str, str]]:
     """List the pictures in `<root>/<class>/{train,test}/` and write the manifest.
+
+    It is for simulations: an object's `sample_id` is a number that says nothing of it, and only party 0's rows have
+    labels, but each picture's path still names its class.
 
     Args:
         root: the folder of the class folders.
@@ -152,15 +163,18 @@ def make_manifest(
             class) and `view`.
         views_to_party: view -> party, or how many consecutive views, in order, each party has.
         target: the CSV file; None: `<root>/manifest.csv`.
+        force: replace a file that is there.
 
     Returns:
         The rows, as they are written.
 
     Raises:
-        DataError: the pattern lacks a group, or files don't fit it, or views can't be shared out.
+        DataError: the pattern lacks a group, files don't fit it, views can't be shared out, or the target is there.
     """
     root = Path(root)
     target = root / "manifest.csv" if target is None else Path(target)
+    if target.exists() and not force:
+        raise DataError(f"{target} is there already; replace it with force=True, or choose another target.")
     try:
         fits = re.compile(pattern)
     except re.error as error:
@@ -178,18 +192,26 @@ def make_manifest(
     if not found:
         raise DataError(f"{root} must hold PNG or JPEG files in <class>/train or <class>/test, but holds none.")
     parties = _share_views({view for _, _, view in found}, views_to_party)
+    numbers = _opaque({(file.parent.parent.name, sample) for file, sample, _ in found})
     rows = []
     for file, sample, view in found:
         split, label = file.parent.name, file.parent.parent.name
         place = Path(os.path.relpath(file, target.parent)).as_posix()
         party = parties[view]
-        values = (f"{label}/{sample}", str(party), view, place, label if party == 0 else "", split)
+        values = (numbers[label, sample], str(party), view, place, label if party == 0 else "", split)
         rows.append(dict(zip((*COLUMNS, "split"), values, strict=True)))
+    rows.sort(key=lambda row: (row["sample_id"], int(row["party"])))  # files come class by class
     with target.open("w", newline="", encoding="utf-8") as file_out:
         writer = csv.DictWriter(file_out, (*COLUMNS, "split"), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     return rows
+
+
+def _opaque(objects: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """(class, sample) -> a number, the same each time, in whose order classes are mixed."""
+    mixed = sorted(objects, key=lambda names: hashlib.sha256("/".join(names).encode()).digest())
+    return {names: f"{number:0{len(str(len(mixed)))}}" for number, names in enumerate(mixed)}
 
 
 def _read(path: Path) -> _Listing:
@@ -220,29 +242,44 @@ def _read(path: Path) -> _Listing:
         for sample, different in values.items():
             if len(different) > 1:
                 problems.add(f"objects with several {where}", f"{sample} {sorted(different)}")
-    _check_files(files, problems)
+    views = {
+        party: _in_order({view for found in objects.values() for view in found}) for party, objects in files.items()
+    }
+    whole = {
+        party: {sample: found for sample, found in objects.items() if len(found) == len(views[party])}
+        for party, objects in files.items()
+    }
+    _check_files(files, whole, problems)
     problems.raise_any(path)
+    _tell_incomplete(path, files, whole)
     test = {sample for sample, split in parts.items() if "test" in split}
     return _Listing(
-        [dict(files[party]) for party in sorted(files)],
-        [_in_order({view for views in files[party].values() for view in views}) for party in sorted(files)],
-        {sample: "".join(labels[sample]) for sample in files[0]},
+        [whole[party] for party in sorted(files)],
+        [views[party] for party in sorted(files)],
+        {sample: "".join(labels[sample]) for sample in whole[0]},
         test if "split" in table else None,
     )
 
 
-def _check_files(files: Mapping[int, Mapping[str, Mapping[str, Path]]], problems: _Problems) -> None:
-    """Whether each party is there, with all its views of each object, and each picture lies where it should."""
+def _check_files(files: _Files, whole: _Files, problems: _Problems) -> None:
+    """Whether each party is there, with all its views of some objects, and each picture lies where it should."""
     for party in set(range(max([*files, 1]) + 1)) - set(files):
         problems.add("parties without rows (they are numbered 0, 1, ...)", party)
     for party, objects in files.items():
-        names = {view for views in objects.values() for view in views}
-        for sample, views in objects.items():
-            for view in _in_order(names - set(views)):
-                problems.add("views that an object lacks at a party", f"{sample} at party {party}: {view}")
-            for file in views.values():
-                if not file.is_file():
-                    problems.add("files that are missing", file)
+        if not whole[party]:
+            problems.add("parties that have all their views of no object", party)
+        for file in (file for views in objects.values() for file in views.values()):
+            if not file.is_file():
+                problems.add("files that are missing", file)
+
+
+def _tell_incomplete(path: Path, files: _Files, whole: _Files) -> None:
+    lacking = [(sample, party) for party in sorted(files) for sample in files[party] if sample not in whole[party]]
+    if lacking:
+        logging.getLogger("fedloom").warning(
+            "%s: %d of %d objects at parties lack a view there, such as %s at party %d; those parties count as not "
+            "having them", path, len(lacking), sum(map(len, files.values())), *lacking[0],
+        )  # fmt: skip
 
 
 def _in_order(views: set[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,11 @@ def table_view(
         x = encoder.transform(columns)
     except DataError as error:
         raise DataError(f"Party {name!r}: {error}") from error
+    if encoder.dropped:
+        logging.getLogger("fedloom").warning(
+            "party %r: %d columns are left out, as they hardly vary over its training rows: %s",
+            name, len(encoder.dropped), ", ".join(encoder.dropped[:10]) + (", …" if len(encoder.dropped) > 10 else ""),
+        )  # fmt: skip
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
     recipe = {"kind": "table", **encoder.to_dict()}
     return View(name, x, zeros, ones, aligned, unaligned, test, truth, recipe)
@@ -56,7 +62,7 @@ def prepare(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarra
     if raw.dtype != np.uint8 or raw.ndim != 4 or raw.shape[1:] != shape:
         raise DataError(f"Images must be (n, {', '.join(map(str, shape))}) uint8, but are {raw.shape} {raw.dtype}.")
     if kind == "pictures":
-        return np.ascontiguousarray(raw)
+        return np.require(raw, requirements=("C", "W"))  # a file's pages can't be written to
     if not cells or not all(0 <= cell < number for cell in cells):
         raise DataError(f"The recipe of a party's images names the cells {list(cells)}, but there are {number}.")
     return cut(raw, (grid[0], grid[1]), cells)

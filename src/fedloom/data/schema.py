@@ -14,6 +14,7 @@ from fedloom.errors import DataError, did_you_mean
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
 _LARGEST = 1e30  # so that squares and float32 can hold what comes of it
+_MOSTLY = 0.9  # of a column's words; where so many are numbers, the others are taken for mistakes
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
 
 
@@ -99,7 +100,8 @@ class TableEncoder:
             rare: a word is rare if fewer of them have it.
 
         Raises:
-            DataError: no rows, a column that is neither numbers nor text, or nothing but constant columns.
+            DataError: no rows, a column that is neither numbers nor text, numbers among which a few words stand, or
+                nothing but constant columns.
         """
         if len(rows) == 0:
             raise DataError("A table's encoder needs at least one row to be fitted on, but there is none.")
@@ -183,10 +185,22 @@ def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> Number |
     values = typed(name, values)
     if values.dtype.kind != "O":
         return _fit_number(name, _numbers(name, values)[rows])
+    _refuse_mistakes(name, values)
     words, counts = np.unique(values[rows], return_counts=True)
     frequent = tuple(str(word) for word in words[counts >= rare] if word != OTHER)
     rest = len(frequent) < len(words)
     return name if len(frequent) + rest < 2 else Words(name, frequent, rest)
+
+
+def _refuse_mistakes(name: str, words: np.ndarray) -> None:
+    """Numbers with some words between them: as words, nearly all would be rare, and the numbers would be lost."""
+    known = words[words != MISSING]
+    odd = [word for word in known if not is_number(word)]
+    if odd and len(known) - len(odd) >= _MOSTLY * len(known):
+        raise DataError(
+            f"Column {name!r} holds numbers, but {len(odd)} of its {len(known)} values are none, such as "
+            f"{odd[0][:40]!r}; correct them, or leave them empty (if the numbers are codes, put a letter before each)."
+        )
 
 
 def _fit_number(name: str, numbers: np.ndarray) -> Number | str:

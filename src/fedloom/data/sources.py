@@ -187,18 +187,6 @@ def load_raw(name: str, *, root: Path | None = None) -> Dataset | Table:
     return read_raw_files(folder, name=name, hints=source.hints, config=source.config)
 
 
-def load_table(name: str, *, root: Path | None = None) -> Table:
-    """A table as its file holds it, by a name in `SOURCES` or a path, read as `load` reads it.
-
-    Raises:
-        DataError: as `load` does; or the data is images.
-    """
-    data = load_raw(name, root=root)
-    if isinstance(data, Dataset):
-        raise DataError(f"{name!r} must be a table, but it holds images; use fedloom.data.sources.load.")
-    return data
-
-
 def _folder(repository: str, root: Path | None) -> Path | None:
     """Where a data set of the hub lies in the data root, if there is a root."""
     if root is None and os.environ.get(ROOT_VARIABLE):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,9 @@ import torch
 from fedloom import methods
 from fedloom._version import __version__
 from fedloom.deploy import folder as folders
-from fedloom.deploy.folder import ACTIVE, CARD, digest
+from fedloom.deploy.folder import ACTIVE, CARD, STATE, digest
 from fedloom.deploy.roles import kept, load_active, load_party, predicts_alone
-from fedloom.errors import CheckpointError, ConfigError, FedloomError
+from fedloom.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns
@@ -24,6 +27,7 @@ from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
 from fedloom.experiment.world import World, build
 from fedloom.method import Method
+from fedloom.methods.vertical.split import OnItsOwn
 from fedloom.party import Party
 
 TRIED = 256
@@ -63,7 +67,7 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
     Args:
         run: a run's folder. Its data must be where it was: that is where each party's recipe comes from.
         out: None for `export` in the run's folder.
-        force: replace folders that are there.
+        force: replace folders that are there, once the new ones were compared, and remove those of other parties.
 
     Raises:
         ConfigError: the run's method shares rows and not columns, or folders are there already.
@@ -75,7 +79,7 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
     _refuse_rows(config)
     world = build(config)
     done, states = _saved(run, world)
-    needs = (0,) if getattr(world.cfg, "active_only", False) else tuple(range(len(world.clients)))
+    needs = (0,) if isinstance(world.server, OnItsOwn) else tuple(range(len(world.clients)))
     names = [f"party-{m}" for m in needs] + [ACTIVE]
     there = [name for name in names if (target / name / CARD).exists()]
     if there and not force:
@@ -85,17 +89,14 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
     data = {name: folders.encoded(_content(world, name, party)) for name, party in ends.items()}
     federation = digest("".join(map(digest, data.values())).encode())
     common = _common(world, done, needs, federation, next(iter(sent.values())).shape[1])
-    for name, party in ends.items():
-        part = None if name == ACTIVE else party.site.id
-        inputs = None if part is None else _inputs(world, part)
-        role = ACTIVE if part is None else "party"
-        folders.write(target / name, {**common, "role": role, "party": part, "inputs": inputs}, data[name])
-    try:
-        tried = _compared(world, target, ends, sent)
-    except FedloomError:
-        for name in names:
-            (target / name / CARD).unlink()  # what answers otherwise than the run is not to be used
-        raise
+    with _fresh(target) as fresh:  # what answers otherwise than the run is not to be used, nor to replace anything
+        for name, party in ends.items():
+            part = None if name == ACTIVE else party.site.id
+            inputs = None if part is None else _inputs(world, part)
+            role = ACTIVE if part is None else "party"
+            folders.write(fresh / name, {**common, "role": role, "party": part, "inputs": inputs}, data[name])
+        tried = _compared(world, fresh, ends, sent)
+        _move(fresh, target, names)
     return Exported(
         target,
         {name: sum(file.stat().st_size for file in (target / name).iterdir()) for name in names},
@@ -105,6 +106,35 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
         predicts_alone(world.method.client),
         tried,
     )
+
+
+@contextlib.contextmanager
+def _fresh(target: Path) -> Iterator[Path]:
+    """An empty folder within the target, for as long as it is needed."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix=".new-", dir=target)
+    except OSError as error:
+        raise ConfigError(f"{target} can't be written ({error.strerror}); choose another --out") from None
+    with made as folder:
+        yield Path(folder)
+
+
+def _move(fresh: Path, target: Path, names: Sequence[str]) -> None:
+    """Put the new folders' files where they belong, and remove what an earlier export wrote for other parties."""
+    try:
+        for card in target.glob(f"party-*/{CARD}"):
+            if card.parent.name not in names:
+                card.unlink()
+                (card.parent / STATE).unlink(missing_ok=True)
+                if not any(card.parent.iterdir()):
+                    card.parent.rmdir()
+        for name in names:
+            (target / name).mkdir(exist_ok=True)
+            for file in (STATE, CARD):
+                os.replace(fresh / name / file, target / name / file)
+    except OSError as error:
+        raise ConfigError(f"{target} can't be written ({error.strerror}); choose another --out") from None
 
 
 def _config(run: Path) -> RunConfig:

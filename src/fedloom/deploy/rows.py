@@ -15,7 +15,7 @@ from fedloom.data.csvfiles import column_values, read_csv
 from fedloom.data.images import decode_images
 from fedloom.data.manifest import read_views
 from fedloom.data.recipes import prepare
-from fedloom.data.schema import TableEncoder, Words
+from fedloom.data.schema import Number, TableEncoder, Words
 from fedloom.data.tables import texts
 from fedloom.deploy.folder import Inputs
 from fedloom.errors import DataError, did_you_mean
@@ -105,12 +105,28 @@ def _table(recipe: Mapping[str, Any], rows: Mapping[str, Any]) -> np.ndarray:
     _complete([rule.name for rule in rules], rows, "The rows")
     columns = {}
     for rule in rules:
-        values = columns[rule.name] = np.asarray(rows[rule.name])
+        values = columns[rule.name] = _with_gaps(rule, np.asarray(rows[rule.name]))
         if values.ndim != 1:
             raise DataError(f"Column {rule.name!r} must be a list of values, one for each row, not {values.shape}.")
         if isinstance(rule, Words):
             _check_words(rule, values)
     return prepare(recipe, columns)
+
+
+def _with_gaps(rule: Number | Words, values: np.ndarray) -> np.ndarray:
+    """None where a word is missing and NaN where a number is, whichever of the two stands there."""
+    if isinstance(rule, Words) and values.dtype.kind == "f" and np.isnan(values).all():
+        return np.full(values.shape, None, dtype=object)
+    if values.dtype.kind != "O" or values.ndim != 1:
+        return values
+    gaps = np.array([value is None or (isinstance(value, float) and value != value) for value in values], dtype=bool)
+    values = values.copy()
+    values[gaps] = None
+    numbers = isinstance(rule, Number) and all(isinstance(value, int | float | np.number) for value in values[~gaps])
+    try:
+        return values.astype(np.float64) if numbers else values
+    except (OverflowError, TypeError):  # such as 10**400
+        return values
 
 
 def _check_words(rule: Words, values: np.ndarray) -> None:
@@ -139,7 +155,7 @@ def _pictures(inputs: Inputs, rows: np.ndarray | list[Any]) -> np.ndarray:
     if isinstance(rows, np.ndarray):
         own = rows.dtype == np.uint8 and rows.shape[1:] == inputs.shape
         if own and tuple(recipe["shape"]) != inputs.shape:
-            return np.ascontiguousarray(rows)
+            return np.require(rows, requirements=("C", "W"))  # a file's pages can't be written to
         return prepare(recipe, rows)
     if not rows:
         raise DataError("There must be at least one row, but there is none.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import mmap
+import os
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -84,7 +85,7 @@ def align_files(
         What alignment.json holds: backend, parties with their counts and files, and what each side learnt. No ids.
 
     Raises:
-        ConfigError: the arguments don't fit together, or results are there already.
+        ConfigError: the arguments don't fit together, results are there already, or they can't be written.
         DataError: a file can't be read, has no such column, or its ids can't be aligned.
     """
     if len(files) < 2:
@@ -103,12 +104,15 @@ def align_files(
     for table in tables:
         if _stamp(table.path) != table.seen:
             raise DataError(f"{table.path} changed while the ids were aligned; run the command again")
-    folder.mkdir(parents=True, exist_ok=True)
-    for table, rows, rest, (aligned, unaligned) in zip(tables, found.aligned, found.rest, targets, strict=True):
-        table.copy(rows, aligned)
-        table.copy(rest, unaligned)
     report = _report(found, tables, targets)
-    write_atomically(folder / REPORT, (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for table, rows, rest, (aligned, unaligned) in zip(tables, found.aligned, found.rest, targets, strict=True):
+            table.copy(rows, aligned)
+            table.copy(rest, unaligned)
+        write_atomically(folder / REPORT, (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be written ({error.strerror}); choose another --out") from None
     return report
 
 
@@ -193,6 +197,11 @@ def _targets(files: Sequence[Path], folder: Path, force: bool) -> list[tuple[Pat
             "each has a name of its own"
         )
     targets = [(folder / f"{stem}.aligned.csv", folder / f"{stem}.unaligned.csv") for stem in stems]
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not place.is_dir():
+        raise ConfigError(f"{place} is a file, so nothing can be written into {folder}; choose another --out")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ConfigError(f"nothing can be written to {place}: it may not be changed; choose another --out")
     every = [*chain(*targets), folder / REPORT]
     inputs = {file.resolve() for file in files}
     for target in every:

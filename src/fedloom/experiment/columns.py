@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedloom.data.columns import Parties, simulate
+from fedloom.data.csvfiles import read_csv
 from fedloom.errors import ConfigError
 
 ALIGNED = 200
+CUT = ("unaligned", "held", "grid", "balanced", "ratio", "majority", "rare", "rare_rows")
+"""Settings of how a known data set is cut, which mean nothing where the parties' own data is read."""
 
 
 class ColumnsConfig(BaseModel):
@@ -40,8 +45,8 @@ class ColumnsConfig(BaseModel):
     """So many aligned rows there are of each of these: 0 for zero-shot, a few for few-shot."""
     files: tuple[str, ...] = ()
     """Each party's CSV file, the first that of the party with the labels; instead of `data.name`."""
-    id: str | None = None
-    """The column of the files by which people are matched."""
+    id: str | tuple[str, ...] | None = None
+    """The column of the files by which people are matched: one name for all files, or one for each."""
     label: str | None = None
     """The column of the first file that is to be predicted."""
     align: Literal["plain", "openmined"] = "plain"
@@ -51,6 +56,14 @@ class ColumnsConfig(BaseModel):
     size: int = Field(32, ge=1)
     """Pixels a side of the manifest's pictures."""
 
+    @field_validator("files", "manifest")
+    @classmethod
+    def _whole(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        """Paths that mean the same file wherever the config is read again."""
+        if isinstance(value, tuple):
+            return tuple(_absolute(path) for path in value)
+        return _absolute(value) if value else value
+
     @model_validator(mode="after")
     def _sources(self) -> ColumnsConfig:
         if self.files and self.manifest:
@@ -59,12 +72,34 @@ class ColumnsConfig(BaseModel):
             raise ValueError("files need id, the column that matches people, and label, the one to predict")
         if not self.files and (self.id is not None or self.label is not None):
             raise ValueError("id and label name columns of files: name these too")
+        if isinstance(self.id, tuple) and len(self.id) != len(self.files):
+            raise ValueError(f"id must be one name, or one for each of {len(self.files)} files, not {len(self.id)}")
+        if self.own_data and (useless := [name for name in CUT if self._differs(name)]):
+            source = "files" if self.files else "a manifest"
+            raise ValueError(
+                f"only where a known data set is cut is there a choice of {', '.join(useless)}: with {source}, leave "
+                f"{'it' if len(useless) == 1 else 'them'} away"
+            )
         return self
+
+    def _differs(self, name: str) -> bool:
+        """Whether a setting is not as it usually is; a resolved config writes all of them out."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
     def own_data(self) -> bool:
         """Whether the data comes from files that this section names."""
         return bool(self.files or self.manifest)
+
+    def number(self) -> int | None:
+        """How many parties the files or the manifest have; None where a known data set is cut.
+
+        Raises:
+            DataError: the manifest can't be read.
+        """
+        if self.manifest:
+            return len(set(read_csv(Path(self.manifest), needed=["party"])["party"]))
+        return len(self.files) or None
 
     def parties(
         self,
@@ -140,4 +175,13 @@ class ColumnsConfig(BaseModel):
     def _align(self, ids: Sequence[Sequence[str | int]]) -> list[np.ndarray]:
         from fedloom.data.alignment import align
 
-        return list(align(ids, backend=self.align).aligned)
+        stems = [Path(file).stem for file in self.files]
+        names = stems if len(set(stems)) == len(stems) else self.files
+        found = align(ids, backend=self.align, names=names, local=range(len(ids)))
+        for sentence in found.learnt:
+            logging.getLogger("fedloom").info("alignment: %s", sentence)
+        return list(found.aligned)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(os.path.expanduser(path)).absolute())

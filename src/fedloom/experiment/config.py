@@ -256,10 +256,12 @@ class RunConfig(_Section):
                 f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it away, or "
                 "take a method whose parties hold columns"
             )
-        if self.rounds is not None:
-            return method, cfg, self.rounds
-        iterations = self.iterations or DEFAULT_ITERATIONS
-        return method, cfg, -(-iterations // cfg.iterations_per_round)
+        rounds = self.rounds
+        if rounds is None:
+            rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)
+        if 0 < rounds < cfg.least_rounds:
+            raise ConfigError(f"rounds: {method.name} as it is set comes to nothing before round {cfg.least_rounds}")
+        return method, cfg, rounds
 
     @property
     def method_is_file(self) -> bool:

@@ -67,6 +67,10 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     assert home is not None
     parts = _ask(engine, "contribution", {"on": "test"})
     probabilities, y = torch.softmax(home.decide(parts), -1).cpu().numpy(), labels["test"][0]
+    if not np.isfinite(probabilities).all():
+        raise MethodError(
+            "what the parties predict is not finite any more, as their training has diverged: lower params.lr"
+        )
     found, rare = judge(probabilities, y), np.isin(y, world.run.columns.rare)
     yield "accuracy mean", found.accuracy, ""
     yield "accuracy std", 0.0, ""

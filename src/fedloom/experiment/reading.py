@@ -91,7 +91,11 @@ def _few_parties(experiment: Experiment) -> Experiment:
         return experiment
     if not known.columns or "clients" in run.data.model_fields_set:
         return experiment
-    data = run.data.model_copy(update={"clients": len(run.columns.files) or PARTIES})
+    try:
+        clients = run.columns.number() or PARTIES
+    except FedloomError:  # as well
+        return experiment
+    data = run.data.model_copy(update={"clients": clients})
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
 
 
@@ -122,6 +126,8 @@ def _names(run: RunConfig) -> list[str]:
         method, _, rounds = run.resolve()
         if not method.columns and run.columns != ColumnsConfig():
             found.append(f"columns: {method.name} shares rows, not columns: leave the section away")
+        elif method.columns:
+            found += _miscounted(run)
     except FedloomError as error:
         found.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [
@@ -140,6 +146,18 @@ def _names(run: RunConfig) -> list[str]:
         except FedloomError as error:
             found.append(f"{where}: {error}")
     return found
+
+
+def _miscounted(run: RunConfig) -> list[str]:
+    """Whether files or a manifest have other parties than are asked for, or can't be read."""
+    try:
+        number = run.columns.number()
+    except FedloomError as error:
+        return [f"columns.manifest: {error}"]
+    if number in (None, run.data.clients):
+        return []
+    source = "columns.files" if run.columns.files else "columns.manifest"
+    return [f"data.clients: {source} has {number} parties, not {run.data.clients}: leave clients away"]
 
 
 def _check_engine(engine: EngineConfig) -> None:

@@ -4,8 +4,9 @@ A `Holder` has columns of all people that it knows, and no labels. It embeds the
 active party: it has the labels of the aligned people, and classifies what all holders embed. Holder 0 lives in its
 house: those are the active party's own columns.
 
-An extractor ends by centring: a BatchNorm without weights, whose statistics are measured on the own rows before
-anything is sent. Without it all embeddings of an untrained network share one large mean.
+An extractor ends by centring: a BatchNorm without weights. Without it all embeddings of an untrained network share one
+large mean. Proto-EVFL measures its statistics on the own rows before anything is sent; split learning takes those of
+each batch, and their running means to predict.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.errors import MethodError
 from fedloom.message import Tree
 from fedloom.method import MethodConfig
 from fedloom.optim import Optimiser
@@ -36,7 +38,8 @@ class HolderConfig(MethodConfig):
     width: int = Field(64, ge=1)
     """Numbers of an embedding (d)."""
     principal: int = Field(0, ge=0)
-    """So many of them are the first principal components of the own rows, whitened, which no training moves."""
+    """So many of them are the first principal components of the own rows, whitened, which no training moves. They are
+    linear in the columns: who gets them, and knows some raw rows, can solve for what they hold of the others."""
     centred: bool = True
     """Whether an extractor ends by centring."""
     batch_size: int = Field(64, ge=2)
@@ -120,12 +123,12 @@ class Holder(Party[ConfigT]):
             return None
         return Principal(self.some_rows(PRINCIPAL_ROWS, "principal rows"), self.cfg.principal)
 
-    def some_rows(self, most: int, purpose: str, t: int = 0) -> Tensor:
-        """At most so many own inputs (n, ...), drawn for this purpose and round."""
-        rows = self.data
-        if len(rows) <= most:
-            return rows.every
-        which = self.stream(purpose, t).choice(len(rows), most, replace=False)
+    def some_rows(self, most: int, purpose: str, t: int = 0, *, aligned: bool = True) -> Tensor:
+        """At most so many own inputs (n, ...), drawn for this purpose and round; if not `aligned`, of the others."""
+        rows, first = self.data, 0 if aligned else self.site.aligned
+        if len(rows) - first <= most:
+            return rows.every[first:]
+        which = self.stream(purpose, t).choice(len(rows) - first, most, replace=False) + first
         return rows.x(torch.from_numpy(which).to(self.site.device))
 
     def calibrate(self) -> None:
@@ -136,10 +139,14 @@ class Holder(Party[ConfigT]):
             with torch.no_grad():
                 for x in self.data.every.chunk(max(1, len(self.data) // 256)):
                     self.model(x)
-        found, eps = self.buffers, 1e-5
+        found, eps = self.buffers, float(self.net.module.centre.eps)  # type: ignore[union-attr, arg-type]
         mean, var = found["centre.running_mean"], found["centre.running_var"]
         raw = self.infer(self.data.every)[:, self.cfg.principal :] * (var + eps).sqrt() + mean
-        self.buffers = {**found, "centre.running_mean": raw.mean(0), "centre.running_var": raw.var(0)}
+        self.buffers = {
+            **found,
+            "centre.running_mean": raw.mean(0),
+            "centre.running_var": raw.var(0, correction=min(1, len(raw) - 1)),
+        }
 
     def aligned_rows(self) -> Tensor:
         """Inputs (N_a, ...) of the people whom all parties hold, in the order of all."""
@@ -164,7 +171,7 @@ class Holder(Party[ConfigT]):
 
     def alone(self, embedded: Tensor) -> Tensor:
         """Logits (n, Z) of this party alone from its embeddings (n, d), where the method can do that."""
-        raise NotImplementedError
+        raise MethodError(f"{type(self).__name__} can't answer alone: only with prototypes of its own could it")
 
 
 class Home(Party[ConfigT]):

@@ -1,7 +1,8 @@
 """Label inference: what a party with columns and no labels can read about labels from what it is told.
 
-The attacker is curious and passive. It follows the protocol, keeps all it is told, and guesses the classes of the
-aligned people. Each function says what it is assumed to know. Symbols: n aligned people, Z classes, d numbers a row.
+The attacker is curious and passive. It follows the protocol, and guesses the classes of the aligned people from what
+it is told at one time. Who keeps what it is told over many rounds can do better, as fresh noise averages out. Each
+function says what it is assumed to know. Symbols: n aligned people, Z classes, d numbers a row.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def tiles(run: Run) -> Iterable[Tile]:
     shares = frequent[frequent > 0] / frequent.sum()
     notes = {
         "accuracy": f"of {words.whole(run.partition.test)} test rows; standard error {error:.1f}",
-        "balanced accuracy": f"mean over classes; guessing gives {words.percent(1 / number)}",
+        "balanced accuracy": f"mean over classes; guessing gives {words.percent(1 / len(shares))}",
         "auc": "guessing gives 0.5" + ("; mean over classes, each against all others" if number > 2 else ""),
         "log loss": f"less is better; the classes' frequencies give {-(shares * np.log(shares)).sum():.3f}",
         "seen accuracy": "on test rows of classes that the aligned people have many of",

@@ -20,12 +20,13 @@ ACROSS = "iterations"
 MARKS = (
     "Γ is the number of unaligned rows of a party's largest class to that of its smallest; S, how many classes it has; "
     "MID, how uneven they are, from 0 (all alike) to 1 (one class has all); cos, how like its class mix is to that of "
-    "all parties together. They need the classes of unaligned rows, which a simulation knows."
+    "all parties together. They need the classes of unaligned rows, known only where somebody has the labels, as in a "
+    "simulation."
 )
 PSEUDO = (
     "Each party also answers by itself, from its own columns and what it was sent. What it answers on its unaligned "
-    "rows are its pseudo-labels, which it may learn from. How many of these are right, the pseudo-label "
-    "accuracy, only a simulation knows: no party without labels can measure it."
+    "rows are its pseudo-labels, which it may learn from. How many of these are right, the pseudo-label accuracy, is "
+    "known only where somebody has the labels, as in a simulation: no party without labels can measure it."
 )
 LEAKS = "What parties could find out about labels"
 GUESSES = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.errors import DataError
-from fedloom.report.files import checked, damaged
+from fedloom.report.files import checked, damaged, parsed
 from fedloom.report.measures import GLOBAL, OWN
 from fedloom.report.schema import Flow, Measure, Partition, Summary
 
@@ -55,7 +55,10 @@ def so_far(
         found = jointly(
             then, partition.parties.ids(party for _, party in then), [way.removeprefix(f"{GLOBAL} ") for way in ways]
         )
-    method = str(asked.get("method", ""))
+    method, data = str(asked.get("method", "")), asked.get("data", {})
+    dataset, clients = data.get("name"), data.get("clients")
+    if partition.parties is not None:  # whose data may come from files of their own
+        dataset, clients = parsed(folder / "partition.json")["parties"].get("name", dataset), partition.number
     values = {
         "name": asked.get("name") or method,
         "method": method,
@@ -64,8 +67,8 @@ def so_far(
         "seed": asked.get("seed"),
         "rounds": last.round,
         "iterations": last.iteration,
-        "dataset": asked.get("data", {}).get("name"),
-        "clients": asked.get("data", {}).get("clients"),
+        "dataset": dataset,
+        "clients": clients,
         "engine": None,
         **found,
         "agreement": then.get(("agreement", "")),

@@ -9,7 +9,8 @@ down, embeddings and a prior up, no gradient and no label. What a holder does wi
     of its own, which never leaves; errors that are not systematic average out, so that it comes to know better than
     its teacher (D.-H. Lee, "Pseudo-Label", 2013). Pictures are shifted by up to a pixel.
     Half of an embedding are principal components of the own rows, whitened: they need no labels, make better first
-    names than an untrained network, and can't forget.
+    names than an untrained network, and can't forget. They are linear in the columns, so they tell more of them than
+    a network's embeddings do: `principal = 0` sends none.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from torch.nn import functional as F
 from fedloom.method import Method
 from fedloom.methods.holder import Extractor
 from fedloom.methods.vertical import proto_evfl
-from fedloom.methods.vertical.proto_evfl import Active, similarities
-from fedloom.optim import Adam
+from fedloom.methods.vertical.proto_evfl import Active, optimiser
 
 
 class Config(proto_evfl.Config):
-    """Settings of Proto-EVFL, those of its transport cost without effect, and how sure a name must be."""
+    """Settings of Proto-EVFL but for its selection, and how sure a name must be."""
+
+    selection: Literal["both"] = "both"
+    """Of no use here: what a holder minimises is cross-entropy."""
 
     principal: int = Field(32, ge=0)
     """So many numbers of an embedding are principal components of the own rows, whitened."""
@@ -69,14 +72,15 @@ class Party(proto_evfl.Party):
         extractor = Extractor(site.build(), cfg.learnt, cfg.centred, self.components())
         with self.seeded("head"):
             student = Student(extractor, cfg.width, site.classes)
-        self.network(student, Adam(cfg.lr, weight_decay=cfg.weight_decay))
+        self.network(student, optimiser(cfg, cfg.lr, cfg.weight_decay))
         self.prototypes = torch.zeros(site.classes, cfg.width, device=site.device)
         self.prior = torch.full((site.classes,), 1 / site.classes, device=site.device)
 
     def fit(self, t: int) -> None:
         """In place of lines 5-8: learn the classes that the surest rows are named by."""
-        cfg, x = self.cfg, self.data.every
-        beliefs = torch.softmax(similarities(self.infer(x), self.prototypes, cfg) + self.prior.log(), -1)
+        cfg = self.cfg
+        x = self.data.every[0 if cfg.local_rows == "all" else self.site.aligned :]
+        beliefs = torch.softmax(self.alone(self.infer(x)), -1)
         rows, named = surest(beliefs, cfg.sure)
         plan = self.stream("batches", t).integers(len(rows), size=(cfg.steps, cfg.batch_size))
         for which in torch.from_numpy(plan).to(rows.device):

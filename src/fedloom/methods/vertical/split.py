@@ -56,13 +56,6 @@ class SplitConfig(HolderConfig):
         return Adam(self.lr, weight_decay=self.weight_decay)
 
 
-class Config(SplitConfig):
-    """Settings of the three methods of this page."""
-
-    active_only: bool = False
-    """Whether the active party learns from its own columns alone."""
-
-
 class Party(Holder[SplitConfig]):
     """A party's part of the network, below the cut."""
 
@@ -155,12 +148,12 @@ def passes(fed: Federation, active: Active, parties: Sequence[int], cfg: SplitCo
             which = {"number": number, "step": step}
             parts = fed.call(parties, "embed", shared=which, expect=template, need=everybody)
             if parts:
-                fed.call(parts, "update", shared=which, each=active.learn(parts, number, step))
+                fed.call(parts, "update", shared=which, each=active.learn(parts, number, step), expect=None)
 
 
-def round(fed: Federation, active: Active, parties: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, active: Active, parties: Sequence[int], cfg: SplitConfig, t: int) -> Iterator[str]:
     """Some passes over the aligned rows."""
-    who = [m for m in parties if m == 0] if cfg.active_only else parties
+    who = [m for m in parties if m == 0] if isinstance(active, OnItsOwn) else parties
     passes(fed, active, who, cfg, range(t * cfg.epochs, (t + 1) * cfg.epochs))
     yield "round"
 
@@ -170,7 +163,7 @@ SPLIT = Method(
     title="Split learning: embeddings up, gradients down",
     paper="P. Vepakomma et al.: Split learning for health: Distributed deep learning without sharing raw data, 2018",
     family="vertical",
-    config=Config,
+    config=SplitConfig,
     round=round,
     client=Party,
     server=Active,
@@ -185,7 +178,6 @@ METHODS = (
         name="active-only",
         title="The active party learns from its own columns alone",
         server=OnItsOwn,
-        fixed={"active_only": True},
     ),
     replace(SPLIT, name="pooled", title="Split learning as if all rows were aligned and labelled", pooled=True),
 )

@@ -63,6 +63,11 @@ class PretrainConfig(SplitConfig):
     corrupt: float = Field(0.6, gt=0, le=1)
     """The share of a row's columns that are replaced, at least one."""
 
+    @property
+    def least_rounds(self) -> int:
+        """One that has labels."""
+        return self.pretrain + 1
+
 
 class Config(PretrainConfig):
     """Settings of SS-VFL."""
