@@ -135,7 +135,6 @@ def _by_columns(run: RunConfig, method: Method, cfg: Any, rounds: int) -> World:
             ),
             tests={
                 "test": rows(view, view.test),
-                "aligned": rows(view, view.aligned),
                 **({"own": rows(view, view.unaligned)} if len(view.unaligned) else {}),
             },
         )

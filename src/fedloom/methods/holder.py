@@ -63,13 +63,21 @@ ConfigT = TypeVar("ConfigT", bound=HolderConfig)
 class Extractor(nn.Module):
     """A body, and perhaps the centring of what it gives: (B, ...) to (B, d)."""
 
-    def __init__(self, body: nn.Module, width: int, centred: bool, principal: nn.Module | None = None) -> None:
-        """`body` gives (B, width); `principal`, if any, further numbers that come first."""
+    def __init__(
+        self,
+        body: nn.Module,
+        width: int,
+        centred: bool,
+        principal: nn.Module | None = None,
+        head: nn.Module | None = None,
+    ) -> None:
+        """`body` gives (B, width); `principal`, if any, numbers that come first; `head` is for the page to use."""
         super().__init__()
         self.principal = principal
         self.channels_last = getattr(body, "channels_last", False)
         self.body = body
         self.centre = nn.BatchNorm1d(width, affine=False) if centred else nn.Identity()
+        self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings (B, d)."""
@@ -113,9 +121,10 @@ class Holder(Party[ConfigT]):
 
     STATE: ClassVar[tuple[str, ...]] = ("params", "buffers", "opt")
 
-    def extractor(self, optimiser: Optimiser) -> None:
-        """The network of this party."""
-        self.network(Extractor(self.site.build(), self.cfg.learnt, self.cfg.centred, self.components()), optimiser)
+    def extractor(self, optimiser: Optimiser, head: nn.Module | None = None) -> None:
+        """The network of this party, with a head of its own beside, if the page has use for one."""
+        cfg = self.cfg
+        self.network(Extractor(self.site.build(), cfg.learnt, cfg.centred, self.components(), head), optimiser)
 
     def components(self) -> Principal | None:
         """The principal components of some own rows, if they are wanted."""

@@ -200,9 +200,13 @@ class Party(Holder[Config]):
 
     def setup(self) -> None:
         """No prototypes yet; all classes are as likely."""
-        self.extractor(optimiser(self.cfg, self.cfg.lr, self.cfg.weight_decay))
+        self.extractor(optimiser(self.cfg, self.cfg.lr, self.cfg.weight_decay), self.head())
         self.prototypes = torch.zeros(self.site.classes, self.cfg.width, device=self.site.device)
         self.prior = torch.full((self.site.classes,), 1 / self.site.classes, device=self.site.device)
+
+    def head(self) -> nn.Module | None:
+        """What stands on the extractor and never leaves: nothing."""
+        return None
 
     def introduce(self) -> Tensor:
         """Round 0: centre, and embed the aligned people (N_a, d)."""

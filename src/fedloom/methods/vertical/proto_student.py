@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.method import Method
-from fedloom.methods.holder import Extractor
 from fedloom.methods.vertical import proto_evfl
-from fedloom.methods.vertical.proto_evfl import Active, optimiser
+from fedloom.methods.vertical.proto_evfl import Active
 
 
 class Config(proto_evfl.Config):
@@ -51,30 +50,15 @@ class Config(proto_evfl.Config):
     """The share of the rows of each class that is learnt from: the surest."""
 
 
-class Student(Extractor):
-    """An extractor and its own head, which never leaves the party."""
-
-    def __init__(self, extractor: Extractor, width: int, classes: int) -> None:
-        nn.Module.__init__(self)
-        self.channels_last = extractor.channels_last
-        self.principal, self.body, self.centre = extractor.principal, extractor.body, extractor.centre
-        self.head = nn.Linear(width, classes)
-
-
 class Party(proto_evfl.Party):
     """Party m: beside what Proto-EVFL has, a head of its own."""
 
     cfg: Config
 
-    def setup(self) -> None:
-        """An extractor with a head; no prototypes yet."""
-        site, cfg = self.site, self.cfg
-        extractor = Extractor(site.build(), cfg.learnt, cfg.centred, self.components())
+    def head(self) -> nn.Module:
+        """What tells the classes apart by which rows are named."""
         with self.seeded("head"):
-            student = Student(extractor, cfg.width, site.classes)
-        self.network(student, optimiser(cfg, cfg.lr, cfg.weight_decay))
-        self.prototypes = torch.zeros(site.classes, cfg.width, device=site.device)
-        self.prior = torch.full((site.classes,), 1 / site.classes, device=site.device)
+            return nn.Linear(self.cfg.width, self.site.classes)
 
     def fit(self, t: int) -> None:
         """In place of lines 5-8: learn the classes that the surest rows are named by."""
