@@ -1,8 +1,8 @@
 """Proto-EVFL: vertical learning with unaligned rows, by class prototypes instead of gradients.
 
 Paper: W. Guo, Y. Duan et al., "Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype with Extremely
-Unaligned Data". Lines are those of its Algorithm 1. The dual transport cost is that of K. Tanwisuth et al., "A Prototype-Oriented Framework
-for Unsupervised Domain Adaptation", NeurIPS 2021.
+Unaligned Data". Lines are those of its Algorithm 1. The dual transport cost is that of K. Tanwisuth et al., "A
+Prototype-Oriented Framework for Unsupervised Domain Adaptation", NeurIPS 2021.
 
 A round: the active party sends each holder its class prototypes and the mean class prior. The holder estimates its own
 prior, moves its extractor so that its unlabelled rows come nearer to prototypes, and sends back its prior and the
@@ -468,7 +468,7 @@ METHODS = (
     Method(
         name="proto-evfl",
         title="Proto-EVFL: prototypes down, embeddings up, and unaligned rows used",
-        paper="W. Guo et al.: Proto-EVFL: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
+        paper="W. Guo et al.: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
         family="vertical",
         config=Config,
         round=round,
