@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedloom.errors import ConfigError
@@ -30,12 +29,13 @@ def leaks(world: World, embedded: Mapping[int, Tensor], name: Callable[[int], st
         name: of a party.
 
     Raises:
-        ConfigError: so many labels are known that there is nothing left to find out.
+        ConfigError: so many labels are known that there is nothing left to find out; or a page's home can't be asked.
     """
     home, each = world.server, world.run.evaluate.attacks
-    assert home is not None and each is not None
-    labels = home.site.rows.y(torch.arange(home.site.aligned, device=home.site.device))
-    told = home.exposed(embedded) if isinstance(home, Home) else {}
+    assert each is not None
+    if not isinstance(home, Home):
+        raise ConfigError("evaluate.attacks: this page's home does not say what it tells; build it on holder.Home")
+    labels, told = home.labels(), home.exposed(embedded)
     found: dict[str, list[float]] = {}
     for m, own in embedded.items():
         if m in world.house:

@@ -280,6 +280,7 @@ def round(fed: Federation, active: Active, parties: Sequence[int], cfg: Config, 
         fed.call(parties, "improve", shared={"t": t}, expect=None)
         if cfg.aggregate:
             found = fed.call(parties, "top", expect={"top": top_form(cfg), "rows": Shape("int64")}, need=1)
+            found = {m: reply for m, reply in found.items() if reply["rows"] > 0}  # a weight below that is none
             tops, rows = ({m: reply[what] for m, reply in found.items()} for what in ("top", "rows"))
             if found:
                 means = active.means(tops, {m: int(n) for m, n in rows.items()})
