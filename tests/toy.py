@@ -88,6 +88,7 @@ class Toy:
         places: of the parties; without them the toy's own, all with the `common` network if the method needs one.
         graph: who may speak to whom; None for everybody with everybody.
         make: the parties' networks.
+        home: what the server's place has besides, such as rows of its own and a pretrained model.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Toy:
         places: list[Site] | None = None,
         graph: Mapping[int, Sequence[int]] | None = None,
         make: Callable[[int], nn.Module] | None = None,
+        home: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> None:
         make = make or (common if method.one_network else network)
@@ -109,8 +111,9 @@ class Toy:
         self.method, self.places = method, places
         self.cfg = method.configure(preset, params)
         first = places[0]
-        home = Site(id=0, seed=first.seed, parties=len(places), classes=CLASSES, network=first.network)
-        self.server: Party[Any] | None = method.server(self.cfg, home) if method.server else None
+        at_home = {"parties": len(places), "classes": CLASSES, "network": first.network, **(home or {})}
+        place = Site(id=0, seed=first.seed, **at_home)
+        self.server: Party[Any] | None = method.server(self.cfg, place) if method.server else None
         builders = [partial(method.client, self.cfg, place) for place in places]
         self.engine: Engine
         if isolated:

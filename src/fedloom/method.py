@@ -67,6 +67,7 @@ class Method:
         presets: further named sets of config values, over `fixed`.
         public: whether it needs an unlabelled public set.
         one_network: whether all parties begin with one and the same network, as methods that average weights need.
+        encoder: whether clients are told the architecture of the server's pretrained model, to be sent its weights.
         columns: whether parties hold different columns of the same rows, and the home has the labels; party 0 is in
             its house.
         pooled: with `columns`: whether all rows of all parties count as aligned and labelled, as no federation has it.
@@ -84,6 +85,7 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     public: bool = False
     one_network: bool = False
+    encoder: bool = False
     columns: bool = False
     pooled: bool = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -28,6 +28,9 @@ Keep: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a block before its first change in a call, to wherever it is safe."""
 Only: TypeAlias = Collection[str] | Mapping[str, Tensor] | None
 """Which parameters a step moves: those of these names, with their gradients times masks if any; or all (None)."""
+
+Product: TypeAlias = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""Multiplies a matrix with a vector, both by the parameters' names."""
 
 
 class Network:
@@ -70,6 +73,7 @@ class Network:
             _copy(self.state()[part], values, part)
         self._point(self._buffers)
         self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the pass that is remembered
+        self._at: dict[str, Tensor] | None = None  # the weights that a gradient is taken at, if not its own
         self._scratch = False
         self._keeper: Keep | None = None
         self._before: Tensor | None = None
@@ -130,7 +134,7 @@ class Network:
     @property
     def live(self) -> Mapping[str, Tensor]:
         """The trainable parameters by name, for use in a loss: with their graph."""
-        return self.parameters
+        return self._at or self.parameters
 
     def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
         """One optimiser step on `loss(*batch)`, a scalar; returns its value () before the step."""
@@ -160,6 +164,43 @@ class Network:
             torch.zeros_like(self.parameters[k]) if g is None else g for k, g in zip(names, found, strict=False)
         ]
         return value.detach(), dict(zip(names, gradients, strict=True))
+
+    def gradient_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` () and its gradient by name at other weights. Statistics move."""
+        value, _, gradient = self._graded_at(weights, loss, batch, graph=False)
+        return value, gradient
+
+    def curvature_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor], Product]:
+        """As `gradient_at`, and what multiplies the Hessian there with a tree of vectors: once, by a pass back."""
+        value, at, gradient = self._graded_at(weights, loss, batch, graph=True)
+
+        def product(vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            through = [k for k, g in gradient.items() if g.requires_grad]  # linear in the rest
+            found = torch.autograd.grad(
+                [gradient[k] for k in through], list(at.values()), [vectors[k] for k in through], allow_unused=True
+            )
+            return _whole(at, found)
+
+        return value, {k: g.detach() for k, g in gradient.items()}, product
+
+    def _graded_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], batch: tuple[object, ...], *, graph: bool
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """A loss at other weights, these as leaves, and its gradient, differentiable itself if `graph`."""
+        self._sent = None
+        at = {k: _formatted(weights[k].detach(), self.format).requires_grad_() for k in self.parameters}
+        self._at = at
+        try:
+            with lent(list(places(self.module, self.parameters)), at):
+                value = loss(*batch)
+            found = torch.autograd.grad(value, list(at.values()), create_graph=graph, allow_unused=True)
+        finally:
+            self._at = None
+        return value.detach(), at, _whole(at, found)
 
     def row_gradients(
         self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
@@ -323,6 +364,16 @@ class Network:
         """Copy on first write, so that calls which only predict cost nothing."""
         if self._keeper is not None and self._before is None and not self._scratch:
             self._before = self._keeper(self.memory)
+
+
+def _whole(like: Mapping[str, Tensor], found: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Gradients by name, 0 where a loss does not depend on a parameter."""
+    return {k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(like.items(), found, strict=True)}
+
+
+def _formatted(x: Tensor, format: torch.memory_format) -> Tensor:
+    """A parameter, not the tensor given itself, in this memory format."""
+    return x.clone(memory_format=format if x.dim() == 4 else torch.contiguous_format)
 
 
 @lru_cache(maxsize=8)

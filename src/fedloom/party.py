@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedloom import message
 from fedloom.errors import MessageError, MethodError, StateError
 from fedloom.message import Tree
-from fedloom.network import Keep, Network, Only
+from fedloom.network import Keep, Network, Only, Product
 from fedloom.optim import Optimiser
 from fedloom.site import Batches, Rows, Site
 
@@ -119,6 +119,24 @@ class Party(Generic[ConfigT]):
         The passes are in training mode: BatchNorm statistics move.
         """
         return self.net.gradient(loss, *batch, of=of)
+
+    def gradient_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` () and its gradient by name, both at `weights` in place of the own parameters.
+
+        Within the loss `self.model` and `self.live` are at those weights. BatchNorm statistics move.
+        """
+        return self.net.gradient_at(weights, loss, *batch)
+
+    def curvature_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor], Product]:
+        """As `gradient_at`, and a function that multiplies the loss's Hessian at `weights` with vectors by name.
+
+        The product is exact, costs one more pass back through the graph that the gradient left, and can be had once.
+        """
+        return self.net.curvature_at(weights, loss, *batch)
 
     def row_gradients(
         self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, *, of: Collection[str]

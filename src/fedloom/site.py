@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -91,7 +91,27 @@ class Batches:
         return self.x.nbytes
 
 
-Kept = TypeVar("Kept", Batches, Tensor)
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """All of some rows: x (n, ...), y (n,), and each row's share in a mean, `weight` (n,) float32.
+
+    Where an engine works on several parties at once, the shorter samples are filled up with rows of weight 0.
+    """
+
+    x: Tensor
+    y: Tensor
+    weight: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.x, self.y, self.weight))
+
+    @property
+    def nbytes(self) -> int:
+        """What the inputs take."""
+        return self.x.nbytes
+
+
+Kept = TypeVar("Kept", Batches, Sample, Tensor)
 
 
 def sample_plan(rng: np.random.Generator, rows: int, steps: int, size: int) -> Tensor:
@@ -183,6 +203,9 @@ class Site:
             order.
         public: the public set, if the method needs one.
         network: makes its network, the same at each call.
+        pretrained: at a server that has a pretrained model: reads it. Nobody else is given it.
+        encoder: makes the architecture of the server's pretrained model with other weights, at clients of a method that
+            hands it out.
         tests: row sets for evaluation, by name. No method reads them.
         device: where its tensors live.
     """
@@ -196,6 +219,8 @@ class Site:
     aligned: int = 0
     public: PublicSet | None = None
     network: Callable[[], nn.Module] | None = None
+    pretrained: Callable[[], nn.Module] | None = None
+    encoder: Callable[[], nn.Module] | None = None
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
 
@@ -236,6 +261,36 @@ class Site:
         batch = self.batches(t, steps=1, size=min(size, len(self.rows)))
         return batch.x[0], batch.y[0]
 
+    @property
+    def support(self) -> Sample:
+        """One half of the own rows, drawn by chance: what a model is adapted on. The larger one, if they are odd."""
+        return RECENT.get(self, "support", lambda: self._sample(self.half("support")))
+
+    @property
+    def query(self) -> Sample:
+        """The other half: what an adapted model is judged by."""
+        return RECENT.get(self, "query", lambda: self._sample(self.half("query")))
+
+    def half(self, which: Literal["support", "query"]) -> Tensor:
+        """Numbers (n,) into the own rows.
+
+        Raises:
+            MethodError: there is but one row.
+        """
+        return RECENT.get(self, ("half", which), lambda: self._halved(which))
+
+    def _halved(self, which: Literal["support", "query"]) -> Tensor:
+        count = len(self.rows)
+        if count < 2:
+            raise MethodError(f"party {self.id} has {count} row, too few for a support and a query half: give it more")
+        order, first = self.stream("halves").permutation(count), -(-count // 2)
+        return torch.from_numpy(np.sort(order[:first] if which == "support" else order[first:]))
+
+    def _sample(self, which: Tensor) -> Sample:
+        which = which.to(self.device)
+        x = self.rows.x(which)
+        return Sample(x, self.rows.y(which), x.new_full((len(which),), 1 / len(which)))
+
     def aligned_batch(self, number: int, step: int, *, size: int) -> Tensor:
         """Inputs (B, ...) of a step of pass `number` over the aligned rows: the same object if asked again soon."""
 
@@ -266,3 +321,13 @@ class Site:
         if self.network is None:
             raise MethodError(f"party {self.id} was given no network: name some in [models]")
         return self.network()
+
+    def teacher(self) -> nn.Module:
+        """The pretrained model, newly read: frozen, and in evaluation mode.
+
+        Raises:
+            MethodError: there is none here.
+        """
+        if self.pretrained is None:
+            raise MethodError(f"party {self.id} has no pretrained model: name one in [pretrained]")
+        return self.pretrained().to(self.device).eval().requires_grad_(False)

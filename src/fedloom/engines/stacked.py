@@ -12,7 +12,7 @@ from torch.func import grad, vjp, vmap
 
 from fedloom._layout import Field, lent, places, unflatten
 from fedloom.errors import FedloomError, StateError
-from fedloom.network import INFERENCE_ROWS, Network, Only
+from fedloom.network import INFERENCE_ROWS, Network, Only, Product
 from fedloom.optim import Optimiser
 from fedloom.site import Batches
 
@@ -105,9 +105,28 @@ class Stacked:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar `loss(*batch)` and its gradient by the parameters' names; no step. Statistics move."""
         value, gradients, buffers = self._graded(loss, batch, of)
+        return self._seen(value, buffers, {}), gradients
+
+    def gradient_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` and its gradient by name at other weights. Statistics move."""
+        gradients, seen = grad(self._value_of(loss, batch), has_aux=True)(dict(weights))
+        return self._seen(*seen), gradients
+
+    def curvature_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor], Product]:
+        """As `gradient_at`, and what multiplies the Hessian there with vectors."""
+        gradients, pull, seen = vjp(grad(self._value_of(loss, batch), has_aux=True), dict(weights), has_aux=True)  # type: ignore[misc]
+        return self._seen(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
+
+    def _seen(self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]) -> Tensor:
+        """Keep what a pass left; its value."""
         if buffers:
             self.load("buffers", buffers)
-        return value, gradients
+        self._notes.update(notes)
+        return value
 
     def row_gradients(
         self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
@@ -127,6 +146,13 @@ class Stacked:
         self, loss: Callable[..., Tensor], batch: tuple[object, ...], of: Collection[str] | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """A loss, its gradient, and the buffers that its pass leaves."""
+        chosen = self._params if of is None else {k: self._params[k] for k in of}
+        gradients, (value, buffers, notes) = grad(self._value_of(loss, batch), has_aux=True)(chosen)
+        self._notes.update(notes)
+        return value, gradients, buffers
+
+    def _value_of(self, loss: Callable[..., Tensor], batch: tuple[object, ...]) -> Callable[..., tuple[Tensor, Any]]:
+        """A loss as a function of parameters; beside it its constant value, the buffers and the notes that it left."""
 
         def value_of(params: dict[str, Tensor]) -> tuple[Tensor, Any]:
             buffers = {k: b.clone() for k, b in self._buffers.items()}
@@ -141,10 +167,7 @@ class Stacked:
                 self._notes.clear()
                 self._notes.update(before)
 
-        chosen = self._params if of is None else {k: self._params[k] for k in of}
-        gradients, (value, buffers, notes) = grad(value_of, has_aux=True)(chosen)
-        self._notes.update(notes)
-        return value, gradients, buffers
+        return value_of
 
     def train(self, loss: Callable[..., Tensor], batches: Batches | Padded, *, only: Only = None) -> Tensor:
         """One step of `loss(x, y)` for each batch; the mean loss (). Who has fewer batches stands still."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn import functional as F
 
 from fedloom import message
 from fedloom.engines.stacked import NotBatchable, Padded, Stacked, Uneven
 from fedloom.message import Tree
 from fedloom.party import Party
-from fedloom.site import Batches, PublicSet, Rows, Site, epoch_plan, sample_plan
+from fedloom.site import Batches, PublicSet, Rows, Sample, Site, epoch_plan, sample_plan
 
 
 def run_together(
@@ -48,6 +49,8 @@ def run_together(
     own = [p.own_state() for p in parties]
     own_in, each_in = _stack(own), _stack(each)
     versions = [x._version for x in own_in]
+    sites = [p.site for p in parties]
+    rows_alone = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
     me = torch.arange(len(parties), device=memory.device)
     trees: dict[str, Any] = {}
     changed = False
@@ -59,7 +62,11 @@ def run_together(
         begun = _refill(own[0], own_)
         party = object.__new__(type(parties[0]))
         vars(party).update(
-            cfg=parties[0].cfg, site=Together([p.site for p in parties], me_), _network=stacked, _notes=notes, **begun
+            cfg=parties[0].cfg,
+            site=Together(sites, me_, rows_alone=rows_alone),
+            _network=stacked,
+            _notes=notes,
+            **begun,
         )
         reply = getattr(party, method)(**shared, **_refill(each[0], each_))
         touched = [x._version for x in own_in] != versions
@@ -111,11 +118,12 @@ class Together:
     Args:
         sites: the places, in the order of the stacked state.
         me: () int64, batched: which of them.
+        rows_alone: whether what the network says of a row does not depend on the rows beside it.
     """
 
-    def __init__(self, sites: Sequence[Site], me: Tensor) -> None:
+    def __init__(self, sites: Sequence[Site], me: Tensor, *, rows_alone: bool) -> None:
         first = sites[0]
-        self._sites, self._me = sites, me
+        self._sites, self._me, self._rows_alone = sites, me, rows_alone
         self.seed, self.parties, self.classes, self.device = first.seed, first.parties, first.classes, first.device
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches | Padded:
@@ -133,6 +141,27 @@ class Together:
             raise Uneven("it takes some of the parties' rows, of which they have different numbers")
         batch = self._gather([sample_plan(s.stream("batches", t), len(s.rows), 1, *each) for s in self._sites])
         return batch.x[0], batch.y[0]
+
+    @property
+    def support(self) -> Sample:
+        """As a site's."""
+        return self._half("support")
+
+    @property
+    def query(self) -> Sample:
+        """As a site's."""
+        return self._half("query")
+
+    def _half(self, which: Literal["support", "query"]) -> Sample:
+        """Everybody's half, filled up to the longest with rows that weigh nothing."""
+        plans = [s.half(which) for s in self._sites]
+        most = max(map(len, plans))
+        if not self._rows_alone and any(len(p) < most for p in plans):
+            raise Uneven("it reads halves of the parties' rows, of which they have different numbers")
+        batch = self._gather([torch.cat([p, p[:1].expand(most - len(p))])[None] for p in plans])
+        weights = [torch.full((len(p),), 1 / len(p)) for p in plans]
+        weight = torch.stack([F.pad(w, (0, most - len(w))) for w in weights]).to(self.device)
+        return Sample(batch.x[0], batch.y[0], weight[self._me])
 
     def _gather(self, plans: Sequence[Tensor]) -> Batches | Padded:
         rows = [s.rows for s in self._sites]

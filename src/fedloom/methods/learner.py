@@ -12,7 +12,7 @@ BatchNorm's statistics are of the client's own rows and stay with it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import Field
@@ -22,9 +22,8 @@ from torch.nn import functional as F
 from fedloom.errors import ModelError
 from fedloom.federation import Federation
 from fedloom.message import Template, Tree, floats, weighted_mean
-from fedloom.method import MethodConfig
+from fedloom.methods.adapter import Adapter, AdapterConfig
 from fedloom.optim import SGD
-from fedloom.party import Party
 
 TUNED = "tuned"
 """The way of evaluation after fine-tuning on one's own rows."""
@@ -32,7 +31,7 @@ TUNING = 2**32 - 1
 """In place of a pass's number, counted down: the shuffles of fine-tuning are those of no training pass."""
 
 
-class LearnerConfig(MethodConfig):
+class LearnerConfig(AdapterConfig):
     """The local training of a client. Defaults are those of AFIND+'s experiments."""
 
     epochs: int = Field(5, ge=1)
@@ -57,17 +56,15 @@ class LearnerConfig(MethodConfig):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """After fine-tuning, if there is any."""
-        return (TUNED,) if self.finetune_epochs else ()
+        """After steps of adaptation, and after fine-tuning, if there is any."""
+        return (*super().ways, TUNED) if self.finetune_epochs else super().ways
 
 
 ConfigT = TypeVar("ConfigT", bound=LearnerConfig)
 
 
-class Learner(Party[ConfigT]):
+class Learner(Adapter[ConfigT]):
     """A client that trains and shares weights. Pages subclass it; their `setup` begins with `start()`."""
-
-    STATE: ClassVar[tuple[str, ...]] = ("params", "buffers", "opt")
 
     def start(self) -> None:
         """The network that all begin with, and its optimiser."""
@@ -107,19 +104,14 @@ class Learner(Party[ConfigT]):
         """The weights that others may see, by name."""
         return {k: self.params[k] for k in shared_names(self.params, self.cfg)}
 
-    def adopt(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over shared weights; the head stays, if it is personal."""
-        self.params = {**self.params, **weights}
-
     def fine_tune(self) -> None:
         """`finetune_epochs` passes over the own rows that move all weights."""
         self.rest()
         self.passes(range(TUNING - self.cfg.finetune_epochs, TUNING), None)
 
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
-        """Before an evaluation: take the server's weights, if there is one, and fine-tune, if asked."""
-        if handout:
-            self.adopt(handout)  # type: ignore[arg-type]
+        """Before an evaluation: take the server's weights, if there is one; adapt or fine-tune, if asked."""
+        super().prepare(way=way, handout=handout)
         if way == TUNED:
             self.fine_tune()
 

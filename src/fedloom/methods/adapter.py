@@ -1,0 +1,119 @@
+"""What methods have in common whose model is adapted by a few gradient steps before use.
+
+A client's rows come in two halves. Adapting a model means full-batch steps on its support half, alike for every
+method that is compared, at clients that took part in the training and at those that never did:
+
+    φ = θ - α ∇L(θ, D^s)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeAlias, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom.message import Tree
+from fedloom.method import MethodConfig
+from fedloom.party import Party
+
+Hessian: TypeAlias = Literal["exact", "fd", "fd_normalised", "first_order"]
+"""How a Hessian-vector product is had: exactly, by a second pass back through the graph of the gradient; by a central
+difference of gradients along the vector, or along its direction; or not at all, as if it were 0."""
+
+
+class AdapterConfig(MethodConfig):
+    """How a client adapts what it is given."""
+
+    alpha: float = Field(0.03, ge=0)
+    """Rate of a step of adaptation (α)."""
+    adapt_steps: tuple[int, ...] = ()
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    batchnorm: Literal["own", "batch"] = "own"
+    """BatchNorm's statistics, which never leave a client: `own` predicts with those that its passes have left, as is
+    usual. `batch` predicts with those of the rows asked about, so that an answer depends on the others."""
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """After each number of steps."""
+        return tuple(map(after, self.adapt_steps))
+
+
+ConfigT = TypeVar("ConfigT", bound=AdapterConfig)
+
+
+class Adapter(Party[ConfigT]):
+    """A client whose model is adapted. Pages subclass it, and give it a network in `setup`."""
+
+    STATE: ClassVar[tuple[str, ...]] = ("params", "buffers", "opt")
+
+    def loss_of(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Mean cross-entropy () on x (n, ...), y (n,), where each row has a share `weight` (n,) in the mean."""
+        return (F.cross_entropy(self.model(x), y, reduction="none") * weight).sum()
+
+    def meta_gradient(self, weights: Mapping[str, Tensor], hvp: Hessian, delta: float) -> dict[str, Tensor]:
+        """The gradient by name of L(θ - α ∇L(θ, D^s), D^q) at θ = `weights`: r - α ∇²L(θ, D^s) r.
+
+        In gradient evaluations it costs 4 by differences, 2 in first order, and exactly 2 and a pass back through the
+        graph of the first one.
+
+        Args:
+            weights: θ.
+            hvp: how ∇²L(θ, D^s) r is had.
+            delta: how far apart gradients are taken, for the differences.
+        """
+        alpha, support = self.cfg.alpha, self.site.support
+        product = None
+        if hvp == "exact":
+            _, s, product = self.curvature_at(weights, self.loss_of, *support)
+        else:
+            _, s = self.gradient_at(weights, self.loss_of, *support)
+        phi = {k: w - alpha * s[k] for k, w in weights.items()}
+        _, r = self.gradient_at(phi, self.loss_of, *self.site.query)
+        if hvp == "first_order":
+            return r
+        g = product(r) if product else self._difference(weights, r, delta, unit=hvp == "fd_normalised")
+        return {k: r[k] - alpha * g[k] for k in r}
+
+    def _difference(
+        self, weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
+    ) -> dict[str, Tensor]:
+        """[∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ, with δ over the norm of r if `unit`."""
+        step: float | Tensor = (
+            delta / torch.stack([x.square().sum() for x in r.values()]).sum().sqrt() if unit else delta
+        )
+        ahead, behind = (
+            self.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, self.loss_of, *self.site.support)[
+                1
+            ]
+            for sign in (1, -1)
+        )
+        return {k: (ahead[k] - behind[k]) / (2 * step) for k in r}
+
+    def adapt(self, steps: int) -> None:
+        """So many full-batch steps on the support half."""
+        for _ in range(steps):
+            _, gradient = self.gradient(self.loss_of, *self.site.support)
+            self.params = {k: w - self.cfg.alpha * gradient[k] for k, w in self.params.items()}
+
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over weights by name; those that are not named stay."""
+        self.params = {**self.params, **weights}
+
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: take the server's weights, if there is one, and adapt them."""
+        if handout:
+            self.adopt(handout)  # type: ignore[arg-type]
+        self.adapt(next((n for n in self.cfg.adapt_steps if after(n) == way), 0))
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Outputs (n, ...), constants; see `AdapterConfig.batchnorm`."""
+        return super().infer(x) if self.cfg.batchnorm == "own" else self.forward(x)
+
+
+def after(steps: int) -> str:
+    """What the evaluation after so many steps is called."""
+    return f"{steps} step" if steps == 1 else f"{steps} steps"

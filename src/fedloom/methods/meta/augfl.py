@@ -1,0 +1,376 @@
+"""AugFL: federated meta-learning that a server's private pretrained model helps along.
+
+Paper: S. Yue, Z. Qin, Y. Deng, J. Ren, Y. Zhang, J. Zhang, "AugFL: Augmenting Federated Learning with Pretrained
+Models". Equation and line numbers below are the paper's; lines are those of Algorithm 1.
+
+Clients and server look for one meta-model θ from which a step on a client's support half D^s does well on its query
+half D^q, while the server keeps θ near what its pretrained model θ_p knows, on labelled rows of its own:
+
+    min Σ w_i L_i(θ - α ∇L_i(θ, D_i^s), D_i^q) + λ R_h(θ, θ_p)                                        (2), (3)
+
+It is split by inexact ADMM: each client keeps a dual variable y_i, and R_h is the server's matter alone:
+
+    φ_i = θ - α ∇L_i(θ, D_i^s),    r_i = ∇L_i(φ_i, D_i^q),    g_i = ∇²L_i(θ, D_i^s) r_i                (7), (10)
+    θ_i = θ - (y_i + w_i (r_i - α g_i)) / ρ                                                           (11)
+    y_i <- y_i + ρ (θ_i - θ)                                                                          (12)
+    θ <- (Σ (y_i + ρ θ_i) - λ ∇R_h(θ, θ_p)) / Σ ρ                                                     (13)
+
+What crosses: θ down, u_i = y_i + ρ θ_i up, and once a client's number of rows. The pretrained model and its features
+never leave the server; at λ = 0, or where R_h does not need it, it is not even read.
+
+After (12) y_i = -w_i (r_i - α g_i), so with everybody there each round is a step of optimistic gradient descent,
+
+    θ <- θ - [Σ w_i (2 (r_i - α g_i) - (r_i - α g_i of the round before)) + λ ∇R_h] / Σ ρ
+
+and 1 / Σ ρ is the rate of the meta-model: `meta_lr`. Given `rho` instead, it falls with the number of clients.
+
+R_h is a weighted sum: `crd` of section V, contrastive representation distillation (Tian et al., 2020); `kl`, towards
+the pretrained model's answers; `l2`, |θ - θ_p|², as in Theorem 3; and `ce`, cross-entropy with the labels of the
+server's rows, which needs no pretrained model at all.
+
+Differs:
+    One vector goes up, not two: the server uses nothing but u_i.
+    The Hessian-vector product is exact by default. `hvp = "fd"` is (10), with δ = 1 / (10 (t + 1) + 100).
+    Of a client that takes no part in a round the dual counts as it was, at today's θ, if there are `clients_per_round`:
+        the server knows it from u_i. Otherwise a client that fails is left out of the sums, and λ falls in proportion.
+    CRD: see `fedloom.methods.crd`. It has the normalisation of the authors' code, of which the paper says nothing.
+    θ^0 is the same at all. The authors' code averages models that each client drew for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.errors import ConfigError, ModelError
+from fedloom.federation import Federation
+from fedloom.losses import kl
+from fedloom.message import Shape, Tree, map_tensors
+from fedloom.method import Method
+from fedloom.methods.adapter import Adapter, AdapterConfig, Hessian
+from fedloom.methods.crd import CRD, contrast, normaliser
+from fedloom.optim import SGD
+from fedloom.party import Party
+from fedloom.site import epoch_plan, sample_plan
+
+
+class Config(AdapterConfig):
+    """Defaults are ours; see the presets for the paper's and its code's."""
+
+    adapt_steps: tuple[int, ...] = (1, 5, 0)
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    hvp: Hessian = "exact"
+    """How the product (10) is had: exactly, by differences (fd, fd_normalised), or taken for 0 (first_order)."""
+    meta_lr: float | None = Field(0.1, gt=0)
+    """Rate of the meta-model, 1 / Σ ρ. Give this or rho."""
+    rho: float | None = Field(None, gt=0)
+    """ρ of each client. The rate then falls with their number."""
+    clients_per_round: int | None = Field(None, ge=1)
+    """Participants of a round; None for all."""
+    federated: bool = True
+    """Whether clients take part in the training at all."""
+    lam: float = Field(5.0, ge=0)
+    """λ: weight of R_h. Its rate is λ / Σ ρ."""
+    crd: float = Field(1.0, ge=0)
+    """Weight in R_h of contrastive representation distillation."""
+    kl: float = Field(0.0, ge=0)
+    """Weight in R_h of the divergence from the pretrained model's answers, at kl_temperature, times its square."""
+    ce: float = Field(0.0, ge=0)
+    """Weight in R_h of cross-entropy with the labels of the server's rows."""
+    l2: float = Field(0.0, ge=0)
+    """Weight in R_h of |θ - θ_p|²; both networks must be the same."""
+    kl_temperature: float = Field(4.0, gt=0)
+    """Softens both answers in `kl`."""
+    kt_batch_size: int = Field(128, ge=1)
+    """Rows of a batch of the server's."""
+    kt_batches: int | None = Field(1, ge=1)
+    """Batches that ∇R_h is the mean of in a round; None for one pass over the server's rows."""
+    negatives: int = Field(16384, ge=1)
+    """N: how many rows of other classes a pair is told from."""
+    crd_temperature: float = Field(0.07, gt=0)
+    """τ."""
+    crd_width: int = Field(128, ge=1)
+    """Width in which both models' features are compared."""
+    bank_momentum: float = Field(0.5, ge=0, lt=1)
+    """How much of a bank's entry stays when its row is seen."""
+    embed_lr: float = Field(0.05, gt=0)
+    """Rate of the two linear maps into that width."""
+    embed_decay: float = Field(5e-4, ge=0)
+    """Their weight decay."""
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> Config:
+        if (self.meta_lr is None) == (self.rho is None):
+            raise ValueError('give meta_lr or rho, and set the other to "none"')
+        return self
+
+    @property
+    def helped(self) -> bool:
+        """Whether R_h counts."""
+        return bool(self.lam and (self.crd or self.kl or self.ce or self.l2))
+
+    @property
+    def taught(self) -> bool:
+        """Whether R_h needs the pretrained model."""
+        return bool(self.lam and (self.crd or self.kl or self.l2))
+
+    @property
+    def distiller(self) -> CRD:
+        """The settings of `crd`."""
+        keep, lr, decay = self.bank_momentum, self.embed_lr, self.embed_decay
+        return CRD(self.crd_width, self.crd_temperature, self.negatives, keep, lr, decay)
+
+    def penalty(self, clients: int) -> float:
+        """ρ of each of so many clients."""
+        return self.rho if self.rho is not None else 1 / (clients * (self.meta_lr or 1))
+
+
+class Client(Adapter[Config]):
+    """A client: its halves, and its dual variable."""
+
+    STATE = ("params", "buffers", "opt", "dual")
+
+    def setup(self) -> None:
+        """Line 1: y_i = 0."""
+        self.network(self.site.build(), SGD(self.cfg.alpha or 1.0))
+        self.dual = {k: torch.zeros_like(p) for k, p in self.params.items()}
+
+    def size(self) -> Tensor:
+        """How many rows, () int64: for w_i."""
+        return self.row_count
+
+    def update(self, *, t: int, weights: dict[str, Tensor], rho: float, rows: int) -> dict[str, Tree]:
+        """Lines 5-8.
+
+        Args:
+            t: the round.
+            weights: θ.
+            rho: ρ.
+            rows: of all clients.
+        """
+        w, y, delta = self.row_count.double() / rows, self.dual, 1 / (10 * (t + 1) + 100)
+        gradient = self.meta_gradient(weights, self.cfg.hvp, delta)  # line 5, (10)
+        local = {k: theta - (y[k] + w * gradient[k]) / rho for k, theta in weights.items()}  # line 6, (11)
+        self.dual = {k: y[k] + rho * (local[k] - theta) for k, theta in weights.items()}  # line 7, (12)
+        return {"u": {k: self.dual[k] + rho * local[k] for k in local}}  # line 8
+
+
+class Pupil(nn.Module):
+    """The meta-model at the server, which answers with its features too."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        if not hasattr(network, "features") or not hasattr(network, "head"):
+            raise ModelError("AugFL's server compares features: the network needs `features` and `head`")
+        self.network: Any = network
+        self.channels_last = getattr(network, "channels_last", False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, d) and logits (B, K)."""
+        features = self.network.features(x)
+        return features, self.network.head(features)
+
+
+class Server(Party[Config]):
+    """The server: the meta-model θ, its own rows, and what it needs for R_h."""
+
+    STATE = ("params", "buffers", "opt", "rows", "duals", "teacher", "crd")
+
+    def setup(self) -> None:
+        """Line 2: θ^0. The pretrained model is read when it is first needed."""
+        cfg = self.cfg
+        self.network(Pupil(self.site.build()), SGD(1.0))
+        self.rows = torch.zeros(self.site.parties, dtype=torch.int64)  # of each client, 0 as long as it is not known
+        self.duals: dict[str, dict[str, Tensor]] = {}  # y_i as the server knows them, by client
+        self.teacher: dict[str, Any] = {}  # θ_p's features and logits on own rows, or its weights
+        self.crd: dict[str, Any] = {}  # maps, banks and Z of `fedloom.methods.crd`
+        if cfg.taught and self.site.pretrained is None:
+            raise ConfigError(f"lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0")
+        if cfg.helped and self.site.data is None:
+            raise ConfigError(f"lam={cfg.lam} needs rows at the server: set data.server, or params.lam=0")
+
+    @property
+    def theta(self) -> dict[str, Tensor]:
+        """θ by the clients' names."""
+        return {k.removeprefix("network."): p for k, p in self.params.items()}
+
+    def handout(self) -> dict[str, Tree]:
+        """Line 14: the meta-model."""
+        return dict(self.theta)
+
+    def step(self, t: int, replies: Mapping[int, Any], rho: float, clients: Sequence[int]) -> None:
+        """Line 11, (13).
+
+        Args:
+            t: the round.
+            replies: u_i by client, of those that took part; none where nobody does.
+            rho: ρ.
+            clients: all that count.
+        """
+        theta, sums, n = self.theta, [reply["u"] for reply in replies.values()], len(clients)
+        if self.cfg.clients_per_round is not None:
+            self._recover(replies, theta, rho)
+            for i in clients:
+                if i not in replies:
+                    y = self.duals.get(str(i))
+                    sums.append({k: rho * p if y is None else y[k] + rho * p for k, p in theta.items()})
+        elif self.cfg.federated:
+            n = len(sums)
+        pull = self.cfg.lam * n / len(clients)
+        slope = self.transfer(t) if self.cfg.helped else {}
+        moved = {}
+        for k, p in theta.items():
+            total = torch.stack([u[k] for u in sums]).sum(0) if sums else n * rho * p
+            moved["network." + k] = (total - pull * slope[k] if slope else total) / (n * rho)
+        self.params = moved
+
+    def _recover(self, replies: Mapping[int, Any], theta: Mapping[str, Tensor], rho: float) -> None:
+        """Each y_i, from u_i = y_i + ρ θ_i = ρ θ + 2 y_i - (y_i of before)."""
+        for i, reply in replies.items():
+            before = self.duals.get(str(i), {})
+            y = {k: (u - rho * theta[k] + before.get(k, 0.0)) / 2 for k, u in reply["u"].items()}
+            self.duals = {**self.duals, str(i): y}
+
+    # -- R_h, section V ----------------------------------------------------------------------------
+
+    def transfer(self, t: int) -> dict[str, Tensor]:
+        """∇R_h(θ, θ_p) by the clients' names: the mean over round t's batches of own rows."""
+        cfg, rng = self.cfg, self.stream("knowledge transfer", t)
+        if cfg.taught and not self.teacher:
+            self.teacher = self._lessons()
+        rows, size = len(self.data), min(cfg.kt_batch_size, len(self.data))
+        plan = sample_plan(rng, rows, cfg.kt_batches, size) if cfg.kt_batches else epoch_plan(rng, rows, 1, size)
+        slopes = [self._slope(which.to(self.site.device)) for which in plan]
+        slope = {k.removeprefix("network."): torch.stack([s[k] for s in slopes]).mean(0) for k in slopes[0]}
+        if cfg.l2:
+            known = self.teacher["weights"]
+            slope = {k: g + 2 * cfg.l2 * (self.theta[k] - known[k]) for k, g in slope.items()}
+        return slope
+
+    def _lessons(self) -> dict[str, Any]:
+        """What is needed of the pretrained model: features (n, d') and logits (n, K) of own rows, or its weights."""
+        cfg, model = self.cfg, self.site.teacher()
+        found: dict[str, Any] = {}
+        with torch.no_grad():
+            inputs = [self.data.x(part) for part in torch.arange(len(self.data)).to(self.site.device).split(256)]  # type: ignore[no-untyped-call]
+            if cfg.crd:
+                found["features"] = torch.cat([model.features(x) for x in inputs])  # type: ignore[operator]
+            if cfg.kl:
+                found["logits"] = torch.cat([model(x) for x in inputs])
+        if cfg.l2:
+            found["weights"] = {k: p.detach() for k, p in model.named_parameters()}
+            if {k: p.shape for k, p in found["weights"].items()} != {k: p.shape for k, p in self.theta.items()}:
+                raise ConfigError("params.l2 compares weights: the pretrained model must be the network of models.pool")
+        return found
+
+    def _slope(self, which: Tensor) -> dict[str, Tensor]:
+        """The gradient of R_h, but for `l2`, on own rows `which` (B,). What CRD remembers moves on."""
+        cfg, y = self.cfg, self.data.y(which)
+        features, logits = self.model(self.data.x(which))
+        terms: dict[str, Tensor] = {}
+        if cfg.ce:
+            terms["ce"] = cfg.ce * F.cross_entropy(logits, y)
+        if cfg.kl:
+            target = F.softmax(self.teacher["logits"][which] / cfg.kl_temperature, -1)
+            terms["kl"] = cfg.kl * cfg.kl_temperature**2 * kl(target, logits, cfg.kl_temperature)
+        maps: dict[str, dict[str, Tensor]] = {}
+        if cfg.crd:
+            if not self.crd:
+                with self.seeded("crd"):
+                    begun = cfg.distiller.begin(len(self.data), features.shape[1], self.teacher["features"].shape[1])
+                self.crd = map_tensors(lambda x: x.to(self.site.device), begun)  # type: ignore[assignment]
+            maps = {who: {k: w.clone().requires_grad_() for k, w in m.items()} for who, m in self.crd["maps"].items()}
+            vectors = cfg.distiller.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
+            terms["crd"] = cfg.crd * self._contrasts(vectors, which, y)
+        for name, term in terms.items():
+            self.note(f"transfer {name}", term.detach())
+        learnt = {**self.live, **{f"{who} {k}": w for who, m in maps.items() for k, w in m.items()}}
+        total = torch.stack([0 * logits.sum(), *terms.values()]).sum()
+        slopes = dict(zip(learnt, torch.autograd.grad(total, [*learnt.values()], materialize_grads=True), strict=True))
+        if cfg.crd:
+            moves = {who: {k: slopes.pop(f"{who} {k}") for k in m} for who, m in maps.items()}
+            self.crd = cfg.distiller.learn(self.crd, which, vectors, moves)
+        return slopes
+
+    def _contrasts(self, vectors: Mapping[str, Tensor], which: Tensor, y: Tensor) -> Tensor:
+        """Both networks' vectors against the other's bank."""
+        strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
+        scores = self.cfg.distiller.scores(self.crd, vectors)
+        if not self.crd["z"]:
+            z = {who: normaliser(e.detach(), which, strangers) for who, e in scores.items()}
+            self.crd = {**self.crd, "z": z}
+        each = [contrast(e / self.crd["z"][who], which, strangers, self.cfg.negatives) for who, e in scores.items()]
+        return torch.stack(each).sum()
+
+
+def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """Algorithm 1, lines 3-13, for one t."""
+    rho = cfg.penalty(len(clients))
+    if not cfg.federated:
+        if cfg.helped:
+            server.step(t, {}, rho, clients)
+        yield "round"
+        return
+    unknown = [i for i in clients if not server.rows[i]]
+    for i, rows in fed.call(unknown, "size", expect=Shape("int64")).items():
+        server.rows = server.rows.index_fill(0, torch.tensor([i]), int(rows))
+    known = [i for i in clients if server.rows[i]]
+    chosen = fed.sample(known, cfg.clients_per_round, t)
+    shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(server.rows[known].sum())}
+    replies = fed.call(chosen, "update", shared=shared, expect={"u": dict(fed.form)}, need=1)  # lines 4-10
+    if replies:
+        server.step(t, replies, rho, known)  # line 11
+    yield "round"
+
+
+PAPER = {"alpha": 0.03, "meta_lr": None, "rho": 0.7, "lam": 5.0, "hvp": "fd", "embed_lr": 0.002}
+AUGFL = Method(
+    name="augfl",
+    title="Federated meta-learning helped by a server's private pretrained model",
+    paper="S. Yue, Z. Qin et al.: AugFL: Augmenting Federated Learning with Pretrained Models",
+    family="meta",
+    config=Config,
+    round=round,
+    client=Client,
+    server=Server,
+    presets={
+        "paper": PAPER,
+        "authors_code": {
+            **PAPER,
+            "alpha": 0.05,
+            "ce": 1.0,
+            "crd": 0.8,
+            "kt_batches": None,
+            "batchnorm": "batch",
+        },
+    },
+    one_network=True,
+)
+
+METHODS = (
+    AUGFL,
+    replace(
+        AUGFL,
+        name="kd-only",
+        title="AugFL without its clients: the server distils its pretrained model",
+        fixed={"federated": False},
+    ),
+    replace(
+        AUGFL,
+        name="server-ce-only",
+        title="AugFL without clients and pretrained model: the server trains on its own labels",
+        fixed={"federated": False, "crd": 0.0, "ce": 1.0},
+    ),
+    replace(
+        AUGFL,
+        name="local-only",
+        title="Every client adapts the first weights by itself: the lower bound for methods that adapt",
+        fixed={"federated": False, "lam": 0.0},
+    ),
+)
