@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from benchmarks import afind, batched, fedal, fedavg, first_round, growth, vertical, workers
+from benchmarks import afind, augfl, batched, fedal, fedavg, first_round, growth, vertical, workers
 
 
 def processor() -> str:
@@ -27,3 +27,4 @@ workers.main(9)
 growth.main()
 afind.main(5)
 vertical.main(5)
+augfl.main(5)

@@ -30,7 +30,7 @@ ALLOWED = {
     "deploy": CORE | {"experiment", "methods", "data", "models"},
     "front": {"*"},
 }
-FRONT = {"__init__", "__main__", "api", "cli", "terminal", "catalogue"}
+FRONT = {"__init__", "__main__", "api", "cli", "commands", "terminal", "catalogue"}
 
 
 def part(module: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -111,6 +112,33 @@ def test_who_holds_what(fedloom: Callable[..., Done], tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["digits", "wine", "breast_cancer"])
 def test_bundled_data_need_no_settings(name: str, fedloom: Callable[..., Done]) -> None:
     assert f"{name}: " in fedloom("data", name).stdout
+
+
+def test_the_servers_own_model(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    """Trained on the server's rows, then taken by a run on the same data, and by no other."""
+    assert "such as data.server=1000" in fedloom("pretrain", "--model", "mlp", code=2).stderr
+    assert "Name one of fedloom list models" in fedloom("pretrain", "-s", "data.server=300", code=2).stderr
+    (tmp_path / "my.toml").write_text(
+        'method = "fedavg"\nrounds = 1\n[data]\nclients = 3\nserver = 300\n[pretrained]\nmodel = "mlp"\n'
+    )
+    done = fedloom("pretrain", "my.toml", "--epochs", "3", "--out", "own.safetensors")
+    assert "mlp: 4,810 parameters, norm none; 300 rows of digits" in done.stdout
+    assert re.search(r"epoch 3/3  loss 2\.\d+\naccuracy \d+\.\d% on 1,497 rows", done.stdout)
+    shown = done.stdout.partition("on the same data:\n")[2]
+    assert tomllib.loads(shown) == {
+        "data": {"name": "digits", "server": 300},
+        "pretrained": {"file": "own.safetensors"},
+    }
+    assert "is there already; add --force" in fedloom("pretrain", "my.toml", "--out", "own.safetensors", code=2).stderr
+    assert "--out takes a .safetensors file" in fedloom("pretrain", "my.toml", "--out", "own.pt", code=2).stderr
+    fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "--seed", "5")
+    other = fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "-s", "data.server=200", code=2)
+    assert "may have seen the clients' or the test rows" in other.stderr
+    text = (tmp_path / "my.toml").read_text()
+    (tmp_path / "later.toml").write_text(f'{text}epochs = 3\nfile = "b.safetensors"\n')  # as runs to come have it
+    fedloom("pretrain", "later.toml", "--out", "b.safetensors")
+    fedloom("run", "later.toml")
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "own.safetensors").read_bytes()
 
 
 def test_a_page_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 """The command line: `fedloom run`, `compare`, `report`, `list`, `data`, `align`, `export`, `embed`,
-`predict`, `copy`.
+`predict`, `pretrain`, `copy`.
 
 Commands import what they need when they run, so that `--help` is quick.
 """
@@ -355,6 +355,44 @@ def predict(
 
 
 @app.command()
+def pretrain(
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG.toml|NAME]", help="Whose data and model are meant.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A network: see fedloom list models, or package.module:factory.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the server's rows.  [default: 20]")] = None,
+    target: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("server.safetensors"),
+    settings: Overrides = None,
+    device: Device = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="Threads of the CPU. More are faster, and move the last digits.")
+    ] = 1,
+    force: Force = False,
+) -> None:
+    """Train the server's own model on the server's own rows, as methods with a private pretrained model need it.
+
+    [bold]fedloom pretrain --model resnet8 -s data.name=digits -s data.server=500[/]
+
+    [bold]fedloom pretrain my.toml --model resnet8x4 --epochs 240 --out server.safetensors --device cuda[/]
+
+    The rows are data.server many, drawn before all others, the same for every seed: no client and no test has them.
+    The file remembers which they were, and a run whose server has others refuses it.
+
+    After a Ctrl-C the same command goes on after the last epoch, to the same weights.
+
+    Then: [bold]fedloom run my.toml -s pretrained.file=server.safetensors[/]
+
+    Without a file, a run whose pretrained.model names a network trains it by itself, once, and keeps it in
+    ~/.cache/fedloom/models.
+    """
+    from fedloom import commands
+
+    commands.pretrain(config, model, epochs, target, settings or (), device, threads, force, out)
+
+
+@app.command()
 def copy(
     name: Annotated[str, typer.Argument(metavar="METHOD", help="The method to begin from.")],
     file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Where the copy goes.")],
@@ -384,6 +422,7 @@ def main() -> NoReturn:
         format="%(message)s",
         handlers=[RichHandler(console=err, show_time=False, show_path=False)],
     )
+    logging.getLogger("fedloom.pretraining").setLevel("INFO")  # it may take long, in the middle of a run
     sys.path.insert(0, "")  # networks of one's own: models.pool=['mine:network'] beside the working folder
     try:
         code = app(standalone_mode=False)

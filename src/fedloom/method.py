@@ -67,6 +67,8 @@ class Method:
         presets: further named sets of config values, over `fixed`.
         public: whether it needs an unlabelled public set.
         one_network: whether all parties begin with one and the same network, as methods that average weights need.
+        one_width: whether the networks, though they may differ, must give features of one width: unless some are named,
+            all have one architecture.
         encoder: whether clients are told the architecture of the server's pretrained model, to be sent its weights.
         columns: whether parties hold different columns of the same rows, and the home has the labels; party 0 is in
             its house.
@@ -85,6 +87,7 @@ class Method:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     public: bool = False
     one_network: bool = False
+    one_width: bool = False
     encoder: bool = False
     columns: bool = False
     pooled: bool = False

@@ -192,7 +192,7 @@ class Network:
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """A loss at other weights, these as leaves, and its gradient, differentiable itself if `graph`."""
         self._sent = None
-        at = {k: _formatted(weights[k].detach(), self.format).requires_grad_() for k in self.parameters}
+        at = {k: _formatted(weights[k], self.format).detach().requires_grad_() for k in self.parameters}
         self._at = at
         try:
             with lent(list(places(self.module, self.parameters)), at):
@@ -372,8 +372,8 @@ def _whole(like: Mapping[str, Tensor], found: Sequence[Tensor | None]) -> dict[s
 
 
 def _formatted(x: Tensor, format: torch.memory_format) -> Tensor:
-    """A parameter, not the tensor given itself, in this memory format."""
-    return x.clone(memory_format=format if x.dim() == 4 else torch.contiguous_format)
+    """A parameter in this memory format."""
+    return x.contiguous(memory_format=format) if x.dim() == 4 else x
 
 
 @lru_cache(maxsize=8)

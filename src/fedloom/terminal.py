@@ -96,28 +96,42 @@ def show_comparison(found: dict[str, Any], out: Console) -> None:
     over = "seeds" if several else "clients"
     spread = f"std_over_{over}"
 
-    ways = list(dict.fromkeys(way for m in methods for way in m["ways"]))
-    names = {"accuracy": "global" if ways else "accuracy"}
-    if ways:
-        names = {**{f"own accuracy {way}": way for way in ways}, "own accuracy": "own", **names}
-    first = found["measure"]
+    first, names = found["measure"], _accuracies(found)
     order = sorted(names, key=lambda name: name != first)  # stable
-    table = _table("method", *(names[name] for name in order), "sent", "received", "s", "failed")
+    failed = not found["unseen"] or any(m["failures"] for m in methods)  # as above
+    table = _table("method", *(names[name] for name in order), "sent", "received", "s", *(["failed"] if failed else []))
     for m in methods:
-        values = {"accuracy": m["accuracy"], "own accuracy": m["own_accuracy"]}
-        values |= {f"own accuracy {way}": m["ways"].get(way) for way in ways}
+        values = {name: m["ways"].get(name.removeprefix("own accuracy ")) for name in names}
+        values |= {"accuracy": m["accuracy"], "own accuracy": m["own_accuracy"]}
         accuracies = [
             "" if values[n] is None else f"{values[n]['mean']:.1%}" + f" ±{100 * values[n][spread]:.1f}" * (n == first)
             for n in order
         ]
-        table.add_row(m["name"], *accuracies, *_costs(m))
+        table.add_row(m["name"], *accuracies, *_costs(m)[: None if failed else -1])
     out.print(table)
-    chance, own_chance = methods[0]["chance"], methods[0]["own_chance"]
-    also = f" (on the own mix: {own_chance:.1%})" if ways and own_chance is not None else ""
+    for seed, clients in found["unseen"].items():
+        out.print(f"seed {seed}: in no round, only evaluated: clients {', '.join(map(str, clients))}", soft_wrap=True)
+    chance = methods[0]["chance"]
+    own_chance = methods[0]["own_chances"].get("unseen", methods[0]["own_chance"])
+    also = f" (on the own mix: {own_chance:.1%})" if len(names) > 1 and own_chance is not None else ""
     out.print(f"± s.d. over {over}; always answering the most frequent class: {chance:.1%}{also}")
     what = "" if found["measure"] == "accuracy" else f" of {found['measure']}"
     for d in found["differences"]:
         _show_difference(d, what, out)
+
+
+def _accuracies(found: dict[str, Any]) -> dict[str, str]:
+    """The accuracies that are shown, and their headings. Where clients are unseen, those that train have one, for the
+    way that counts: 80 columns have no room for all, and the report has them."""
+    ways = list(dict.fromkeys(way for m in found["methods"] for way in m["ways"]))
+    if not ways:
+        return {"accuracy": "accuracy"}
+    trained = f"{found['measure']} training"
+    names = {f"own accuracy {way}": way for way in ways}
+    if found["unseen"]:
+        names = {name: way for name, way in names.items() if not way.endswith(" training") or name == trained}
+        return names if found["measure"] in names else {**names, "accuracy": "global"}
+    return {**names, "own accuracy": "own", "accuracy": "global"}
 
 
 def _show_difference(d: dict[str, Any], what: str, out: Console) -> None:

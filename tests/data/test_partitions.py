@@ -18,7 +18,7 @@ from fedloom.data.partitions import (
     iid,
     natural,
     pathological,
-    two_class,
+    random_classes,
 )
 from fedloom.data.stats import describe
 from fedloom.errors import DataError
@@ -106,22 +106,31 @@ def test_pathological_gives_each_client_exactly_so_many_classes(
     assert all(max(those) - min(those) <= 1 for those in shares if those)
 
 
-@given(seed=seeds, clients=st.integers(1, 12), m=st.integers(3, 10), classes=st.integers(1, 3))
-def test_two_class_sizes_and_halves(seed: int, clients: int, m: int, classes: int) -> None:
+@given(seed=seeds, clients=st.integers(1, 12), rows=st.integers(3, 10), classes=st.integers(1, 3))
+def test_random_classes_are_so_many_and_even(seed: int, clients: int, rows: int, classes: int) -> None:
     labels = rng(seed).permutation(even(5, 120))
-    parts = two_class(labels, clients, rng(seed), m=m, classes=classes)
-    check(parts, labels, clients, least=m)
+    parts = random_classes(labels, clients, rng(seed), classes=classes, rows=rows)
+    check(parts, labels, clients, least=rows)
     for part in parts:
         _, counts = np.unique(labels[part], return_counts=True)
-        assert len(part) <= 2 * m and len(counts) == classes
+        assert len(part) <= 2 * rows and len(counts) == classes
         assert counts.max() - counts.min() <= 1
 
 
-def test_two_class_sizes_take_all_values_from_m_to_2m() -> None:
-    parts = two_class(even(10, 2000), 400, rng(), m=5)
+def test_sizes_with_random_classes_take_all_values_evenly() -> None:
+    labels = even(10, 2000)
+    parts = random_classes(labels, 600, rng(), rows=5)
     sizes = np.bincount([len(part) for part in parts])
     assert np.flatnonzero(sizes).tolist() == [5, 6, 7, 8, 9, 10]
-    assert sizes[5:].min() > 40  # 67 on average
+    expected = 600 / 6
+    assert float(((sizes[5:] - expected) ** 2 / expected).sum()) < 20.5  # chi-squared, 5 degrees of freedom: p = 0.001
+
+
+def test_every_pair_of_classes_is_drawn() -> None:
+    labels = even(5, 4000)
+    parts = random_classes(labels, 500, rng(3), rows=4)
+    pairs = [tuple(np.unique(labels[part]).tolist()) for part in parts]
+    assert len(set(pairs)) == 10 and min(pairs.count(pair) for pair in set(pairs)) > 25  # 50 on average
 
 
 @given(seed=seeds, data=st.data())
@@ -249,10 +258,10 @@ def test_clients_with_too_few_rows_get_some_of_the_largest() -> None:
         ("dirichlet-classwise", 5, {"min_rows": 5}, "25 in all, but there are 20"),
         ("pathological", 2, {"classes": 3}, "hold 3 classes, but the data has 2"),
         ("pathological", 11, {"classes": 2}, "a class of 10 rows would have 11 holders"),
-        ("two-class", 2, {"m": 20}, "40 in all, but there are 20"),
-        ("two-class", 2, {"m": 8}, "only .* classes have .* of the 20 rows left"),
-        ("two-class", 1, {"m": 5, "classes": 3}, "hold 3 classes, but the data has 2"),
-        ("two-class", 1, {"m": 1}, "1 < 2"),
+        ("random-classes", 2, {"rows": 20}, "40 in all, but there are 20"),
+        ("random-classes", 2, {"rows": 8}, "only .* classes have .* of the 20 rows left"),
+        ("random-classes", 1, {"rows": 5, "classes": 3}, "hold 3 classes, but the data has 2"),
+        ("random-classes", 1, {"rows": 1}, "1 < 2"),
         ("natural", 1, {"groups": None}, "rows have owners"),
         (
             "natural",

@@ -32,33 +32,36 @@ def same(one: np.ndarray, other: np.ndarray) -> bool:
 @given(
     seed=seeds,
     clients=st.integers(1, 12),
-    public=st.integers(0, 100),
+    server=st.just(0) | st.integers(1, 80),
+    public=st.integers(0, 60),
     official=st.booleans(),
-    partition=st.sampled_from(["dirichlet", "dirichlet-classwise", "pathological", "two-class", "iid", "natural"]),
+    partition=st.sampled_from(["dirichlet", "dirichlet-classwise", "pathological", "random-classes", "iid", "natural"]),
     rows=st.none() | st.integers(1, 200),
 )
-def test_shards_public_and_test_have_no_row_in_common(
-    seed: int, clients: int, public: int, official: bool, partition: str, rows: int | None
+def test_server_shards_public_and_test_have_no_row_in_common(
+    seed: int, clients: int, server: int, public: int, official: bool, partition: str, rows: int | None
 ) -> None:
     data = pool(official=official, groups=True)
-    options = {"m": 5} if partition == "two-class" else {}
+    options = {"rows": 5} if partition == "random-classes" else {}
     found = split(
         data,
         clients=clients,
         seed=seed,
         partition=partition,
         options=options,
+        server=server,
         public=public,
         test_rows=rows,
         own_test_rows=10,
     )
-    assert len(found.shards) == len(found.own_test) == clients and len(found.public) == public
-    everything = np.concatenate([*found.shards, found.public, found.test])
+    assert len(found.shards) == len(found.own_test) == clients
+    assert (len(found.server), len(found.public)) == (server, public)
+    everything = np.concatenate([*found.shards, found.server, found.public, found.test])
     assert len(set(everything.tolist())) == len(everything)
     for own in found.own_test:
         assert len(set(own.tolist())) == len(own) == 10
-        assert not set(own.tolist()) & set(np.concatenate([*found.shards, found.public]).tolist())
-    for part in (*found.shards, found.public, found.test, *found.own_test):
+        assert not set(own.tolist()) & set(np.concatenate([*found.shards, found.server, found.public]).tolist())
+    for part in (*found.shards, found.server, found.public, found.test, *found.own_test):
         assert part.dtype == np.int64 and (np.diff(part) > 0).all()
 
 
@@ -94,6 +97,55 @@ def test_draws_for_one_purpose_move_nothing_else() -> None:
     again, other = make(), make(seed=4)
     assert all(map(same, again.shards, base.shards)) and all(map(same, again.own_test, base.own_test))
     assert not same(other.test, base.test) and not same(other.public, base.public)
+
+
+@pytest.mark.parametrize("official", [False, True])
+def test_the_server_s_rows_are_the_same_for_every_seed_and_split(official: bool) -> None:
+    data = pool(n=1200, official=official)
+    base = split(data, clients=4, seed=0, server=200)
+    assert len(base.server) == 200 and not (official and (base.server % 4 == 0).any())
+    assert np.bincount(data.y[base.server]) == pytest.approx([50] * 4, abs=20)  # evenly, as chance has it
+    changes: list[dict[str, Any]] = [
+        {"seed": 1}, {"seed": 2**32 - 1}, {"clients": 9}, {"public": 50}, {"partition": "iid"}, {"test_rows": 30},
+        {"test_fraction": 0.5}, {"own_test_rows": 20},
+    ]  # fmt: skip
+    for change in changes:
+        found = split(data, **{"clients": 4, "seed": 0, "server": 200, **change})
+        assert same(found.server, base.server), change
+    assert official == same(split(data, clients=4, seed=1, server=200).test, base.test)
+    assert same(base.test, split(data, clients=4, seed=0).test) == official
+
+
+def test_without_an_official_split_the_test_is_drawn_from_what_the_server_leaves() -> None:
+    data = pool(n=1200)
+    found = split(data, clients=2, seed=5, server=200, partition="iid")
+    left = np.setdiff1d(np.arange(1200), found.server)
+    counts = np.bincount(data.y[left])
+    assert np.bincount(data.y[found.test]).tolist() == [int(0.25 * count + 0.5) for count in counts]
+    assert same(np.sort(np.concatenate([*found.shards, found.test])), left)
+
+
+SPLITS = [
+    (False, "dirichlet", {}, "93f862ee"),
+    (True, "dirichlet", {}, "d5642b1f"),
+    (False, "random-classes", {"rows": 5}, "94709fcf"),
+    (True, "random-classes", {"rows": 5}, "47907fc6"),
+]
+
+
+@pytest.mark.parametrize(("official", "partition", "options", "digest"), SPLITS)
+def test_a_split_without_a_server_stays_what_it_was(
+    official: bool, partition: str, options: dict[str, Any], digest: str
+) -> None:
+    """Digests of splits that were made before servers had rows: a published run must keep its shards."""
+    data = pool(official=official)
+    found = split(
+        data, clients=5, seed=3, partition=partition, options=options, public=40, test_rows=50, own_test_rows=8
+    )
+    assert len(found.server) == 0
+    parts = (*found.shards, found.public, found.test, *found.own_test)
+    text = ";".join(",".join(map(str, part.tolist())) for part in parts)
+    assert hashlib.sha256(text.encode()).hexdigest()[:8] == digest
 
 
 def test_test_rows_caps_the_common_test_set_only() -> None:
@@ -163,6 +215,8 @@ def test_the_public_hash_is_of_the_rows_and_not_of_the_labels() -> None:
     [
         ({"clients": 0}, "clients must be at least 1, but it is 0"),
         ({"public": -1}, "public must be at least 0"),
+        ({"server": -1}, "server must be at least 0"),
+        ({"server": 400}, "below the 400 training rows, but it is 400"),
         ({"public": 300}, "takes 300 of 300"),
         ({"test_fraction": 1.0}, "test_fraction must be between 0 and 1"),
         ({"test_rows": 0}, "test_rows must be at least 1"),

@@ -170,7 +170,7 @@ def test_a_personal_head_is_in_no_message(method: Any) -> None:
     if "personal_head" in method.fixed:
         assert not method.fixed["personal_head"]
         return
-    toy = Toy(method, batch_size=8, personal_head=True).run(2)
+    toy = Toy(method, home={"pretrained": common}, batch_size=8, personal_head=True).run(2)
     assert not toy.fed.failures
     assert "head." not in " ".join(e.what for e in toy.fed.ledger)
     end = toy.tensors()

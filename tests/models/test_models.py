@@ -16,7 +16,8 @@ from fedloom.models.resnet import BasicBlock, PreActivationBlock
 
 IMAGES = [name for name, spec in MODELS.items() if spec.inputs == ("image",)]
 TABLES = [name for name, spec in MODELS.items() if "table" in spec.inputs]
-SMALL = [name for name in MODELS if name != "resnet34"]  # which is resnet18 with more blocks
+DEEPER = ("resnet34", "resnet20", "resnet32x4")  # others, with more blocks
+SMALL = [name for name in MODELS if name not in DEEPER]
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
@@ -53,6 +54,11 @@ def noise(*shape: int, seed: int = 0) -> Tensor:
         ("celeba-cnn", (3, 84, 84), 2, "batch", 864 + 3 * 9_216 + 4 * 64 + 2_306),
         ("resnet18", (3, 32, 32), 10, "batch", 11_173_962),
         ("resnet34", (3, 32, 32), 10, "batch", 21_282_122),
+        ("resnet8", (1, 28, 28), 10, "batch", 77_754),
+        ("resnet20", (1, 28, 28), 10, "batch", 272_186),
+        ("resnet8x4", (1, 28, 28), 10, "batch", 1_209_834),
+        ("resnet8x4", (3, 32, 32), 10, "group", 1_210_410),
+        ("resnet32x4", (3, 32, 32), 10, "batch", 7_410_730),
     ],
 )
 def test_parameters(name: str, shape: Any, classes: int, norm: Any, expected: int) -> None:
@@ -88,6 +94,8 @@ def test_parameters_of_wide_resnets(name: str, depth: int, widen: int, known: in
         ("wrn-10-1", [16, 16, 8, 4]),
         ("wrn-16-1", [16, 16, 16, 8, 8, 4, 4]),
         ("resnet18", [16, 16, 16, 8, 8, 4, 4, 2, 2]),
+        ("resnet8", [16, 16, 8, 4]),
+        ("resnet20", [16, *[16] * 3, *[8] * 3, *[4] * 3]),
     ],
 )
 def test_stages_halve_the_image(name: str, sides: list[int]) -> None:
@@ -122,7 +130,9 @@ def test_basic_block_by_hand() -> None:
 # --- what every network does --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "norm"), [*((n, norm) for n in SMALL for norm in NORMS), ("resnet34", None)])
+@pytest.mark.parametrize(
+    ("name", "norm"), [*((n, norm) for n in SMALL for norm in NORMS), *((n, None) for n in DEEPER)]
+)
 def test_shapes_parts_and_gradients(name: str, norm: Norm | None) -> None:
     model: Any = build(name, (3, 8, 8), 5, norm, seed=0)
     x = noise(4, 3, 8, 8)
@@ -184,7 +194,7 @@ def test_tables_and_images_are_flattened_alike(name: str) -> None:
     assert torch.equal(flat(x.flatten(1)), image(x))
 
 
-@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn-small", "wrn-10-1"])
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "cnn-small", "wrn-10-1", "resnet8"])
 def test_it_can_learn(name: str) -> None:
     model = build(name, (1, 8, 8), 4, seed=0)
     x, y = noise(32, 1, 8, 8), torch.arange(32) % 4
@@ -195,6 +205,23 @@ def test_it_can_learn(name: str) -> None:
         loss.backward()
         optimiser.step()
     assert loss.item() < 0.3  # chance: 1.39
+
+
+def test_cifar_resnets_take_any_size_and_have_wide_features() -> None:
+    model: Any = build("resnet8x4", (1, 28, 28), 10)
+    assert model.features(noise(2, 1, 28, 28)).shape == (2, 256)
+
+
+def test_without_a_norm_the_blocks_of_a_stage_share_one_block_s_strength() -> None:
+    """Else 32 layers add up to ten times the usual logits, and stay at chance."""
+    for name, each in (("resnet8x4", 1), ("resnet20", 3), ("resnet32x4", 5)):
+        blocks = [m for m in build(name, (1, 8, 8), 10, "none", seed=0).modules() if isinstance(m, BasicBlock)]
+        assert len(blocks) == 3 * each
+        for block in blocks:
+            usual = (2 / (9 * block.conv2.out_channels)) ** 0.5  # fan_out
+            assert block.conv2.weight.std().item() == pytest.approx(usual / each, rel=0.1)
+    deep = build("resnet32x4", (3, 8, 8), 10, "none", seed=0)
+    assert 0.01 < deep(noise(16, 3, 8, 8)).std().item() < 2
 
 
 # --- normalisation and seeds --------------------------------------------------------------------

@@ -182,35 +182,34 @@ def _to_holders(queues: list[np.ndarray], holders: list[list[int]], clients: int
     return deal(queues, counts)
 
 
-def two_class(
+def random_classes(
     labels: np.ndarray,
     clients: int,
     rng: np.random.Generator,
     *,
-    m: int = 20,
     classes: int = 2,
+    rows: int = 20,
 ) -> list[np.ndarray]:
-    """Each client holds D ~ U{m, ..., 2m} rows, evenly of `classes` random classes, without replacement
-    (AugFL).
+    """Each client holds D ~ U{rows, ..., 2 rows} rows, evenly of `classes` random classes, as in AugFL, section VI-A.
 
     The classes are drawn from those that still have enough rows. Rows that nobody drew are left out.
     """
-    check_rows(labels, clients, m)
-    if m < classes:
-        raise DataError(f"m must be at least classes, so that each class gets a row, but {m} < {classes}.")
+    check_rows(labels, clients, rows)
+    if rows < classes:
+        raise DataError(f"rows must be at least classes, so that each class gets a row, but {rows} < {classes}.")
     queues = shuffled_by_class(labels, rng)
     check_classes(len(queues), classes)
     left = np.array([len(queue) for queue in queues])
     counts = np.zeros((clients, len(queues)), dtype=np.int64)
     for client in range(clients):
-        size = int(rng.integers(m, 2 * m, endpoint=True))
+        size = int(rng.integers(rows, 2 * rows, endpoint=True))
         each = np.full(classes, size // classes) + (np.arange(classes) < size % classes)
         able = np.flatnonzero(left >= each[0])
         if len(able) < classes:
             raise DataError(
-                f"{clients} clients must hold {m} to {2 * m} rows of {classes} classes each, but for client "
+                f"{clients} clients must hold {rows} to {2 * rows} rows of {classes} classes each, but for client "
                 f"{client} only {len(able)} classes have {each[0]} of the {len(labels)} rows left; use fewer "
-                "clients, a smaller m or more data."
+                "clients, fewer rows or more data."
             )
         chosen = rng.choice(able, classes, replace=False)
         counts[client, chosen] = each
@@ -290,12 +289,12 @@ PARTITIONS: dict[str, Partition] = {
         groups,
         (Option("number", int, 5, "groups of clients"), _MOST),
     ),
-    "two-class": Partition(
-        "each client has m to 2m rows of two random classes",
-        two_class,
+    "random-classes": Partition(
+        "each client has few rows, evenly of classes drawn at random",
+        random_classes,
         (
-            Option("m", int, 20, "the fewest rows a client may have; the most is 2m"),
             Option("classes", int, 2, "classes of each client"),
+            Option("rows", int, 20, "the fewest rows a client may have; the most is twice as many"),
         ),
     ),
     "iid": Partition("rows are dealt at random", iid),

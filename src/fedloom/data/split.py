@@ -1,4 +1,4 @@
-"""Training rows of each client, public rows that all hold, and test rows."""
+"""Training rows of each client, public rows that all hold, test rows, and rows of the server's own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedloom.rng import stream
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers of a data set, all int64 and rising. Shards, public and test have no row in common."""
+    """Row numbers of a data set, all int64 and rising. Shards, public, test and server have no row in common."""
 
     shards: tuple[np.ndarray, ...]
     """Training rows of each client."""
@@ -27,6 +27,8 @@ class Split:
     """Test rows of all classes, the same for all."""
     own_test: tuple[np.ndarray, ...]
     """For each client, test rows in the class mix of its shard; a row may serve several clients."""
+    server: np.ndarray
+    """Training rows that only the server holds, with their labels; perhaps none."""
 
 
 def split(
@@ -36,12 +38,13 @@ def split(
     seed: int,
     partition: str | PartitionFunction = "dirichlet",
     options: Mapping[str, Any] | None = None,
+    server: int = 0,
     public: int = 0,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
     own_test_rows: int = 0,
 ) -> Split:
-    """Hold out test rows, then public rows, then share out the rest.
+    """Set the server's rows aside, then test rows, then public rows, and share out the rest.
 
     Test, public set, partition and each client's own test rows come from streams of their own: another number
     of clients, or another partition, moves neither the test set nor the public set.
@@ -53,6 +56,9 @@ def split(
         partition: a name in `PARTITIONS`, or a function (labels (n,), clients, generator) -> row numbers of
             each.
         options: of the named partition.
+        server: how many training rows only the server holds, drawn evenly. No seed moves them, so that what was
+            learnt from them serves the runs of all seeds; without an official test split the test is drawn from
+            what they leave.
         public: how many rows all clients hold, drawn evenly from the training rows, without a look at their
             labels.
         test_fraction: the share of each class that is held out if the data set has no official test split.
@@ -63,9 +69,13 @@ def split(
     Raises:
         DataError: the numbers can't be met.
     """
-    _check_numbers(dataset, clients, public, test_fraction, test_rows, own_test_rows)
-    test, kept = hold_out(dataset.y, dataset.test, seed=seed, fraction=test_fraction, limit=test_rows)
-    pool = np.setdiff1d(np.arange(len(dataset.y)), test, assume_unique=True)
+    _check_numbers(dataset, clients, server, public, test_fraction, test_rows, own_test_rows)
+    apart = np.sort(stream(0, "data.server").choice(dataset.train, server, replace=False))
+    pool = np.setdiff1d(np.arange(len(dataset.y)), apart, assume_unique=True)
+    official = None if dataset.test is None else np.searchsorted(pool, dataset.test)
+    held = hold_out(dataset.y[pool], official, seed=seed, fraction=test_fraction, limit=test_rows)
+    test, kept = (pool[places] for places in held)
+    pool = np.setdiff1d(pool, test, assume_unique=True)
     if public >= len(pool):
         raise DataError(f"The public set must leave rows to train on, but takes {public} of {len(pool)}; use fewer.")
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
@@ -76,7 +86,7 @@ def split(
         _own_rows(by_class, dataset.y[shard], own_test_rows, stream(seed, "data.own-test", client))
         for client, shard in enumerate(shards)
     )
-    return Split(shards, shared, kept, own_test)
+    return Split(shards, shared, kept, own_test, apart)
 
 
 def hold_out(
@@ -111,13 +121,16 @@ def public_hash(dataset: Dataset, split: Split) -> str:
 def _check_numbers(
     dataset: Dataset,
     clients: int,
+    server: int,
     public: int,
     test_fraction: float,
     test_rows: int | None,
     own_test_rows: int,
 ) -> None:
+    training = len(dataset.train)
     checks = [
         (clients >= 1, "clients", "at least 1", clients),
+        (0 <= server < max(1, training), "server", f"at least 0, and below the {training} training rows", server),
         (public >= 0, "public", "at least 0", public),
         (
             dataset.test is not None or 0 < test_fraction < 1,

@@ -85,6 +85,7 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
             values = {str(s[key]) for s in summaries if s["seed"] == seed and s.get(key) is not None}
             if len(values) > 1:
                 raise ConfigError(f"runs of seed {seed} can't be compared: {key} is {' and '.join(sorted(values))}")
+        _same_unseen(seed, [unseen(s) for s in summaries if s["seed"] == seed])
     names = list(dict.fromkeys(s["name"] for s in summaries))
     groups = {name: [s for s in summaries if s["name"] == name] for name in names}
     main, *others = _shared(summaries)
@@ -96,6 +97,7 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
         "title": title,
         "reference": names[0],
         "methods": [_method(name, group) for name, group in groups.items()],
+        "unseen": {str(s["seed"]): list(unseen(s)) for s in summaries if unseen(s)},
         "measure": main,
         "differences": differences(main),
         "further": {measure: differences(measure) for measure in others},
@@ -117,10 +119,23 @@ def _of_one_kind(columns: Mapping[str, bool]) -> None:
         )
 
 
+def unseen(summary: dict[str, Any]) -> tuple[int, ...]:
+    """The clients that took part in no round of a run."""
+    return tuple(summary.get("unseen", ()))
+
+
+def _same_unseen(seed: int, found: Sequence[tuple[int, ...]]) -> None:
+    """Refuse to pair runs of one seed in which other clients were left out."""
+    if len(set(found)) > 1:
+        those = " and ".join(", ".join(map(str, clients)) or "none" for clients in sorted(set(found)))
+        raise ConfigError(f"runs of seed {seed} can't be compared: the unseen clients are {those}")
+
+
 def measured(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What a run measured, by its name in `metrics.csv`: "accuracy" on the global test set, "own accuracy" on each
-    client's own test rows, and "own accuracy tuned" on these in the way `tuned`. Where parties hold different columns,
-    the scores of their one answer."""
+    client's own test rows, and "own accuracy tuned" on these in the way `tuned`; where there are unseen clients, over
+    these, and "own accuracy tuned training" over the others. Where parties hold different columns, the scores of their
+    one answer."""
     if summary.get("scores"):
         return {name: {"mean": v, "std": 0.0, "per_client": [v]} for name, v in summary["scores"].items()}
     ways = {f"{OWN} {way}": found for way, found in summary["ways"].items()}
@@ -152,10 +167,18 @@ def _method(name: str, group: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "ways": {way: found[f"{OWN} {way}"] for way in group[0]["ways"] if f"{OWN} {way}" in found},
         "chance": float(np.mean([s["chance"] for s in group])),
         "own_chance": None if None in own_chances else float(np.mean(own_chances)),
+        "own_chances": _own_chances(group),
         "bytes": {k: float(np.mean([s["bytes"][k] for s in group])) for k in ("up", "down", "across")},
         "seconds": float(np.mean([s["seconds"]["total"] for s in group])),
         "failures": sum(s["failures"] for s in group),
     }
+
+
+def _own_chances(group: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The chance level over unseen clients, and over the others; empty unless every seed has both."""
+    found = [s.get("own_chances") or {} for s in group]
+    every = {who: [one.get(who) for one in found] for who in found[0]}
+    return {who: float(np.mean([v for v in each if v is not None])) for who, each in every.items() if None not in each}
 
 
 def _alone(group: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -179,8 +202,8 @@ def _over_seeds(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _difference(first: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], measure: str) -> dict[str, Any]:
-    """First minus other, on the seeds that both have: per seed, and per client within the seeds. A client is better
-    where it has more, or less if that is better."""
+    """First minus other, on the seeds that both have: per seed, and per client within the seeds, of those clients that
+    the measure is of. A client is better where it has more, or less if that is better."""
     by_seed = {s["seed"]: measured(s)[measure] for s in other}
     pairs = [(measured(s)[measure], by_seed[s["seed"]]) for s in first if s["seed"] in by_seed]
     per_seed = [a["mean"] - b["mean"] for a, b in pairs]

@@ -12,9 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedloom import graphs, methods
 from fedloom.errors import ConfigError
 from fedloom.experiment.columns import ColumnsConfig
+from fedloom.experiment.pretrained import PretrainedConfig
 from fedloom.faults import Faults
 from fedloom.graphs import Graph
 from fedloom.method import Method, problems
+from fedloom.rng import stream
 
 
 class _Section(BaseModel):
@@ -34,6 +36,10 @@ class DataConfig(_Section):
     """A name of `fedloom list partitions`, or `package.module:name`: see `fedloom.data.flower.partition_at`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The partition's own settings, such as alpha and rows."""
+    unseen: float = Field(0.0, ge=0, lt=1)
+    """Share of the clients, drawn from the seed, that never take part in a round and are only evaluated."""
+    server: int = Field(0, ge=0)
+    """Labelled training rows that only the server holds, set aside before all else, the same for every seed."""
     public: int | None = Field(None, ge=0)
     """Unlabelled rows that everybody holds, set aside before the partition; None for a fifth, at most 1,000."""
     test_fraction: float = Field(0.25, gt=0, lt=1)
@@ -42,6 +48,23 @@ class DataConfig(_Section):
     """At most so many test rows; None for all."""
     own_test_rows: int = Field(100, ge=0)
     """Size of each client's test set with its own class mix."""
+
+    @model_validator(mode="after")
+    def _some_unseen(self) -> DataConfig:
+        count = self._number_unseen
+        if self.unseen and not 0 < count < self.clients:
+            whom = "all" if count else "none"
+            raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients is {whom} of them: change either")
+        return self
+
+    @property
+    def _number_unseen(self) -> int:
+        return int(self.unseen * self.clients + 0.5)
+
+    def unseen_clients(self, seed: int) -> tuple[int, ...]:
+        """Their numbers, rising: of so many clients, the same for every method on this seed."""
+        drawn = stream(seed, "unseen").choice(self.clients, self._number_unseen, replace=False)
+        return tuple(sorted(drawn.tolist()))
 
 
 class ModelsConfig(_Section):
@@ -160,8 +183,8 @@ class ChurnConfig(_Section):
         gone = {a.client for a in self.away if a.covers(t)}
         return tuple(i for i in clients if i not in gone)
 
-    def check(self, clients: int, rounds: int) -> None:
-        """Refuse an absence of somebody who does not exist, and a round with nobody.
+    def check(self, clients: int, rounds: int, unseen: Sequence[int] = ()) -> None:
+        """Refuse an absence of somebody who does not exist, and a round with nobody but perhaps the unseen.
 
         Raises:
             ConfigError: with what to change.
@@ -169,9 +192,10 @@ class ChurnConfig(_Section):
         named = {a.client for a in self.away}
         if named and max(named) >= clients:
             raise ConfigError(f"there is no client {max(named)} to be away: the {clients} have the numbers from 0")
-        if len(named) == clients:
+        training = sorted({*range(clients)} - {*unseen})
+        if named.issuperset(training):
             for t in sorted({a.start for a in self.away}):  # the round with the fewest begins an absence
-                if t < rounds and not self.present(range(clients), t):
+                if t < rounds and not self.present(training, t):
                     raise ConfigError(f"everybody is away in round {t}: let at least one client stay")
 
 
@@ -227,6 +251,7 @@ class RunConfig(_Section):
     data: DataConfig = DataConfig()
     columns: ColumnsConfig = ColumnsConfig()
     models: ModelsConfig = ModelsConfig()
+    pretrained: PretrainedConfig = PretrainedConfig()
     topology: TopologyConfig = TopologyConfig()
     churn: ChurnConfig = ChurnConfig()
     engine: EngineConfig = EngineConfig()
@@ -244,7 +269,8 @@ class RunConfig(_Section):
 
         Raises:
             ConfigError: the method, its preset or a parameter is not known or not valid; or the method averages
-                weights, and the pool has several networks; or there is no party without labels to attack.
+                weights, and the pool has several networks; or there is no party without labels to attack; or the
+                server's pretrained model can't be had so.
         """
         method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
         cfg = method.configure(self.preset, self.params)
@@ -256,6 +282,10 @@ class RunConfig(_Section):
                 f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it away, or "
                 "take a method whose parties hold columns"
             )
+        if method.columns and (self.data.server or self.data.unseen):
+            setting = "server" if self.data.server else "unseen"
+            raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it away")
+        self.pretrained.check(method, self.data.server)
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)

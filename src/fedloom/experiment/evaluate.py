@@ -23,6 +23,8 @@ from fedloom.message import Tree
 
 GLOBAL, OWN = "accuracy", "own accuracy"
 """What the accuracy on the global test set, and on each client's own test rows, is called in `metrics.csv`."""
+TRAINING = "training"
+"""The last word of a measure over the clients that train, where others are unseen."""
 
 
 def main_measure(world: World) -> str:
@@ -44,14 +46,23 @@ def _each(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     handout = world.server.handout() if world.server is not None else {}
     for on, way, what in looks:
         seen = look(engine, engine.ids, labels[on], len(classes), on, way, handout)
-        yield from ((what, accuracy, engine.name(i)) for i, accuracy in zip(engine.ids, seen.accuracy, strict=True))
-        yield f"{what} mean", float(seen.accuracy.mean()), ""
-        yield f"{what} std", float(seen.accuracy.std()), ""
+        for called, clients in groups(what, way, world).items():
+            each = seen.accuracy[clients]
+            yield from ((called, accuracy, engine.name(i)) for i, accuracy in zip(clients, each, strict=True))
+            yield f"{called} mean", float(each.mean()), ""
+            yield f"{called} std", float(each.std()), ""
         if what == GLOBAL:
             yield "loss mean", float(seen.loss.mean()), ""
             if np.isfinite(seen.agreement):
                 yield "agreement", seen.agreement, ""
             yield from recalls(classes, seen.recall)
+
+
+def groups(what: str, way: str, world: World) -> dict[str, list[int]]:
+    """Whom a measure is of: all clients, or in a method's ways those unseen, and under another name the others."""
+    if not way or not world.unseen:
+        return {what: list(range(len(world.clients)))}
+    return {what: [*world.unseen], f"{what} {TRAINING}": [*world.training]}
 
 
 def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, float, str]]:

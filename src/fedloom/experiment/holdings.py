@@ -33,9 +33,9 @@ class Holdings(Protocol):
         """For each row set that parties are tested on, the true labels (n,) of each party's rows."""
 
     @property
-    def own_chance(self) -> float | None:
-        """The accuracy of a client that always answers the most frequent class of its own test rows, mean over clients;
-        None where a client has none."""
+    def own_chances(self) -> np.ndarray | None:
+        """(N,) each client's accuracy if it always answers the most frequent class of its own test rows; None where
+        some client has none."""
 
     @property
     def public_digest(self) -> str:
@@ -75,10 +75,10 @@ class ByRows:
         return {on: labels for on, labels in found.items() if all(len(part) for part in labels)}
 
     @property
-    def own_chance(self) -> float | None:
+    def own_chances(self) -> np.ndarray | None:
         """See `Holdings`."""
         own = self.labels.get("own")
-        return None if own is None else float(np.mean([np.bincount(y).max() / len(y) for y in own]))
+        return None if own is None else np.array([np.bincount(y).max() / len(y) for y in own])
 
     @cached_property
     def digest(self) -> str:
@@ -88,8 +88,14 @@ class ByRows:
 
     def describe(self) -> dict[str, Any]:
         """Who holds how many rows of which class."""
-        counts = describe(self.dataset.y, self.split.shards, self.classes).counts
-        return {"counts": counts.tolist(), "public": len(self.split.public), "public_sha256": self.public_digest}
+        counts, server = describe(self.dataset.y, self.split.shards, self.classes).counts, self.split.server
+        return {
+            "counts": counts.tolist(),
+            "public": len(self.split.public),
+            "public_sha256": self.public_digest,
+            "server": len(server),
+            "server_sha256": _digest("", server.astype("<i8")) if len(server) else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,7 @@ class ByColumns:
         return _digest("")
 
     @property
-    def own_chance(self) -> float | None:
+    def own_chances(self) -> np.ndarray | None:
         """None: only one party is tested."""
         return None
 

@@ -138,7 +138,7 @@ def _names(run: RunConfig) -> list[str]:
         else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
         *(("models.pool", partial(models.check_name, name)) for name in run.models.pool or ()),
         ("topology", partial(run.topology.check, run.data.clients)),
-        ("churn", partial(run.churn.check, run.data.clients, rounds)),
+        ("churn", partial(run.churn.check, run.data.clients, rounds, run.data.unseen_clients(run.seed))),
     ]
     for where, test in tests:
         try:

@@ -215,7 +215,7 @@ class Session:
         self.fed.round = t
         clock = perf_counter()
         stage = ""
-        world, clients = self.world, self.world.run.churn.present(self.engine.ids, t)
+        world, clients = self.world, self.world.run.churn.present(self.world.training, t)
         for stage in world.method.round(self.fed, world.server, clients, world.cfg, t):
             self.record.spend(stage, perf_counter() - clock)
             if look_at:
@@ -300,4 +300,5 @@ def fingerprint(world: World) -> str:
     values = run.model_dump_json(exclude={"engine", "name", "preset", "params"}) + world.cfg.model_dump_json()
     page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
     source = page.read_bytes() if run.method_is_file else b""
-    return hashlib.sha256(f"{__version__}\n{values}\n{world.held.digest}\n{world.graph}".encode() + source).hexdigest()
+    held = f"{world.held.digest}\n{world.graph}\n{world.pretrained}"
+    return hashlib.sha256(f"{__version__}\n{values}\n{held}".encode() + source).hexdigest()

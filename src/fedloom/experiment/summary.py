@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom._version import __version__
 from fedloom.engines import Account
-from fedloom.experiment.evaluate import state_sha256
+from fedloom.experiment.evaluate import OWN, groups, state_sha256
 from fedloom.experiment.record import Record
 from fedloom.experiment.world import World
 from fedloom.federation import Federation
@@ -61,10 +61,18 @@ def partition(world: World) -> dict[str, Any]:
         "classes": list(held.classes),
         "architectures": list(world.architectures),
         "chance": world.chance,
-        "own_chance": held.own_chance,
+        "own_chance": world.own_chance(),
+        "own_chances": own_chances(world),
+        "unseen": list(world.unseen),
         "test": len(held.labels["test"][0]),
         **held.describe(),
     }
+
+
+def own_chances(world: World) -> dict[str, float | None]:
+    """The chance level on own rows over the unseen clients, and over the others; empty where all take part."""
+    groups = {"unseen": world.unseen, "training": world.training} if world.unseen else {}
+    return {name: world.own_chance(clients) for name, clients in groups.items()}
 
 
 def summarise(
@@ -87,10 +95,12 @@ def summarise(
         "dataset": world.held.name,
         "clients": len(names),
         "engine": {"asked": run.engine.name, **asdict(where), "remarks": list(where.remarks)},
-        **(jointly(final, names, cfg.ways) if world.method.columns else _each(final, names, cfg.ways)),
+        "unseen": list(world.unseen),
+        **(jointly(final, names, cfg.ways) if world.method.columns else _each(final, names, world)),
         "agreement": final.get(("agreement", "")),
         "chance": world.chance,
-        "own_chance": world.held.own_chance,
+        "own_chance": world.own_chance(),
+        "own_chances": own_chances(world),
         "bytes": traffic(fed),
         "bytes_by_kind": by_kind(fed.ledger, rounds),
         "messages": sum(count for count, _ in fed.ledger.pairs.values()),
@@ -108,12 +118,18 @@ Final: TypeAlias = Mapping[tuple[str, str], float]
 """The last value of each (measure, party), the party "" where it is of the whole federation."""
 
 
-def _each(final: Final, names: Sequence[str], ways: Sequence[str]) -> dict[str, Any]:
-    """Where every client answers by itself."""
+def _each(final: Final, names: Sequence[str], world: World) -> dict[str, Any]:
+    """Where every client answers by itself. What is not over all `clients` tells their numbers."""
+    measured = [groups(f"{OWN} {way}", way, world) for way in world.cfg.ways]
+    ways = {
+        what.removeprefix(f"{OWN} "): _over_clients(final, what, names, clients)
+        for those in zip(*(group.items() for group in measured), strict=True)
+        for what, clients in those
+    }
     return {
         "accuracy": _over_clients(final, "accuracy", names),
-        "own_accuracy": _over_clients(final, "own accuracy", names),
-        "ways": {way: _over_clients(final, f"own accuracy {way}", names) for way in ways},
+        "own_accuracy": _over_clients(final, OWN, names),
+        "ways": ways,
     }
 
 
@@ -149,8 +165,13 @@ def _attacks(final: Final) -> dict[str, Any]:
     return {name: {"mean": float(np.mean([*each.values()])), "per_party": each} for name, each in found.items()}
 
 
-def _over_clients(final: Final, what: str, names: Sequence[str]) -> dict[str, Any] | None:
-    if (what, names[0]) not in final:
+def _over_clients(
+    final: Final, what: str, names: Sequence[str], clients: Sequence[int] | None = None
+) -> dict[str, Any] | None:
+    """A measure of these clients, or of all."""
+    of = range(len(names)) if clients is None else clients
+    if (what, names[of[0]]) not in final:
         return None
-    each = [final[what, name] for name in names]
-    return {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each}
+    each = [final[what, names[i]] for i in of]
+    found = {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each}
+    return found if len(of) == len(names) else {**found, "clients": list(of)}

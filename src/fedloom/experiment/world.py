@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from fedloom.data.split import Split, public_hash, split
 from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns, ByRows, Holdings
+from fedloom.experiment.pretrained import prepare
 from fedloom.graphs import Graph
 from fedloom.method import Method
 from fedloom.party import Party
@@ -41,6 +42,8 @@ class World:
         clients: for each client a function that makes it, always the same.
         form: names and shapes of the parameters of the network that all have; empty where each has its own.
         house: those of the clients that live with the server.
+        unseen: those of the clients that are never in a round.
+        pretrained: tells the server's pretrained model from another; empty where there is none.
     """
 
     run: RunConfig
@@ -54,6 +57,13 @@ class World:
     clients: list[Callable[[], Party[Any]]]
     form: Mapping[str, Tensor] = field(default_factory=dict)
     house: tuple[int, ...] = ()
+    unseen: tuple[int, ...] = ()
+    pretrained: str = ""
+
+    @cached_property
+    def training(self) -> tuple[int, ...]:
+        """The other clients, rising."""
+        return tuple(sorted({*range(len(self.clients))} - {*self.unseen}))
 
     @property
     def chance(self) -> float:
@@ -61,17 +71,23 @@ class World:
         counts = np.bincount(self.held.labels["test"][0], minlength=len(self.held.classes))
         return float(counts.max() / counts.sum())
 
+    def own_chance(self, clients: Sequence[int] | None = None) -> float | None:
+        """The same on each client's own test rows, mean over these clients, or over all; None without such rows."""
+        each = self.held.own_chances
+        return None if each is None else float(np.mean(each if clients is None else each[[*clients]]))
+
 
 def build(run: RunConfig) -> World:
     """The world of a run. Equal data, seed and models give equal splits and initial weights to all methods.
 
     Raises:
-        ConfigError, DataError, ModelError: what can't be built, before any work.
+        ConfigError, DataError, ModelError, CheckpointError: what can't be built, before any work.
     """
     method, cfg, rounds = run.resolve()
     if method.columns:
         return _by_columns(run, method, cfg, rounds)
-    run.churn.check(run.data.clients, rounds)
+    unseen = run.data.unseen_clients(run.seed)
+    run.churn.check(run.data.clients, rounds, unseen)
     graph = run.topology.graph(run.data.clients, run.seed)
     dataset, shares = data_of(run)
     if method.public and not len(shares.public):
@@ -79,6 +95,10 @@ def build(run: RunConfig) -> World:
     digest = public_hash(dataset, shares)
     architectures = _architectures(run, method, dataset.kind)
     home, sites = _sites(run, dataset, shares, digest, _networks(run, method, dataset, architectures), graph)
+    own = prepare(run.pretrained, dataset, shares.server, run.engine.device)
+    if own is not None:
+        home = replace(home, pretrained=own.teacher)
+        sites = [replace(site, encoder=own.encoder) for site in sites] if method.encoder else sites
     form = {k: p.detach().to("meta") for k, p in sites[0].build().named_parameters()} if method.one_network else {}
     return World(
         run=run,
@@ -91,6 +111,8 @@ def build(run: RunConfig) -> World:
         server=method.server(cfg, home) if method.server else None,
         clients=[partial(method.client, cfg, site) for site in sites],
         form=form,
+        unseen=unseen,
+        pretrained="" if own is None else own.digest,
     )
 
 
@@ -197,6 +219,7 @@ def _sites(
         seed=run.seed,
         parties=clients,
         classes=len(dataset.classes),
+        data=rows(shares.server) if len(shares.server) else None,
         network=networks[0],
         device=device,
     )
@@ -220,7 +243,7 @@ SMALL = {
 }
 
 COMMON = {"image": ("cnn-small",), "table": ("mlp",)}
-"""What all have where a method averages weights."""
+"""What all have where a method averages weights, or compares features."""
 
 EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
 """What embeds a party's columns, as Proto-EVFL has it."""
@@ -228,7 +251,7 @@ EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
 
 def _architectures(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
     """Each client's draw from the pool, as section VI-A of FedAL has it."""
-    pool = run.models.pool or (COMMON if method.one_network else SMALL)[kind]
+    pool = run.models.pool or (COMMON if method.one_network or method.one_width else SMALL)[kind]
     draws = stream(run.seed, "architectures").integers(len(pool), size=run.data.clients)
     return tuple(pool[i] for i in draws)
 
@@ -241,20 +264,22 @@ def data_of(run: RunConfig) -> tuple[Dataset, Split]:
     """
     data = run.data
     dataset = load(data.name, root=Path(data.root) if data.root else None)
-    training = len(dataset.y) * (1 - data.test_fraction) if dataset.test is None else len(dataset.train)
+    training = len(dataset.train) - data.server
+    training = int(training * (1 - data.test_fraction)) if dataset.test is None else training
     shares = split(
         dataset,
         clients=data.clients,
         seed=run.seed,
         partition=partition_at(data.partition) if ":" in data.partition else data.partition,
         options=data.options,
-        public=min(1000, int(training) // 5) if data.public is None else data.public,
+        server=data.server,
+        public=min(1000, max(0, training) // 5) if data.public is None else data.public,
         test_fraction=data.test_fraction,
         test_rows=data.test_rows,
         own_test_rows=data.own_test_rows,
     )
-    # Columns are scaled by what everybody holds; without a public set, by all training rows.
-    known = shares.public if len(shares.public) else np.concatenate(shares.shards)
+    # Columns are scaled by the server's rows, the same for all seeds; without, by what everybody holds, or all rows.
+    known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))
     return dataset.standardised(known), shares
 
 

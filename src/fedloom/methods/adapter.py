@@ -71,12 +71,12 @@ class Adapter(Party[ConfigT]):
             _, s, product = self.curvature_at(weights, self.loss_of, *support)
         else:
             _, s = self.gradient_at(weights, self.loss_of, *support)
-        phi = {k: w - alpha * s[k] for k, w in weights.items()}
+        phi = {k: w.sub(s[k], alpha=alpha) for k, w in weights.items()}
         _, r = self.gradient_at(phi, self.loss_of, *self.site.query)
         if hvp == "first_order":
             return r
         g = product(r) if product else self._difference(weights, r, delta, unit=hvp == "fd_normalised")
-        return {k: r[k] - alpha * g[k] for k in r}
+        return {k: r[k].sub(g[k], alpha=alpha) for k in r}
 
     def _difference(
         self, weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
@@ -97,7 +97,7 @@ class Adapter(Party[ConfigT]):
         """So many full-batch steps on the support half."""
         for _ in range(steps):
             _, gradient = self.gradient(self.loss_of, *self.site.support)
-            self.params = {k: w - self.cfg.alpha * gradient[k] for k, w in self.params.items()}
+            self.params = {k: w.sub(gradient[k], alpha=self.cfg.alpha) for k, w in self.params.items()}
 
     def adopt(self, weights: Mapping[str, Tensor]) -> None:
         """Take over weights by name; those that are not named stay."""

@@ -21,7 +21,7 @@ from fedloom.models.cnn import celeba_cnn, cnn, strided
 from fedloom.models.lenet import lenet5
 from fedloom.models.mlp import mlp
 from fedloom.models.parts import Classifier, HasHead, Norm
-from fedloom.models.resnet import resnet, wide_resnet
+from fedloom.models.resnet import cifar_resnet, resnet, wide_resnet
 
 __all__ = ["MODELS", "Classifier", "HasHead", "ModelSpec", "Norm", "build", "check_name"]
 
@@ -58,6 +58,7 @@ class ModelSpec:
 _MCMAHAN = "McMahan et al. 2017"
 _WRN = "Zagoruyko and Komodakis 2016; FedAL, SVHN"
 _RESNET = "He et al. 2016; FedAL, CIFAR-10; AFIND+, CIFAR-100"
+_CRD = "Tian et al. 2020 (CRD); AugFL"
 _BOTH: tuple[Kind, ...] = ("table", "image")
 
 
@@ -73,6 +74,11 @@ def _wrn(depth: int, widen: int) -> ModelSpec:
 def _resnet(title: str, *depths: int) -> ModelSpec:
     builder = partial(resnet, depths=depths)
     return ModelSpec(title, builder, _RESNET, norm="group", smallest=8)
+
+
+def _cifar(title: str, depth: int, *widths: int) -> ModelSpec:
+    builder = partial(cifar_resnet, depth=depth, widths=widths)
+    return ModelSpec(title, builder, _CRD, norm="group", smallest=8)
 
 
 MODELS: dict[str, ModelSpec] = {
@@ -112,6 +118,10 @@ MODELS: dict[str, ModelSpec] = {
     "wrn-16-1": _wrn(16, 1),
     "resnet18": _resnet("ResNet-18 for small images", 2, 2, 2, 2),
     "resnet34": _resnet("ResNet-34 for small images", 3, 4, 6, 3),
+    "resnet8": _cifar("ResNet of 8 layers, 16 to 64 channels", 8, 16, 16, 32, 64),
+    "resnet20": _cifar("ResNet of 20 layers, 16 to 64 channels", 20, 16, 16, 32, 64),
+    "resnet8x4": _cifar("ResNet of 8 layers, 32 to 256 channels", 8, 32, 64, 128, 256),
+    "resnet32x4": _cifar("ResNet of 32 layers, 32 to 256 channels", 32, 32, 64, 128, 256),
 }
 
 

@@ -4,7 +4,10 @@ Zagoruyko, Komodakis (2016), "Wide Residual Networks", BMVC: WRN-d-k has three s
 blocks and 16k, 32k, 64k channels, with normalisation before each convolution.
 
 He et al. (2016), "Deep Residual Learning for Image Recognition", CVPR: ResNet-18 and -34, here with the
-stem that is usual for 32x32 images: one 3x3 convolution with stride 1 and no pooling.
+stem that is usual for 32x32 images: one 3x3 convolution with stride 1 and no pooling. Their networks for CIFAR-10 have
+6n + 2 layers: three stages of n blocks. Tian, Krishnan, Isola (2020), "Contrastive Representation Distillation", ICLR,
+have them with 1x1 convolutions as shortcuts, and "8x4" with 32, 64, 128, 256 channels: teachers and students of many
+papers on distillation.
 """
 
 from __future__ import annotations
@@ -70,6 +73,23 @@ def resnet(shape: tuple[int, ...], classes: int, norm: Norm, depths: tuple[int, 
     stem = [conv(shape[0], 64, 3, norm), normalise(norm, 64), nn.ReLU()]
     blocks = _blocks(BasicBlock, 64, widths, depths, norm)
     return _classifier([*stem, *blocks], widths[-1], classes)
+
+
+def cifar_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, widths: tuple[int, ...]) -> Classifier:
+    """Three stages of n = (depth - 2) / 6 basic blocks; `widths` are the channels of the stem and of each stage.
+
+    Without a norm the second convolution of each block begins at 1 / n of its weights, so that what a stage adds up
+    does not grow with n: 32 layers would else stay at chance. With n = 1 that changes nothing.
+    """
+    first, *stages = widths
+    each = (depth - 2) // 6
+    stem = [conv(shape[0], first, 3, norm), normalise(norm, first), nn.ReLU()]
+    model = _classifier([*stem, *_blocks(BasicBlock, first, stages, [each] * 3, norm)], stages[-1], classes)
+    if norm == "none":
+        for module in model.modules():
+            if isinstance(module, BasicBlock):
+                module.conv2.weight.data.div_(each)
+    return model
 
 
 def _blocks(

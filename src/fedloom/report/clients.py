@@ -9,7 +9,7 @@ import numpy as np
 
 from fedloom.report import holdings, plots, words
 from fedloom.report.looks import look
-from fedloom.report.measures import OWN
+from fedloom.report.measures import OWN, TRAINING
 from fedloom.report.page import Figure, Section
 from fedloom.report.plots import Dots
 from fedloom.report.read import Run
@@ -21,10 +21,10 @@ WIDE = 12
 
 def of_one(run: Run) -> Section:
     """The clients of a run: their accuracy on all classes and on their own mix, and their rows."""
-    s, order = run.summary, _order(run)
+    s = run.summary
     if s.ways and s.own_accuracy:
-        return _before_and_after(run, order)
-    each = np.array(s.accuracy.per_client)
+        return _before_and_after(run)
+    order, each = _order(run), np.array(s.accuracy.per_client)
     series = [Dots("global test set", each[order], look(0))]
     caption = "Sorted by the accuracy on the global test set."
     if s.own_accuracy:
@@ -35,11 +35,14 @@ def of_one(run: Run) -> Section:
     return _section(run, order, series, alt, caption)
 
 
-def _before_and_after(run: Run, order: np.ndarray) -> Section:
-    """The clients of a run on their own mix: in the first way, and as they are."""
+def _before_and_after(run: Run) -> Section:
+    """The clients of a run on their own mix: in the first way, and as they are; those unseen first."""
     s = run.summary
-    way, own = next(iter(s.ways)), s.measures[OWN]
-    after, before = np.array(s.ways[way].per_client), np.array(own.per_client)
+    way, before = next(iter(s.ways)), np.array(s.measures[OWN].per_client)
+    after = s.ways[way].over(s.clients)
+    if s.unseen:
+        after = np.where(np.isnan(after), s.ways[way + TRAINING].over(s.clients), after)
+    order = np.lexsort((-after, ~np.isin(np.arange(s.clients), s.unseen)))
     series = [
         Dots(way, after[order], look(0)),
         Dots("as they are", before[order], replace(look(1), shape="diamond", filled=False)),
@@ -50,6 +53,7 @@ def _before_and_after(run: Run, order: np.ndarray) -> Section:
         f"On test rows in each client's own class mix, sorted by the accuracy {way}: {gain} points over as they are; "
         f"better at {better} of {s.clients} clients, worse at {worse}."
     )
+    caption += " Unseen clients come first." if s.unseen else ""
     alt = f"Accuracy of each client on its own class mix; the means are {way} {words.percent(after.mean())} and "
     alt += f"as they are {words.percent(before.mean())}."
     return _section(run, order, series, alt, caption, joined=True)
@@ -61,9 +65,10 @@ def of_several(found: Comparison, runs: Sequence[Run]) -> Section:
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}
     first = same.get(found.reference, runs[0])
     order = _order(first, found.measure)
+    number, measure = first.summary.clients, found.measure
     series = [
-        Dots(method.name, np.array(same[method.name].summary.measures[found.measure].per_client)[order], look(number))
-        for number, method in enumerate(found.methods)
+        Dots(method.name, same[method.name].summary.measures[measure].over(number)[order], look(n))
+        for n, method in enumerate(found.methods)
         if method.name in same
     ]
     means = words.together([f"{s.label} {words.percent(s.values.mean())}" for s in series])
@@ -78,17 +83,18 @@ def _section(
     run: Run, order: np.ndarray, series: list[Dots], alt: str, caption: str, which: str = "", joined: bool = False
 ) -> Section:
     """Accuracies in an order of the clients, and the partition."""
-    wide = run.summary.clients > WIDE
-    labels = [f"{run.names[i]} · {run.partition.architectures[i]}" for i in order]
+    wide = len(order) > WIDE
+    unseen = run.summary.unseen
+    labels = [f"{run.names[i]} · {run.partition.architectures[i]}" + " · unseen" * (i in unseen) for i in order]
     svg, legend = plots.dots("clients", alt, labels, series, width="wide" if wide else "normal", joined=joined)
     figure = Figure(f"Accuracy of each client{which}", svg, legend, caption, wide)
     return Section("Clients", figures=[figure, _partition(run, which)])
 
 
 def _order(run: Run, measure: str = "") -> np.ndarray:
-    """(N,) clients from the best to the worst by a measure, or by the main one."""
-    found = run.summary.measures[measure or run.summary.main]
-    return np.argsort(-np.array(found.per_client), kind="stable")
+    """(n,) the clients that a measure, or the main one, is of, from the best to the worst."""
+    each = run.summary.measures[measure or run.summary.main].over(run.summary.clients)
+    return np.argsort(-each, kind="stable")[: np.isfinite(each).sum()]
 
 
 def _partition(run: Run, which: str) -> Figure:
@@ -105,4 +111,5 @@ def _partition(run: Run, which: str) -> Figure:
         f"{words.times(kinds, 'class', 'classes')}. Beside them there are {words.whole(held.test)} test rows "
         f"and {words.whole(held.public)} unlabelled public rows."
     )
+    caption += f" The server has {words.whole(held.server)} labelled rows of its own." if held.server else ""
     return Figure(f"Who holds what{which}", svg, (holdings.shades(most),), caption, clients > WIDE)

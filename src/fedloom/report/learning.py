@@ -10,7 +10,7 @@ import numpy as np
 
 from fedloom.report import plots, words
 from fedloom.report.looks import DASHES, Look, look
-from fedloom.report.measures import GLOBAL, OWN
+from fedloom.report.measures import GLOBAL, in_way, shown
 from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
 from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import START, Run
@@ -73,15 +73,15 @@ def _curve(run: Run, number: int, stage: str) -> Line:
 def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     """The main line, its levels and the figure: on own rows in each way and as they are, after the last stage."""
     s, lines = run.summary, list[Line]()
-    for measure in s.measures:
+    for measure in shown(s.measures, bool(s.unseen)):
         if measure == GLOBAL:
             continue
         x, y = run.curve(f"{measure} mean", run.last)
-        label = measure.removeprefix(OWN).strip() or "as they are"
+        label = in_way(measure, bool(s.unseen)) or "as they are"
         band = None if lines else run.curve(f"{measure} std", run.last)[1]
         style = look(0) if not lines else replace(look(len(lines)), shape="diamond", dash=(5, 3), filled=False)
         lines.append(Line(label + (" ± s.d. over clients" if not lines else ""), x, y, style, band))
-    main, chance = lines[0], s.chance_of(OWN)
+    main, chance = lines[0], s.chance_of(s.main)
     levels = [] if chance is None else [Level("always one's own most frequent class", chance)]
     title = "Accuracy on own class mix" if s.own_accuracy else "Accuracy on the global test set, by way"
     alt = f"Mean accuracy {s.on(s.main)}, by iteration, {_ends(main)}."
@@ -102,7 +102,8 @@ def sent(run: Run) -> np.ndarray:
 
 def _points(run: Run) -> Table:
     """Every evaluation, as numbers."""
-    own = [measure for measure in run.summary.measures if measure != GLOBAL] if run.personal else []
+    every = shown(run.summary.measures, bool(run.summary.unseen))
+    own = [measure for measure in every if measure != GLOBAL] if run.personal else []
     whats = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", *(f"{what} mean" for what in own))
     rows: list[tuple[int, list[Cell]]] = []
     for stage in (START, *run.stages):

@@ -60,11 +60,14 @@ def _summarised(runs: Sequence[Run]) -> tuple[Comparison, str]:
         return Comparison(**summarise(title, results)), ""
     except ConfigError as error:
         problem = str(error)
+    unseen = {(run.summary.seed, run.summary.unseen) for run in runs}
+    alike = len(dict(unseen)) == len(unseen) and all(clients for _, clients in unseen)
     alone: list[dict[str, Any]] = [summarise("", [result]) for result in results]
     values = {
         "title": title,
         "reference": runs[0].summary.name,
         "methods": [one["methods"][0] for one in alone],
+        "unseen": dict(unseen) if alike else {},
         "measure": GLOBAL,
         "differences": [],
         "further": {},
@@ -77,7 +80,7 @@ def _same_rows(runs: Sequence[Run]) -> None:
     """Refuse to pair runs of one seed whose clients hold other rows."""
     for seed in {run.summary.seed for run in runs}:
         held = {
-            (run.partition.classes, run.partition.counts, run.partition.test, _tested(run))
+            (run.partition.classes, run.partition.counts, run.partition.test, run.partition.server_sha256, _tested(run))
             for run in runs
             if run.summary.seed == seed
         }

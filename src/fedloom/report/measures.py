@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,6 +10,8 @@ from fedloom.report import words
 
 GLOBAL, OWN = "accuracy", "own accuracy"
 """On the global test set, and on each client's own test rows."""
+TRAINING = " training"
+"""How a measure over the clients that train ends, where others are unseen."""
 
 T = TypeVar("T")
 
@@ -67,13 +69,41 @@ def by_name(accuracy: T, own: T | None, ways: Mapping[str, T]) -> dict[str, T]:
     return {**prepared, **on_own, GLOBAL: accuracy} if ways else {GLOBAL: accuracy, **on_own}
 
 
-def on(measure: str, own_rows: bool = True) -> str:
+def on(measure: str, own_rows: bool = True, unseen: bool = False) -> str:
     """What a measure is on: `on own class mix, tuned`.
 
     Args:
         measure: its name.
         own_rows: whether clients have test rows of their own; ways are on the global test set where they have not.
+        unseen: whether there are unseen clients.
     """
-    way = measure.removeprefix(OWN).strip() if measure != GLOBAL else ""
     rows = "on own class mix" if measure != GLOBAL and own_rows else "on the global test set"
-    return f"{rows}, {way}" if way else rows
+    return f"{rows}, {in_way(measure, unseen)}" if whose(measure) else rows
+
+
+def whose(measure: str) -> str:
+    """Of which clients a measure is, where some are unseen: `unseen`, `training`, or "" for all, as those without a
+    way are."""
+    if measure in (GLOBAL, OWN):
+        return ""
+    return "training" if measure.endswith(TRAINING) else "unseen"
+
+
+def after(way: str) -> str:
+    """A way behind an accuracy: `tuned`, `after 1 step`."""
+    return f"after {way}" if way[:1].isdigit() else way
+
+
+def in_way(measure: str, unseen: bool) -> str:
+    """The way of a measure and, where some are unseen, its clients: `tuned`, or `tuned, unseen clients`."""
+    way = measure.removeprefix(OWN).strip()
+    return f"{way.removesuffix(TRAINING)}, {whose(measure)} clients" if unseen and way else way
+
+
+def shown(found: Iterable[str], unseen: bool) -> list[str]:
+    """The measures that stand beside each other, the main one first. Where some clients are unseen and the main one is
+    over these, training clients have one of their own, for the same way; a table of all has the others."""
+    main, *others = found
+    if not unseen or whose(main) != "unseen":
+        return [main, *others]
+    return [main, *(m for m in others if m != OWN and (whose(m) != "training" or m == main + TRAINING))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from fedloom.report import measures
@@ -12,11 +13,24 @@ from fedloom.report.schema_columns import Parties
 
 
 class Spread(Read):
-    """An accuracy: its mean and standard deviation over clients, and each client's."""
+    """An accuracy: its mean and standard deviation over clients, and each client's; of those numbered, or of all."""
 
     mean: float
     std: float
     per_client: tuple[float, ...]
+    clients: tuple[int, ...] | None = None
+
+    @model_validator(mode="after")
+    def _one_each(self) -> Spread:
+        if self.clients is not None and len(self.clients) != len(self.per_client):
+            raise ValueError(f"it must have as many values as clients, {len(self.clients)}")
+        return self
+
+    def over(self, number: int) -> np.ndarray:
+        """(N,) the values by client, of so many; nan for those that it is not of."""
+        each = np.full(number, np.nan)
+        each[list(range(number) if self.clients is None else self.clients)] = self.per_client
+        return each
 
 
 class Bytes(Read):
@@ -81,6 +95,8 @@ class Summary(Read):
     agreement: float | None
     chance: float | None
     own_chance: float | None = None
+    own_chances: dict[str, float | None] = Field(default_factory=dict)
+    unseen: tuple[int, ...] = ()
     bytes: Bytes
     messages: int
     seconds: dict[str, float]
@@ -88,6 +104,16 @@ class Summary(Read):
     public_sha256: str | None
     test_sha256: str | None = None
     state_sha256: str | None
+
+    @model_validator(mode="after")
+    def _known(self) -> Summary:
+        every = [self.unseen, *(found.clients or () for found in self.measures.values())]
+        if not all(0 <= client < self.clients for numbers in every for client in numbers):
+            raise ValueError(f"it names other clients than its {self.clients}")
+        unseen = [way for way in self.ways if not way.endswith(measures.TRAINING)]
+        if self.unseen and not all(way + measures.TRAINING in self.ways for way in unseen):
+            raise ValueError("it must have each way of unseen and of training clients")
+        return self
 
     @property
     def measures(self) -> dict[str, Spread]:
@@ -101,11 +127,13 @@ class Summary(Read):
 
     def on(self, measure: str) -> str:
         """What an accuracy is on, in words."""
-        return measures.on(measure, self.own_accuracy is not None)
+        return measures.on(measure, self.own_accuracy is not None, bool(self.unseen))
 
     def chance_of(self, measure: str) -> float | None:
         """That accuracy of always answering the most frequent class."""
-        return self.chance if measure == measures.GLOBAL or self.own_accuracy is None else self.own_chance
+        if measure == measures.GLOBAL or self.own_accuracy is None:
+            return self.chance
+        return self.own_chances.get(measures.whose(measure), self.own_chance)
 
 
 class Partition(Read):
@@ -117,8 +145,12 @@ class Partition(Read):
     architectures: tuple[str, ...]
     chance: float | None = None
     own_chance: float | None = None
+    own_chances: dict[str, float | None] = Field(default_factory=dict)
+    unseen: tuple[int, ...] = ()
     test: int
     public: int
+    server: int = 0
+    server_sha256: str | None = None
 
     @model_validator(mode="after")
     def _held(self) -> Partition:
@@ -210,6 +242,7 @@ class MethodFound(Read):
     alone: dict[str, AloneFound] = Field(default_factory=dict)
     chance: float
     own_chance: float | None
+    own_chances: dict[str, float] = Field(default_factory=dict)
     bytes: Bytes
     seconds: float
     failures: int
@@ -242,11 +275,13 @@ class RunFound(Read):
 
 
 class Comparison(Read):
-    """`comparison.json`: differences of the main measure, and further ones of the others that all runs have."""
+    """`comparison.json`: differences of the main measure, and further ones of the others that all runs have; and the
+    unseen clients by seed, where there are any."""
 
     title: str
     reference: str
     methods: tuple[MethodFound, ...] = Field(min_length=1)
+    unseen: dict[int, tuple[int, ...]] = Field(default_factory=dict)
     measure: str
     differences: tuple[Difference, ...]
     further: dict[str, tuple[Difference, ...]]
@@ -264,11 +299,12 @@ class Comparison(Read):
 
     def on(self, measure: str) -> str:
         """What an accuracy is on, in words."""
-        return measures.on(measure, any(m.own_accuracy for m in self.methods))
+        return measures.on(measure, any(m.own_accuracy for m in self.methods), bool(self.unseen))
 
     def chance_of(self, measure: str) -> float | None:
         """That accuracy of always answering the most frequent class, mean over methods."""
         own = measure != measures.GLOBAL and any(m.own_accuracy for m in self.methods)
-        found = [m.own_chance if own else m.chance for m in self.methods]
+        whose = measures.whose(measure)
+        found = [m.own_chances.get(whose, m.own_chance) if own else m.chance for m in self.methods]
         known = [chance for chance in found if chance is not None]
         return sum(known) / len(known) if known else None

@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from fedloom.report import plots, words
+from fedloom.report import plots, unseen, words
 from fedloom.report.clients import of_several
 from fedloom.report.learning import ACROSS, ITERATION, sent
 from fedloom.report.looks import Look, look
-from fedloom.report.measures import GLOBAL, OWN
+from fedloom.report.measures import GLOBAL, OWN, shown, whose
 from fedloom.report.neighbours import of_methods
 from fedloom.report.page import Cell, Figure, Page, Section, Table, cells
 from fedloom.report.plots import Level, Line
@@ -38,7 +38,7 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
         runs: those runs of it whose files are there.
         problem: why the runs can't be paired, if so.
     """
-    sections = [_methods(found)]
+    sections = [_methods(found), *unseen.of_methods(found)]
     if found.differences:
         sections.append(_differences(found))
     if runs:
@@ -113,7 +113,7 @@ def _methods(found: Comparison) -> Section:
     """The table of methods; a column that would be empty for all is left out."""
     across = any(m.bytes.across for m in found.methods)
     several = any(len(m.seeds) > 1 for m in found.methods)
-    others = _others(found)
+    others = [measure for measure in _others(found) if not found.unseen or whose(measure) != "unseen"]  # they follow
     columns = [
         "Method",
         "Preset",
@@ -150,7 +150,8 @@ def _methods(found: Comparison) -> Section:
 def _others(found: Comparison) -> list[str]:
     """The measures that stand beside the main one: all, where a method has ways; else none."""
     every = dict.fromkeys(measure for m in found.methods for measure in m.measures)
-    return [measure for measure in every if measure != found.measure] if found.personal else []
+    measures = [found.measure, *(measure for measure in every if measure != found.measure)]
+    return shown(measures, bool(found.unseen))[1:] if found.personal else []
 
 
 def _differences(found: Comparison) -> Section:
@@ -273,7 +274,8 @@ def _mean_curve(runs: Sequence[Run], number: int, measure: str) -> Line:
 def _runs(folder: Path, runs: Sequence[Run]) -> Section:
     """Each run, with the way to its own report where there is one."""
     rows = []
-    ways = list(dict.fromkeys(way for run in runs for way in run.summary.ways))
+    every = dict.fromkeys(m for run in runs for m in shown(run.summary.measures, bool(run.summary.unseen)))
+    ways = [measure.removeprefix(f"{OWN} ") for measure in every if measure not in (GLOBAL, OWN)]
     for run in runs:
         s, target = run.summary, run.folder / "report.html"
         href = quote(Path(os.path.relpath(target, folder)).as_posix()) if target.is_file() else ""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fedloom.report import columns, words
+from fedloom.report import columns, unseen, words
 from fedloom.report.clients import of_one
 from fedloom.report.learning import diagnostics, learning
-from fedloom.report.measures import GLOBAL, OWN
+from fedloom.report.measures import GLOBAL, OWN, TRAINING, after, shown
 from fedloom.report.neighbours import chosen
 from fedloom.report.page import Details, Page, Section, Table, Tile, cells
 from fedloom.report.read import Run
@@ -21,7 +21,7 @@ def page(run: Run) -> Page:
     if s.scores:
         main = columns.sections(run)
     else:
-        main = [learning(run), of_one(run), chosen(run), diagnostics(run), traffic(run)]
+        main = [learning(run), unseen.of_one(run), of_one(run), chosen(run), diagnostics(run), traffic(run)]
     parts = (*main, _failures(run), _repeat(run))
     return Page(
         title=f"{s.name} on {s.dataset}",
@@ -53,14 +53,29 @@ def lead(run: Run) -> str:
 def _personal_lead(s: Summary) -> str:
     """The same where each client's own class mix counts."""
     way, own = next(iter(s.ways)), s.measures[OWN]
-    after, before = (words.spread(a.mean, a.std if s.clients > 1 else None) for a in (s.ways[way], own))
+    if s.unseen:
+        return _unseen_lead(s, way)
+    new, old = (words.spread(a.mean, a.std if s.clients > 1 else None) for a in (s.ways[way], own))
     over = " (s.d. over clients)" if s.clients > 1 else ""
     who = words.times(s.clients, "client")
-    text = f"On their own class mix of {s.dataset}, {who} reached {after}{over} {way} and "
-    text += f"{before} as they are, after {_length(s)}"
+    text = f"On their own class mix of {s.dataset}, {who} reached {new}{over} {after(way)} and "
+    text += f"{old} as they are, after {_length(s)}"
     if s.own_chance is None:
         return f"{text}."
     return f"{text}; always answering one's own most frequent class gives {words.percent(s.own_chance)}."
+
+
+def _unseen_lead(s: Summary, way: str) -> str:
+    """The same where some clients took no part."""
+    over, training = s.ways[way], s.ways[way + TRAINING]
+    who = words.times(len(over.per_client), "unseen client")
+    text = f"On their own class mix of {s.dataset}, {who} reached {words.spread(over.mean, over.std)} {after(way)}, "
+    text += f"{words.times(len(training.per_client), 'training client')} {words.spread(training.mean, training.std)}, "
+    text += f"in {_length(s)} (s.d. over clients)"
+    chance = s.chance_of(s.main)
+    if chance is None:
+        return f"{text}."
+    return f"{text}; at those unseen, always answering one's own most frequent class gives {words.percent(chance)}."
 
 
 def _length(s: Summary) -> str:
@@ -81,9 +96,10 @@ def _tiles(run: Run) -> Iterable[Tile]:
 
 
 def _accuracies(s: Summary) -> Iterable[Tile]:
-    for measure, found in s.measures.items():
+    for measure in shown(s.measures, bool(s.unseen)):
+        found = s.measures[measure]
         label = "Accuracy" if measure == GLOBAL and not s.ways else words.capital(s.on(measure))
-        note = f"±{words.NBSP}{100 * found.std:.1f} s.d. over clients" if s.clients > 1 else ""
+        note = f"±{words.NBSP}{100 * found.std:.1f} s.d. over clients" if len(found.per_client) > 1 else ""
         yield Tile(label, words.percent(found.mean), note)
     chance, whose = s.chance_of(s.main), "the" if s.main == GLOBAL or not s.own_accuracy else "one's own"
     if chance is not None:

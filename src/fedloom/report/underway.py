@@ -38,9 +38,15 @@ def so_far(
     last = seen[-1]
     then = {(m.measure, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
 
+    names = [party for what, party in then if what == GLOBAL and party]
+
     def over_clients(what: str) -> dict[str, Any] | None:
-        each = [value for (measure, party), value in then.items() if measure == what and party]
-        return {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each} if each else None
+        found = {party: value for (measure, party), value in then.items() if measure == what and party}
+        if not found:
+            return None
+        each, clients = [*found.values()], [number for number, name in enumerate(names) if name in found]
+        spread = {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each}
+        return {**spread, "clients": clients} if len(clients) < len(names) else spread
 
     prepared = dict.fromkeys(what for what, party in then if party and what.startswith(f"{OWN} "))
     found: dict[str, Any] = {
@@ -74,6 +80,8 @@ def so_far(
         "agreement": then.get(("agreement", "")),
         "chance": partition.chance,
         "own_chance": partition.own_chance,
+        "own_chances": partition.own_chances,
+        "unseen": partition.unseen,
         "bytes": {way: then.get((f"bytes {way}", "")) for way in ("up", "down", "across")},
         "messages": sum(flow.count for flow in ledger),
         "seconds": {},

@@ -45,16 +45,17 @@ from typing import Any
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError, ModelError
+from fedloom.errors import ConfigError
 from fedloom.federation import Federation
 from fedloom.losses import kl
 from fedloom.message import Shape, Tree, map_tensors
 from fedloom.method import Method
 from fedloom.methods.adapter import Adapter, AdapterConfig, Hessian
 from fedloom.methods.crd import CRD, contrast, normaliser
+from fedloom.methods.meta.features import Features, linear
 from fedloom.optim import SGD
 from fedloom.party import Party
 from fedloom.site import epoch_plan, sample_plan
@@ -156,25 +157,10 @@ class Client(Adapter[Config]):
         """
         w, y, delta = self.row_count.double() / rows, self.dual, 1 / (10 * (t + 1) + 100)
         gradient = self.meta_gradient(weights, self.cfg.hvp, delta)  # line 5, (10)
-        local = {k: theta - (y[k] + w * gradient[k]) / rho for k, theta in weights.items()}  # line 6, (11)
-        self.dual = {k: y[k] + rho * (local[k] - theta) for k, theta in weights.items()}  # line 7, (12)
-        return {"u": {k: self.dual[k] + rho * local[k] for k in local}}  # line 8
-
-
-class Pupil(nn.Module):
-    """The meta-model at the server, which answers with its features too."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        if not hasattr(network, "features") or not hasattr(network, "head"):
-            raise ModelError("AugFL's server compares features: the network needs `features` and `head`")
-        self.network: Any = network
-        self.channels_last = getattr(network, "channels_last", False)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (B, d) and logits (B, K)."""
-        features = self.network.features(x)
-        return features, self.network.head(features)
+        slope = {k: y[k] + w * g for k, g in gradient.items()}
+        local = {k: theta.sub(slope[k], alpha=1 / rho) for k, theta in weights.items()}  # line 6, (11)
+        self.dual = {k: y[k].add(local[k] - theta, alpha=rho) for k, theta in weights.items()}  # line 7, (12)
+        return {"u": {k: self.dual[k].add(x, alpha=rho) for k, x in local.items()}}  # line 8
 
 
 class Server(Party[Config]):
@@ -185,7 +171,7 @@ class Server(Party[Config]):
     def setup(self) -> None:
         """Line 2: θ^0. The pretrained model is read when it is first needed."""
         cfg = self.cfg
-        self.network(Pupil(self.site.build()), SGD(1.0))
+        self.network(Features(self.site.build()), SGD(1.0))
         self.rows = torch.zeros(self.site.parties, dtype=torch.int64)  # of each client, 0 as long as it is not known
         self.duals: dict[str, dict[str, Tensor]] = {}  # y_i as the server knows them, by client
         self.teacher: dict[str, Any] = {}  # θ_p's features and logits on own rows, or its weights
@@ -226,7 +212,9 @@ class Server(Party[Config]):
         slope = self.transfer(t) if self.cfg.helped else {}
         moved = {}
         for k, p in theta.items():
-            total = torch.stack([u[k] for u in sums]).sum(0) if sums else n * rho * p
+            total = torch.zeros_like(p) if sums else n * rho * p
+            for u in sums:
+                total += u[k]
             moved["network." + k] = (total - pull * slope[k] if slope else total) / (n * rho)
         self.params = moved
 
@@ -272,7 +260,8 @@ class Server(Party[Config]):
     def _slope(self, which: Tensor) -> dict[str, Tensor]:
         """The gradient of R_h, but for `l2`, on own rows `which` (B,). What CRD remembers moves on."""
         cfg, y = self.cfg, self.data.y(which)
-        features, logits = self.model(self.data.x(which))
+        features = self.model(self.data.x(which))
+        logits = linear(features, self.live)
         terms: dict[str, Tensor] = {}
         if cfg.ce:
             terms["ce"] = cfg.ce * F.cross_entropy(logits, y)

@@ -1,0 +1,266 @@
+"""`[pretrained]`: a model that the server alone has. It comes from a file, from training on the server's own rows, or
+from those who published it; here it is looked at before any work, and read when a method asks for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from torch import nn
+
+from fedloom import models
+from fedloom.data.dataset import Dataset
+from fedloom.errors import ConfigError, ModelError
+from fedloom.experiment import weights
+from fedloom.experiment.pretraining import Training, trained
+from fedloom.method import Method
+from fedloom.models import external
+from fedloom.models.parts import Norm
+from fedloom.models.rescaled import Level, Rescaled
+from fedloom.rng import stream
+
+TRAINING = ("epochs", "lr", "batch_size", "seed")
+"""Settings of a training, which mean nothing where the model is there already."""
+
+
+class PretrainedConfig(BaseModel):
+    """`[pretrained]`: the server's own model: a file, or one that is trained on the server's rows before the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    file: str | None = None
+    """A safetensors file, such as `fedloom pretrain` writes. A plain one of a state dict needs `model` and `norm`."""
+    model: str | None = None
+    """What to train on the server's rows: a name of `fedloom list models`, or `package.module:factory`. Or a published
+    model: `torchvision:NAME`, `hf:NAME`, `hf:FOLDER` (extra vision)."""
+    norm: Literal["group", "batch", "none"] | None = None
+    """Normalisation; None for the network's default."""
+    epochs: int = Field(20, ge=1)
+    """Passes over the server's rows."""
+    lr: float = Field(0.05, gt=0)
+    """Rate of SGD; a tenth of it after 5/8, 6/8 and 7/8 of the epochs."""
+    batch_size: int = Field(64, ge=1)
+    """Rows of a batch."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Of the training. The run's seed has no part in it, so that one model serves all seeds."""
+
+    @field_validator("file")
+    @classmethod
+    def _whole(cls, file: str | None) -> str | None:
+        """A path that means the same file wherever the config is read again."""
+        return None if file is None else str(Path(file).expanduser().absolute())
+
+    @field_validator("model")
+    @classmethod
+    def _folder(cls, model: str | None) -> str | None:
+        folder = Path((model or "").removeprefix("hf:")).expanduser()
+        return f"hf:{folder.absolute()}" if model and model.startswith("hf:") and folder.is_dir() else model
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PretrainedConfig:
+        published = self.model is not None and external.is_external(self.model)
+        if published and (self.file is not None or self.norm is not None):
+            raise ValueError(f"{self.model} is read as it was published: leave file and norm away")
+        if self.file is None and self.model is None and self.norm is not None:
+            raise ValueError("norm says how a model is made: name one with model")
+        if self.changed and (published or not self.given):
+            raise ValueError(f"{', '.join(self.changed)} say how a model is trained: name one with model")
+        return self
+
+    @property
+    def changed(self) -> list[str]:
+        """Settings of the training that are not as they usually are; a resolved config writes all of them out."""
+        return [name for name in TRAINING if getattr(self, name) != type(self).model_fields[name].default]
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a pretrained model."""
+        return self.file is not None or self.model is not None
+
+    @property
+    def to_train(self) -> bool:
+        """Whether it is trained on the server's rows."""
+        return self.file is None and self.model is not None and not external.is_external(self.model)
+
+    def check(self, method: Method, server: int) -> None:
+        """Refuse what there can't be, before anything is read.
+
+        Args:
+            method: of the run.
+            server: how many rows its server has.
+
+        Raises:
+            ConfigError: with what to change.
+        """
+        if method.columns and self.given:
+            raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section away")
+        if method.encoder and not self.given:
+            raise ConfigError(
+                f"pretrained: {method.name} hands out the encoder of the server's pretrained model: name a file, or a "
+                "model to train on the server's rows, such as pretrained.model=resnet8x4"
+            )
+        if self.model is not None:
+            try:
+                (external if external.is_external(self.model) else models).check_name(self.model)
+            except ModelError as error:
+                raise ConfigError(f"pretrained.model: {error}") from None
+        if self.to_train and not server:
+            raise ConfigError(
+                f"pretrained.model: {self.model} is trained on the server's own rows, and it has none: give it some, "
+                "such as data.server=1000"
+            )
+
+    def training(self, dataset: Dataset, rows: np.ndarray, device: str) -> Training:
+        """What `to_train` asks for: the model on the server's rows (n,) of the run's data set."""
+        assert self.model is not None
+        settings = {name: getattr(self, name) for name in TRAINING}
+        return Training(dataset, rows, self.model, self.norm, **settings, device=device)
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """The server's model in a run.
+
+    Attributes:
+        teacher: makes it, with its weights, at each call.
+        encoder: makes the same architecture with other weights, always the same ones.
+        digest: tells it from another.
+    """
+
+    teacher: Callable[[], nn.Module]
+    encoder: Callable[[], nn.Module]
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What a run gives to a network: the shape of a row, the classes, and at which level."""
+
+    shape: tuple[int, ...]
+    classes: int
+    level: Level
+
+
+def prepare(cfg: PretrainedConfig, dataset: Dataset, rows: np.ndarray, device: str) -> Pretrained | None:
+    """The server's model, if there is one: looked at, but neither read nor trained before it is asked for.
+
+    Args:
+        cfg: the section.
+        dataset: of the run.
+        rows: (n,) numbers of the rows that the server holds.
+        device: where it would be trained.
+
+    Raises:
+        ConfigError: the file's model was trained on other rows of this data set, or on other inputs or classes.
+        CheckpointError: there is no such file, or it does not hold what it should.
+        ModelError: there is no such network, or it does not fit the rows.
+    """
+    level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
+    inputs = _Inputs(dataset.input_shape, len(dataset.classes), level)
+    seed = int(stream(0, "encoder's weights").integers(2**31))
+    if cfg.file is not None:
+        return _from_file(cfg, Path(cfg.file), dataset, rows, inputs, seed)
+    if cfg.model is None:
+        return None
+    if cfg.to_train:
+        training = cfg.training(dataset, rows, device)
+        encoder = partial(_network, training.model, training.norm, inputs, level, seed)
+        encoder()  # whether it fits
+        return Pretrained(partial(_after_training, training, inputs), encoder, training.key)
+    _remark(f"nothing is known of what {cfg.model} was trained on: it may have seen the clients' or the test rows")
+    foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *level)
+    return Pretrained(foreign, partial(foreign, seed=seed), hashlib.sha256(cfg.model.encode()).hexdigest())
+
+
+def _from_file(
+    cfg: PretrainedConfig, file: Path, dataset: Dataset, rows: np.ndarray, inputs: _Inputs, seed: int
+) -> Pretrained:
+    card = weights.read_card(file)
+    if card is not None:
+        _suits(card, cfg, file, inputs)
+        _disjoint(card, file, dataset, rows)
+    elif cfg.model is None:
+        raise ConfigError(
+            f"pretrained.file: {file} does not say which network it holds: name it with pretrained.model and "
+            "pretrained.norm, or make the file with fedloom pretrain"
+        )
+    else:
+        _remark(f"nothing is known of what {file} was trained on: it may have seen the clients' or the test rows")
+    model, norm = (cfg.model, cfg.norm) if card is None else (card.model, card.norm)
+    assert model is not None
+    models.check_name(model)
+    level = inputs.level if card is None else (card.shift, card.scale)
+    encoder = partial(_network, model, norm, inputs, level, seed)
+    weights.check(file, _bare(model, norm, inputs, seed), model)
+    teacher = partial(_filled, file, card, model, norm, inputs)
+    return Pretrained(teacher, encoder, weights.header_digest(file))
+
+
+def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Inputs) -> None:
+    """Refuse a file that was not made as the config says, or not for the run's inputs."""
+    for what in ("model", "norm", *cfg.changed):
+        named, own = getattr(cfg, what), getattr(card, what)
+        if named not in (None, own):
+            raise ConfigError(
+                f"pretrained.{what}: {file} was made with {'none' if own is None else own}, not {named}: leave the "
+                "setting away, or pretrain anew"
+            )
+    if (card.shape, card.classes) != (inputs.shape, inputs.classes):
+        raise ConfigError(
+            f"pretrained.file: {file} is for inputs of shape {card.shape} and {card.classes} classes ({card.dataset}), "
+            f"not {inputs.shape} and {inputs.classes}; pretrain one on this data set"
+        )
+
+
+def _disjoint(card: weights.Card, file: Path, dataset: Dataset, rows: np.ndarray) -> None:
+    """Refuse a model that was trained on rows of this data set which the server does not hold."""
+    if card.content_sha256 != weights.content(dataset):
+        _remark(
+            f"{file} was trained on {card.dataset}, whose content is not that of this run's {dataset.name}: nothing "
+            "is known of whether it has seen the clients' or the test rows"
+        )
+    elif card.rows_sha256 != weights.rows_digest(rows):
+        raise ConfigError(
+            f"pretrained.file: {file} was trained on {card.rows:,} rows of {card.dataset} which are not the "
+            f"{len(rows):,} that this run's server holds, so it may have seen the clients' or the test rows: set "
+            f"data.server as it was, or pretrain it with this config (fedloom pretrain CONFIG --model {card.model})"
+        )
+
+
+@lru_cache(maxsize=256)
+def _remark(text: str) -> None:
+    """Say it once in this process."""
+    logging.getLogger("fedloom").warning("pretrained: %s", text)
+
+
+def _bare(model: str, norm: Norm | None, inputs: _Inputs, seed: int) -> nn.Module:
+    return models.build(model, inputs.shape, inputs.classes, norm=norm, seed=seed)
+
+
+def _levelled(net: nn.Module, inputs: _Inputs, wanted: Level) -> nn.Module:
+    """The network for the run's inputs, whatever level it was trained at."""
+    return net if wanted == inputs.level else Rescaled(net, inputs.level, wanted, len(inputs.shape))
+
+
+def _network(model: str, norm: Norm | None, inputs: _Inputs, level: Level, seed: int) -> nn.Module:
+    return _levelled(_bare(model, norm, inputs, seed), inputs, level)
+
+
+def _filled(file: Path, card: weights.Card | None, model: str, norm: Norm | None, inputs: _Inputs) -> nn.Module:
+    net = _bare(model, norm, inputs, 0)
+    weights.fill(file, net, model, card)
+    return _levelled(net, inputs, inputs.level if card is None else (card.shift, card.scale))
+
+
+def _after_training(training: Training, inputs: _Inputs) -> nn.Module:
+    """The model from its kept file, which is made first where there is none."""
+    file = trained(training)
+    return _filled(file, weights.read_card(file), training.model, training.norm, inputs)

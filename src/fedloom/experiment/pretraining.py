@@ -1,0 +1,289 @@
+"""Training the server's own model on the server's own rows, before anything is federated.
+
+Stochastic gradient descent as the code of "Contrastive Representation Distillation" (Tian et al., ICLR 2020) has it for
+its teachers: momentum 0.9, weight decay 5e-4, and the rate a tenth after 5/8, 6/8 and 7/8 of the epochs, which are 150,
+180 and 210 of its 240. Pictures are moved by up to 4 pixels over a black ground, small ones by a seventh of their side,
+and colour pictures are mirrored by chance. After every epoch all is written down, so that a stop costs one epoch.
+
+Differs: an epoch is made of full batches, topped up from its own start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedloom import message, models
+from fedloom._version import __version__
+from fedloom.data.dataset import Dataset
+from fedloom.errors import CheckpointError, ConfigError, MessageError, ModelError, StateError
+from fedloom.experiment import weights
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.message import Limits
+from fedloom.models.parts import Norm
+from fedloom.network import Network
+from fedloom.optim import SGD
+from fedloom.paths import callable_at
+from fedloom.rng import stream
+from fedloom.site import epoch_plan
+
+Progress: TypeAlias = Callable[[int, int, float], None]
+"""Told after each epoch: how many are done, of how many, and the mean loss of the last."""
+MOMENTUM, DECAY = 0.9, 5e-4
+STEPS = (5, 6, 7)
+"""The rate falls to a tenth after so many eighths of the epochs."""
+MARGIN = 4
+HELD_OUT = 10_000
+"""Rows that the model is tried on, at most."""
+AT_ONCE = 1024
+_LIMITS = Limits(max_bytes=1 << 36)
+_VERSION = 1
+"""Part of every key: raise it when the same settings come to other weights."""
+log = logging.getLogger("fedloom.pretraining")
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """What to train on what.
+
+    Attributes:
+        dataset: with the shift and scale that the model's inputs get: they are fixed, or of the server's own rows, so
+            that no run's seed moves them.
+        rows: (n,) the server's.
+        model: a name of `models.MODELS`, or `package.module:factory`.
+        norm: of its layers; None for its default.
+        epochs, lr, batch_size, seed: of the training.
+        device: where it runs.
+    """
+
+    dataset: Dataset
+    rows: np.ndarray
+    model: str
+    norm: Norm | None
+    epochs: int
+    lr: float
+    batch_size: int
+    seed: int
+    device: str = "cpu"
+
+    @property
+    def resolved_norm(self) -> Norm | None:
+        """The norm that the layers have; None for a network of the user's own."""
+        return self.norm or (None if ":" in self.model else models.MODELS[self.model].norm)
+
+    def build(self) -> torch.nn.Module:
+        """The network with its first weights."""
+        first = int(stream(self.seed, "pretrained initial weights").integers(2**31))
+        classes = len(self.dataset.classes)
+        return models.build(self.model, self.dataset.input_shape, classes, norm=self.norm, seed=first)
+
+    @cached_property
+    def facts(self) -> dict[str, object]:
+        """What a file's card says of it."""
+        return {
+            "model": self.model,
+            "norm": self.resolved_norm,
+            "shape": self.dataset.input_shape,
+            "classes": len(self.dataset.classes),
+            "dataset": self.dataset.name,
+            "content_sha256": weights.content(self.dataset),
+            "rows": len(self.rows),
+            "rows_sha256": weights.rows_digest(self.rows),
+            "shift": tuple(self.dataset.shift.tolist()),
+            "scale": tuple(self.dataset.scale.tolist()),
+            "epochs": self.epochs,
+            "lr": self.lr,
+            "batch_size": self.batch_size,
+            "seed": self.seed,
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """Of all that moves a weight; the name of the data set does not."""
+        moving = {k: v for k, v in self.facts.items() if k != "dataset"}
+        parts = [_VERSION, sorted(moving.items()), self._source()]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    def _source(self) -> str:
+        """Of a network of the user's own: a digest of the file that it stands in."""
+        if ":" not in self.model:
+            return ""
+        with suppress(TypeError, OSError):
+            path = inspect.getsourcefile(callable_at(self.model, ModelError))
+            return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+        return ""
+
+
+def cached(training: Training) -> Path:
+    """Where a model is kept that a run trains for itself: beside the decoded data sets."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(base) if base else Path.home() / ".cache") / "fedloom" / "models"
+    return folder / f"{training.key}.safetensors"
+
+
+def trained(training: Training) -> Path:
+    """The kept model's file; it is trained first if there is none. Progress is logged.
+
+    Raises:
+        ConfigError, ModelError: as `train` does.
+    """
+    file = cached(training)
+    with _only_one(file):
+        with suppress(CheckpointError):  # one that can't be read counts as absent
+            card = weights.read_card(file)
+            if card is not None:
+                weights.fill(file, training.build(), training.model, card)
+                return file
+        log.info(
+            "pretraining %s on the server's %s rows, once: it is kept in %s",
+            training.model,
+            f"{len(training.rows):,}",
+            file,
+        )
+        card = train(training, file, _told)
+        log.info("pretrained %s: accuracy %.1f%% on rows it has not seen", training.model, 100 * card.accuracy)
+    return file
+
+
+def _told(epoch: int, epochs: int, loss: float) -> None:
+    if 10 * epoch // epochs > 10 * (epoch - 1) // epochs:  # ten lines at most
+        log.info("pretraining: epoch %d/%d, loss %.3f", epoch, epochs, loss)
+
+
+def train(training: Training, file: Path, progress: Progress) -> weights.Card:
+    """Train, and write the file. A training that was stopped goes on after its last epoch, to the same weights.
+
+    Args:
+        training: what on what.
+        file: to be written; until then `file.part` has what is done.
+        progress: told after each epoch.
+
+    Raises:
+        ConfigError: it can't be written there.
+        ModelError: the network does not fit the rows, or the training diverged.
+    """
+    network = Network(training.build().to(training.device), _optimiser(training, 0))
+    part = file.with_name(f"{file.name}.part")
+    with _writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for epoch in range(_resume(part, training, network), training.epochs):
+            loss = _pass(training, network, epoch)
+            if not np.isfinite(loss):
+                raise ModelError(
+                    f"pretraining {training.model} diverged in epoch {epoch + 1}: lower pretrained.lr, now "
+                    f"{training.lr:g}, or take another pretrained.norm"
+                )
+            tree: Any = {"key": training.key, "epoch": epoch + 1, **network.state()}
+            write_atomically(part, message.encode(tree, _LIMITS))
+            progress(epoch + 1, training.epochs, loss)
+        right, tried = _held_out(training, network)
+        values = {**training.facts, "fedloom": __version__, "accuracy": right, "test_rows": tried}
+        card = weights.write(file, network.module, values)
+        part.unlink(missing_ok=True)
+    return card
+
+
+def _optimiser(training: Training, epoch: int) -> SGD:
+    falls = sum(8 * epoch >= eighths * training.epochs for eighths in STEPS)
+    return SGD(training.lr * 0.1**falls, MOMENTUM, DECAY)
+
+
+def _resume(part: Path, training: Training, network: Network) -> int:
+    """Epochs done before a stop, whose weights and momentum the network then has."""
+    try:
+        tree: Any = message.decode(part.read_bytes(), _LIMITS)
+        if tree["key"] != training.key:
+            return 0
+        for name in ("params", "buffers", "opt"):
+            network.load(name, tree[name])
+        epoch = int(tree["epoch"])
+    except (OSError, MessageError, StateError, KeyError, TypeError):
+        return 0  # there is none, or it is none of ours
+    log.info("pretraining goes on after epoch %d", epoch)
+    return epoch
+
+
+def _pass(training: Training, network: Network, epoch: int) -> float:
+    """One epoch; its mean loss."""
+    data, device = training.dataset, training.device
+    rng = stream(training.seed, "pretraining", epoch)
+    network.optimiser = _optimiser(training, epoch)
+    losses = []
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(rng.integers(2**31)))  # for dropout
+        for which in epoch_plan(rng, len(training.rows), 1, training.batch_size).numpy():
+            rows = training.rows[which]
+            raw = torch.from_numpy(data.x[rows]).to(device)
+            x = standardised(data, moved(raw, rng) if data.kind == "image" else raw)
+            y = torch.from_numpy(data.y[rows]).to(device)
+            losses.append(network.minimise(lambda x, y: F.cross_entropy(network(x), y), x, y))
+    return float(torch.stack(losses).mean())
+
+
+def moved(raw: Tensor, rng: np.random.Generator) -> Tensor:
+    """Pictures (B, C, H, W), each moved by chance over a black ground, and colour pictures mirrored by chance."""
+    count, channels, height, width = raw.shape
+    margin = min(MARGIN, min(height, width) // 7)
+    windows = F.pad(raw, [margin] * 4).unfold(2, height, 1).unfold(3, width, 1)
+    down, right = torch.from_numpy(rng.integers(2 * margin + 1, size=(2, count))).to(raw.device)
+    found = windows[torch.arange(count, device=raw.device), :, down, right]
+    if channels == 1:
+        return found
+    mirrored = torch.from_numpy(rng.random(count) < 0.5).to(raw.device)
+    return torch.where(mirrored[:, None, None, None], found.flip(3), found)
+
+
+def standardised(data: Dataset, raw: Tensor) -> Tensor:
+    """Rows (B, ...) as a network gets them."""
+    level = (-1, *[1] * (raw.dim() - 2))
+    shift, scale = (torch.from_numpy(a).to(raw.device).view(level) for a in (data.shift, data.scale))
+    return raw.sub(shift).div_(scale)
+
+
+def _held_out(training: Training, network: Network) -> tuple[float, int]:
+    """Accuracy on the official test rows, or without such on all that the server has not, and how many were tried."""
+    data = training.dataset
+    others = np.setdiff1d(np.arange(len(data.y)), training.rows) if data.test is None else np.sort(data.test)
+    others = others[:: -(-len(others) // HELD_OUT)] if len(others) else others
+    right = 0
+    for start in range(0, len(others), AT_ONCE):
+        rows = others[start : start + AT_ONCE]
+        x = standardised(data, torch.from_numpy(data.x[rows]).to(training.device))
+        right += int((network.infer(x).argmax(1).cpu().numpy() == data.y[rows]).sum())
+    return right / max(1, len(others)), len(others)
+
+
+@contextmanager
+def _writing(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{file} can't be written ({error.strerror}): choose another place, or free some") from None
+
+
+@contextmanager
+def _only_one(file: Path) -> Iterator[None]:
+    """Within it no other process does the same: it waits, and then finds the file."""
+    with _writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(file.with_name(f"{file.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,104 @@
+"""Per-FedAvg: federated averaging of a model that is good after a step of adaptation.
+
+Paper: A. Fallah, A. Mokhtari, A. Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach", NeurIPS 2020, Algorithm 1. A participant makes `local_steps` steps (τ) on its
+own meta-objective, L(θ - α ∇L(θ, D^s), D^q), and the server averages:
+
+    θ <- θ - β (I - α ∇²L(θ, D^s)) ∇L(θ - α ∇L(θ, D^s), D^q)
+
+The variants of the paper's section 5 are settings of `hvp`: FO, which leaves the Hessian out, is `first_order`; HF,
+which takes a difference of gradients, is `fd`. With τ = 1 and everybody there a round is a step of gradient descent
+on the mean meta-objective, which is what AugFL extrapolates.
+
+Differs:
+    No batches: D^s and D^q are a client's whole halves, the same in every step. The paper draws three independent
+        batches for each step, one for the Hessian.
+    The Hessian-vector product is exact by default.
+    The mean is weighted by rows, as everywhere here; the paper's clients count alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pydantic import Field
+from torch import Tensor
+
+from fedloom.federation import Federation
+from fedloom.message import Shape, Template, Tree
+from fedloom.method import Method
+from fedloom.methods.adapter import Adapter, AdapterConfig, Hessian
+from fedloom.methods.averaging import fedavg
+from fedloom.optim import SGD
+
+
+class Config(AdapterConfig):
+    """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
+
+    adapt_steps: tuple[int, ...] = (1, 5, 0)
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    local_steps: int = Field(1, ge=1)
+    """Steps of a participant in a round (τ). The paper's experiments have 4 and 10."""
+    beta: float = Field(0.03, gt=0)
+    """Rate of such a step (β)."""
+    hvp: Hessian = "exact"
+    """How the product with the Hessian is had: exactly, by differences (fd, fd_normalised), or taken for 0
+    (first_order)."""
+    delta: float = Field(1e-3, gt=0)
+    """How far apart gradients are taken, for the differences (δ)."""
+    clients_per_round: int | None = Field(None, ge=1)
+    """Participants of a round; None for all."""
+
+    @property
+    def iterations_per_round(self) -> int:
+        """τ."""
+        return self.local_steps
+
+
+class Client(Adapter[Config]):
+    """A client, which has no model of its own."""
+
+    def setup(self) -> None:
+        """A network to compute with."""
+        self.network(self.site.build(), SGD(self.cfg.beta))
+
+    def update(self, *, weights: dict[str, Tensor]) -> dict[str, Tree]:
+        """Lines 5-8: τ steps from the server's weights."""
+        cfg, theta = self.cfg, weights
+        for _ in range(cfg.local_steps):
+            gradient = self.meta_gradient(theta, cfg.hvp, cfg.delta)  # lines 6, 7
+            theta = {k: w - cfg.beta * gradient[k] for k, w in theta.items()}  # line 8
+        return {"weights": theta, "rows": self.row_count}
+
+
+class Server(fedavg.Server):
+    """FedAvg's, which shares all weights."""
+
+    def setup(self) -> None:
+        """The weights that all begin with."""
+        self.weights = fedavg.weights_of(self.site.build())
+
+
+def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """Algorithm 1 for one of the server's k."""
+    chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
+    template: Template = {"weights": dict(fed.form), "rows": Shape("int64")}
+    replies = fed.call(chosen, "update", shared={"weights": server.weights}, expect=template, need=1)  # lines 3-9
+    if replies:
+        server.average(replies)  # line 10
+    yield "round"
+
+
+METHODS = (
+    Method(
+        name="per-fedavg",
+        title="A server averages weights that are good after a step of adaptation",
+        paper="A. Fallah et al.: Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach, 2020",
+        family="meta",
+        config=Config,
+        round=round,
+        client=Client,
+        server=Server,
+        one_network=True,
+    ),
+)

@@ -1,0 +1,223 @@
+"""Networks that others have trained, behind the two names of `fedloom.models.parts`: features and head.
+
+`torchvision:resnet50` is a network of torchvision with its best published weights. `hf:NAME` is one of the Hugging Face
+hub, or of a local folder; only safetensors files are read, and no code. Both need the extra `vision`, and take
+pictures: whatever a run's pictures are, they reach the network in colour, in its size and standardised as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.errors import ModelError
+
+LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
+"""What stands before the colon, and what must be installed."""
+HALF = ([0.5] * 3, [0.5] * 3)
+"""Mean and scale where a network of the hub does not say."""
+SIDE = 224
+"""Pixels a side, likewise."""
+_NO_CODE = {"trust_remote_code": False}
+"""Where nothing is said, transformers asks whoever sits there whether a stranger's code may run."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A network without its head (B, 3, *size) → (B, d), the head if it has one, and what it takes."""
+
+    body: nn.Module
+    head: nn.Linear | None
+    size: tuple[int, int]
+    mean: list[float]
+    std: list[float]
+
+
+class External(nn.Module):
+    """A foreign network that takes a run's standardised pictures (B, C, H, W)."""
+
+    shift: Tensor
+    scale: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, name: str, found: _Found, classes: int, shift: tuple[float, ...], scale: tuple[float, ...]):
+        super().__init__()
+        self.name, self.size = name, found.size
+        self.body = found.body
+        self.head = found.head if found.head is not None and found.head.out_features == classes else None
+        levels = {"shift": shift, "scale": scale, "mean": found.mean, "std": found.std}
+        for key, values in levels.items():
+            self.register_buffer(key, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """Pictures (B, C, H, W) as the network was trained on them: (B, 3, *size)."""
+        pixels = (x * self.scale + self.shift) / (self.scale + self.shift)  # 0 to 1
+        colour = pixels.expand(-1, 3, -1, -1)
+        sized = F.interpolate(colour, self.size, mode="bilinear", align_corners=False, antialias=True)
+        return (sized - self.mean) / self.std
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input (B, d) of the last layer."""
+        out: Tensor = self.body(self.prepare(x))
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K).
+
+        Raises:
+            ModelError: it was trained for another number of classes.
+        """
+        if self.head is None:
+            raise ModelError(
+                f"{self.name} was not trained for this run's classes, so it has features but no logits here: let the "
+                "method learn from features alone, or take a model trained on the server's rows"
+            )
+        out: Tensor = self.head(self.features(x))
+        return out
+
+
+def is_external(name: str) -> bool:
+    """Whether the name is one of another library's network."""
+    library, colon, rest = name.partition(":")
+    return bool(colon and rest) and library in LIBRARIES
+
+
+def check_name(name: str) -> None:
+    """Raise ModelError unless the library that the name asks for is installed."""
+    needed = LIBRARIES[name.partition(":")[0]]
+    with contextlib.suppress(ValueError):  # a module without a spec, which is there
+        if find_spec(needed) is None:
+            raise ModelError(f"{name} needs {needed}, which is not installed: pip install 'fedloom[vision]'")
+
+
+def build(
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int,
+    shift: tuple[float, ...],
+    scale: tuple[float, ...],
+    seed: int | None = None,
+) -> External:
+    """A foreign network for pictures (C, H, W) that are given as (pixel - shift) / scale.
+
+    Args:
+        name: `torchvision:NAME` or `hf:NAME`.
+        input_shape: of one picture.
+        classes: K of the run.
+        shift, scale: (C,) each.
+        seed: of other weights than the published ones, drawn by chance; None for the published.
+
+    Raises:
+        ModelError: there is no such network here, or it does not fit.
+    """
+    check_name(name)
+    if len(input_shape) != 3 or input_shape[0] not in (1, 3):
+        raise ModelError(f"{name} takes pictures in grey or colour, not rows of shape {input_shape}")
+    library, _, what = name.partition(":")
+    with _drawn(seed):
+        try:
+            found = _torchvision(what, seed is None) if library == "torchvision" else _hub(what, seed is None)
+        except ModelError as error:
+            raise ModelError(f"{name}: {error}") from None
+        except Exception as error:  # whatever a library raises for a wrong name, a missing file or a lost network
+            text = next(iter(str(error).splitlines()), "")[:300]
+            raise ModelError(
+                f"{name} can't be had ({type(error).__name__}: {text}); check its name, and, of the hub, "
+                "that it has a safetensors file"
+            ) from error
+    model = External(name, found, classes, shift, scale).eval()
+    with torch.no_grad():
+        width = tuple(model.features(torch.zeros(2, *input_shape)).shape)
+    if len(width) != 2 or (found.head is not None and width[1] != found.head.in_features):
+        raise ModelError(f"{name} gives {width[1:]} numbers for a picture before its last layer, not one row: {_OTHER}")
+    return model
+
+
+_OTHER = "take another network, such as torchvision:resnet50"
+
+
+@contextlib.contextmanager
+def _drawn(seed: int | None) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        yield
+
+
+def _torchvision(name: str, trained: bool) -> _Found:
+    from torchvision.models import get_model, get_model_weights
+
+    weights = get_model_weights(name).DEFAULT
+    net, takes = get_model(name, weights=weights if trained else None), weights.transforms()
+    side = takes.crop_size[0]
+    return _Found(net, _cut_head(net), (side, side), list(takes.mean), list(takes.std))
+
+
+def _cut_head(net: nn.Module) -> nn.Linear:
+    """The last linear layer; in its place the network passes on what it was given."""
+    linear = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
+    if not linear or not linear[-1][0]:
+        raise ModelError(f"it has no linear layer at its end: {_OTHER}")
+    name, head = linear[-1]
+    net.set_submodule(name, nn.Identity())
+    return head
+
+
+class _Hub(nn.Module):
+    """A network of transformers whose answer is a tensor (B, d)."""
+
+    def __init__(self, net: nn.Module, classifies: bool) -> None:
+        super().__init__()
+        self.net, self.classifies = net, classifies
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What it gives for logits with its head cut off; else its pooled state, or that of its first token."""
+        out: Any = self.net(pixel_values=x)
+        pooled = out.logits if self.classifies else getattr(out, "pooler_output", None)
+        found: Tensor = out.last_hidden_state[:, 0] if pooled is None else pooled
+        return found.flatten(1)
+
+
+def _hub(name: str, trained: bool) -> _Found:
+    from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+
+    folder = Path(name).expanduser()
+    where = str(folder) if folder.is_dir() else name
+    config = AutoConfig.from_pretrained(where, **_NO_CODE)
+    classifies = any(kind.endswith("ForImageClassification") for kind in config.architectures or ())
+    kind = AutoModelForImageClassification if classifies else AutoModel
+    if trained:
+        net, told = kind.from_pretrained(where, use_safetensors=True, output_loading_info=True, **_NO_CODE)
+        if missing := sorted(told["missing_keys"]):
+            raise ModelError(
+                f"its file lacks {len(missing)} weights that its network has, such as {missing[0]}, which would be "
+                "noise; take a checkpoint with all of them"
+            )
+    else:
+        net = kind.from_config(config, **_NO_CODE)
+    size, mean, std = _takes(where, config)
+    return _Found(_Hub(net.float(), classifies), _cut_head(net) if classifies else None, size, mean, std)
+
+
+def _takes(where: str, config: Any) -> tuple[tuple[int, int], list[float], list[float]]:
+    """Size, mean and scale of the pictures that a network of the hub takes, as its preprocessor's file says."""
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    try:
+        told, _ = ImageProcessingMixin.get_image_processor_dict(where)
+    except OSError:  # there is no such file
+        told = {}
+    side = told.get("crop_size") or told.get("size") or getattr(config, "image_size", None) or SIDE
+    if isinstance(side, dict):
+        side = side.get("shortest_edge") or (side["height"], side["width"])
+    height, width = (side, side) if isinstance(side, int) else side
+    return (height, width), told.get("image_mean") or HALF[0], told.get("image_std") or HALF[1]

@@ -1,0 +1,46 @@
+"""A network behind another standardisation than the one that it was trained with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.models.parts import HasHead
+
+Level = tuple[tuple[float, ...], tuple[float, ...]]
+"""Shift and scale of each channel or column: a network gets (value - shift) / scale."""
+
+
+class Rescaled(nn.Module):
+    """`net` as it is, for inputs that come at another level."""
+
+    factor: Tensor
+    offset: Tensor
+
+    def __init__(self, net: nn.Module, given: Level, wanted: Level, dims: int) -> None:
+        """`given` is the level of the inputs, `wanted` that of its training; an input has `dims` dimensions."""
+        super().__init__()
+        self.net: Any = net
+        (shift, scale), (own_shift, own_scale) = (torch.tensor(level, dtype=torch.float64) for level in (given, wanted))
+        form = (-1, *[1] * (dims - 1))
+        factor, offset = scale / own_scale, (shift - own_shift) / own_scale
+        self.register_buffer("factor", factor.float().view(form), persistent=False)
+        self.register_buffer("offset", offset.float().view(form), persistent=False)
+
+    @property
+    def head(self) -> nn.Linear:
+        """The last layer."""
+        whole: HasHead = self.net
+        return whole.head
+
+    def features(self, x: Tensor) -> Tensor:
+        """The input `(B, d)` of the last layer."""
+        found: Tensor = self.net.features(x * self.factor + self.offset)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits `(B, K)`."""
+        found: Tensor = self.net(x * self.factor + self.offset)
+        return found

@@ -1,0 +1,116 @@
+"""Clients that took part in no round: what they reach, beside those that did."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from fedloom.report import plots, words
+from fedloom.report.looks import look
+from fedloom.report.measures import OWN, TRAINING
+from fedloom.report.page import Cell, Figure, Section, Table, cells
+from fedloom.report.plots import Dots
+from fedloom.report.read import Run
+from fedloom.report.schema import Comparison, Summary
+
+HEADING = "Unseen clients"
+CHANCE = "one's own most frequent class"
+NAMED = 20
+"""At most so many clients are named."""
+
+
+def of_one(run: Run) -> Section | None:
+    """Who was unseen in a run, and the accuracy of both groups as they are and in each way."""
+    s = run.summary
+    if not s.unseen:
+        return None
+    who = f"{words.capital(words.times(len(s.unseen), 'client'))} of {words.whole(s.clients)}"
+    names = _listed(run.names[i] for i in s.unseen)
+    text = [f"{who} took part in no round, got no message, and served for evaluation only: {names}."]
+    pairs = _pairs(s)
+    if not pairs:
+        return Section(HEADING, text=text)
+    rows = [
+        cells(way, _spread(a), _spread(b), words.points(float(a.mean() - b.mean()))) for way, (a, b) in pairs.items()
+    ]
+    means = {way: (float(a.mean()), float(b.mean())) for way, (a, b) in pairs.items()}
+    unseen, training = (s.chance_of(f"{OWN} way{end}") for end in ("", TRAINING))
+    if unseen is not None and training is not None:
+        means[CHANCE] = unseen, training
+        rows.append(cells(CHANCE, words.percent(unseen), words.percent(training), words.NONE))
+    columns = ("Way", "Unseen clients", "Training clients", "Difference in points")
+    table = Table("Mean ± s.d. over clients", columns, rows)
+    return Section(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
+
+
+def _figure(s: Summary, means: dict[str, tuple[float, float]]) -> Figure:
+    """The means over both groups, row by row."""
+    values = np.array(list(means.values()))
+    series = [
+        Dots(words.times(len(s.unseen), "unseen client"), values[:, 0], look(0)),
+        Dots(
+            words.times(s.clients - len(s.unseen), "training client"),
+            values[:, 1],
+            replace(look(1), shape="diamond", filled=False),
+        ),
+    ]
+    said = [f"{way} {words.percent(a)} and {words.percent(b)}" for way, (a, b) in means.items()]
+    alt = f"Mean accuracy of unseen and of training clients: {words.together(said)}."
+    svg, legend = plots.dots("unseen", alt, list(means), series, joined=True)
+    rows = "in each client's own class mix" if s.own_accuracy else "of the global test set"
+    caption = f"On test rows {rows}, at the end; the numbers beside are those of unseen clients."
+    return Figure("Unseen and training clients", svg, legend, caption)
+
+
+def of_methods(found: Comparison) -> list[Section]:
+    """Who was unseen in a comparison, and what both groups reach by each method, in each way."""
+    if not found.unseen:
+        return []
+    who = "; ".join(f"in seed {seed}, {_listed(map(str, clients))}" for seed, clients in found.unseen.items())
+    text = [f"Some clients took part in no round, got no message, and served for evaluation only: {who}."]
+    every = in_order({way.removesuffix(TRAINING): None for m in found.methods for way in m.ways})
+    tables = []
+    for who, end in (("Unseen", ""), ("Training", TRAINING)):
+        rows = []
+        for number, m in enumerate(found.methods):
+            each = [m.ways.get(way + end) for way in every]
+            bars = [Cell(words.NONE) if a is None else Cell(words.percent(a.mean), share=a.mean) for a in each]
+            rows.append(cells(Cell(m.name, key=look(number).key("").sample), *bars))
+        chance = found.chance_of(f"{OWN} way{end}")
+        over = any(len(m.seeds) > 1 for m in found.methods)
+        caption = f"{who} clients: accuracy {found.on(OWN)}, mean over clients{' and seeds' if over else ''}"
+        if chance is not None:
+            caption += f"; always answering {CHANCE} gives {words.percent(chance)}"
+        tables.append(Table(caption, ("Method", *(words.capital(way) for way in every)), rows))
+    return [Section(HEADING, text=text, tables=tables if every else [])]
+
+
+def in_order(ways: Iterable[str]) -> list[str]:
+    """The ways by the number of steps that they begin with, as in `5 steps`; those without one keep their order."""
+    found = [(re.match(r"\d+", way), way) for way in ways]
+    return [way for _, way in sorted(found, key=lambda pair: int(pair[0].group()) if pair[0] else -1)]
+
+
+def _pairs(s: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By way, the accuracies of unseen clients and of the others; also as they are, unless that is a way too."""
+    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for way in in_order(way for way in s.ways if not way.endswith(TRAINING)):
+        found[way] = np.array(s.ways[way].per_client), np.array(s.ways[way + TRAINING].per_client)
+    if s.own_accuracy and not any(way.startswith("0 ") for way in found):
+        own, some = s.own_accuracy.over(s.clients), np.isin(np.arange(s.clients), s.unseen)
+        found = {"as they are": (own[some], own[~some]), **found}
+    return found
+
+
+def _spread(each: np.ndarray) -> str:
+    return words.spread(float(each.mean()), float(each.std()) if len(each) > 1 else None)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """All names, or the first few."""
+    every = list(names)
+    left = len(every) - NAMED
+    return words.together(every) if left <= 0 else f"{', '.join(every[:NAMED])} and {words.whole(left)} more"

@@ -1,0 +1,400 @@
+"""Clients that are in no round and only evaluated, and rows that only the server holds."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fedloom import message, report
+from fedloom.errors import CheckpointError, ConfigError, DataError
+from fedloom.experiment.compare import summarise
+from fedloom.experiment.config import DataConfig, RunConfig
+from fedloom.experiment.engine import start
+from fedloom.experiment.reading import check
+from fedloom.experiment.run import Result, Stopped, execute
+from fedloom.experiment.session import Session
+from fedloom.experiment.world import build
+from fedloom.message import leaves
+from fedloom.report import words
+from fedloom.report.unseen import in_order
+from fedloom.terminal import show_comparison
+
+PAGE = """
+import torch
+from torch.nn import functional as F
+from fedloom import Method, MethodConfig, Party
+from fedloom.message import weighted_mean
+from fedloom.optim import SGD
+
+class Config(MethodConfig):
+    lr: float = 0.1
+
+    @property
+    def ways(self):
+        return ("1 step", "0 steps", "5 steps")
+
+class Client(Party[Config]):
+    STATE = ("params", "opt")
+
+    def setup(self):
+        self.network(self.site.build(), SGD(self.cfg.lr))
+
+    def steps(self, t, number):
+        for x, y in self.batches(t, steps=number, size=16):
+            self.minimise(lambda: F.cross_entropy(self.model(x), y))
+
+    def learn(self, *, t, weights):
+        self.params = weights
+        self.steps(t, 5)
+        return self.params
+
+    def prepare(self, *, way, handout):
+        self.params = handout
+        self.steps(10**6, int(way.split()[0]) if way else 0)
+
+class Server(Party[Config]):
+    STATE = ("weights",)
+
+    def setup(self):
+        self.weights = {k: p.detach() for k, p in self.site.build().named_parameters()}
+
+    def handout(self):
+        return dict(self.weights)
+
+def round(fed, server, clients, cfg, t):
+    replies = fed.call(clients, "learn", shared={"t": t, "weights": server.weights})
+    server.weights = weighted_mean([*replies.values()], [1.0] * len(replies))
+    yield "round"
+
+METHODS = (Method("steps", "A mean", "nobody", "meta", Config, round, Client, Server, one_network=True),)
+"""
+DATA: dict[str, Any] = {
+    "clients": 6,
+    "public": 0,
+    "test_rows": 60,
+    "own_test_rows": 40,
+    "partition": "random-classes",
+    "unseen": 0.34,
+}
+AWAY = [{"client": 2, "start": 1, "end": 2}]
+WAYS = ["1 step", "0 steps", "5 steps", "1 step training", "0 steps training", "5 steps training"]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> str:
+    (tmp_path / "page.py").write_text(PAGE)
+    return str(tmp_path / "page.py")
+
+
+def run(page: str, data: dict[str, Any] | None = None, **changes: Any) -> RunConfig:
+    values: dict[str, Any] = {
+        "method": page,
+        "rounds": 4,
+        "models": {"pool": ["linear"]},
+        "evaluate": {"points": 2},
+        "data": {**DATA, **(data or {})},
+    }
+    found: RunConfig = check({"run": {**values, **changes}}).run
+    return found
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+# -- who is unseen -------------------------------------------------------------------------------------------
+
+
+def test_the_unseen_are_drawn_from_the_seed_and_nothing_else(page: str) -> None:
+    for clients, share, number in ((6, 0.34, 2), (10, 0.25, 3), (50, 0.2, 10), (2, 0.5, 1), (7, 0.0, 0)):
+        data = DataConfig(clients=clients, unseen=share)
+        drawn = {data.unseen_clients(seed) for seed in range(20)}
+        assert {len(set(those)) for those in drawn} == {number}
+        assert all(list(those) == sorted(those) and set(those) <= set(range(clients)) for those in drawn)
+        assert len(drawn) > 1 or number == 0
+    chosen = [client for seed in range(600) for client in DataConfig(clients=6, unseen=0.34).unseen_clients(seed)]
+    assert np.bincount(chosen) == pytest.approx([200] * 6, abs=50)  # 4.3 s.d.
+    worlds = [build(run(page)), build(run("fedavg-ft")), build(run(page, {"partition": "iid", "server": 50}))]
+    assert len({world.unseen for world in worlds}) == 1
+    assert set(worlds[0].training) | set(worlds[0].unseen) == set(range(6)) and len(worlds[0].training) == 4
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"unseen": 1.0}, "data.unseen"),
+        ({"unseen": -0.1}, "data.unseen"),
+        ({"unseen": 0.95}, "unseen = 0.95 of 6 clients is all of them"),
+        ({"unseen": 0.01}, "unseen = 0.01 of 6 clients is none of them"),
+        ({"server": -1}, "data.server"),
+    ],
+)
+def test_a_bad_share_is_told_before_any_work(page: str, data: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        run(page, data, sede=3)
+    assert text in str(error.value) and "sede" in str(error.value)
+
+
+def test_a_round_needs_one_who_trains_and_is_there(page: str) -> None:
+    training = build(run(page)).training
+    everybody = {"away": [{"client": i, "start": 2} for i in training]}
+    with pytest.raises(ConfigError, match="everybody is away in round 2"):
+        run(page, churn=everybody)
+    values = run(page).model_dump() | {"churn": everybody}
+    with pytest.raises(ConfigError, match="everybody is away in round 2"):
+        build(RunConfig(**values))
+    run(page, churn={"away": everybody["away"][1:]})
+    run(page, {"unseen": 0.0}, churn=everybody)  # the others stay
+
+
+def test_who_holds_columns_has_neither() -> None:
+    for data, text in (({"unseen": 0.5}, "data.unseen: split"), ({"server": 9}, "data.server: split")):
+        with pytest.raises(ConfigError, match=text):
+            check({"run": {"method": "split", "data": {"name": "wine", **data}}})
+
+
+# -- what happens to them ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("churn", [{}, {"away": AWAY}])
+def test_an_unseen_client_keeps_its_state_and_gets_no_message(page: str, churn: dict[str, Any]) -> None:
+    world = build(run(page, churn=churn))
+    assert 2 in world.training
+    seen: list[dict[int, Any]] = []
+    called: list[tuple[int, ...]] = []
+    with start(world) as engine:
+
+        def look(*_: Any) -> None:
+            kept = {i: message.map_tensors(torch.Tensor.clone, s) for i, s in engine.states().items()}
+            seen.append({i: dict(leaves(s)) for i, s in kept.items()})
+
+        session = Session(world, engine, None)
+        session.begin(resume=False)
+        call = session.fed.call
+
+        def noted(parties: Sequence[int], *arguments: Any, **more: Any) -> Any:
+            called.append(tuple(parties))
+            return call(parties, *arguments, **more)
+
+        session.fed.call = noted  # type: ignore[method-assign]
+        look()
+        session.go(look, lambda: False)
+    for i in engine.ids:
+        still = all(torch.equal(seen[0][i][k], seen[-1][i][k]) for k in seen[0][i])
+        assert still == (i in world.unseen), i
+    there = [tuple(i for i in world.training if not (churn and i == 2 and t == 1)) for t in range(4)]
+    assert called == there
+    sent = {entry.round: entry.count for entry in session.fed.ledger if entry.receiver == "client"}
+    assert sent == {t: len(those) for t, those in enumerate(there)}
+
+
+def test_unseen_peers_are_asked_by_nobody() -> None:
+    world = build(run("gossip", models={"pool": ["mlp"]}))
+    with start(world) as engine:
+        session = Session(world, engine, None)
+        session.begin(resume=False)
+        session.go(lambda _: None, lambda: False)
+    spoke = {name for pair in session.fed.ledger.pairs for name in pair}
+    assert spoke - {session.home} == {engine.name(i) for i in world.training} and len(spoke) == 5
+
+
+def test_only_the_server_holds_its_rows_with_their_labels(page: str) -> None:
+    world = build(run(page, {"server": 300}))
+    shares = world.held.split  # type: ignore[attr-defined]
+    assert world.server is not None
+    held = world.server.site.data
+    assert held is not None and held.index.tolist() == shares.server.tolist() and len(held) == 300
+    assert held.y(torch.arange(5)).tolist() == world.held.dataset.y[shares.server[:5]].tolist()  # type: ignore[attr-defined]
+    for make in world.clients:
+        site = make().site
+        for rows in (site.rows, *site.tests.values()):
+            assert not set(rows.index.tolist()) & set(shares.server.tolist())
+    bare = build(run(page))
+    assert bare.server is not None and bare.server.site.data is None
+
+
+def test_columns_are_scaled_by_the_server_s_rows_for_every_seed(page: str) -> None:
+    data = {"name": "wine", "clients": 2, "unseen": 0.5, "server": 40, "options": {"rows": 10}}
+    worlds = [build(run(page, data, seed=seed)) for seed in (0, 1)]
+    shift = [world.held.dataset.shift for world in worlds]  # type: ignore[attr-defined]
+    own = worlds[0].held.split.server  # type: ignore[attr-defined]
+    assert np.array_equal(*shift)
+    assert shift[0] == pytest.approx(worlds[0].held.dataset.x[own].mean(0), rel=1e-5)  # type: ignore[attr-defined]
+
+
+# -- what is measured ----------------------------------------------------------------------------------------
+
+
+def test_ways_are_measured_over_the_unseen_and_over_the_others(page: str, tmp_path: Path) -> None:
+    config = run(page, {"server": 100})
+    world = build(config)
+    summary = execute(config, tmp_path / "a").summary
+    names = {f"client-{i}" for i in world.unseen}, {f"client-{i}" for i in world.training}
+    rows = table(tmp_path / "a" / "metrics.csv")
+    assert [*summary["ways"]] == WAYS
+    assert summary["unseen"] == list(world.unseen)
+    for way, found in summary["ways"].items():
+        train = way.endswith("training")
+        last = [row for row in rows if row["measure"] == f"own accuracy {way}" and row["round"] == "4"]
+        each = {row["party"]: float(row["value"]) for row in last}
+        assert set(each) == names[train]
+        assert found["clients"] == list(world.training if train else world.unseen)
+        assert found["per_client"] == [each[f"client-{i}"] for i in found["clients"]]
+        assert found["mean"] == pytest.approx(np.mean(found["per_client"]))
+        assert found["std"] == pytest.approx(np.std(found["per_client"]))
+    for found in (summary["accuracy"], summary["own_accuracy"]):
+        assert len(found["per_client"]) == 6 and "clients" not in found
+    own = summary["own_accuracy"]["per_client"]
+    for way in ("0 steps", "0 steps training"):  # nothing but the handed out weights: what own accuracy is
+        assert summary["ways"][way]["per_client"] == [own[i] for i in summary["ways"][way]["clients"]]
+    most = np.array([np.bincount(labels).max() / len(labels) for labels in world.held.labels["own"]])
+    assert summary["own_chance"] == pytest.approx(most.mean())
+    assert summary["own_chances"]["unseen"] == pytest.approx(most[[*world.unseen]].mean())
+    assert summary["own_chances"]["training"] == pytest.approx(most[[*world.training]].mean())
+    held = json.loads((tmp_path / "a" / "partition.json").read_text())
+    numbers = world.held.split.server.astype("<i8")  # type: ignore[attr-defined]
+    assert held["unseen"] == list(world.unseen) and held["server"] == 100
+    assert held["server_sha256"] == hashlib.sha256(numbers.tobytes()).hexdigest()
+
+
+def test_a_run_in_which_all_take_part_is_as_it_was(page: str) -> None:
+    summary = execute(run(page, {"unseen": 0.0})).summary
+    assert summary["unseen"] == [] and summary["own_chances"] == {}
+    assert [*summary["ways"]] == ["1 step", "0 steps", "5 steps"]
+    assert all(len(found["per_client"]) == 6 and "clients" not in found for found in summary["ways"].values())
+    assert summarise("", [Result(summary, [], None)])["unseen"] == {}
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(page: str, tmp_path: Path) -> None:
+    config = run(page, {"server": 50}, churn={"away": AWAY})
+    whole = execute(config, tmp_path / "a").summary
+    asked = iter((False, True))
+    with pytest.raises(Stopped):
+        execute(config, tmp_path / "b", stop=lambda: next(asked))
+    again = execute(config, tmp_path / "b", resume=True).summary
+    assert again["state_sha256"] == whole["state_sha256"] and again["ways"] == whole["ways"]
+    for name in ("metrics.csv", "ledger.csv", "partition.json"):
+        assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text()
+    for changed in ({"unseen": 0.2}, {"unseen": 0.0}, {"server": 51}):
+        with pytest.raises(CheckpointError, match="another configuration"):
+            execute(run(page, {"server": 50, **changed}, churn={"away": AWAY}), tmp_path / "b", resume=True)
+
+
+# -- comparisons, and what people see ------------------------------------------------------------------------
+
+
+def compared(page: str) -> list[Result]:
+    return [
+        execute(run(page, name=name, seed=seed, params={"lr": lr}))
+        for name, lr in (("a", 0.1), ("b", 0.5))
+        for seed in (0, 1)
+    ]
+
+
+def test_comparisons_pair_the_clients_that_a_measure_is_of(page: str) -> None:
+    results = compared(page)
+    found = summarise("", results)
+    assert found["measure"] == "own accuracy 1 step"
+    assert found["unseen"] == {str(seed): results[seed].summary["unseen"] for seed in (0, 1)}
+    assert found["unseen"]["0"] != found["unseen"]["1"]
+    pairs = {"own accuracy 1 step": found["differences"], **found["further"]}
+    for way, clients in (("1 step", 4), ("1 step training", 8), ("5 steps training", 8)):
+        (d,) = pairs[f"own accuracy {way}"]
+        a, b = ([r.summary["ways"][way] for r in results if r.summary["name"] == name] for name in "ab")
+        each = np.concatenate([one["per_client"] for one in a]) - np.concatenate([one["per_client"] for one in b])
+        assert d["clients"] == clients and d["clients_better"] == (each > 0).sum()
+        assert d["per_seed"] == pytest.approx([one["mean"] - other["mean"] for one, other in zip(a, b, strict=True)])
+        assert d["std_over_clients"] == pytest.approx(np.std(each))
+    chances = [r.summary["own_chances"]["unseen"] for r in results[:2]]
+    assert chances[0] != chances[1] and found["methods"][0]["own_chances"]["unseen"] == pytest.approx(np.mean(chances))
+
+
+@pytest.mark.parametrize("other", [[0, 1], []])
+def test_runs_with_other_unseen_clients_are_not_paired(page: str, other: list[int]) -> None:
+    one = execute(run(page, name="one"))
+    assert one.summary["unseen"] not in ([0, 1], [])
+    two = Result({**one.summary, "name": "two", "unseen": other}, [], None)
+    with pytest.raises(ConfigError, match="the unseen clients are"):
+        summarise("", [one, two])
+
+
+def test_pages_say_who_was_unseen_and_what_they_reach(page: str, tmp_path: Path) -> None:
+    for name, lr in (("a", 0.1), ("b", 0.5)):
+        execute(run(page, name=name, params={"lr": lr}), tmp_path / name)
+    summary = json.loads((tmp_path / "a" / "result.json").read_text())
+    text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(words.NBSP, " ")
+    clients = [f"client-{i}" for i in summary["unseen"]]
+    assert "Two clients of 6 took part in no round, got no message" in text and " and ".join(clients) in text
+    assert all(f"{name} · linear · unseen" in text for name in clients)
+    reached = {way: f"{100 * found['mean']:.1f} % ± {100 * found['std']:.1f}" for way, found in summary["ways"].items()}
+    assert f"two unseen clients reached {reached['1 step']} after 1 step, four training clients" in text
+    assert all(shown in text for shown in reached.values())
+    assert text.index(">0 steps<") < text.index(">1 step<") < text.index(">5 steps<")
+    assert f"most frequent class gives {100 * summary['own_chances']['unseen']:.1f} %" in text
+    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert f"in seed 0, {' and '.join(map(str, summary['unseen']))}." in pair and "Training clients: accuracy" in pair
+    assert "On own class mix, 1 step, unseen clients" in pair and "On own class mix, 1 step, training clients" in pair
+
+
+def test_a_run_under_way_knows_its_unseen_clients(page: str, tmp_path: Path) -> None:
+    asked = iter((False, True))
+    with pytest.raises(Stopped):
+        execute(run(page), tmp_path / "a", stop=lambda: next(asked))
+    text = report.write(tmp_path / "a").read_text(encoding="utf-8")
+    assert "This run is unfinished" in text and "two unseen clients reached" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"unseen": [6]}, "other clients than its 6"),
+        ({"ways": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 7]}}}, "other clients"),
+        ({"ways": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1]}}}, "as many values"),
+        ({"ways": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 2]}}}, "training clients"),
+    ],
+)
+def test_a_damaged_result_is_told(page: str, tmp_path: Path, change: dict[str, Any], text: str) -> None:
+    execute(run(page), tmp_path / "a")
+    path = tmp_path / "a" / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DataError, match=text):
+        report.write(tmp_path / "a")
+
+
+def test_a_terminal_shows_the_unseen_first(page: str) -> None:
+    out = StringIO()
+    found = summarise("", compared(page))
+    show_comparison(found, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    head = " ".join(" ".join(lines[:4]).split())
+    assert "1 step" in head and "training" in head and "global" not in head
+    mean = found["methods"][0]["ways"]["1 step"]["mean"]
+    assert any(line.split()[:2] == ["a", f"{mean:.1%}"] for line in lines)
+    assert f"seed 0: in no round, only evaluated: clients {', '.join(map(str, found['unseen']['0']))}" in out.getvalue()
+    chance = found["methods"][0]["own_chances"]["unseen"]
+    assert f"(on the own mix: {chance:.1%})" in " ".join(out.getvalue().split())
+
+
+def test_ways_stand_in_the_order_of_their_steps() -> None:
+    assert in_order(["1 step", "50 steps", "0 steps", "5 steps"]) == ["0 steps", "1 step", "5 steps", "50 steps"]
+    assert in_order(["tuned", "as it is"]) == ["tuned", "as it is"]
+
+
+def test_runs_on_other_rows_stand_side_by_side_with_their_unseen(page: str, tmp_path: Path) -> None:
+    for name, partition in (("a", "random-classes"), ("b", "iid")):
+        execute(run(page, {"partition": partition}, name=name), tmp_path / name)
+    text = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert "Side by side only" in text and "hold different rows" in text
+    assert "On own class mix, 1 step, training clients" in text and "served for evaluation only: in seed 0" in text

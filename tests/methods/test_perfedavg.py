@@ -1,0 +1,133 @@
+"""Per-FedAvg's page against its algorithm, written by hand in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedloom import methods
+from fedloom.faults import Faults
+from fedloom.methods.meta import augfl
+from fedloom.site import Site
+from tests.methods.test_fedavg import MODEL, close, initial
+from tests.toy import Toy, common, equal
+
+PER_FEDAVG = methods.find("per-fedavg")
+Weights = dict[str, Tensor]
+
+
+def gradient(place: Site, theta: Weights, half: str, graph: bool = False) -> Weights:
+    x, y, _ = getattr(place, half)
+    at = {k: w if w.requires_grad else w.detach().requires_grad_() for k, w in theta.items()}
+    loss = F.cross_entropy(functional_call(common(), at, (x,)), y)
+    return dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=graph), strict=True))
+
+
+def meta_gradient(place: Site, theta: Weights, alpha: float, how: str, delta: float) -> Weights:
+    """The gradient of L(θ - α ∇L(θ, D^s), D^q), by differentiating through the step itself if exactly."""
+    if how == "exact":
+        at = {k: w.detach().requires_grad_() for k, w in theta.items()}
+        s = gradient(place, at, "support", graph=True)
+        phi = {k: at[k] - alpha * s[k] for k in at}
+        x, y, _ = place.query
+        loss = F.cross_entropy(functional_call(common(), phi, (x,)), y)
+        return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
+    s = gradient(place, theta, "support")
+    r = gradient(place, {k: theta[k] - alpha * s[k] for k in theta}, "query")
+    if how == "first_order":
+        return r
+    ahead, behind = (gradient(place, {k: theta[k] + sign * delta * r[k] for k in theta}, "support") for sign in (1, -1))
+    return {k: r[k] - alpha * (ahead[k] - behind[k]) / (2 * delta) for k in r}
+
+
+def by_hand(theta: Weights, places: list[Site], steps: int, how: str, alpha: float, beta: float) -> Weights:
+    """One round of Algorithm 1 with all clients."""
+    total = {k: torch.zeros_like(w, dtype=torch.float64) for k, w in theta.items()}
+    for place in places:
+        local = theta
+        for _ in range(steps):
+            found = meta_gradient(place, local, alpha, how, 0.01)
+            local = {k: w - beta * found[k] for k, w in local.items()}
+        for k, w in local.items():
+            total[k] += len(place.rows) * w.double()
+    return {k: (v / sum(len(p.rows) for p in places)).float() for k, v in total.items()}
+
+
+@pytest.mark.parametrize("how", ["exact", "fd", "first_order"])
+@pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
+def test_two_rounds_are_those_written_by_hand(how: str, batched: bool) -> None:
+    toy = Toy(PER_FEDAVG, batched=batched, local_steps=2, hvp=how, delta=0.01, alpha=0.3, beta=0.2)
+    assert toy.server is not None
+    theta = initial()
+    for t in range(2):
+        toy.run(1, start=t)
+        theta = by_hand(theta, toy.places, 2, how, 0.3, 0.2)
+        assert close(toy.server.weights, theta, 1e-5 if how == "fd" else 1e-6)
+    assert not close(theta, initial(), 1e-2)
+
+
+def after(how: str, **params: Any) -> Weights:
+    toy = Toy(PER_FEDAVG, hvp=how, **{"alpha": 0.3, "beta": 0.2, **params}).run(2)
+    assert toy.server is not None
+    return toy.server.weights
+
+
+def test_the_variants_differ_and_at_alpha_0_they_are_steps_on_the_query_half() -> None:
+    assert not close(after("exact"), after("first_order"), 1e-4)
+    plain = after("exact", alpha=0.0)
+    assert close(plain, after("first_order", alpha=0.0), 0.0)
+    places = Toy(PER_FEDAVG).places
+    theta = initial()
+    for _ in range(2):
+        each = [gradient(p, theta, "query") for p in places]
+        counts = torch.tensor([len(p.rows) for p in places])
+        mean = {k: sum(n * g[k] for n, g in zip(counts, each, strict=True)) / counts.sum() for k in theta}
+        theta = {k: w - 0.2 * mean[k] for k, w in theta.items()}
+    assert close(plain, theta)
+
+
+def test_a_first_step_is_augfl_s_halved() -> None:
+    """With y = 0 AugFL's first step is twice gradient descent's on the same objective, (11) to (13)."""
+    assert augfl.AUGFL.configure().hvp == PER_FEDAVG.configure().hvp
+    ours = Toy(PER_FEDAVG, beta=0.2, alpha=0.1).run(1)
+    theirs = Toy(augfl.AUGFL, lam=0.0, meta_lr=0.1, alpha=0.1).run(1)
+    assert ours.server is not None and theirs.server is not None
+    assert close(ours.server.weights, theirs.server.theta)
+
+
+def test_a_round_costs_two_models_a_participant_and_a_row_count() -> None:
+    toy = Toy(PER_FEDAVG, 5, clients_per_round=3).run(2)
+    assert toy.fed.ledger.sent("server") == 2 * 3 * MODEL
+    assert toy.fed.ledger.received("server") == 2 * 3 * (MODEL + 8)
+
+
+def test_who_fails_is_left_out() -> None:
+    toy = Toy(PER_FEDAVG, 6, faults=Faults(nan=0.3, dropout=0.2)).run(3)
+    assert toy.server is not None and toy.fed.failures
+    assert all(torch.isfinite(v).all() for v in toy.server.weights.values())
+    nobody = Toy(PER_FEDAVG, faults=Faults(dropout=1.0)).run(1)
+    assert nobody.server is not None and close(nobody.server.weights, initial(), 0.0)
+
+
+def test_evaluation_adapts_the_server_s_weights_on_the_support_half() -> None:
+    """Of a client that never took part, too."""
+    toy = Toy(PER_FEDAVG, alpha=0.3).run(2, present=[0, 1])
+    assert toy.server is not None
+    before = toy.tensors()
+    theta, place = toy.server.weights, toy.places[3]
+    for way, steps in {"1 step": 1, "5 steps": 5, "0 steps": 0}.items():
+        words = {"on": "test", "way": way, "handout": toy.server.handout()}
+        (found,) = toy.engine.call([3], "answers", words, None, None)
+        phi = theta
+        for _ in range(steps):
+            s = gradient(place, phi, "support")
+            phi = {k: w - 0.3 * s[k] for k, w in phi.items()}
+        test = place.tests["test"]
+        expected = functional_call(common(), phi, (test.every,))
+        assert torch.allclose(found["loss"], F.cross_entropy(expected, test.labels), atol=1e-5)
+    assert equal(toy.tensors(), before)
