@@ -16,7 +16,7 @@ from fedloom.errors import ConfigError
 from fedloom.experiment.pretraining import Training, train
 from fedloom.experiment.reading import read
 from fedloom.experiment.weights import Card
-from fedloom.experiment.world import data_of
+from fedloom.experiment.world import data_of, pretrained_of
 
 
 def pretrain(
@@ -42,7 +42,7 @@ def pretrain(
     if not run.pretrained.to_train:
         raise ConfigError("which network shall be trained? Name one of fedloom list models, such as --model resnet8x4")
     dataset, shares = data_of(run)
-    training = run.pretrained.training(dataset, shares.server, run.engine.device)
+    training = pretrained_of(run, dataset.kind).training(dataset, shares.server, run.engine.device)
     parameters = sum(p.numel() for p in training.build().parameters())
     norm = f", norm {training.resolved_norm}" if training.resolved_norm else ""
     out.print(
@@ -57,7 +57,7 @@ def pretrain(
         "Now let a run take it, on the same data:",
         "[data]",
         f"name = {json.dumps(run.data.name)}",
-        f"server = {run.data.server}",
+        f"server = {len(shares.server)}",
         "[pretrained]",
         f"file = {json.dumps(str(target))}",
     )

@@ -69,7 +69,9 @@ class Method:
         one_network: whether all parties begin with one and the same network, as methods that average weights need.
         one_width: whether the networks, though they may differ, must give features of one width: unless some are named,
             all have one architecture.
-        encoder: whether clients are told the architecture of the server's pretrained model, to be sent its weights.
+        server_rows: whether its server needs labelled rows of its own.
+        pretrained: whether its server needs a pretrained model.
+        encoder: whether clients are told that model's architecture, to be sent its weights; then there must be one.
         columns: whether parties hold different columns of the same rows, and the home has the labels; party 0 is in
             its house.
         pooled: with `columns`: whether all rows of all parties count as aligned and labelled, as no federation has it.
@@ -88,6 +90,8 @@ class Method:
     public: bool = False
     one_network: bool = False
     one_width: bool = False
+    server_rows: bool = False
+    pretrained: bool = False
     encoder: bool = False
     columns: bool = False
     pooled: bool = False

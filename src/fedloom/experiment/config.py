@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedloom import graphs, methods
 from fedloom.errors import ConfigError
@@ -38,8 +38,9 @@ class DataConfig(_Section):
     """The partition's own settings, such as alpha and rows."""
     unseen: float = Field(0.0, ge=0, lt=1)
     """Share of the clients, drawn from the seed, that never take part in a round and are only evaluated."""
-    server: int = Field(0, ge=0)
-    """Labelled training rows that only the server holds, set aside before all else, the same for every seed."""
+    server: int | Literal["auto"] | None = None
+    """Labelled training rows that only the server holds, set aside before all else, the same for every seed. "auto": a
+    quarter of them, at most 10,000. None is "auto" where a method of the experiment needs them, otherwise 0."""
     public: int | None = Field(None, ge=0)
     """Unlabelled rows that everybody holds, set aside before the partition; None for a fifth, at most 1,000."""
     test_fraction: float = Field(0.25, gt=0, lt=1)
@@ -49,6 +50,13 @@ class DataConfig(_Section):
     own_test_rows: int = Field(100, ge=0)
     """Size of each client's test set with its own class mix."""
 
+    @field_validator("server", mode="before")
+    @classmethod
+    def _rows(cls, server: Any) -> Any:
+        if server not in ("auto", None) and (not isinstance(server, int) or server < 0):
+            raise ValueError('takes a number of rows, or "auto"')
+        return server
+
     @model_validator(mode="after")
     def _some_unseen(self) -> DataConfig:
         count = self._number_unseen
@@ -56,6 +64,10 @@ class DataConfig(_Section):
             whom = "all" if count else "none"
             raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients is {whom} of them: change either")
         return self
+
+    def server_rows(self, training: int) -> int:
+        """How many rows the server gets, of so many for training."""
+        return min(10_000, training // 4) if self.server == "auto" else self.server or 0
 
     @property
     def _number_unseen(self) -> int:
@@ -285,7 +297,7 @@ class RunConfig(_Section):
         if method.columns and (self.data.server or self.data.unseen):
             setting = "server" if self.data.server else "unseen"
             raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it away")
-        self.pretrained.check(method, self.data.server)
+        self.pretrained.check(method, bool(self.data.server))
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)

@@ -27,6 +27,8 @@ from fedloom.models.parts import Norm
 from fedloom.models.rescaled import Level, Rescaled
 from fedloom.rng import stream
 
+AUTO = "auto"
+"""In place of a model's name: the clients' network."""
 TRAINING = ("epochs", "lr", "batch_size", "seed")
 """Settings of a training, which mean nothing where the model is there already."""
 
@@ -39,10 +41,12 @@ class PretrainedConfig(BaseModel):
     file: str | None = None
     """A safetensors file, such as `fedloom pretrain` writes. A plain one of a state dict needs `model` and `norm`."""
     model: str | None = None
-    """What to train on the server's rows: a name of `fedloom list models`, or `package.module:factory`. Or a published
-    model: `torchvision:NAME`, `hf:NAME`, `hf:FOLDER` (extra vision)."""
+    """What to train on the server's rows: a name of `fedloom list models`, or `package.module:factory`; "auto" is the
+    network of models.pool, or the one that clients have by default if it has several. Or a published model:
+    `torchvision:NAME`, `hf:NAME`, `hf:FOLDER` (extra vision). None is "auto" where a method of the experiment needs a
+    pretrained model, and data.server is not 0."""
     norm: Literal["group", "batch", "none"] | None = None
-    """Normalisation; None for the network's default."""
+    """Normalisation; None for the network's default, or that of models.norm for "auto"."""
     epochs: int = Field(20, ge=1)
     """Passes over the server's rows."""
     lr: float = Field(0.05, gt=0)
@@ -72,7 +76,9 @@ class PretrainedConfig(BaseModel):
         if self.file is None and self.model is None and self.norm is not None:
             raise ValueError("norm says how a model is made: name one with model")
         if self.changed and (published or not self.given):
-            raise ValueError(f"{', '.join(self.changed)} say how a model is trained: name one with model")
+            raise ValueError(
+                f'{", ".join(self.changed)} say how a model is trained: name one with model, or set it to "auto"'
+            )
         return self
 
     @property
@@ -90,12 +96,17 @@ class PretrainedConfig(BaseModel):
         """Whether it is trained on the server's rows."""
         return self.file is None and self.model is not None and not external.is_external(self.model)
 
-    def check(self, method: Method, server: int) -> None:
+    def like(self, network: str, norm: Norm | None) -> PretrainedConfig:
+        """The same with a clients' network and its norm in place of "auto"."""
+        change = {"model": network, "norm": self.norm or norm}
+        return self.model_copy(update=change) if self.model == AUTO else self
+
+    def check(self, method: Method, server: bool) -> None:
         """Refuse what there can't be, before anything is read.
 
         Args:
             method: of the run.
-            server: how many rows its server has.
+            server: whether its server has rows.
 
         Raises:
             ConfigError: with what to change.
@@ -107,7 +118,7 @@ class PretrainedConfig(BaseModel):
                 f"pretrained: {method.name} hands out the encoder of the server's pretrained model: name a file, or a "
                 "model to train on the server's rows, such as pretrained.model=resnet8x4"
             )
-        if self.model is not None:
+        if self.model not in (AUTO, None):
             try:
                 (external if external.is_external(self.model) else models).check_name(self.model)
             except ModelError as error:
@@ -119,8 +130,8 @@ class PretrainedConfig(BaseModel):
             )
 
     def training(self, dataset: Dataset, rows: np.ndarray, device: str) -> Training:
-        """What `to_train` asks for: the model on the server's rows (n,) of the run's data set."""
-        assert self.model is not None
+        """What `to_train` asks for: the model, by its name, on the server's rows (n,) of the run's data set."""
+        assert self.model not in (AUTO, None)
         settings = {name: getattr(self, name) for name in TRAINING}
         return Training(dataset, rows, self.model, self.norm, **settings, device=device)
 

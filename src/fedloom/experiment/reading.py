@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,7 +16,8 @@ from fedloom import methods
 from fedloom.errors import ConfigError, FedloomError, did_you_mean
 from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.config import EngineConfig, Experiment, RunConfig
-from fedloom.method import problems
+from fedloom.experiment.pretrained import AUTO
+from fedloom.method import Method, problems
 
 
 def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Experiment:
@@ -67,7 +69,7 @@ def check(values: Mapping[str, Any]) -> Experiment:
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
                 raise ConfigError("\n".join(found)) from None
-    experiment = _few_parties(experiment)
+    experiment = _served(_few_parties(experiment))
     try:
         runs = experiment.runs()
     except ConfigError as error:
@@ -82,14 +84,8 @@ def check(values: Mapping[str, Any]) -> Experiment:
 
 def _few_parties(experiment: Experiment) -> Experiment:
     """The experiment, with few parties where its method shares columns and nothing says how many there are."""
-    run, compared = experiment.run, experiment.compare
-    first = compared.methods[0] if compared else run.method
-    name = first if isinstance(first, str) else first.get("method", run.method)
-    try:
-        known = methods.load(name) if ".py" in str(name) else methods.find(str(name))
-    except FedloomError:  # which is told when names are checked
-        return experiment
-    if not known.columns or "clients" in run.data.model_fields_set:
+    run, known = experiment.run, _methods(experiment)
+    if not known or not known[0].columns or "clients" in run.data.model_fields_set:
         return experiment
     try:
         clients = run.columns.number() or PARTIES
@@ -97,6 +93,30 @@ def _few_parties(experiment: Experiment) -> Experiment:
         return experiment
     data = run.data.model_copy(update={"clients": clients})
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
+
+
+def _served(experiment: Experiment) -> Experiment:
+    """The experiment, with rows and a pretrained model at the server where one of its methods needs them and nothing is
+    said: in all its runs, which so have the same split."""
+    data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
+    if data.server == 0 or any(method.columns for method in known):
+        return experiment
+    taught = any(method.pretrained or method.encoder for method in known)
+    if taught and not own.given:
+        own = own.model_copy(update={"model": AUTO})
+    if data.server is None and ((taught and own.to_train) or any(method.server_rows for method in known)):
+        data = data.model_copy(update={"server": "auto"})
+    return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
+
+
+def _methods(experiment: Experiment) -> list[Method]:
+    """The methods of its runs, but for those that there are not: they are told when names are checked."""
+    run, found = experiment.run, []
+    for entry in experiment.compare.methods if experiment.compare else (run.method,):
+        name = str(entry if isinstance(entry, str) else entry.get("method", run.method))
+        with contextlib.suppress(FedloomError):
+            found.append(methods.load(name) if ".py" in name else methods.find(name))
+    return found
 
 
 def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:

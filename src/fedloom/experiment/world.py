@@ -21,7 +21,7 @@ from fedloom.data.split import Split, public_hash, split
 from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns, ByRows, Holdings
-from fedloom.experiment.pretrained import prepare
+from fedloom.experiment.pretrained import PretrainedConfig, prepare
 from fedloom.graphs import Graph
 from fedloom.method import Method
 from fedloom.party import Party
@@ -95,7 +95,7 @@ def build(run: RunConfig) -> World:
     digest = public_hash(dataset, shares)
     architectures = _architectures(run, method, dataset.kind)
     home, sites = _sites(run, dataset, shares, digest, _networks(run, method, dataset, architectures), graph)
-    own = prepare(run.pretrained, dataset, shares.server, run.engine.device)
+    own = prepare(pretrained_of(run, dataset.kind), dataset, shares.server, run.engine.device)
     if own is not None:
         home = replace(home, pretrained=own.teacher)
         sites = [replace(site, encoder=own.encoder) for site in sites] if method.encoder else sites
@@ -256,6 +256,12 @@ def _architectures(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]
     return tuple(pool[i] for i in draws)
 
 
+def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:
+    """The section `[pretrained]` with the name of its network, where that is the clients' on this kind of data."""
+    pool = {*(run.models.pool or ())}
+    return run.pretrained.like(pool.pop() if len(pool) == 1 else COMMON[kind][0], run.models.norm)
+
+
 def data_of(run: RunConfig) -> tuple[Dataset, Split]:
     """The data set of a run, and who holds which of its rows.
 
@@ -264,7 +270,8 @@ def data_of(run: RunConfig) -> tuple[Dataset, Split]:
     """
     data = run.data
     dataset = load(data.name, root=Path(data.root) if data.root else None)
-    training = len(dataset.train) - data.server
+    server = data.server_rows(len(dataset.train))
+    training = len(dataset.train) - server
     training = int(training * (1 - data.test_fraction)) if dataset.test is None else training
     shares = split(
         dataset,
@@ -272,7 +279,7 @@ def data_of(run: RunConfig) -> tuple[Dataset, Split]:
         seed=run.seed,
         partition=partition_at(data.partition) if ":" in data.partition else data.partition,
         options=data.options,
-        server=data.server,
+        server=server,
         public=min(1000, max(0, training) // 5) if data.public is None else data.public,
         test_fraction=data.test_fraction,
         test_rows=data.test_rows,

@@ -340,6 +340,8 @@ AUGFL = Method(
         },
     },
     one_network=True,
+    server_rows=True,
+    pretrained=True,
 )
 
 METHODS = (
@@ -355,11 +357,14 @@ METHODS = (
         name="server-ce-only",
         title="AugFL without clients and pretrained model: the server trains on its own labels",
         fixed={"federated": False, "crd": 0.0, "ce": 1.0},
+        pretrained=False,
     ),
     replace(
         AUGFL,
         name="local-only",
         title="Every client adapts the first weights by itself: the lower bound for methods that adapt",
         fixed={"federated": False, "lam": 0.0},
+        server_rows=False,
+        pretrained=False,
     ),
 )

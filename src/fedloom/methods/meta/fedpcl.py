@@ -1,0 +1,278 @@
+"""FedPCL: the server's pretrained model as a frozen encoder at every client, and projectors taught by prototypes.
+
+Paper: Y. Tan, G. Long, J. Ma, L. Liu, T. Zhou, J. Jiang, "Federated Learning from Pre-Trained Models: A Contrastive
+Learning Approach", NeurIPS 2022; read with the authors' code, github.com/yuetan031/FedPCL.
+
+A client projects the encoder's features e of a row to z = ReLU(W e + c), scaled to length 1. Its prototype C_i^(j) is
+the mean of z over its own rows of class j; the global one, C^(j), is the mean over clients. A participant's round:
+
+    L_g = -log( exp(z·C^(y)/τ) / Σ_{j≠y} exp(z·C^(j)/τ) )
+    L_p = mean over clients i of -log( exp(z·C_i^(y)/τ) / Σ_{j≠y} exp(z·C_i^(j)/τ) )
+    projector <- Adam on L_g + L_p;    C_i^(j) = mean of z over own rows of class j
+
+where C^(j) stands for the prototype of a class that client i does not have. In the first round there are no prototypes,
+and nothing is learnt.
+
+What crosses: the encoder, without its last layer, once to each client, when it first takes part. So this method gives
+the pretrained model away, and the ledger counts it. Then prototypes (K, d) and which there are (K,) up, and those of
+all clients down, (m, K, d).
+
+Nothing but prototypes is ever averaged, so a client that never trained has its own first projector, and adapts it by
+steps on the same loss. Everybody, whether it trained or not, answers by the nearest prototype (cosine) of its own
+support half, made after the adaptation; classes that it does not have there stand behind all others.
+
+Differs:
+    One encoder where the paper blends several, and one view of each row where the code takes two augmented ones. So
+        the features of the own rows are constants: a client computes them once.
+    The loss is the paper's. The code takes the prototypes for anchors and the rows of a batch to tell apart, sums over
+        clients and leaves L_g out; the cross-entropy that it also computes is not used there either.
+    The projector and its 256 units are the code's, for other encoders. Weight decay is decoupled from Adam.
+    Prototypes answer as in the code, but there by L2, and with those of all rows that a client trained on.
+    Who sends nothing in a round counts with the prototypes that it sent last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.errors import ConfigError, MethodError
+from fedloom.federation import Federation
+from fedloom.message import Shape, Template, Tree, floats
+from fedloom.method import Method
+from fedloom.methods.adapter import Adapter, AdapterConfig, after
+from fedloom.methods.meta.features import behind, class_means, linear
+from fedloom.optim import Adam
+from fedloom.party import Party
+from fedloom.site import epoch_plan
+
+
+class Config(AdapterConfig):
+    """Defaults are those of the authors' code."""
+
+    adapt_steps: tuple[int, ...] = (1, 5, 0)
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the own rows in a round."""
+    batch_size: int = Field(32, ge=1)
+    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    lr: float = Field(1e-3, gt=0)
+    """Rate of Adam, whose memory lasts for a round."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """Of the projector."""
+    width: int = Field(256, ge=1)
+    """Numbers of a projection (d)."""
+    tau: float = Field(0.07, gt=0)
+    """τ: the temperature of the loss."""
+    clients_per_round: int | None = Field(None, ge=1)
+    """Participants of a round; None for all."""
+
+    @property
+    def iterations_per_round(self) -> int:
+        """Passes over the own rows."""
+        return self.epochs
+
+
+def contrast(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float) -> Tensor:
+    """L_g or L_p of each row (n,), for one set of prototypes or the mean over several.
+
+    Args:
+        z: (n, d) projections.
+        y: (n,) their classes.
+        prototypes: (m, K, d) sets of prototypes.
+        known: (K,) of which classes there are any.
+        tau: the temperature.
+
+    A row whose class is not known, or that has no other known class to be told from, gives 0.
+    """
+    classes = torch.arange(len(known), device=y.device)
+    own = y[:, None] == classes  # (n, K)
+    others = known & ~own
+    s = torch.einsum("nd,mkd->mnk", z, prototypes) / tau
+    positive = (s * own).sum(-1)
+    negative = torch.where(others, s, torch.finfo(s.dtype).min).logsumexp(-1)
+    counts = known[y] & others.any(-1)
+    return torch.where(counts, negative - positive, 0.0).mean(0)
+
+
+class Encoded(nn.Module):
+    """A frozen encoder, (B, ...) to features (B, d'), and what stands on it.
+
+    All of the encoder are buffers: part of its owner's state, but nothing that learns. It is always in evaluation mode.
+    """
+
+    def __init__(self, encoder: nn.Module, like: Tensor, width: int, classes: int) -> None:
+        """`like` (1, ...) is an input."""
+        super().__init__()
+        network: Any = encoder.eval()
+        self.encoder = network
+        with torch.no_grad():
+            self.projector = nn.Linear(network.features(like).shape[1], width)
+        for module in encoder.modules():
+            for name, p in list(module.named_parameters(recurse=False)):
+                delattr(module, name)
+                module.register_buffer(name, p.detach())
+        self.register_buffer("prototypes", torch.zeros(classes, width))  # by which it answers
+        self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
+
+    def train(self, mode: bool = True) -> Encoded:
+        """Nothing changes for the encoder."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, d')."""
+        out: Tensor = self.encoder.features(x)
+        return out
+
+
+class Client(Adapter[Config]):
+    """A client: the encoder, a projector, and what the encoder makes of its own rows."""
+
+    STATE: ClassVar[tuple[str, ...]] = (*Adapter.STATE, "features")
+
+    def setup(self) -> None:
+        """A projector of its own. `features` (n, d') are those of the own rows, once the encoder has come."""
+        cfg, site = self.cfg, self.site
+        if site.encoder is None:
+            raise MethodError("fedpcl's clients need the architecture of a pretrained model: name one in [pretrained]")
+        with self.seeded("projector"):
+            like = self.data.x(torch.zeros(1, dtype=torch.int64, device=site.device))
+            module = Encoded(site.encoder().to(site.device), like, cfg.width, site.classes)
+        self.network(module, Adam(cfg.lr, weight_decay=cfg.weight_decay))
+        self.features = torch.empty(0, device=site.device)
+
+    def equip(self, *, encoder: dict[str, Tensor]) -> None:
+        """Take the encoder, and its features of all own rows."""
+        self.take(encoder)
+        self.features = self.embed(self.data.x(torch.arange(len(self.data), device=self.site.device)))
+
+    def take(self, encoder: Mapping[str, Tensor]) -> None:
+        """Take the encoder's weights and statistics."""
+        self.buffers = {**self.buffers, **{f"encoder.{k}": v for k, v in encoder.items()}}
+
+    def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
+        """Learn from the prototypes `heard`, if there are any, and make own ones."""
+        cfg = self.cfg
+        self.opt = {k: torch.zeros_like(v) for k, v in self.opt.items()}
+        y = self.data.y(torch.arange(len(self.data), device=self.site.device))
+        for n in range(t * cfg.epochs, (t + 1) * cfg.epochs) if heard else ():
+            for which in epoch_plan(self.stream("batches", n), len(y), 1, cfg.batch_size).to(y.device):
+                share = torch.full(which.shape, 1 / len(which), device=y.device)
+                self.minimise(self.objective, self.features[which], y[which], share, heard)
+        means, counts = class_means(project(self.params, self.features), y, torch.ones_like(y), self.site.classes)
+        return {"prototypes": means, "known": counts > 0}
+
+    def objective(self, e: Tensor, y: Tensor, weight: Tensor, heard: Mapping[str, Tensor]) -> Tensor:
+        """L_g + L_p () on features e (n, d') of classes y (n,), whose rows count by `weight` (n,)."""
+        z, known = project(self.live, e), heard["known"]
+        sets = (heard["mean"][None], heard["each"])
+        return (torch.stack([contrast(z, y, c, known, self.cfg.tau) for c in sets]).sum(0) * weight).sum()
+
+    def prepare(self, *, way: str, handout: Mapping[str, Any]) -> None:
+        """Before an evaluation: take the encoder, adapt the projector, and make the prototypes that answer."""
+        if handout:
+            self.take(handout["encoder"])
+        x, y, weight = self.site.support
+        e, heard = self.embed(x), handout.get("heard")
+        for _ in range(next((n for n in self.cfg.adapt_steps if after(n) == way and heard), 0)):
+            _, gradient = self.gradient(self.objective, e, y, weight, heard)
+            self.adopt({k: w - self.cfg.alpha * gradient[k] for k, w in self.params.items()})
+        means, counts = class_means(project(self.params, e), y, weight, self.site.classes)
+        self.buffers = {**self.buffers, "prototypes": means, "known": counts > 0}
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Features (n, d') of rows x (n, ...), constants."""
+        return super().infer(x)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K), constants: cosines with the prototypes over τ. Classes without one stand behind all others."""
+        z = project(self.params, self.embed(x))
+        cosines = z @ F.normalize(self.buffers["prototypes"], dim=-1).T
+        return behind(cosines / self.cfg.tau, self.buffers["known"])
+
+
+def project(weights: Mapping[str, Tensor], e: Tensor) -> Tensor:
+    """Projections (n, d) of length 1 of features e (n, d')."""
+    return F.normalize(F.relu(linear(e, weights, "projector")), dim=-1)
+
+
+class Server(Party[Config]):
+    """The server: what each client sent last, and who has the encoder."""
+
+    STATE = ("prototypes", "known", "equipped")
+
+    def setup(self) -> None:
+        """Nothing heard yet; nobody has the encoder."""
+        if self.site.pretrained is None:
+            raise ConfigError("fedpcl has a pretrained model at every client: name one in [pretrained]")
+        parties, classes = self.site.parties, self.site.classes
+        self.prototypes = torch.zeros(parties, classes, self.cfg.width, device=self.site.device)
+        self.known = torch.zeros(parties, classes, dtype=torch.bool, device=self.site.device)
+        self.equipped = torch.zeros(parties, dtype=torch.bool)
+
+    def encoder(self) -> dict[str, Tensor]:
+        """The pretrained model's weights and statistics, without its last layer."""
+        model: Any = self.site.teacher()
+        last = {id(p) for p in ([] if model.head is None else model.head.parameters())}
+        return {k: v.detach() for k, v in model.state_dict(keep_vars=True).items() if id(v) not in last}
+
+    def handout(self) -> dict[str, Tree]:
+        """The encoder, and the prototypes."""
+        return {"encoder": self.encoder(), "heard": self.lesson()}
+
+    def lesson(self) -> dict[str, Tensor]:
+        """What clients learn from, if there is anything.
+
+        The mean prototypes (K, d), those of each client (m, K, d) with the mean where it has none, and of which classes
+        there are any (K,).
+        """
+        there = self.known.any(1)
+        if not there.any():
+            return {}
+        has = self.known[there][..., None]  # (m, K, 1)
+        each = self.prototypes[there]
+        mean = (each * has).sum(0) / has.sum(0).clamp(min=1)
+        return {"mean": mean, "each": torch.where(has, each, mean), "known": self.known.any(0)}
+
+    def hear(self, replies: Mapping[int, Any]) -> None:
+        """Keep what these clients sent."""
+        prototypes, known = self.prototypes.clone(), self.known.clone()
+        for i, reply in replies.items():
+            prototypes[i], known[i] = reply["prototypes"], reply["known"]
+        self.prototypes, self.known = prototypes, known
+
+
+def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """Algorithm 1 for one t, once a participant has the encoder."""
+    chosen = fed.sample(clients, cfg.clients_per_round, t)
+    new = [i for i in chosen if not server.equipped[i]]
+    if new:
+        got = fed.call(new, "equip", shared={"encoder": server.encoder()}, expect=None)
+        server.equipped = server.equipped.index_fill(0, torch.tensor(list(got), dtype=torch.int64), True)
+    ready = [i for i in chosen if server.equipped[i]]
+    classes = server.site.classes
+    template: Template = {"prototypes": floats(classes, cfg.width), "known": Shape("bool", classes)}
+    server.hear(fed.call(ready, "update", shared={"t": t, "heard": server.lesson()}, expect=template, need=1))
+    yield "round"
+
+
+METHODS = (
+    Method(
+        name="fedpcl",
+        title="Projectors taught by prototypes, on the server's pretrained model, which every client is given",
+        paper="Y. Tan et al.: Federated Learning from Pre-Trained Models: A Contrastive Learning Approach, 2022",
+        family="meta",
+        config=Config,
+        round=round,
+        client=Client,
+        server=Server,
+        encoder=True,
+    ),
+)

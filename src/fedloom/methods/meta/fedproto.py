@@ -1,0 +1,207 @@
+"""FedProto: clients with models of their own, which agree on one prototype of each class.
+
+Paper: Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning across
+Heterogeneous Clients", AAAI 2022, Algorithm 1; read with the authors' code, github.com/yuetan031/FedProto.
+
+A prototype C^(j) is the mean of the features of the rows of class j. A round:
+
+    f_i <- SGD on cross-entropy + λ MSE(f_i(x), C^(y)), C^(y) the global prototype of the row's own class
+    C_i^(j) = mean of f_i(x) over own rows of class j
+    C^(j)   = mean of the C_i^(j), weighted by their numbers of rows
+
+What crosses: prototypes (K, d) and numbers of rows (K,) up, prototypes down. Models are never averaged, so networks may
+differ, but all must give features of one width. The numbers of rows tell the server each client's class mix.
+
+A client that never trained has nothing but its own first network and the global prototypes: after 0 steps it answers by
+chance, and what its steps of adaptation reach, on the same loss, is all that it has learnt.
+
+Differs:
+    The regulariser compares each row's features with the prototype, as the code does; the paper compares prototypes of
+        batches. A row whose class has no global prototype adds 0.
+    The paper's (6) divides the weighted mean by the number of clients once more, which is taken for a slip. The code
+        takes the plain mean over clients.
+    Prototypes are made of all own rows after the training, in evaluation mode; the code collects features on the way.
+    `predict = "prototype"` takes the nearest of all global prototypes, in L2. The code looks only at those of the
+        client's own classes, and reports the classifier's answers too.
+    Who sends nothing in a round does not count in it; a class that nobody sends keeps its prototype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.errors import ModelError
+from fedloom.federation import Federation
+from fedloom.message import Shape, Tree, floats
+from fedloom.method import Method
+from fedloom.methods.adapter import Adapter, AdapterConfig
+from fedloom.methods.meta.features import Features, behind, class_means, linear
+from fedloom.optim import SGD
+from fedloom.party import Party
+
+
+class Config(AdapterConfig):
+    """Defaults are those of the authors' code."""
+
+    adapt_steps: tuple[int, ...] = (1, 5, 0)
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the own rows in a round."""
+    batch_size: int = Field(4, ge=1)
+    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    lr: float = Field(0.01, gt=0)
+    """Rate of SGD."""
+    momentum: float = Field(0.5, ge=0, lt=1)
+    """Momentum of SGD, which begins at zero in each round."""
+    ld: float = Field(1.0, ge=0)
+    """λ: weight of the distance from the global prototypes."""
+    predict: Literal["prototype", "classifier"] = "prototype"
+    """Who answers: the nearest global prototype, or the own network's last layer."""
+    clients_per_round: int | None = Field(None, ge=1)
+    """Participants of a round; None for all."""
+
+    @property
+    def iterations_per_round(self) -> int:
+        """Passes over the own rows."""
+        return self.epochs
+
+
+class Prototyped(Features):
+    """A network, and the global prototypes that its owner last heard of."""
+
+    def __init__(self, network: nn.Module, classes: int) -> None:
+        super().__init__(network)
+        self.register_buffer("prototypes", torch.zeros(classes, self.width))
+        self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
+
+
+class Client(Adapter[Config]):
+    """A client with a network of its own."""
+
+    def setup(self) -> None:
+        """Its first weights; no prototypes yet."""
+        network = Prototyped(self.site.build(), self.site.classes)
+        self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
+
+    def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
+        """LocalUpdate: train near the global prototypes `heard`, if there are any, and make own ones."""
+        cfg = self.cfg
+        self.adopt(heard)
+        self.opt = {k: torch.zeros_like(v) for k, v in self.opt.items()}
+        for n in range(t * cfg.epochs, (t + 1) * cfg.epochs):
+            self.train(self.loss, self.epochs(n, size=cfg.batch_size))
+        prototypes, counts = self.own_prototypes()
+        return {"prototypes": prototypes, "counts": counts}
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """(7): the mean over x (B, ...), y (B,)."""
+        return self.loss_of(x, y, torch.full(y.shape, 1 / len(y), device=y.device))
+
+    def loss_of(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """(7) on x (n, ...), y (n,), where each row has a share `weight` (n,) in the mean."""
+        f, (prototypes, known) = self.model(x), self.heard
+        each = F.cross_entropy(linear(f, self.live), y, reduction="none")
+        if self.cfg.ld:
+            each = each + self.cfg.ld * (f - prototypes[y]).square().mean(-1) * known[y]
+        return (each * weight).sum()
+
+    def own_prototypes(self) -> tuple[Tensor, Tensor]:
+        """(3): means (K, d) of the features of all own rows by class, and how many rows (K,)."""
+        halves = [torch.cat(parts) for parts in zip(self.site.support, self.site.query, strict=True)]
+        x, y, weight = halves
+        return class_means(super().infer(x), y, weight, self.site.classes)
+
+    @property
+    def heard(self) -> tuple[Tensor, Tensor]:
+        """The global prototypes (K, d), and which of them there are (K,)."""
+        return self.buffers["prototypes"], self.buffers["known"]
+
+    def adopt(self, weights: Mapping[str, Tensor]) -> None:
+        """Take over the global prototypes, if there are any."""
+        if weights and weights["prototypes"].shape != self.heard[0].shape:
+            raise ModelError(unequal(weights["prototypes"].shape[1], self.heard[0].shape[1]))
+        self.buffers = {**self.buffers, **weights}
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K), constants; by prototypes they are squared distances, but for the sign and a term of the row's.
+
+        A class without a prototype stands behind all others.
+        """
+        f = super().infer(x)
+        if self.cfg.predict == "classifier":
+            return linear(f, self.params)
+        prototypes, known = self.heard
+        return behind(2 * f @ prototypes.T - prototypes.square().sum(-1), known)
+
+
+class Server(Party[Config]):
+    """The server: the global prototypes (K, d), and which of them there are (K,); at first nothing."""
+
+    STATE = ("prototypes",)
+
+    def setup(self) -> None:
+        """Nothing heard yet."""
+        self.prototypes: dict[str, Tensor] = {}
+
+    def handout(self) -> dict[str, Tree]:
+        """Today's global prototypes."""
+        return dict(self.prototypes)
+
+    def average(self, replies: Mapping[int, Any]) -> None:
+        """(6): for each class the mean over clients, weighted by rows.
+
+        Raises:
+            ModelError: features differ in width.
+        """
+        widths = sorted({int(r["prototypes"].shape[1]) for r in replies.values()})
+        if len(widths) > 1:
+            raise ModelError(unequal(*widths[:2]))
+        counts = torch.stack([r["counts"] for r in replies.values()])[..., None]  # (n, K, 1)
+        total = counts.sum(0)
+        mean = (torch.stack([r["prototypes"] for r in replies.values()]) * counts).sum(0) / total.clamp(min=1)
+        before = self.prototypes or {"prototypes": torch.zeros_like(mean), "known": torch.zeros_like(total[:, 0] > 0)}
+        self.prototypes = {
+            "prototypes": torch.where(total > 0, mean, before["prototypes"]),
+            "known": before["known"] | (total[:, 0] > 0),
+        }
+
+
+def unequal(a: int, b: int) -> str:
+    """What is wrong with features of these widths."""
+    return (
+        f"fedproto compares clients' features, but some have {a} numbers and some {b}: take networks in models.pool "
+        "whose last layers have inputs of one width, or a single network"
+    )
+
+
+def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+    """Algorithm 1 for one t."""
+    chosen = fed.sample(clients, cfg.clients_per_round, t)
+    classes = server.site.classes
+    template = {"prototypes": floats(classes, None), "counts": Shape("int64", classes)}
+    shared = {"t": t, "heard": server.prototypes}
+    replies = fed.call(chosen, "update", shared=shared, expect=template, need=1)
+    if replies:
+        server.average(replies)
+    yield "round"
+
+
+METHODS = (
+    Method(
+        name="fedproto",
+        title="Clients with networks of their own agree on class prototypes",
+        paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+        family="meta",
+        config=Config,
+        round=round,
+        client=Client,
+        server=Server,
+        one_width=True,
+    ),
+)
