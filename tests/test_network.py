@@ -375,3 +375,62 @@ def test_gradients_of_single_rows_are_those_of_batches_of_one(name: str, shape: 
             assert not rows[k].requires_grad and rows[k].shape == (5, *net.parameters[k].shape)
             assert torch.allclose(rows[k][n], one[k], atol=1e-5)
     assert torch.equal(net.memory, before)
+
+
+MODELS = [("mlp-deep", (6,), "none"), ("cnn-small", (3, 8, 8), "group"), ("resnet8", (3, 8, 8), "group")]
+
+
+@pytest.mark.parametrize(("name", "shape", "norm"), [*MODELS, ("mlp-deep", (6,), "batch")])
+def test_gradients_and_curvature_at_other_weights_are_torch_s(name: str, shape: tuple[int, ...], norm: str) -> None:
+    network = Network(models.build(name, shape, 4, norm=norm, seed=0), SGD(0.1))  # type: ignore[arg-type]
+    other = models.build(name, shape, 4, norm=norm, seed=1)  # type: ignore[arg-type]
+    x, y = torch.randn(7, *shape), torch.tensor([0, 1, 2, 3, 0, 1, 2])
+    weights = {k: p.detach() for k, p in other.named_parameters()}
+    v = {k: torch.randn_like(w) for k, w in weights.items()}
+    before = network.flat.clone()
+    heard: list[dict[str, Tensor]] = []
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        heard.append(dict(network.live))
+        return F.cross_entropy(network(x), y)
+
+    value, gradient, product = network.curvature_at(weights, loss, x, y)
+    want = F.cross_entropy(other(x), y)
+    slopes = torch.autograd.grad(want, list(other.parameters()), create_graph=True)
+    bent = torch.autograd.grad(slopes, list(other.parameters()), list(v.values()))
+    found = product(v)
+    again = network.gradient_at(weights, loss, x, y)
+    assert torch.allclose(value, want, atol=1e-6) and torch.allclose(again[0], want, atol=1e-6)
+    for (k, w), g, h in zip(weights.items(), slopes, bent, strict=True):
+        assert torch.equal(heard[0][k], w)  # `live` is at those weights too
+        assert torch.allclose(gradient[k], g, atol=1e-5) and torch.allclose(again[1][k], g, atol=1e-5)
+        assert torch.allclose(found[k], h, atol=1e-4, rtol=1e-3)
+        assert not gradient[k].requires_grad and not found[k].requires_grad and not w.requires_grad
+    assert torch.equal(network.flat, before)
+    assert all(network.live[k] is network.parameters[k] for k in weights)
+
+
+def test_a_loss_that_is_linear_has_no_curvature_and_one_that_fails_leaves_the_own_weights() -> None:
+    network = Network(nn.Linear(5, 3), SGD(0.1))
+    weights = {k: torch.randn_like(p) for k, p in network.parameters.items()}
+    _, gradient, product = network.curvature_at(weights, lambda: network.live["weight"].sum())
+    assert torch.equal(gradient["weight"], torch.ones(3, 5)) and not gradient["bias"].any()
+    assert not any(g.any() for g in product({k: torch.ones_like(w) for k, w in weights.items()}).values())
+
+    def fail() -> Tensor:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        network.gradient_at(weights, fail)
+    assert network.module.weight is network.parameters["weight"] and network.live["weight"] is network.module.weight
+
+
+def test_statistics_move_with_a_gradient_at_other_weights_and_a_call_that_fails_takes_it_back() -> None:
+    network = Network(net(norm=True), SGD(0.1))
+    before = network.memory.clone()
+    network.begin()
+    network.gradient_at(dict(network.parameters), lambda: F.cross_entropy(network(X), Y))
+    assert not torch.equal(network.memory, before)
+    network.rollback()
+    network.end()
+    assert torch.equal(network.memory, before)
