@@ -128,13 +128,11 @@ def compare(
 
     [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
     """
-    from fedloom.experiment.reading import check, read
+    from fedloom.experiment.reading import read
 
-    flags = {"rounds": rounds, "engine": _engine(engine, workers, device)}
-    first = read(base or names[0], settings or (), flags)
-    shared = {**first.run.model_dump(), "name": "", "method": names[0]}
-    values = {"title": first.title, "run": shared, "compare": {"methods": names, "seeds": _seeds(seeds)}}
-    _work(check(values), "compare", folder, resume)
+    compared = {"methods": names, "seeds": _seeds(seeds)}
+    flags = {"name": "", "rounds": rounds, "engine": _engine(engine, workers, device), "compare": compared}
+    _work(read(base or names[0], settings or (), flags), "compare", folder, resume)
 
 
 @app.command()
@@ -198,19 +196,23 @@ def data(
     flags = {"seed": seed, "data": {"name": name, "clients": clients, "partition": partition}}
     run = read("local", settings or (), flags).run
     dataset, split = data_of(run)
-    stats = describe(dataset.y, split.shards, dataset.classes)
+    stats, unseen = describe(dataset.y, split.shards, dataset.classes), run.data.unseen_clients(run.seed)
     if as_json:
         shown = {"dataset": dataset.name, "classes": stats.classes, "counts": stats.counts.tolist()}
+        shown |= {"server": len(split.server), "unseen": unseen}
         typer.echo(json.dumps(shown, ensure_ascii=False))
     else:
+        server = f"{len(split.server):,} at the server, " if len(split.server) else ""
         out.print(
-            f"[bold]{dataset.name}[/]: {len(dataset.y):,} rows of shape {dataset.input_shape}, "
-            f"{len(dataset.classes)} classes; {len(split.public):,} public, {len(split.test):,} for the test"
+            f"[bold]{dataset.name}[/]: {len(dataset.y):,} rows of shape {dataset.input_shape}, {len(dataset.classes)} "
+            f"classes; {server}{len(split.public):,} public, {len(split.test):,} for the test"
         )
         table = Table(*stats.HEADER, box=None, header_style="bold", pad_edge=False)
         for row in stats.rows():
             table.add_row(*row)
         out.print(table)
+        if unseen:
+            out.print(f"in no round, only evaluated: clients {', '.join(map(str, unseen))}")
         out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
     if plot is not None:
         plot_counts(stats, plot)

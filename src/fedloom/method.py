@@ -64,7 +64,7 @@ class Method:
         client: the party class of every participant.
         server: the party class in whose place the round runs, or None where there is no server.
         fixed: config values that make this method this method.
-        presets: further named sets of config values, over `fixed`.
+        presets: further named sets of config values, under `fixed`.
         public: whether it needs an unlabelled public set.
         one_network: whether all parties begin with one and the same network, as methods that average weights need.
         one_width: whether the networks, though they may differ, must give features of one width: unless some are named,
@@ -105,7 +105,7 @@ class Method:
         known = {"recommended": {}, **self.presets}
         if preset not in known:
             raise ConfigError(f"{self.name} has no preset {preset!r}.{did_you_mean(preset, known)}")
-        values = {**self.fixed, **known[preset], **(params or {})}
+        values = {**known[preset], **self.fixed, **(params or {})}
         try:
             return self.config(**values)
         except ValidationError as error:

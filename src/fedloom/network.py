@@ -115,10 +115,17 @@ class Network:
         out: Tensor = self.module(self._laid_out(x))
         return out
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Outputs `(n, ...)` in evaluation mode, without a graph, in chunks of rows."""
+    def infer(self, x: Tensor, *, batch_statistics: bool = False) -> Tensor:
+        """Outputs `(n, ...)` in evaluation mode, without a graph, in chunks of rows.
+
+        With `batch_statistics` BatchNorm takes those of `x`, all at once; its own stay what they are.
+        """
         self._mode(False)
         x = self._laid_out(x)
+        if batch_statistics and self._buffers:
+            with torch.no_grad(), of_the_batch(self.module):
+                out: Tensor = self.module(x)
+                return out
         with torch.no_grad():
             parts = [self.module(x[i : i + INFERENCE_ROWS]) for i in range(0, max(len(x), 1), INFERENCE_ROWS)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -374,6 +381,20 @@ def _whole(like: Mapping[str, Tensor], found: Sequence[Tensor | None]) -> dict[s
 def _formatted(x: Tensor, format: torch.memory_format) -> Tensor:
     """A parameter in this memory format."""
     return x.contiguous(memory_format=format) if x.dim() == 4 else x
+
+
+@contextlib.contextmanager
+def of_the_batch(module: nn.Module) -> Iterator[None]:
+    """Within it BatchNorm in evaluation mode takes the statistics of the rows that it sees, and keeps none."""
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    own = [(m._buffers["running_mean"], m._buffers["running_var"]) for m in norms]
+    for m in norms:
+        m._buffers["running_mean"] = m._buffers["running_var"] = None
+    try:
+        yield
+    finally:
+        for m, (mean, var) in zip(norms, own, strict=True):
+            m._buffers["running_mean"], m._buffers["running_var"] = mean, var
 
 
 @lru_cache(maxsize=8)

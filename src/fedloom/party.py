@@ -300,7 +300,7 @@ class Party(Generic[ConfigT]):
                 "it comes from another method or version"
             )
         for name, value in state.items():
-            setattr(self, name, value)
+            setattr(self, name, message.map_tensors(lambda x: x.to(self.site.device), value))
 
     def own_state(self) -> dict[str, Tree]:
         """The part of the state that is not the network's: views, not copies."""

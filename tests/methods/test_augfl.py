@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, ModelError
 from fedloom.faults import Faults
 from fedloom.method import Method
 from fedloom.methods import crd
@@ -336,7 +336,7 @@ def refuse() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("method", "params"),
-    [(AUGFL, {"lam": 0.0}), (LOCAL_ONLY, {}), (CE_ONLY, {}), (AUGFL, {"crd": 0.0, "ce": 1.0}), (AUGFL, {"crd": 0.0})],
+    [(AUGFL, {"lam": 0.0}), (LOCAL_ONLY, {}), (CE_ONLY, {}), (AUGFL, {"crd": 0.0, "ce": 1.0})],
 )
 def test_the_pretrained_model_is_not_read_where_it_does_not_count(method: Method, params: dict[str, Any]) -> None:
     home = {"data": rows(40, 5), "pretrained": refuse}
@@ -362,6 +362,12 @@ def test_what_is_missing_is_said_before_work_starts() -> None:
         Toy(AUGFL, home={"pretrained": refuse})
     with pytest.raises(ConfigError, match="meta_lr or rho"):
         AUGFL.configure(params={"rho": 0.7})
+    with pytest.raises(ConfigError, match="nothing to weigh"):
+        AUGFL.configure(params={"crd": 0})
+    with pytest.raises(ConfigError, match="different numbers from 0"):
+        AUGFL.configure(params={"adapt_steps": [1, 1]})
+    with pytest.raises(ConfigError, match="different numbers from 0"):
+        AUGFL.configure(params={"adapt_steps": [-1]})
     with pytest.raises(ConfigError, match="must be the network"):
         helped(l2=1.0).run(1)
 
@@ -369,13 +375,14 @@ def test_what_is_missing_is_said_before_work_starts() -> None:
 # -- R_h ---------------------------------------------------------------------------------------------------------------
 
 
-def crd_by_drawing(scores: Tensor, which: Tensor, drawn: list[list[int]], negatives: int) -> Tensor:
-    """The loss as the paper has it, one anchor and one drawn stranger after the other."""
+def crd_by_drawing(scores: Tensor, which: Tensor, drawn: list[list[int]], negatives: int, each: bool = False) -> Tensor:
+    """The loss as the paper has it, one anchor and stranger after the other; `each`: each so often that they are N."""
     c, total = negatives / scores.shape[1], torch.zeros(())
     for b, own in enumerate(which.tolist()):
         total = total - torch.log(scores[b, own] / (scores[b, own] + c))
         for j in drawn[b]:
-            total = total - torch.log(1 - scores[b, j] / (scores[b, j] + c))
+            weight = negatives / len(drawn[b]) if each else 1
+            total = total - weight * torch.log(1 - scores[b, j] / (scores[b, j] + c))
     return total / len(which)
 
 
@@ -384,10 +391,10 @@ def test_the_whole_bank_gives_what_drawing_every_stranger_once_gives() -> None:
     scores, y = torch.rand(3, 12, generator=rng) + 0.1, torch.arange(12) % 3
     which = torch.tensor([4, 7, 0])
     strangers = y[which][:, None] != y
-    found = crd.contrast(scores, which, strangers, 8)
+    found = crd.contrast(scores.log(), which, strangers, 8)
     drawn = [torch.nonzero(row)[:, 0].tolist() for row in strangers]
     assert torch.allclose(found, crd_by_drawing(scores, which, drawn, 8), atol=1e-5)
-    twice = crd.contrast(scores, which, strangers, 16)  # N draws from 8 strangers: each twice
+    twice = crd.contrast(scores.log(), which, strangers, 16)  # N draws from 8 strangers: each twice
     assert torch.allclose(twice, crd_by_drawing(scores, which, [2 * d for d in drawn], 16), atol=1e-5)
 
 
@@ -443,7 +450,9 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
     for who, other in (("student", "teacher"), ("teacher", "student")):
         e = torch.exp(seen[who] @ state["banks"][other].T / 0.07)
         z = torch.cat([e[strangers], e.gather(1, order[:, None])[:, 0]]).mean() * 40
-        total = total + 0.5 * crd.contrast(e / z.detach(), order, strangers, 64)
+        total = total + 0.5 * crd_by_drawing(
+            e / z.detach(), order, [torch.nonzero(row)[:, 0].tolist() for row in strangers], 64, each=True
+        )
     total.backward()
     for k, p in theta.items():
         assert p.grad is not None
@@ -512,8 +521,9 @@ def test_batch_statistics_are_an_option_of_that_name_only() -> None:
         party = toy.party(0)
         alone, beside = party.infer(x[:2]), party.infer(x[:20])[:2]
         sizes[policy] = float((alone - beside).abs().max())
-        assert all("body" in k or "head" in k for k in toy.server.handout())
-        assert not any("running" in k for k in toy.server.handout())
+        kept = {k: b.clone() for k, b in party.buffers.items()}
+        party.infer(x)
+        assert equal(kept, party.buffers)
     assert sizes["own"] < 1e-5 < 1e-2 < sizes["batch"]
 
 
@@ -523,6 +533,57 @@ def test_the_presets_are_the_paper_s_and_the_code_s() -> None:
     assert (code.alpha, code.rho, code.crd, code.ce, code.kl, code.kt_batches) == (0.05, 0.7, 0.8, 1.0, 0.0, None)
     assert paper.penalty(40) == paper.penalty(80) == 0.7
     assert AUGFL.configure().penalty(40) == pytest.approx(1 / (40 * AUGFL.configure().meta_lr))
+
+
+@pytest.mark.parametrize("preset", ["paper", "authors_code"])
+def test_a_point_stays_what_it_is_in_every_preset(preset: str) -> None:
+    assert not LOCAL_ONLY.configure(preset).lam
+    assert not CE_ONLY.configure(preset).taught and CE_ONLY.configure(preset).ce == 1.0
+    assert not KD_ONLY.configure(preset).federated and KD_ONLY.configure(preset).taught
+
+
+def test_without_its_server_s_help_any_network_will_do() -> None:
+    toy = Toy(AUGFL, lam=0.0, make=lambda _: nn.Sequential(nn.Linear(FEATURES, CLASSES))).run(2)
+    assert toy.server is not None and not toy.fed.failures
+    with pytest.raises(ModelError, match="features"):
+        Toy(AUGFL, home={"data": rows(40, 5), "pretrained": TEACHER}, make=lambda _: nn.Linear(FEATURES, CLASSES))
+    bare = {"data": rows(40, 5), "pretrained": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES))}
+    with pytest.raises(ModelError, match="pretrained model has none"):
+        Toy(AUGFL, home=bare).run(1)
+
+
+def test_frozen_weights_take_no_part() -> None:
+    def frozen(_: int = 0) -> nn.Module:
+        module = common()
+        module.body[0].weight.requires_grad_(False)
+        return module
+
+    toy = helped(make=frozen)
+    toy.fed.form = {k: p for k, p in toy.fed.form.items() if k in toy.party(0).params}
+    toy.run(2)
+    assert not toy.fed.failures and "body.0.weight" not in toy.server.handout()  # type: ignore[union-attr]
+
+
+class Unsaid(Faults):
+    """Client 1's number of rows is lost in round 0, client 2's answer in round 1 after its work."""
+
+    def draw(self, seed: int, round: int, call: int, party: int) -> str | None:
+        if (round, call, party) == (0, 0, 1):
+            return "dropout"
+        return "late" if (round, call, party) == (1, 1, 2) else None
+
+
+def test_lost_numbers_and_lost_answers_leave_the_rate_right_and_the_end_too() -> None:
+    toy = quadratic(lam=0.2, l2=1.0, meta_lr=0.05, clients_per_round=4, faults=Unsaid(late=0.5))
+    first = theta_of(toy)
+    toy.run(1)
+    there = [0, 2, 3]
+    count = sum(len(toy.places[i].rows) for i in there)
+    slope = sum(len(toy.places[i].rows) / count * meta(toy.places[i], first, 0.1) for i in there)
+    assert torch.allclose(theta_of(toy), first - 0.05 * (2 * slope + 0.4 * (first - KNOWN)), atol=1e-13, rtol=0)
+    toy.run(1500, start=1)
+    assert len(toy.fed.failures) == 2
+    assert torch.allclose(theta_of(toy), solution(toy, 0.2, 0.1), atol=1e-8, rtol=0)
 
 
 def test_points_without_clients_send_nothing() -> None:

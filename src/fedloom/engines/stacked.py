@@ -12,7 +12,7 @@ from torch.func import grad, vjp, vmap
 
 from fedloom._layout import Field, lent, places, unflatten
 from fedloom.errors import FedloomError, StateError
-from fedloom.network import INFERENCE_ROWS, Network, Only, Product
+from fedloom.network import INFERENCE_ROWS, Network, Only, Product, of_the_batch
 from fedloom.optim import Optimiser
 from fedloom.site import Batches
 
@@ -75,8 +75,12 @@ class Stacked:
         params, buffers = self._live or (self._params, self._buffers)
         return self._through(params, buffers, x, training=True)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Outputs (n, ...) in evaluation mode, in chunks of rows."""
+    def infer(self, x: Tensor, *, batch_statistics: bool = False) -> Tensor:
+        """Outputs (n, ...) in evaluation mode, in chunks of rows; as a network's."""
+        if batch_statistics and self._buffers:
+            with of_the_batch(self._like.module):
+                kept = {k: b for k, b in self._buffers.items() if not k.rpartition(".")[2].startswith("running_")}
+                return self._through(self._params, kept, x, training=False)
         parts = [
             self._through(self._params, self._buffers, x[i : i + INFERENCE_ROWS], training=False)
             for i in range(0, max(len(x), 1), INFERENCE_ROWS)
@@ -111,14 +115,15 @@ class Stacked:
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The scalar `loss(*batch)` and its gradient by name at other weights. Statistics move."""
-        gradients, seen = grad(self._value_of(loss, batch), has_aux=True)(dict(weights))
+        gradients, seen = grad(self._value_of(loss, batch), has_aux=True)({k: weights[k] for k in self._params})
         return self._seen(*seen), gradients
 
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
         """As `gradient_at`, and what multiplies the Hessian there with vectors."""
-        gradients, pull, seen = vjp(grad(self._value_of(loss, batch), has_aux=True), dict(weights), has_aux=True)  # type: ignore[misc]
+        value = grad(self._value_of(loss, batch), has_aux=True)
+        gradients, pull, seen = vjp(value, {k: weights[k] for k in self._params}, has_aux=True)  # type: ignore[misc]
         return self._seen(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
 
     def _seen(self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]) -> Tensor:
@@ -259,7 +264,8 @@ class Stacked:
         """The module's outputs with these weights."""
         module = self._like.module
         module.train(training)
-        with lent(self._places, params), lent(self._like.owners, buffers):
+        owners = [place for place in self._like.owners if place[2] in buffers]
+        with lent(self._places, params), lent(owners, buffers):
             out: Tensor = module(x)
         return out
 

@@ -99,7 +99,9 @@ def build(run: RunConfig) -> World:
     if own is not None:
         home = replace(home, pretrained=own.teacher)
         sites = [replace(site, encoder=own.encoder) for site in sites] if method.encoder else sites
-    form = {k: p.detach().to("meta") for k, p in sites[0].build().named_parameters()} if method.one_network else {}
+    common = sites[0].build().named_parameters() if method.one_network else ()
+    form = {k: p.detach().to("meta") for k, p in common if p.requires_grad}
+    _check_statistics(cfg, [sites[i] for i in unseen])
     return World(
         run=run,
         method=method,
@@ -114,6 +116,16 @@ def build(run: RunConfig) -> World:
         unseen=unseen,
         pretrained="" if own is None else own.digest,
     )
+
+
+def _check_statistics(cfg: Any, unseen: Sequence[Site]) -> None:
+    """Refuse BatchNorm at clients that are never in a round, where its statistics stay at each client."""
+    norms = (m for site in unseen for m in site.build().modules())
+    if getattr(cfg, "batchnorm", "") == "own" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
+        raise ConfigError(
+            "data.unseen: clients that never train have no statistics for BatchNorm: take models.norm=group, or "
+            "params.batchnorm=batch, which predicts from the statistics of the test rows"
+        )
 
 
 def _by_columns(run: RunConfig, method: Method, cfg: Any, rounds: int) -> World:

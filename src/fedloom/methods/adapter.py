@@ -8,11 +8,11 @@ method that is compared, at clients that took part in the training and at those 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -22,7 +22,8 @@ from fedloom.party import Party
 
 Hessian: TypeAlias = Literal["exact", "fd", "fd_normalised", "first_order"]
 """How a Hessian-vector product is had: exactly, by a second pass back through the graph of the gradient; by a central
-difference of gradients along the vector, or along its direction; or not at all, as if it were 0."""
+difference of gradients along the vector, or along its direction (each pass of a network with dropout then drops units
+of its own); or not at all, as if it were 0."""
 
 
 class AdapterConfig(MethodConfig):
@@ -36,10 +37,30 @@ class AdapterConfig(MethodConfig):
     """BatchNorm's statistics, which never leave a client: `own` predicts with those that its passes have left, as is
     usual. `batch` predicts with those of the rows asked about, so that an answer depends on the others."""
 
+    @field_validator("adapt_steps")
+    @classmethod
+    def _different(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(steps)) < len(steps) or min(steps, default=0) < 0:
+            raise ValueError("adapt_steps must be different numbers from 0, such as [1, 5, 0]")
+        return steps
+
     @property
     def ways(self) -> tuple[str, ...]:
         """After each number of steps."""
         return tuple(map(after, self.adapt_steps))
+
+    def steps_of(self, way: str) -> int:
+        """How many steps a way of evaluation has."""
+        return next((n for n in self.adapt_steps if after(n) == way), 0)
+
+
+class MetaConfig(AdapterConfig):
+    """What the methods of the family `meta` have in common."""
+
+    adapt_steps: tuple[int, ...] = (1, 5, 0)
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    clients_per_round: int | None = Field(None, ge=1)
+    """Participants of a round; None for all."""
 
 
 ConfigT = TypeVar("ConfigT", bound=AdapterConfig)
@@ -95,8 +116,12 @@ class Adapter(Party[ConfigT]):
 
     def adapt(self, steps: int) -> None:
         """So many full-batch steps on the support half."""
+        self.descend_on(steps, self.loss_of, *self.site.support)
+
+    def descend_on(self, steps: int, loss: Callable[..., Tensor], *batch: object) -> None:
+        """So many steps of plain gradient descent at rate α on `loss(*batch)`."""
         for _ in range(steps):
-            _, gradient = self.gradient(self.loss_of, *self.site.support)
+            _, gradient = self.gradient(loss, *batch)
             self.params = {k: w.sub(gradient[k], alpha=self.cfg.alpha) for k, w in self.params.items()}
 
     def adopt(self, weights: Mapping[str, Tensor]) -> None:
@@ -107,11 +132,11 @@ class Adapter(Party[ConfigT]):
         """Before an evaluation: take the server's weights, if there is one, and adapt them."""
         if handout:
             self.adopt(handout)  # type: ignore[arg-type]
-        self.adapt(next((n for n in self.cfg.adapt_steps if after(n) == way), 0))
+        self.adapt(self.cfg.steps_of(way))
 
     def infer(self, x: Tensor) -> Tensor:
         """Outputs (n, ...), constants; see `AdapterConfig.batchnorm`."""
-        return super().infer(x) if self.cfg.batchnorm == "own" else self.forward(x)
+        return self.net.infer(x, batch_statistics=self.cfg.batchnorm == "batch")
 
 
 def after(steps: int) -> str:

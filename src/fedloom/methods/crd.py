@@ -17,6 +17,7 @@ Differs:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -59,9 +60,9 @@ class CRD:
         return {who: F.normalize(F.linear(features[who], **maps[who]), dim=-1) for who in BOTH}
 
     def scores(self, state: Mapping[str, Any], vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """For each network e (B, n) of its vectors with the other's bank, not yet divided by Z."""
+        """For each network <anchor, bank row> / τ (B, n) of its vectors with the other's bank."""
         banks = dict(zip(BOTH, (state["banks"]["teacher"], state["banks"]["student"]), strict=True))
-        return {who: torch.exp(vectors[who] @ banks[who].T / self.temperature) for who in BOTH}
+        return {who: (vectors[who] / self.temperature) @ banks[who].T for who in BOTH}
 
     def learn(
         self,
@@ -83,22 +84,22 @@ class CRD:
 
 
 def normaliser(scores: Tensor, which: Tensor, strangers: Tensor) -> Tensor:
-    """Z (): n times the mean of the raw scores (B, n) of the anchors' own rows `which` (B,) and of their strangers."""
+    """log Z (): n times the mean of exp(scores) (B, n) of the anchors' own rows `which` (B,) and of their strangers."""
     taken = strangers.clone()
     taken[torch.arange(len(which)), which] = True
-    return scores[taken].mean() * scores.shape[1]
+    return (scores[taken].exp().mean() * scores.shape[1]).log()
 
 
 def contrast(scores: Tensor, which: Tensor, strangers: Tensor, negatives: int) -> Tensor:
-    """The loss (), a mean over anchors.
+    """The loss (), a mean over anchors. h is the logistic function of log e - log(N / n).
 
     Args:
-        scores: (B, n) e.
+        scores: (B, n) log e.
         which: (B,) the row that each anchor is of.
         strangers: (B, n) bool, the rows of other classes.
         negatives: N.
     """
-    c = negatives / scores.shape[1]
-    own = scores.gather(1, which[:, None])[:, 0]
-    apart = torch.where(strangers, torch.log(c / (scores + c)), scores.new_zeros(())).sum(1)
-    return -(torch.log(own / (own + c)) + negatives * apart / strangers.sum(1).clamp_min(1)).mean()
+    logits = scores - math.log(negatives / scores.shape[1])
+    own = F.softplus(-logits.gather(1, which[:, None])[:, 0])
+    apart = (F.softplus(logits) * strangers).sum(1) / strangers.sum(1).clamp_min(1)
+    return (own + negatives * apart).mean()

@@ -58,11 +58,12 @@ class Server(Party[Config]):
 
     def setup(self) -> None:
         """Line 1: the weights that all begin with."""
-        params = weights_of(self.site.build())
-        names = shared_names(params, self.cfg)
+        network = self.site.build()
+        names = shared_names(weights_of(network), self.cfg)
+        params = dict(network.named_parameters())
         if self.cfg.warm_start:
-            params = like(params, weights_of(self.site.teacher()))
-        self.weights = {k: params[k] for k in names}
+            params = like(params, dict(self.site.teacher().named_parameters()))
+        self.weights = {k: params[k].detach() for k in names}
 
     def handout(self) -> dict[str, Tree]:
         """Today's global weights."""
@@ -75,11 +76,11 @@ class Server(Party[Config]):
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
-    """A network's parameters by name."""
-    return {k: p.detach() for k, p in module.named_parameters()}
+    """What a network learns, by name."""
+    return {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
 
 
-def like(form: Mapping[str, Tensor], pretrained: dict[str, Tensor]) -> dict[str, Tensor]:
+def like(form: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """The pretrained weights.
 
     Raises:

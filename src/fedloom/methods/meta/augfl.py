@@ -15,8 +15,8 @@ It is split by inexact ADMM: each client keeps a dual variable y_i, and R_h is t
     y_i <- y_i + ρ (θ_i - θ)                                                                          (12)
     θ <- (Σ (y_i + ρ θ_i) - λ ∇R_h(θ, θ_p)) / Σ ρ                                                     (13)
 
-What crosses: θ down, u_i = y_i + ρ θ_i up, and once a client's number of rows. The pretrained model and its features
-never leave the server; at λ = 0, or where R_h does not need it, it is not even read.
+What crosses: θ, ρ and Σ D_i down, u_i = y_i + ρ θ_i up, and once a client's number of rows. The pretrained model and
+its features never leave the server; at λ = 0, or where R_h does not need it, it is not even read.
 
 After (12) y_i = -w_i (r_i - α g_i), so with everybody there each round is a step of optimistic gradient descent,
 
@@ -31,8 +31,10 @@ server's rows, which needs no pretrained model at all.
 Differs:
     One vector goes up, not two: the server uses nothing but u_i.
     The Hessian-vector product is exact by default. `hvp = "fd"` is (10), with δ = 1 / (10 (t + 1) + 100).
-    Of a client that takes no part in a round the dual counts as it was, at today's θ, if there are `clients_per_round`:
-        the server knows it from u_i. Otherwise a client that fails is left out of the sums, and λ falls in proportion.
+    With `clients_per_round` the dual of a client that was not drawn, or failed, counts as it was, at today's θ: the
+        server finds it from u_i. Where an answer was lost on its way the two differ by a half, a quarter, … of what the
+        client moved, each time it answers again. Without, whoever fails is left out of the sums, and λ falls in
+        proportion. Clients that are away or come (churn) change w_i, and ρ where there is a meta_lr.
     CRD: see `fedloom.methods.crd`. It has the normalisation of the authors' code, of which the paper says nothing.
     θ^0 is the same at all. The authors' code averages models that each client drew for itself.
 """
@@ -48,12 +50,12 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError
+from fedloom.errors import ConfigError, ModelError
 from fedloom.federation import Federation
 from fedloom.losses import kl
 from fedloom.message import Shape, Tree, map_tensors
 from fedloom.method import Method
-from fedloom.methods.adapter import Adapter, AdapterConfig, Hessian
+from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
 from fedloom.methods.crd import CRD, contrast, normaliser
 from fedloom.methods.meta.features import Features, linear
 from fedloom.optim import SGD
@@ -61,19 +63,15 @@ from fedloom.party import Party
 from fedloom.site import epoch_plan, sample_plan
 
 
-class Config(AdapterConfig):
+class Config(MetaConfig):
     """Defaults are ours; see the presets for the paper's and its code's."""
 
-    adapt_steps: tuple[int, ...] = (1, 5, 0)
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
     hvp: Hessian = "exact"
     """How the product (10) is had: exactly, by differences (fd, fd_normalised), or taken for 0 (first_order)."""
     meta_lr: float | None = Field(0.1, gt=0)
     """Rate of the meta-model, 1 / Σ ρ. Give this or rho."""
     rho: float | None = Field(None, gt=0)
     """ρ of each client. The rate then falls with their number."""
-    clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
     federated: bool = True
     """Whether clients take part in the training at all."""
     lam: float = Field(5.0, ge=0)
@@ -106,15 +104,17 @@ class Config(AdapterConfig):
     """Their weight decay."""
 
     @model_validator(mode="after")
-    def _one_rate(self) -> Config:
+    def _makes_sense(self) -> Config:
         if (self.meta_lr is None) == (self.rho is None):
             raise ValueError('give meta_lr or rho, and set the other to "none"')
+        if self.lam and not (self.on_rows or self.taught):
+            raise ValueError("lam has nothing to weigh: give crd, kl, ce or l2 a weight, or set lam=0")
         return self
 
     @property
-    def helped(self) -> bool:
-        """Whether R_h counts."""
-        return bool(self.lam and (self.crd or self.kl or self.ce or self.l2))
+    def on_rows(self) -> bool:
+        """Whether R_h is about the server's rows."""
+        return bool(self.lam and (self.crd or self.kl or self.ce))
 
     @property
     def taught(self) -> bool:
@@ -170,25 +170,31 @@ class Server(Party[Config]):
 
     def setup(self) -> None:
         """Line 2: θ^0. The pretrained model is read when it is first needed."""
-        cfg = self.cfg
-        self.network(Features(self.site.build()), SGD(1.0))
-        self.rows = torch.zeros(self.site.parties, dtype=torch.int64)  # of each client, 0 as long as it is not known
+        cfg, device = self.cfg, self.site.device
+        network = self.site.build()
+        self.network(Features(network) if cfg.on_rows else network, SGD(1.0))
+        self.rows = torch.zeros(self.site.parties, dtype=torch.int64, device=device)  # of each client, 0 where unknown
         self.duals: dict[str, dict[str, Tensor]] = {}  # y_i as the server knows them, by client
         self.teacher: dict[str, Any] = {}  # θ_p's features and logits on own rows, or its weights
-        self.crd: dict[str, Any] = {}  # maps, banks and Z of `fedloom.methods.crd`
+        self.crd: dict[str, Any] = {}  # maps, banks and log Z of `fedloom.methods.crd`
         if cfg.taught and self.site.pretrained is None:
             raise ConfigError(f"lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0")
-        if cfg.helped and self.site.data is None:
+        if cfg.on_rows and self.site.data is None:
             raise ConfigError(f"lam={cfg.lam} needs rows at the server: set data.server, or params.lam=0")
 
     @property
     def theta(self) -> dict[str, Tensor]:
         """θ by the clients' names."""
-        return {k.removeprefix("network."): p for k, p in self.params.items()}
+        return {own(k): p for k, p in self.params.items()}
 
     def handout(self) -> dict[str, Tree]:
         """Line 14: the meta-model."""
         return dict(self.theta)
+
+    def count(self, sizes: Mapping[int, Tensor]) -> None:
+        """Keep how many rows these clients have."""
+        which, counts = torch.tensor(list(sizes), dtype=torch.int64), [int(n) for n in sizes.values()]
+        self.rows = self.rows.index_put((which.to(self.rows.device),), self.rows.new_tensor(counts))
 
     def step(self, t: int, replies: Mapping[int, Any], rho: float, clients: Sequence[int]) -> None:
         """Line 11, (13).
@@ -199,58 +205,67 @@ class Server(Party[Config]):
             rho: ρ.
             clients: all that count.
         """
-        theta, sums, n = self.theta, [reply["u"] for reply in replies.values()], len(clients)
+        theta, n = self.theta, len(clients)
+        moved = {k: torch.zeros_like(p) for k, p in theta.items()}  # Σ (u_i - ρ θ)
+        for reply in replies.values():
+            for k, u in reply["u"].items():
+                moved[k] += u - rho * theta[k]
         if self.cfg.clients_per_round is not None:
-            self._recover(replies, theta, rho)
             for i in clients:
-                if i not in replies:
-                    y = self.duals.get(str(i))
-                    sums.append({k: rho * p if y is None else y[k] + rho * p for k, p in theta.items()})
+                for k, y in {} if i in replies else self.duals.get(str(i), {}).items():
+                    moved[k] += y
+            self._recover(replies, theta, rho)
         elif self.cfg.federated:
-            n = len(sums)
-        pull = self.cfg.lam * n / len(clients)
-        slope = self.transfer(t) if self.cfg.helped else {}
-        moved = {}
-        for k, p in theta.items():
-            total = torch.zeros_like(p) if sums else n * rho * p
-            for u in sums:
-                total += u[k]
-            moved["network." + k] = (total - pull * slope[k] if slope else total) / (n * rho)
-        self.params = moved
+            n = len(replies)
+        slope, pull = self.transfer(t), self.cfg.lam * n / len(clients)
+        for k, g in slope.items():
+            moved[k] -= pull * g
+        self.params = {k: p + moved[own(k)] / (n * rho) for k, p in self.params.items()}
 
     def _recover(self, replies: Mapping[int, Any], theta: Mapping[str, Tensor], rho: float) -> None:
         """Each y_i, from u_i = y_i + ρ θ_i = ρ θ + 2 y_i - (y_i of before)."""
+        found = {}
         for i, reply in replies.items():
             before = self.duals.get(str(i), {})
-            y = {k: (u - rho * theta[k] + before.get(k, 0.0)) / 2 for k, u in reply["u"].items()}
-            self.duals = {**self.duals, str(i): y}
+            found[str(i)] = {k: (u - rho * theta[k] + before.get(k, 0.0)) / 2 for k, u in reply["u"].items()}
+        self.duals = {**self.duals, **found}
 
     # -- R_h, section V ----------------------------------------------------------------------------
 
     def transfer(self, t: int) -> dict[str, Tensor]:
-        """∇R_h(θ, θ_p) by the clients' names: the mean over round t's batches of own rows."""
-        cfg, rng = self.cfg, self.stream("knowledge transfer", t)
+        """∇R_h(θ, θ_p) by the clients' names, the mean over round t's batches of own rows; nothing where λ is 0."""
+        cfg = self.cfg
+        slope: dict[str, Tensor] = {}
         if cfg.taught and not self.teacher:
             self.teacher = self._lessons()
-        rows, size = len(self.data), min(cfg.kt_batch_size, len(self.data))
-        plan = sample_plan(rng, rows, cfg.kt_batches, size) if cfg.kt_batches else epoch_plan(rng, rows, 1, size)
-        slopes = [self._slope(which.to(self.site.device)) for which in plan]
-        slope = {k.removeprefix("network."): torch.stack([s[k] for s in slopes]).mean(0) for k in slopes[0]}
-        if cfg.l2:
-            known = self.teacher["weights"]
-            slope = {k: g + 2 * cfg.l2 * (self.theta[k] - known[k]) for k, g in slope.items()}
+        if cfg.on_rows:
+            plan = self._plan(t)
+            for which in plan:
+                for k, g in self._slope(which.to(self.site.device)).items():
+                    slope[own(k)] = slope[own(k)] + g / len(plan) if own(k) in slope else g / len(plan)
+        if cfg.lam and cfg.l2:
+            for k, p in self.theta.items():
+                slope[k] = slope.get(k, 0.0) + 2 * cfg.l2 * (p - self.teacher["weights"][k])
         return slope
+
+    def _plan(self, t: int) -> Tensor:
+        """Round t's batches (T, B) of numbers into the own rows."""
+        cfg, rng, rows = self.cfg, self.stream("knowledge transfer", t), len(self.data)
+        size = min(cfg.kt_batch_size, rows)
+        return sample_plan(rng, rows, cfg.kt_batches, size) if cfg.kt_batches else epoch_plan(rng, rows, 1, size)
 
     def _lessons(self) -> dict[str, Any]:
         """What is needed of the pretrained model: features (n, d') and logits (n, K) of own rows, or its weights."""
         cfg, model = self.cfg, self.site.teacher()
         found: dict[str, Any] = {}
+        if cfg.crd and not hasattr(model, "features"):
+            raise ModelError("crd compares features, but the pretrained model has none: take kl, or give it `features`")
         with torch.no_grad():
-            inputs = [self.data.x(part) for part in torch.arange(len(self.data)).to(self.site.device).split(256)]  # type: ignore[no-untyped-call]
+            parts = torch.split(torch.arange(len(self.data), device=self.site.device), 256) if cfg.on_rows else ()
             if cfg.crd:
-                found["features"] = torch.cat([model.features(x) for x in inputs])  # type: ignore[operator]
+                found["features"] = torch.cat([model.features(self.data.x(part)) for part in parts])  # type: ignore[operator]
             if cfg.kl:
-                found["logits"] = torch.cat([model(x) for x in inputs])
+                found["logits"] = torch.cat([model(self.data.x(part)) for part in parts])
         if cfg.l2:
             found["weights"] = {k: p.detach() for k, p in model.named_parameters()}
             if {k: p.shape for k, p in found["weights"].items()} != {k: p.shape for k, p in self.theta.items()}:
@@ -280,7 +295,7 @@ class Server(Party[Config]):
         for name, term in terms.items():
             self.note(f"transfer {name}", term.detach())
         learnt = {**self.live, **{f"{who} {k}": w for who, m in maps.items() for k, w in m.items()}}
-        total = torch.stack([0 * logits.sum(), *terms.values()]).sum()
+        total = torch.stack([*terms.values()]).sum()
         slopes = dict(zip(learnt, torch.autograd.grad(total, [*learnt.values()], materialize_grads=True), strict=True))
         if cfg.crd:
             moves = {who: {k: slopes.pop(f"{who} {k}") for k in m} for who, m in maps.items()}
@@ -292,25 +307,27 @@ class Server(Party[Config]):
         strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
         scores = self.cfg.distiller.scores(self.crd, vectors)
         if not self.crd["z"]:
-            z = {who: normaliser(e.detach(), which, strangers) for who, e in scores.items()}
+            z = {who: normaliser(x.detach(), which, strangers) for who, x in scores.items()}
             self.crd = {**self.crd, "z": z}
-        each = [contrast(e / self.crd["z"][who], which, strangers, self.cfg.negatives) for who, e in scores.items()]
+        each = [contrast(x - self.crd["z"][who], which, strangers, self.cfg.negatives) for who, x in scores.items()]
         return torch.stack(each).sum()
+
+
+def own(name: str) -> str:
+    """What a client calls the parameter that the server calls `name`."""
+    return name.removeprefix("network.")
 
 
 def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
     """Algorithm 1, lines 3-13, for one t."""
-    rho = cfg.penalty(len(clients))
     if not cfg.federated:
-        if cfg.helped:
-            server.step(t, {}, rho, clients)
+        server.step(t, {}, cfg.penalty(len(clients)), clients)
         yield "round"
         return
-    unknown = [i for i in clients if not server.rows[i]]
-    for i, rows in fed.call(unknown, "size", expect=Shape("int64")).items():
-        server.rows = server.rows.index_fill(0, torch.tensor([i]), int(rows))
+    server.count(fed.call([i for i in clients if not server.rows[i]], "size", expect=Shape("int64")))
     known = [i for i in clients if server.rows[i]]
     chosen = fed.sample(known, cfg.clients_per_round, t)
+    rho = cfg.penalty(max(1, len(known)))
     shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(server.rows[known].sum())}
     replies = fed.call(chosen, "update", shared=shared, expect={"u": dict(fed.form)}, need=1)  # lines 4-10
     if replies:

@@ -40,7 +40,7 @@ from torch.nn import functional as F
 from fedloom.federation import Federation
 from fedloom.message import Shape, Template, Tree
 from fedloom.method import Method
-from fedloom.methods.adapter import Adapter, AdapterConfig
+from fedloom.methods.adapter import Adapter, MetaConfig
 from fedloom.methods.averaging import fedavg
 from fedloom.methods.meta.features import HEAD, Features, linear
 from fedloom.optim import SGD
@@ -51,11 +51,9 @@ GLOBAL = "global_head"
 """What the global head is called within `Conditional`."""
 
 
-class Config(AdapterConfig):
+class Config(MetaConfig):
     """Defaults are those of the authors' code."""
 
-    adapt_steps: tuple[int, ...] = (1, 5, 0)
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
     epochs: int = Field(1, ge=1)
     """Passes over the own rows in a round."""
     batch_size: int = Field(10, ge=1)
@@ -68,8 +66,6 @@ class Config(AdapterConfig):
     """λ: weight of MMD."""
     tau: float = Field(1.0, gt=0)
     """Temperature of the policy's softmax."""
-    clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -178,9 +174,7 @@ class Client(Adapter[Config]):
         """So many full-batch steps on the support half, all with the first step's v and features for reference."""
         x, y, weight = self.site.support
         before, v = self.embed(x), context(self.params)
-        for _ in range(steps):
-            _, gradient = self.gradient(self.objective, x, y, weight, before, v)
-            super().adopt({k: w - self.cfg.alpha * gradient[k] for k, w in self.params.items()})
+        self.descend_on(steps, self.objective, x, y, weight, before, v)
 
     def embed(self, x: Tensor) -> Tensor:
         """Features (n, d), constants."""

@@ -45,18 +45,16 @@ from fedloom.errors import ConfigError, MethodError
 from fedloom.federation import Federation
 from fedloom.message import Shape, Template, Tree, floats
 from fedloom.method import Method
-from fedloom.methods.adapter import Adapter, AdapterConfig, after
+from fedloom.methods.adapter import Adapter, MetaConfig
 from fedloom.methods.meta.features import behind, class_means, linear
 from fedloom.optim import Adam
 from fedloom.party import Party
 from fedloom.site import epoch_plan
 
 
-class Config(AdapterConfig):
+class Config(MetaConfig):
     """Defaults are those of the authors' code."""
 
-    adapt_steps: tuple[int, ...] = (1, 5, 0)
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
     epochs: int = Field(1, ge=1)
     """Passes over the own rows in a round."""
     batch_size: int = Field(32, ge=1)
@@ -69,8 +67,6 @@ class Config(AdapterConfig):
     """Numbers of a projection (d)."""
     tau: float = Field(0.07, gt=0)
     """τ: the temperature of the loss."""
-    clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -181,9 +177,7 @@ class Client(Adapter[Config]):
             self.take(handout["encoder"])
         x, y, weight = self.site.support
         e, heard = self.embed(x), handout.get("heard")
-        for _ in range(next((n for n in self.cfg.adapt_steps if after(n) == way and heard), 0)):
-            _, gradient = self.gradient(self.objective, e, y, weight, heard)
-            self.adopt({k: w - self.cfg.alpha * gradient[k] for k, w in self.params.items()})
+        self.descend_on(self.cfg.steps_of(way) if heard else 0, self.objective, e, y, weight, heard)
         means, counts = class_means(project(self.params, e), y, weight, self.site.classes)
         self.buffers = {**self.buffers, "prototypes": means, "known": counts > 0}
 

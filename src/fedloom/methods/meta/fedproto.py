@@ -40,17 +40,15 @@ from fedloom.errors import ModelError
 from fedloom.federation import Federation
 from fedloom.message import Shape, Tree, floats
 from fedloom.method import Method
-from fedloom.methods.adapter import Adapter, AdapterConfig
+from fedloom.methods.adapter import Adapter, MetaConfig
 from fedloom.methods.meta.features import Features, behind, class_means, linear
 from fedloom.optim import SGD
 from fedloom.party import Party
 
 
-class Config(AdapterConfig):
+class Config(MetaConfig):
     """Defaults are those of the authors' code."""
 
-    adapt_steps: tuple[int, ...] = (1, 5, 0)
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
     epochs: int = Field(1, ge=1)
     """Passes over the own rows in a round."""
     batch_size: int = Field(4, ge=1)
@@ -63,8 +61,6 @@ class Config(AdapterConfig):
     """λ: weight of the distance from the global prototypes."""
     predict: Literal["prototype", "classifier"] = "prototype"
     """Who answers: the nearest global prototype, or the own network's last layer."""
-    clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
 
     @property
     def iterations_per_round(self) -> int:

@@ -27,16 +27,14 @@ from torch import Tensor
 from fedloom.federation import Federation
 from fedloom.message import Shape, Template, Tree
 from fedloom.method import Method
-from fedloom.methods.adapter import Adapter, AdapterConfig, Hessian
+from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
 from fedloom.methods.averaging import fedavg
 from fedloom.optim import SGD
 
 
-class Config(AdapterConfig):
+class Config(MetaConfig):
     """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
 
-    adapt_steps: tuple[int, ...] = (1, 5, 0)
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
     local_steps: int = Field(1, ge=1)
     """Steps of a participant in a round (τ). The paper's experiments have 4 and 10."""
     beta: float = Field(0.03, gt=0)
@@ -46,8 +44,6 @@ class Config(AdapterConfig):
     (first_order)."""
     delta: float = Field(1e-3, gt=0)
     """How far apart gradients are taken, for the differences (δ)."""
-    clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
 
     @property
     def iterations_per_round(self) -> int:

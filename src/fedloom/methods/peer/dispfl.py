@@ -106,6 +106,12 @@ class Peer(Chooser[Config]):
         self.note_mixing({j: share / sum(shares.values()) for j, share in shares.items()})
         self.heard = {"t": -1}
 
+    def adapt(self, steps: int) -> None:
+        """Steps of adaptation that leave what is not in the mask at 0."""
+        for _ in range(steps):
+            super().adapt(1)
+            self.adopt({k: self.params[k] * m for k, m in self.mask.items()})
+
     def renew(self, t: int) -> None:
         """Prune the smallest weights of each layer, and grow as many where the gradient is largest."""
         rate, names = renewal(t, self.cfg), list(self.mask)
