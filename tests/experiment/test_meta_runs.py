@@ -1,0 +1,92 @@
+"""Runs of the family `meta` from end to end: a server with rows and a pretrained model of its own, unseen clients."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.errors import ConfigError
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.reading import check
+from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.world import build
+
+
+def run(method: str = "augfl", **more: Any) -> RunConfig:
+    values: dict[str, Any] = {
+        "method": method,
+        "rounds": 6,
+        "data": {
+            "name": "digits",
+            "clients": 8,
+            "partition": "random-classes",
+            "options": {"rows": 10},
+            "server": 120,
+            "unseen": 0.25,
+            "public": 0,
+            "test_rows": 40,
+            "own_test_rows": 30,
+        },
+        "models": {"pool": ["mlp"]},
+        "pretrained": {"model": "mlp-deep", "epochs": 2},
+        **more,
+    }
+    return check({"run": values}).run
+
+
+def test_a_stopped_run_resumes_with_its_duals_banks_and_maps(tmp_path: Path) -> None:
+    for name, params in {"all": {}, "some": {"clients_per_round": 3}}.items():
+        config = run(params={"kt_batch_size": 32, "kl": 0.5, **params})
+        whole = execute(config, tmp_path / name / "a").summary
+        asked = iter((False, False, True))
+        with pytest.raises(Stopped):
+            execute(config, tmp_path / name / "b", stop=lambda left=asked: next(left))
+        again = execute(config, tmp_path / name / "b", resume=True).summary
+        assert again["state_sha256"] == whole["state_sha256"] and again["ways"] == whole["ways"]
+
+
+def test_nobody_else_holds_what_the_server_holds(tmp_path: Path) -> None:
+    world = build(run())
+    shares = world.held.split  # type: ignore[attr-defined]
+    parts = [shares.server, shares.test, *shares.shards]
+    rows = np.concatenate(parts)
+    assert len(np.unique(rows)) == len(rows) and len(shares.server) == 120
+    assert world.server is not None and world.server.site.pretrained is not None
+    clients = [make() for make in world.clients]
+    assert all(c.site.pretrained is None and c.site.encoder is None for c in clients)
+
+
+def test_statistics_of_batchnorm_need_a_word_where_clients_are_unseen() -> None:
+    with pytest.raises(ConfigError, match="no statistics for BatchNorm"):
+        build(run(models={"pool": ["mlp"], "norm": "batch"}))
+    summary = execute(run(models={"pool": ["mlp"], "norm": "batch"}, params={"batchnorm": "batch"})).summary
+    assert set(summary["ways"]) >= {"1 step", "1 step training"} and not summary["failures"]
+    several = {"pool": ["mlp"], "norm": "batch"}
+    assert not execute(run(models=several, data={"name": "digits", "server": 120})).summary["failures"]
+
+
+def test_the_same_numbers_with_workers_and_nearly_so_batched() -> None:
+    found = {
+        name: execute(run(engine=engine)).summary
+        for name, engine in {"loop": {}, "two": {"workers": 2}, "many": {"name": "batched"}}.items()
+    }
+    assert found["loop"]["state_sha256"] == found["two"]["state_sha256"]
+    for way, spread in found["loop"]["ways"].items():
+        assert found["many"]["ways"][way]["mean"] == pytest.approx(spread["mean"], abs=0.02)
+
+
+def test_every_method_of_the_family_is_judged_by_the_same_clients_and_rows(tmp_path: Path) -> None:
+    names = ("augfl", "kd-only", "server-ce-only", "local-only", "per-fedavg", "fedproto", "fedcp", "fedpcl", "fedavg")
+    seen = set()
+    for name in names:
+        more: dict[str, Any] = {"params": {"adapt_steps": [1, 0]}} if name == "fedavg" else {}
+        summary = execute(run(name, **more, rounds=1), tmp_path / name).summary
+        assert next(iter(summary["ways"])) == "1 step"
+        held = json.loads((tmp_path / name / "partition.json").read_text())
+        seen.add((tuple(summary["unseen"]), held["server_sha256"], summary["test_sha256"], json.dumps(held["counts"])))
+        assert len(summary["ways"]["1 step"]["per_client"]) == 2
+    assert len(seen) == 1
