@@ -109,6 +109,28 @@ def test_who_holds_what(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     assert len(counts) == 4 and sum(map(sum, counts)) == 1797 - 300 - 451
 
 
+def test_what_the_server_has_and_who_is_in_no_round(fedloom: Callable[..., Done]) -> None:
+    own = ["-s", "data.server=300", "-s", "data.unseen=0.2"]
+    shown = json.loads(fedloom("data", "digits", *own, "--json").stdout)
+    assert shown["server"] == 300 and len(shown["unseen"]) == 2
+    text = fedloom("data", "digits", *own).stdout
+    assert "300 at the server" in text
+    assert f"in no round, only evaluated: clients {', '.join(map(str, shown['unseen']))}" in text
+    bare = fedloom("data", "digits").stdout
+    assert "at the server" not in bare and "in no round" not in bare
+
+
+def test_a_comparison_takes_no_method_from_its_config(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    """Nor what that method would need."""
+    (tmp_path / "base.toml").write_text('title = "T"\nmethod = "augfl"\nname = "n"\n[compare]\nmethods = ["fedlp"]\n')
+    fedloom("compare", "fedal", "local", "--config", "base.toml", "--rounds", "1", "--out", "c", *FAST)
+    assert sorted(p.name for p in (tmp_path / "c").iterdir() if p.is_dir()) == ["fedal-seed0", "local-seed0"]
+    assert json.loads((tmp_path / "c" / "comparison.json").read_text())["title"] == "T"
+    for name in ("fedal", "local"):
+        resolved = tomllib.loads((tmp_path / "c" / f"{name}-seed0" / "config.toml").read_text())
+        assert "server" not in resolved["data"] and "model" not in resolved["pretrained"]
+
+
 @pytest.mark.parametrize("name", ["digits", "wine", "breast_cancer"])
 def test_bundled_data_need_no_settings(name: str, fedloom: Callable[..., Done]) -> None:
     assert f"{name}: " in fedloom("data", name).stdout
@@ -221,6 +243,41 @@ def test_ctrl_c_saves_and_the_same_command_with_resume_goes_on(fedloom: Callable
     fedloom(*command, "--resume")
     with (tmp_path / "r" / "metrics.csv").open() as file:
         assert max(int(row["round"]) for row in csv.DictReader(file)) == 120
+
+
+def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    command = ["pretrain", "--model", "mlp", "--epochs", "400", "-s", "data.server=400", "--out", "a.safetensors"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "a.safetensors.part").exists():
+            time.sleep(0.01)
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "stopping after this epoch; once more stops at once\nstopped\n"
+    done = re.findall(r"^epoch (\d+)/400", shown, re.MULTILINE)[-1]
+    assert shown.endswith(f"the same command goes on after epoch {done}\n")
+    assert f"\nepoch {int(done) + 1}/400" in fedloom(*command).stdout
+
+
+def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = ["run", "fedlp", "--rounds", "1", "--out", "r", *FAST, "-s", "pretrained.epochs=100_000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    while not list(tmp_path.glob("cache/fedloom/models/*.part")):
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert any("stopping after this round" in line for line in process.stderr)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors == "stopped\n"
 
 
 def test_small_things() -> None:

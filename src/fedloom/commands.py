@@ -17,6 +17,7 @@ from fedloom.experiment.pretraining import Training, train
 from fedloom.experiment.reading import read
 from fedloom.experiment.weights import Card
 from fedloom.experiment.world import data_of, pretrained_of
+from fedloom.terminal import stop_on_signal
 
 
 def pretrain(
@@ -46,12 +47,12 @@ def pretrain(
     parameters = sum(p.numel() for p in training.build().parameters())
     norm = f", norm {training.resolved_norm}" if training.resolved_norm else ""
     out.print(
-        f"[bold]{escape(training.model)}[/]: {parameters:,} parameters{norm}; {len(training.rows):,} rows of "
+        f"[bold]{escape(training.model)}[/]: {parameters:,} parameters{norm}; {_rows(len(training.rows))} of "
         f"{escape(dataset.name)}, which only the server has",
         soft_wrap=True,
     )
     card = _trained(training, target, threads, out)
-    out.print(f"accuracy {card.accuracy:.1%} on {card.test_rows:,} rows that it has not seen")
+    out.print(f"accuracy {card.accuracy:.1%} on {_rows(card.test_rows)} that it has not seen")
     out.print(f"written  {target}", soft_wrap=True)
     lines = (
         "Now let a run take it, on the same data:",
@@ -65,18 +66,28 @@ def pretrain(
 
 
 def _trained(training: Training, target: Path, threads: int, out: Console) -> Card:
-    """Train with a bar in a terminal, or a line for each epoch in a log."""
+    """Train with a bar in a terminal, or a line for each epoch in a log; a stop waits for the end of an epoch."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with Progress(console=out, disable=not out.is_terminal, transient=True) as bars:
+        with (
+            stop_on_signal("this epoch") as stop,
+            Progress(console=out, disable=not out.is_terminal, transient=True) as bars,
+        ):
             task = bars.add_task("pretraining", total=training.epochs)
 
             def show(epoch: int, epochs: int, loss: float) -> None:
                 bars.update(task, completed=epoch, description=f"loss {loss:.3f}")
                 if not out.is_terminal:
                     out.print(f"epoch {epoch}/{epochs}  loss {loss:.3f}")
+                if stop() and epoch < epochs:
+                    out.print(f"the same command goes on after epoch {epoch}")
+                    raise KeyboardInterrupt
 
             return train(training, target, show)
     finally:
         torch.set_num_threads(before)
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"

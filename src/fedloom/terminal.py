@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,11 @@ class Progress:
 
 
 @contextlib.contextmanager
-def stop_on_signal() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C (or SIGTERM) asks the run to save and stop; the second stops at once."""
+def stop_on_signal(after: str = "this round, and any pretraining in it") -> Iterator[Callable[[], bool]]:
+    """Within it the first Ctrl-C (or SIGTERM) asks the work to save and stop `after` a step; the second stops at once.
+
+    The first one is answered, as a step may take long.
+    """
     asked = False
 
     def ask(number: int, frame: object) -> None:
@@ -73,6 +77,8 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
         if asked:
             raise KeyboardInterrupt
         asked = True
+        with contextlib.suppress(OSError):  # print can't be used here: it may have been interrupted itself
+            os.write(2, f"stopping after {after}; once more stops at once\n".encode())
 
     signals = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(s, ask) for s in signals]
@@ -86,7 +92,8 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 def show_comparison(found: dict[str, Any], out: Console) -> None:
     """The end of a run: one row for each method; the accuracies on own rows too, where a method tells ways apart.
 
-    The measure that counts comes first and has its spread. Names are never cut: they tell methods apart.
+    The measure that counts comes first and has its spread. Names are never cut: they tell methods apart. Where there is
+    no room for what was sent and how long it took, the report has it.
     """
     methods = found["methods"]
     if methods[0].get("scores"):
@@ -98,17 +105,23 @@ def show_comparison(found: dict[str, Any], out: Console) -> None:
 
     first, names = found["measure"], _accuracies(found)
     order = sorted(names, key=lambda name: name != first)  # stable
-    failed = any(m["failures"] for m in methods)  # the table fits 80 columns without
-    table = _table("method", *(names[name] for name in order), "sent", "received", "s", *(["failed"] if failed else []))
-    for m in methods:
-        values = {name: m["ways"].get(name.removeprefix("own accuracy ")) for name in names}
-        values |= {"accuracy": m["accuracy"], "own accuracy": m["own_accuracy"]}
-        accuracies = [
-            "" if values[n] is None else f"{values[n]['mean']:.1%}" + f" ±{100 * values[n][spread]:.1f}" * (n == first)
-            for n in order
-        ]
-        table.add_row(m["name"], *accuracies, *_costs(m)[: None if failed else -1])
-    out.print(table)
+
+    def drawn(costs: Sequence[str]) -> Table:
+        table = _table("method", *(names[name] for name in order), *costs)
+        for m in methods:
+            values = {name: m["ways"].get(name.removeprefix("own accuracy ")) for name in names}
+            values |= {"accuracy": m["accuracy"], "own accuracy": m["own_accuracy"]}
+            accuracies = [
+                "" if (v := values[n]) is None else f"{v['mean']:.1%}" + f" ±{100 * v[spread]:.1f}" * (n == first)
+                for n in order
+            ]
+            table.add_row(m["name"], *accuracies, *(_costs(m)[cost] for cost in costs))
+        return table
+
+    failed = ["failed"] * any(m["failures"] for m in methods)
+    table = drawn(["sent", "received", "s", *failed])
+    wanted = out.measure(table, options=out.options.update(width=1000)).maximum
+    out.print(table if wanted <= out.width else drawn(failed))
     for seed, clients in found["unseen"].items():
         out.print(f"seed {seed}: in no round, only evaluated: clients {', '.join(map(str, clients))}", soft_wrap=True)
     chance = methods[0]["chance"]
@@ -154,10 +167,10 @@ def _table(*headings: str) -> Table:
     return table
 
 
-def _costs(m: dict[str, Any]) -> list[str]:
+def _costs(m: dict[str, Any]) -> dict[str, str]:
     """What a method sent and received, seconds, and failed calls."""
-    sent = [size(m["bytes"][way] + m["bytes"]["across"]) for way in ("up", "down")]
-    return [*sent, f"{m['seconds']:.0f}", str(m["failures"])]
+    sent, received = (size(m["bytes"][way] + m["bytes"]["across"]) for way in ("up", "down"))
+    return {"sent": sent, "received": received, "s": f"{m['seconds']:.0f}", "failed": str(m["failures"])}
 
 
 SHORT = {
@@ -182,7 +195,7 @@ def _show_scores(found: dict[str, Any], out: Console) -> None:
     table = _table("method", *headings, "up", "down", "s", *(["failed"] if failed else []))
     for m in methods:
         scores = [_score(name, m["scores"].get(name), several and name == names[0]) for name in names]
-        table.add_row(m["name"], *scores, *_costs(m)[: None if failed else -1])
+        table.add_row(m["name"], *scores, *list(_costs(m).values())[: None if failed else -1])
     out.print(table)
     spread = "± s.d. over seeds; " if several else ""
     out.print(f"{spread}always answering the most frequent class: {methods[0]['chance']:.1%}")

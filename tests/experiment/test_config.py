@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +133,53 @@ def test_a_comparison_is_its_runs() -> None:
     ]
     with pytest.raises(ConfigError, match="Did you mean 'fedmd'"):
         check({"compare": {"methods": ["fedal", "fdmd"]}})
+
+
+@pytest.mark.parametrize(
+    ("values", "server", "model"),
+    [
+        ({"method": "augfl"}, "auto", "auto"),
+        ({"method": "fedlp"}, "auto", "auto"),
+        ({"method": "fedpcl"}, "auto", "auto"),
+        ({"method": "server-ce-only"}, "auto", None),
+        ({"method": "local-only"}, None, None),
+        ({"method": "fedavg"}, None, None),
+        ({"method": "proto-evfl"}, None, None),
+        ({"method": "augfl", "data": {"server": 50}}, 50, "auto"),
+        ({"method": "augfl", "data": {"server": 0}}, 0, None),
+        ({"method": "augfl", "pretrained": {"model": "mlp"}}, "auto", "mlp"),
+        ({"method": "fedpcl", "pretrained": {"file": "/own.safetensors"}}, None, None),
+    ],
+)
+def test_a_server_has_what_its_method_needs(
+    values: dict[str, Any], server: int | str | None, model: str | None
+) -> None:
+    run = check({"run": values}).run
+    assert (run.data.server, run.pretrained.model) == (server, model)
+    assert check({"run": tomllib.loads(config.toml(run))}).run == run
+
+
+@pytest.mark.parametrize("names", [["augfl", "fedavg"], ["fedavg", "augfl"], ["fedavg", "server-ce-only", "fedlp"]])
+def test_a_comparison_has_one_split_whatever_its_methods_need(names: list[str]) -> None:
+    runs = check({"compare": {"methods": names}}).runs()
+    assert {(run.data.server, run.pretrained.model) for run in runs} == {("auto", "auto")}
+    alone = check({"run": tomllib.loads(config.toml(runs[names.index("fedavg")]))}).run
+    assert alone == runs[names.index("fedavg")]
+
+
+@pytest.mark.parametrize("server", [-1, 0.5, "lots", True, False])
+def test_the_servers_rows_are_a_number(server: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        check({"run": {"data": {"server": server}}})
+    assert str(error.value) == f'data.server: takes a number of rows, or "auto", not {server!r}'
+
+
+@pytest.mark.parametrize("data", [{"server": -3}, {"server": 100, "unseen": 0.01}])
+def test_of_rows_that_are_not_known_nothing_is_said(data: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as error:
+        check({"run": {"method": "fedavg", "data": data, "pretrained": {"model": "mlp"}}})
+    assert len(str(error.value).splitlines()) == 1
+    assert str(error.value).startswith("data")
 
 
 def test_flags_speak_for_a_whole_comparison() -> None:

@@ -90,3 +90,10 @@ def test_every_method_of_the_family_is_judged_by_the_same_clients_and_rows(tmp_p
         seen.add((tuple(summary["unseen"]), held["server_sha256"], summary["test_sha256"], json.dumps(held["counts"])))
         assert len(summary["ways"]["1 step"]["per_client"]) == 2
     assert len(seen) == 1
+
+
+def test_a_pretrained_model_that_will_not_do_is_refused_before_it_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.experiment.pretrained.trained", None)  # any training would fail
+    with pytest.raises(ConfigError, match="must be the network"):
+        build(run(params={"l2": 1.0, "crd": 0.0}))
+    build(run(params={"l2": 1.0, "crd": 0.0}, pretrained={"model": "mlp"}))

@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedloom import models
+import fedloom
+from fedloom import message, models
 from fedloom.errors import CheckpointError, ConfigError, MethodError, ModelError
 from fedloom.experiment import pretrained, pretraining, weights, world
 from fedloom.experiment.config import RunConfig
@@ -98,7 +99,7 @@ def test_a_stopped_training_ends_with_the_same_bits(model: str, name: str, tmp_p
     assert not stopped.with_name("stopped.safetensors.part").exists()
 
 
-def test_what_another_training_left_half_done_is_begun_anew(tmp_path: Path) -> None:
+def test_what_another_training_left_half_done_is_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file, epochs = tmp_path / "x.safetensors", []
 
     def stop(*_: Any) -> None:
@@ -111,6 +112,26 @@ def test_what_another_training_left_half_done_is_begun_anew(tmp_path: Path) -> N
     file.with_name("x.safetensors.part").write_bytes(b"torn")
     train(a_training(seed=2), file, lambda epoch, *_: epochs.append(epoch))
     assert epochs == [1, 2, 3, 4] * 2
+    told = [r.message for r in caplog.records]
+    assert told == [f"pretraining begins anew: {file}.part is torn, or of another training"] * 2
+
+
+def test_of_what_is_half_sound_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, file = tmp_path / "whole.safetensors", tmp_path / "x.safetensors"
+    write = pretraining.write_atomically
+
+    def lose_momentum(part: Path, content: bytes) -> None:
+        tree: Any = message.decode(content)
+        write(part, message.encode({**tree, "opt": {}}))
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pretraining, "write_atomically", lose_momentum)
+        with pytest.raises(KeyboardInterrupt):
+            train(a_training(), file, stop)
+    assert train(a_training(), file, quietly) == train(a_training(), whole, quietly)
 
 
 def test_the_rate_falls_where_the_papers_script_lets_it() -> None:
@@ -124,10 +145,12 @@ def test_a_training_that_diverges_says_so(tmp_path: Path) -> None:
         train(a_training(lr=1e30), tmp_path / "x.safetensors", quietly)
 
 
-def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_to_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_text("a file")
-    with pytest.raises(ConfigError, match="can't be written"):
-        train(a_training(), tmp_path / "a" / "x.safetensors", quietly)
+    monkeypatch.setattr(pretraining, "_pass", None)  # before any work
+    for folder in (tmp_path / "a", Path("/proc")):
+        with pytest.raises(ConfigError, match="can't be written"):
+            train(a_training(), folder / "x.safetensors", quietly)
 
 
 def test_pictures_move_over_a_black_ground_and_only_colour_is_mirrored() -> None:
@@ -163,6 +186,38 @@ def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, capl
     rows = built[0].server.site.rows  # type: ignore[union-attr]
     x, y = rows.every, rows.y(torch.arange(len(rows)))
     assert (first(x).argmax(1) == y).float().mean() > 0.5
+
+
+@pytest.mark.parametrize(
+    ("models", "network", "norm"),
+    [
+        ({}, "cnn-small", None),
+        ({"pool": ["mlp"]}, "mlp", None),
+        ({"pool": ["resnet8"], "norm": "batch"}, "resnet8", "batch"),
+        ({"pool": ["mlp", "linear"]}, "cnn-small", None),
+    ],
+)
+def test_unless_one_is_named_it_is_the_clients_network(models: dict[str, Any], network: str, norm: str | None) -> None:
+    run = check({"run": {"method": "fedpcl", "models": models}}).run
+    section = world.pretrained_of(run, "image")
+    assert (section.model, section.norm) == (network, norm)
+    named = run.pretrained.model_copy(update={"norm": "none"})
+    assert world.pretrained_of(run.model_copy(update={"pretrained": named}), "image").norm == "none"
+
+
+@pytest.mark.parametrize("training", [1797, 60_000])
+def test_unless_a_number_is_named_its_server_has_a_quarter_of_the_rows(training: int) -> None:
+    data = check({"run": {"method": "augfl"}}).run.data
+    assert data.server_rows(training) == {1797: 449, 60_000: 10_000}[training]
+    assert check({"run": {"method": "fedavg"}}).run.data.server_rows(training) == 0
+
+
+def test_a_method_by_its_name_alone_trains_no_model_that_it_does_not_ask_for(own_cache: Path) -> None:
+    settings = {"rounds": 1, "data": {"clients": 2}, "models": {"pool": ["linear"]}, "evaluate": {"points": 1}}
+    fedloom.run("augfl", params={"lam": 0.0}, **settings)
+    assert not own_cache.exists()
+    fedloom.run("fedlp", **settings)
+    assert len(list(own_cache.glob("*.safetensors"))) == 1
 
 
 def test_a_kept_model_that_is_damaged_is_trained_again(own_cache: Path) -> None:
@@ -241,6 +296,25 @@ def test_a_run_with_another_model_is_another_run(tmp_path: Path, file: Path) -> 
     assert fingerprint(world.build(a_run(file=str(file)))) != before
 
 
+def test_a_run_with_another_plain_file_is_another_run(tmp_path: Path) -> None:
+    plain, marks = tmp_path / "plain.safetensors", []
+    for seed in (0, 0, 1):
+        save_file(models.build("mlp", (1, 8, 8), 10, seed=seed).state_dict(), plain)
+        marks.append(fingerprint(world.build(a_run(file=str(plain), model="mlp"))))
+    assert marks[0] == marks[1] != marks[2]
+
+
+def test_a_run_with_another_folder_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.models.external.check_name", lambda name: None)
+    (tmp_path / "in").mkdir()
+    inner, run = tmp_path / "in" / "model.safetensors", a_run(model=f"hf:{tmp_path}")
+    inner.write_bytes(b"one")
+    before = fingerprint(world.build(run))
+    assert fingerprint(world.build(run)) == before
+    inner.write_bytes(b"other")
+    assert fingerprint(world.build(run)) != before
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -261,7 +335,7 @@ def test_one_file_serves_all_seeds_and_numbers_of_clients(file: Path, caplog: py
 @pytest.mark.parametrize("server", [0, 200, 301])
 def test_a_model_that_may_have_seen_other_parties_rows_is_refused(server: int, file: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"300 rows of digits which are not the {server} that.*data\.server as it was"
+        ConfigError, match=rf"300 rows of digits which are not the {server} that.*: set data\.server=300, or"
     ):
         world.build(a_run(server=server, file=str(file)))
 
@@ -335,9 +409,13 @@ def _card(tensors: Any, metadata: Any, **values: Any) -> None:
             lambda t, m: t.update({"head.bias": torch.ones(3)}),
             r"head\.bias is F32 of shape \(3,\), not F32 of shape \(10,",
         ),
-        (lambda t, m: t.update({"head.bias": t["head.bias"].double()}), r"head\.bias is F64 of shape \(10,\), not F32"),
+        (lambda t, m: t.update({"head.bias": t["head.bias"].half()}), r"bias is F16 .* not F32 .*; save it as float32"),
         (lambda t, m: _card(t, m, classes=1), "says something of itself.*classes.*make it again with fedloom pretrain"),
         (lambda t, m: _card(t, m, scale=[0.0]), "scale above 0"),
+        (lambda t, m: _card(t, m, scale=[1e-60]), "scale above 0"),  # 0 in the type that it is used in
+        (lambda t, m: _card(t, m, scale=[float("inf")]), "a finite number for each channel"),
+        (lambda t, m: _card(t, m, shift=[float("nan")]), "a finite number for each channel"),
+        (lambda t, m: _card(t, m, shift=[1.0, 2.0]), "a finite number for each channel"),
         (lambda t, m: _card(t, m, format="fedloom-pretrained/9"), "says something of itself.*format"),
         (lambda t, m: m.update(fedloom="[" * 10_000), "says something of itself"),
     ],
@@ -427,8 +505,9 @@ def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
     [
         ({"model": "resnet9"}, r"pretrained\.model: there is no model 'resnet9'\. Did you mean 'resnet8'"),
         ({"model": "nowhere:net"}, r"pretrained\.model: .*can't be imported"),
-        ({"norm": "batch"}, "norm says how a model is made: name one with model"),
-        ({"epochs": 3, "lr": 0.1}, "epochs, lr say how a model is trained: name one with model"),
+        ({"norm": "batch"}, "^pretrained: norm says how a model is made: name one with model"),
+        ({"model": "my.nets:net", "norm": "batch"}, "my.nets:net decides for itself how it is normalised: leave norm"),
+        ({"epochs": 3, "lr": 0.1}, "^pretrained: epochs, lr say how a model is trained: name one with model"),
         (
             {"model": "hf:some/vit", "norm": "batch"},
             "hf:some/vit is read as it was published: leave file and norm away",
@@ -440,6 +519,14 @@ def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
 def test_a_section_that_cannot_be_is_refused_at_once(section: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         a_run(**section)
+
+
+def test_what_is_said_of_a_model_that_is_chosen_by_itself_is_heard() -> None:
+    section = check({"run": {"method": "augfl", "pretrained": {"epochs": 7, "norm": "batch"}}}).run.pretrained
+    assert (section.model, section.epochs, section.like("mlp", "group").norm) == ("auto", 7, "batch")
+    with pytest.raises(ConfigError, match=r"^pretrained\.norm: nets:tiny decides for itself"):
+        section.like("nets:tiny", None)
+    assert section.model_copy(update={"norm": None}).like("nets:tiny", None).model == "nets:tiny"
 
 
 def test_a_model_to_train_needs_rows_of_the_server() -> None:
@@ -467,6 +554,8 @@ def test_paths_are_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert PretrainedConfig(file="a.safetensors").file == str(tmp_path / "a.safetensors")
     assert PretrainedConfig(model="hf:vit").model == f"hf:{tmp_path / 'vit'}"
     assert PretrainedConfig(model="hf:some/vit").model == "hf:some/vit"
+    assert PretrainedConfig(file="~nobodyx/a.safetensors").file == str(tmp_path / "~nobodyx" / "a.safetensors")
+    assert PretrainedConfig(model="hf:~nobodyx/vit").model == "hf:~nobodyx/vit"
 
 
 def test_a_published_model_is_made_when_it_is_asked_for(

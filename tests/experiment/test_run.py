@@ -269,13 +269,9 @@ def test_what_can_not_run_is_refused_before_anything_is_written(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", list(registry()))
 def test_every_method_runs_by_its_name_alone(name: str) -> None:
-    """Those with a pretrained model of the server's need no more than that, and rows to make it of."""
     method = registry()[name]
-    cfg = method.configure()
-    served = method.encoder or getattr(cfg, "warm_start", False) or getattr(cfg, "helped", False)
-    own: dict[str, Any] = {"data": {"server": 200}, "pretrained": {"model": "cnn-small", "epochs": 1}} if served else {}
-    rounds = max(2, cfg.least_rounds)
-    result, columns = fedloom.run(name, rounds=rounds, **own), method.columns  # four parties, and one answer of all
+    rounds = max(2, method.configure().least_rounds)
+    result, columns = fedloom.run(name, rounds=rounds), method.columns  # four parties, and one answer of all
     assert result.summary["clients"] == (4 if columns else 10)
     assert len(result.summary["accuracy"]["per_client"]) == (1 if columns else 10)
     assert result.summary["failures"] == 0

@@ -387,6 +387,18 @@ def test_a_terminal_shows_the_unseen_first(page: str) -> None:
     assert f"(on the own mix: {chance:.1%})" in " ".join(out.getvalue().split())
 
 
+@pytest.mark.parametrize("failures", [0, 17])
+def test_where_there_is_no_room_costs_are_left_to_the_report(page: str, failures: int) -> None:
+    found = summarise("", compared(page))
+    found["methods"] = [{**m, "failures": failures} for m in found["methods"]]
+    for width in (80, 60):
+        out = StringIO()
+        show_comparison(found, Console(file=out, width=width))
+        head = " ".join(" ".join(out.getvalue().splitlines()[:4]).split())
+        assert ("sent received s" in head) is (width == 80)
+        assert ("failed" in head) is bool(failures) and "training" in head
+
+
 def test_ways_stand_in_the_order_of_their_steps() -> None:
     assert in_order(["1 step", "50 steps", "0 steps", "5 steps"]) == ["0 steps", "1 step", "5 steps", "50 steps"]
     assert in_order(["tuned", "as it is"]) == ["tuned", "as it is"]

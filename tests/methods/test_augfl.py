@@ -552,6 +552,16 @@ def test_without_its_server_s_help_any_network_will_do() -> None:
         Toy(AUGFL, home=bare).run(1)
 
 
+def test_answers_that_are_not_finite_are_refused_in_words() -> None:
+    def broken() -> nn.Module:
+        module = TEACHER()
+        torch.nn.init.constant_(module.body[0].weight, torch.nan)
+        return module
+
+    with pytest.raises(ModelError, match="not finite"):
+        Toy(AUGFL, home={"data": rows(40, 5), "pretrained": broken}).run(1)
+
+
 def test_frozen_weights_take_no_part() -> None:
     def frozen(_: int = 0) -> nn.Module:
         module = common()

@@ -53,7 +53,7 @@ class DataConfig(_Section):
     @field_validator("server", mode="before")
     @classmethod
     def _rows(cls, server: Any) -> Any:
-        if server not in ("auto", None) and (not isinstance(server, int) or server < 0):
+        if server not in ("auto", None) and (type(server) is not int or server < 0):
             raise ValueError('takes a number of rows, or "auto"')
         return server
 

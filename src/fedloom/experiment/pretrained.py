@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -60,12 +61,14 @@ class PretrainedConfig(BaseModel):
     @classmethod
     def _whole(cls, file: str | None) -> str | None:
         """A path that means the same file wherever the config is read again."""
-        return None if file is None else str(Path(file).expanduser().absolute())
+        return (
+            None if file is None else str(Path(os.path.expanduser(file)).absolute())
+        )  # Path's own raises for users unknown
 
     @field_validator("model")
     @classmethod
     def _folder(cls, model: str | None) -> str | None:
-        folder = Path((model or "").removeprefix("hf:")).expanduser()
+        folder = Path(os.path.expanduser((model or "").removeprefix("hf:")))
         return f"hf:{folder.absolute()}" if model and model.startswith("hf:") and folder.is_dir() else model
 
     @model_validator(mode="after")
@@ -73,13 +76,15 @@ class PretrainedConfig(BaseModel):
         published = self.model is not None and external.is_external(self.model)
         if published and (self.file is not None or self.norm is not None):
             raise ValueError(f"{self.model} is read as it was published: leave file and norm away")
-        if self.file is None and self.model is None and self.norm is not None:
-            raise ValueError("norm says how a model is made: name one with model")
-        if self.changed and (published or not self.given):
-            raise ValueError(
-                f'{", ".join(self.changed)} say how a model is trained: name one with model, or set it to "auto"'
-            )
+        if published and self.changed:
+            raise ValueError(self._untrained)
+        if self.norm is not None and ":" in (self.model or ""):
+            raise ValueError(f"{self.model} decides for itself how it is normalised: leave norm away")
         return self
+
+    @property
+    def _untrained(self) -> str:
+        return f'{", ".join(self.changed)} say how a model is trained: name one with model, or set it to "auto"'
 
     @property
     def changed(self) -> list[str]:
@@ -97,9 +102,16 @@ class PretrainedConfig(BaseModel):
         return self.file is None and self.model is not None and not external.is_external(self.model)
 
     def like(self, network: str, norm: Norm | None) -> PretrainedConfig:
-        """The same with a clients' network and its norm in place of "auto"."""
-        change = {"model": network, "norm": self.norm or norm}
-        return self.model_copy(update=change) if self.model == AUTO else self
+        """The same with a clients' network and its norm in place of "auto".
+
+        Raises:
+            ConfigError: a norm is asked for, and the network is the user's own.
+        """
+        if self.model != AUTO:
+            return self
+        if self.norm is not None and ":" in network:
+            raise ConfigError(f"pretrained.norm: {network} decides for itself how it is normalised: leave it away")
+        return self.model_copy(update={"model": network, "norm": self.norm or norm})
 
     def check(self, method: Method, server: bool) -> None:
         """Refuse what there can't be, before anything is read.
@@ -111,8 +123,12 @@ class PretrainedConfig(BaseModel):
         Raises:
             ConfigError: with what to change.
         """
-        if method.columns and self.given:
+        if method.columns and self != PretrainedConfig():
             raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section away")
+        if not self.given and self.norm is not None:
+            raise ConfigError("pretrained: norm says how a model is made: name one with model")
+        if not self.given and self.changed:
+            raise ConfigError(f"pretrained: {self._untrained}")
         if method.encoder and not self.given:
             raise ConfigError(
                 f"pretrained: {method.name} hands out the encoder of the server's pretrained model: name a file, or a "
@@ -188,7 +204,9 @@ def prepare(cfg: PretrainedConfig, dataset: Dataset, rows: np.ndarray, device: s
         return Pretrained(partial(_after_training, training, inputs), encoder, training.key)
     _remark(f"nothing is known of what {cfg.model} was trained on: it may have seen the clients' or the test rows")
     foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *level)
-    return Pretrained(foreign, partial(foreign, seed=seed), hashlib.sha256(cfg.model.encode()).hexdigest())
+    folder = Path(cfg.model.removeprefix("hf:"))
+    held = weights.folder_digest(folder) if cfg.model.startswith("hf:") and folder.is_dir() else ""
+    return Pretrained(foreign, partial(foreign, seed=seed), hashlib.sha256(f"{cfg.model}{held}".encode()).hexdigest())
 
 
 def _from_file(
@@ -212,7 +230,7 @@ def _from_file(
     encoder = partial(_network, model, norm, inputs, level, seed)
     weights.check(file, _bare(model, norm, inputs, seed), model)
     teacher = partial(_filled, file, card, model, norm, inputs)
-    return Pretrained(teacher, encoder, weights.header_digest(file))
+    return Pretrained(teacher, encoder, weights.file_digest(file, card))
 
 
 def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Inputs) -> None:
@@ -242,7 +260,7 @@ def _disjoint(card: weights.Card, file: Path, dataset: Dataset, rows: np.ndarray
         raise ConfigError(
             f"pretrained.file: {file} was trained on {card.rows:,} rows of {card.dataset} which are not the "
             f"{len(rows):,} that this run's server holds, so it may have seen the clients' or the test rows: set "
-            f"data.server as it was, or pretrain it with this config (fedloom pretrain CONFIG --model {card.model})"
+            f"data.server={card.rows}, or pretrain it with this config (fedloom pretrain CONFIG --model {card.model})"
         )
 
 

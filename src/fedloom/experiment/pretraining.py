@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -177,11 +178,13 @@ def train(training: Training, file: Path, progress: Progress) -> weights.Card:
         ConfigError: it can't be written there.
         ModelError: the network does not fit the rows, or the training diverged.
     """
-    network = Network(training.build().to(training.device), _optimiser(training, 0))
     part = file.with_name(f"{file.name}.part")
     with _writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        for epoch in range(_resume(part, training, network), training.epochs):
+        tempfile.TemporaryFile(dir=file.parent).close()  # fails now rather than after the first epoch
+    network, done = _begin(part, training)
+    with _writing(file):
+        for epoch in range(done, training.epochs):
             loss = _pass(training, network, epoch)
             if not np.isfinite(loss):
                 raise ModelError(
@@ -203,19 +206,25 @@ def _optimiser(training: Training, epoch: int) -> SGD:
     return SGD(training.lr * 0.1**falls, MOMENTUM, DECAY)
 
 
-def _resume(part: Path, training: Training, network: Network) -> int:
-    """Epochs done before a stop, whose weights and momentum the network then has."""
-    try:
+def _begin(part: Path, training: Training) -> tuple[Network, int]:
+    """The network, and the epochs done before a stop, whose weights and momentum it then has."""
+
+    def first() -> Network:
+        return Network(training.build().to(training.device), _optimiser(training, 0))
+
+    network = first()
+    if not part.exists():
+        return network, 0
+    with suppress(OSError, MessageError, StateError, KeyError, TypeError, ValueError):
         tree: Any = message.decode(part.read_bytes(), _LIMITS)
-        if tree["key"] != training.key:
-            return 0
-        for name in ("params", "buffers", "opt"):
-            network.load(name, tree[name])
-        epoch = int(tree["epoch"])
-    except (OSError, MessageError, StateError, KeyError, TypeError):
-        return 0  # there is none, or it is none of ours
-    log.info("pretraining goes on after epoch %d", epoch)
-    return epoch
+        if tree["key"] == training.key:
+            epoch = int(tree["epoch"])
+            for name in ("params", "buffers", "opt"):
+                network.load(name, tree[name])
+            log.info("pretraining goes on after epoch %d", epoch)
+            return network, epoch
+    log.warning("pretraining begins anew: %s is torn, or of another training", part)
+    return first(), 0  # of the other one some may be loaded
 
 
 def _pass(training: Training, network: Network, epoch: int) -> float:

@@ -69,7 +69,7 @@ def check(values: Mapping[str, Any]) -> Experiment:
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
                 raise ConfigError("\n".join(found)) from None
-    experiment = _served(_few_parties(experiment))
+    experiment = _served(_few_parties(experiment), unknown=any(problem.startswith("data") for problem in found))
     try:
         runs = experiment.runs()
     except ConfigError as error:
@@ -95,16 +95,17 @@ def _few_parties(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
 
 
-def _served(experiment: Experiment) -> Experiment:
+def _served(experiment: Experiment, unknown: bool) -> Experiment:
     """The experiment, with rows and a pretrained model at the server where one of its methods needs them and nothing is
-    said: in all its runs, which so have the same split."""
+    said: in all its runs, which so have the same split. And with rows for a model to train where what was said of the
+    data is `unknown`, as it was wrong: that was told."""
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
     if data.server == 0 or any(method.columns for method in known):
         return experiment
     taught = any(method.pretrained or method.encoder for method in known)
     if taught and not own.given:
         own = own.model_copy(update={"model": AUTO})
-    if data.server is None and ((taught and own.to_train) or any(method.server_rows for method in known)):
+    if data.server is None and (((taught or unknown) and own.to_train) or any(method.server_rows for method in known)):
         data = data.model_copy(update={"server": "auto"})
     return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
 

@@ -68,8 +68,10 @@ class Card(BaseModel):
 
     @model_validator(mode="after")
     def _levels(self) -> Card:
-        if not len(self.shift) == len(self.scale) == self.shape[0] or not all(value > 0 for value in self.scale):
-            raise ValueError("shift and scale must have a number for each channel or column, scale above 0")
+        shift, scale = torch.tensor(self.shift), torch.tensor(self.scale)  # in the type that they are used in
+        sound = bool(shift.isfinite().all() and scale.isfinite().all() and (scale > 0).all())
+        if not (len(shift) == len(scale) == self.shape[0] and sound):
+            raise ValueError("shift and scale must have a finite number for each channel or column, scale above 0")
         return self
 
 
@@ -128,11 +130,21 @@ def read_card(file: Path) -> Card | None:
         ) from None
 
 
-def header_digest(file: Path) -> str:
-    """SHA-256 of a file's header and length: tells one file with a card from another, without reading its weights."""
+def file_digest(file: Path, card: Card | None) -> str:
+    """SHA-256 that tells one file from another: of the header and length, as a card has the weights' checksum; of the
+    whole file where there is none."""
     with _opened(file), file.open("rb") as raw:
+        if card is None:
+            return hashlib.file_digest(raw, "sha256").hexdigest()
         length = int.from_bytes(raw.read(8), "little")
         return hashlib.sha256(raw.read(length) + str(file.stat().st_size).encode()).hexdigest()
+
+
+def folder_digest(folder: Path) -> str:
+    """SHA-256 of the names, sizes and times of a folder's files, which are not read."""
+    found = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
+    parts = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(found.items())]
+    return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
 
 
 def check(file: Path, module: nn.Module, what: str) -> None:
@@ -159,10 +171,11 @@ def check(file: Path, module: nn.Module, what: str) -> None:
             part = opened.get_slice(name)
             shape, kind = tuple(part.get_shape()), part.get_dtype()
             if (shape, kind) != (tuple(tensor.shape), _TYPES.get(tensor.dtype)):
+                single = shape == tuple(tensor.shape) and tensor.dtype == torch.float32
+                mend = "save it as float32" if single else "name the model, norm and data that it was made with"
                 raise CheckpointError(
                     f"{file} does not hold the weights of {what}: {name} is {kind} of shape {shape}, not "
-                    f"{_TYPES.get(tensor.dtype)} of shape {tuple(tensor.shape)}; name the model, norm and data that it "
-                    "was made with"
+                    f"{_TYPES.get(tensor.dtype)} of shape {tuple(tensor.shape)}; {mend}"
                 )
 
 

@@ -97,7 +97,7 @@ def build(run: RunConfig) -> World:
     home, sites = _sites(run, dataset, shares, digest, _networks(run, method, dataset, architectures), graph)
     own = prepare(pretrained_of(run, dataset.kind), dataset, shares.server, run.engine.device)
     if own is not None:
-        home = replace(home, pretrained=own.teacher)
+        home = replace(home, pretrained=own.teacher, encoder=own.encoder)
         sites = [replace(site, encoder=own.encoder) for site in sites] if method.encoder else sites
     common = sites[0].build().named_parameters() if method.one_network else ()
     form = {k: p.detach().to("meta") for k, p in common if p.requires_grad}

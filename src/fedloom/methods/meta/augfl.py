@@ -47,13 +47,13 @@ from typing import Any
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError, ModelError
+from fedloom.errors import ConfigError, MessageError, ModelError
 from fedloom.federation import Federation
 from fedloom.losses import kl
-from fedloom.message import Shape, Tree, map_tensors
+from fedloom.message import Shape, Tree, check_finite, map_tensors
 from fedloom.method import Method
 from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
 from fedloom.methods.crd import CRD, contrast, normaliser
@@ -181,6 +181,16 @@ class Server(Party[Config]):
             raise ConfigError(f"lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0")
         if cfg.on_rows and self.site.data is None:
             raise ConfigError(f"lam={cfg.lam} needs rows at the server: set data.server, or params.lam=0")
+        if cfg.taught and self.site.encoder is not None:
+            self._check(self.site.encoder())
+
+    def _check(self, model: nn.Module) -> None:
+        """Refuse a pretrained model, or another one of its architecture, that R_h can't do with."""
+        if self.cfg.crd and not hasattr(model, "features"):
+            raise ModelError("crd compares features, but the pretrained model has none: take kl, or give it `features`")
+        shapes = {k: p.shape for k, p in model.named_parameters()}
+        if self.cfg.l2 and shapes != {k: p.shape for k, p in self.theta.items()}:
+            raise ConfigError("params.l2 compares weights: the pretrained model must be the network of models.pool")
 
     @property
     def theta(self) -> dict[str, Tensor]:
@@ -258,8 +268,7 @@ class Server(Party[Config]):
         """What is needed of the pretrained model: features (n, d') and logits (n, K) of own rows, or its weights."""
         cfg, model = self.cfg, self.site.teacher()
         found: dict[str, Any] = {}
-        if cfg.crd and not hasattr(model, "features"):
-            raise ModelError("crd compares features, but the pretrained model has none: take kl, or give it `features`")
+        self._check(model)
         with torch.no_grad():
             parts = torch.split(torch.arange(len(self.data), device=self.site.device), 256) if cfg.on_rows else ()
             if cfg.crd:
@@ -268,8 +277,10 @@ class Server(Party[Config]):
                 found["logits"] = torch.cat([model(self.data.x(part)) for part in parts])
         if cfg.l2:
             found["weights"] = {k: p.detach() for k, p in model.named_parameters()}
-            if {k: p.shape for k, p in found["weights"].items()} != {k: p.shape for k, p in self.theta.items()}:
-                raise ConfigError("params.l2 compares weights: the pretrained model must be the network of models.pool")
+        try:
+            check_finite(found)
+        except MessageError as error:
+            raise ModelError(f"the pretrained model's answers on the server's rows are {error}: take another") from None
         return found
 
     def _slope(self, which: Tensor) -> dict[str, Tensor]:

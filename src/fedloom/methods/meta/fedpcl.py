@@ -41,7 +41,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError, MethodError
+from fedloom.errors import ConfigError, MethodError, ModelError
 from fedloom.federation import Federation
 from fedloom.message import Shape, Template, Tree, floats
 from fedloom.method import Method
@@ -106,6 +106,8 @@ class Encoded(nn.Module):
         """`like` (1, ...) is an input."""
         super().__init__()
         network: Any = encoder.eval()
+        if not hasattr(network, "features"):
+            raise ModelError("fedpcl stands on features, but the pretrained model has none: give it `features`")
         self.encoder = network
         with torch.no_grad():
             self.projector = nn.Linear(network.features(like).shape[1], width)
