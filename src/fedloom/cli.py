@@ -192,6 +192,7 @@ def data(
     from fedloom.data.stats import describe, plot_counts
     from fedloom.experiment.reading import read
     from fedloom.experiment.world import data_of
+    from fedloom.terminal import named
 
     flags = {"seed": seed, "data": {"name": name, "clients": clients, "partition": partition}}
     run = read("local", settings or (), flags).run
@@ -212,7 +213,7 @@ def data(
             table.add_row(*row)
         out.print(table)
         if unseen:
-            out.print(f"in no round, only evaluated: clients {', '.join(map(str, unseen))}")
+            out.print(f"in no round, only evaluated: {named(unseen)}")
         out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
     if plot is not None:
         plot_counts(stats, plot)

@@ -204,8 +204,8 @@ class Site:
         public: the public set, if the method needs one.
         network: makes its network, the same at each call.
         pretrained: at a server that has a pretrained model: reads it. Nobody else is given it.
-        encoder: makes the architecture of the server's pretrained model with other weights: at the server, and at clients
-            of a method that hands it out.
+        encoder: makes the architecture of the server's pretrained model with other weights: at the server, and at
+            clients of a method that hands it out.
         tests: row sets for evaluation, by name. No method reads them.
         device: where its tensors live.
     """

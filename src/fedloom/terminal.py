@@ -123,11 +123,13 @@ def show_comparison(found: dict[str, Any], out: Console) -> None:
     wanted = out.measure(table, options=out.options.update(width=1000)).maximum
     out.print(table if wanted <= out.width else drawn(failed))
     for seed, clients in found["unseen"].items():
-        out.print(f"seed {seed}: in no round, only evaluated: clients {', '.join(map(str, clients))}", soft_wrap=True)
+        out.print(f"seed {seed}: in no round, only evaluated: {named(clients)}", soft_wrap=True)
     chance = methods[0]["chance"]
     own_chance = methods[0]["own_chances"].get("unseen", methods[0]["own_chance"])
     also = f" (on the own mix: {own_chance:.1%})" if len(names) > 1 and own_chance is not None else ""
     out.print(f"± s.d. over {over}; always answering the most frequent class: {chance:.1%}{also}")
+    for remark in found["remarks"]:
+        out.print(remark, markup=False, soft_wrap=True)
     what = "" if found["measure"] == "accuracy" else f" of {found['measure']}"
     for d in found["differences"]:
         _show_difference(d, what, out)
@@ -224,6 +226,11 @@ def _score(name: str, found: dict[str, Any] | None, spread: bool, sign: str = ""
         text = f"{round(100 * mean, 1) + 0.0:{sign}.1f}" + ("" if sign else "%")
         return text + (f" ±{100 * deviation:.1f}" if spread and deviation is not None else "")
     return f"{round(mean, 3) + 0.0:{sign}.3f}" + (f" ±{deviation:.3f}" if spread and deviation is not None else "")
+
+
+def named(clients: Sequence[int]) -> str:
+    """`client 1`, or `clients 1, 4`."""
+    return f"client{'' if len(clients) == 1 else 's'} {', '.join(map(str, clients))}"
 
 
 def size(count: float) -> str:

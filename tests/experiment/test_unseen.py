@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import html
 import json
 from collections.abc import Sequence
 from io import StringIO
@@ -20,14 +21,16 @@ from fedloom.errors import CheckpointError, ConfigError, DataError
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.config import DataConfig, RunConfig
 from fedloom.experiment.engine import start
+from fedloom.experiment.pretrained import PretrainedConfig
+from fedloom.experiment.pretraining import train
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.session import Session
-from fedloom.experiment.world import build
+from fedloom.experiment.world import build, data_of
 from fedloom.message import leaves
 from fedloom.report import words
 from fedloom.report.unseen import in_order
-from fedloom.terminal import show_comparison
+from fedloom.terminal import named, show_comparison
 
 PAGE = """
 import torch
@@ -344,7 +347,9 @@ def test_pages_say_who_was_unseen_and_what_they_reach(page: str, tmp_path: Path)
     assert f"most frequent class gives {100 * summary['own_chances']['unseen']:.1f} %" in text
     pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
     assert f"in seed 0, {' and '.join(map(str, summary['unseen']))}." in pair and "Training clients: accuracy" in pair
-    assert "On own class mix, 1 step, unseen clients" in pair and "On own class mix, 1 step, training clients" in pair
+    assert "On own class mix, 1 step, unseen clients: accuracy of the first minus the other" in pair
+    assert "always one's own most frequent class, at unseen clients" in html.unescape(text)
+    assert "On own class mix, 1 step, training clients" in pair
 
 
 def test_a_run_under_way_knows_its_unseen_clients(page: str, tmp_path: Path) -> None:
@@ -410,3 +415,78 @@ def test_runs_on_other_rows_stand_side_by_side_with_their_unseen(page: str, tmp_
     text = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
     assert "Side by side only" in text and "hold different rows" in text
     assert "On own class mix, 1 step, training clients" in text and "served for evaluation only: in seed 0" in text
+
+
+def test_ways_over_other_clients_do_not_stand_side_by_side(page: str, tmp_path: Path) -> None:
+    for name, seed, share in (("a", 0, 0.34), ("b", 0, 0.0), ("b", 1, 0.0)):
+        execute(run(page, {"unseen": share}, name=name, seed=seed), tmp_path / f"{name}{seed}")
+    for other, problem in (("b0", "the unseen clients are"), ("b1", "some have unseen clients, others none")):
+        both = report.write_many([tmp_path / "a0", tmp_path / other], tmp_path / "both.html")
+        text = both.read_text(encoding="utf-8")
+        assert "Side by side only" in text and problem in text and "further ways is left out" in text
+        body = text[text.index("<h2") :]
+        assert "1 step" not in body and "unseen clients" not in body
+    assert "On own class mix, 1 step" in report.write(tmp_path / "b0").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("share", [0.34, 0.0])
+def test_without_own_rows_pages_speak_of_the_global_test_set(page: str, tmp_path: Path, share: float) -> None:
+    for name in "ab":
+        execute(run(page, {"own_test_rows": 0, "unseen": share}, name=name), tmp_path / name)
+    summary = json.loads((tmp_path / "a" / "result.json").read_text())
+    text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(words.NBSP, " ")
+    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
+    told = html.unescape(text + pair)
+    assert "one's own most frequent" not in told and "always the most frequent class" in told
+    first = summary["ways"]["1 step"]
+    who = "two unseen clients" if share else "six clients"
+    reached = f"{100 * first['mean']:.1f} % ± {100 * first['std']:.1f}"
+    assert f"On the global test set of digits, {who} reached {reached}" in text
+    assert f"always answering the most frequent class gives {100 * summary['chance']:.1f} %" in text
+
+
+def test_one_client_is_named_in_the_singular() -> None:
+    assert named((1,)) == "client 1" and named([1, 4]) == "clients 1, 4"
+
+
+# -- the server's pretrained model ---------------------------------------------------------------------------
+
+
+def test_results_say_which_pretrained_model_it_was(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert execute(run(page)).summary["pretrained"] is None
+    config = run(page, {"server": 100}, pretrained={"model": "auto", "epochs": 1})
+    first = execute(config, tmp_path / "a").summary["pretrained"]
+    assert first == {"digest": build(config).pretrained, "model": "linear", "norm": "none", "file": None}
+    text = report.write(tmp_path / "a").read_text(encoding="utf-8")
+    told = "pretrained model is linear (norm none)"
+    assert html.unescape(text).count(f"The server's {told}; its digest begins with {first['digest'][:12]}.") == 1
+    file, (dataset, shares) = tmp_path / "own.safetensors", data_of(config)
+    other = {"model": "mlp", "epochs": 1}
+    train(PretrainedConfig(**other).training(dataset, shares.server, "cpu"), file, lambda *_: None)
+    config = run(page, {"server": 100}, pretrained={"file": str(file)}, name="other")
+    second = execute(config, tmp_path / "b").summary["pretrained"]
+    assert second == {"digest": build(config).pretrained, "model": "mlp", "norm": "none", "file": str(file)}
+    assert f"{told.replace('linear', 'mlp')}, from the file {file};" in report.write(tmp_path / "b").read_text("utf-8")
+    pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "both.html").read_text(encoding="utf-8")
+    assert f"pretrained models at the server: linear ({first['digest'][:12]}), mlp ({second['digest'][:12]})." in pair
+    assert "Side by side only" not in pair
+
+
+def test_a_comparison_remarks_on_other_pretrained_models_and_still_pairs(page: str) -> None:
+    one, own = execute(run(page)), {"digest": "ab" * 32, "model": "mlp", "norm": None, "file": None}
+
+    def found(*others: dict[str, Any]) -> dict[str, Any]:
+        more = [Result({**one.summary, "name": str(i), **other}, [], None) for i, other in enumerate(others)]
+        return summarise("", [one, *more])
+
+    compared = found({"pretrained": own})
+    assert compared["remarks"] == [
+        f"runs of steps with seed 0 have different pretrained models at the server: none, mlp ({'ab' * 6})"
+    ]
+    assert compared["differences"][0]["mean"] == 0
+    out = StringIO()
+    show_comparison(compared, Console(file=out, width=80))
+    assert compared["remarks"][0] in out.getvalue().splitlines()
+    apart = found({"pretrained": own, "method": "fedlp"}, {"pretrained": own, "seed": 1}, {})
+    assert apart["remarks"] == []

@@ -625,7 +625,7 @@ def test_a_comparison_of_personal_methods(tmp_path: Path) -> None:
     text = checked(written(folder)).text
     assert "Accuracy on own class mix, tuned: alike 51.6 % ± 6.6 and all 32.8 % ± 6.6 (s.d. over seeds)" in text
     assert "On own class mix, tuned: Over two seeds, alike is on average 18.8 points above all" in text
-    assert "Accuracy on the global test set of the first minus the other" in text
+    assert "On the global test set: accuracy of the first minus the other" in text
     assert "Who learns from whom" in text and "If everybody alike" in text
 
 
@@ -633,4 +633,4 @@ def test_a_way_leads_only_if_all_methods_have_it(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a", tuned=True), write_run(tmp_path / "b", name="local", accuracy=[0.5, 0.5, 0.5])]
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
     assert "Accuracy on the global test set: fedal" in text
-    assert "Accuracy on own class mix of the first minus the other" in text
+    assert "On own class mix: accuracy of the first minus the other" in text

@@ -76,7 +76,7 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
 
     Raises:
         ConfigError: the runs of one seed differ in data, public set or clients: they can't be paired. Or some share
-            rows, others columns.
+            rows, others columns; or some have unseen clients, others none.
     """
     summaries = [r.summary for r in results]
     _of_one_kind({s["name"]: bool(s.get("scores")) for s in summaries})
@@ -86,6 +86,8 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
             if len(values) > 1:
                 raise ConfigError(f"runs of seed {seed} can't be compared: {key} is {' and '.join(sorted(values))}")
         _same_unseen(seed, [unseen(s) for s in summaries if s["seed"] == seed])
+    if len({bool(unseen(s)) for s in summaries}) > 1:
+        raise ConfigError("runs can't be compared: some have unseen clients, others none")
     names = list(dict.fromkeys(s["name"] for s in summaries))
     groups = {name: [s for s in summaries if s["name"] == name] for name in names}
     main, *others = _shared(summaries)
@@ -102,6 +104,7 @@ def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
         "differences": differences(main),
         "further": {measure: differences(measure) for measure in others},
         "lower_is_better": [measure for measure in LOWER if measure in others],
+        "remarks": remarks(summaries),
         "runs": [
             {"name": s["name"], "seed": s["seed"], "folder": r.folder.name if r.folder else None}
             for s, r in zip(summaries, results, strict=True)
@@ -117,6 +120,21 @@ def _of_one_kind(columns: Mapping[str, bool]) -> None:
             f"{first[True]} can't be compared with {first[False]}: its parties hold different columns and give one "
             "answer together, those of the other hold different rows and answer one by one; compare methods of one kind"
         )
+
+
+def remarks(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader should know of runs that can be paired: those of one method and seed whose servers have other
+    pretrained models."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    for s in summaries:
+        own = s.get("pretrained") or {}
+        told = f"{own['model'] or 'one'} ({own['digest'][:12]})" if own else "none"
+        found.setdefault((s["method"], s["seed"]), {})[own.get("digest", "")] = told
+    return [
+        f"runs of {method} with seed {seed} have different pretrained models at the server: {', '.join(each.values())}"
+        for (method, seed), each in found.items()
+        if len(each) > 1
+    ]
 
 
 def unseen(summary: dict[str, Any]) -> tuple[int, ...]:

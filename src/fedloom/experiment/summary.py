@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedloom import models
 from fedloom._version import __version__
 from fedloom.engines import Account
+from fedloom.errors import CheckpointError
+from fedloom.experiment import weights
 from fedloom.experiment.evaluate import OWN, groups, state_sha256
+from fedloom.experiment.holdings import ByRows
 from fedloom.experiment.record import Record
-from fedloom.experiment.world import World
+from fedloom.experiment.world import World, pretrained_of
 from fedloom.federation import Federation
 from fedloom.ledger import Entry
 from fedloom.message import Tree
@@ -75,6 +81,23 @@ def own_chances(world: World) -> dict[str, float | None]:
     return {name: world.own_chance(clients) for name, clients in groups.items()}
 
 
+def pretrained(world: World) -> dict[str, Any] | None:
+    """Which pretrained model the server has, if any: its `digest`, its `model` and `norm` by name as far as they are
+    known, and the `file` that it is from, or None."""
+    if not world.pretrained or not isinstance(world.held, ByRows):
+        return None
+    own = pretrained_of(world.run, world.held.dataset.kind)
+    model, norm, card = own.model, own.norm, None
+    if own.file is not None:
+        with contextlib.suppress(CheckpointError):  # gone since it was read, which shall not cost the run
+            card = weights.read_card(Path(own.file))
+    if card is not None:
+        model, norm = card.model, card.norm
+    elif norm is None and model in models.MODELS:
+        norm = models.MODELS[model].norm
+    return {"digest": world.pretrained, "model": model, "norm": norm, "file": own.file}
+
+
 def summarise(
     world: World, fed: Federation, record: Record, rounds: int, states: Mapping[str, dict[str, Tree]], where: Account
 ) -> dict[str, Any]:
@@ -95,6 +118,7 @@ def summarise(
         "dataset": world.held.name,
         "clients": len(names),
         "engine": {"asked": run.engine.name, **asdict(where), "remarks": list(where.remarks)},
+        "pretrained": pretrained(world),
         "unseen": list(world.unseen),
         **(jointly(final, names, cfg.ways) if world.method.columns else _each(final, names, world)),
         "agreement": final.get(("agreement", "")),

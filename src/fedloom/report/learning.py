@@ -82,7 +82,8 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
         style = look(0) if not lines else replace(look(len(lines)), shape="diamond", dash=(5, 3), filled=False)
         lines.append(Line(label + (" ± s.d. over clients" if not lines else ""), x, y, style, band))
     main, chance = lines[0], s.chance_of(s.main)
-    levels = [] if chance is None else [Level("always one's own most frequent class", chance)]
+    where = ", at unseen clients" if s.unseen and s.own_accuracy else ""
+    levels = [] if chance is None else [Level(f"always {s.frequent(s.main)}{where}", chance)]
     title = "Accuracy on own class mix" if s.own_accuracy else "Accuracy on the global test set, by way"
     alt = f"Mean accuracy {s.on(s.main)}, by iteration, {_ends(main)}."
     svg, legend = plots.chart("own", alt, lines, levels, across=ACROSS)

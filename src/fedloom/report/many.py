@@ -14,6 +14,11 @@ from fedloom.report.measures import GLOBAL
 from fedloom.report.read import Run
 from fedloom.report.schema import Comparison
 
+WITHOUT_WAYS = (
+    "what was measured in further ways is left out, as it is of unseen clients in some runs and of all in others: see "
+    "each run's own report"
+)
+
 
 def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
     """What the runs say together; the runs, named apart; and why they can't be paired, if so.
@@ -32,8 +37,11 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
             "in both; write a page for each kind"
         )
     runs = _named_apart(runs)
+    mixed = len({bool(run.summary.unseen) for run in runs}) > 1
+    if mixed:
+        runs = [replace(run, summary=run.summary.model_copy(update={"ways": {}})) for run in runs]
     found, problem = _summarised(runs)
-    return found, runs, problem
+    return found, runs, problem + (f"; {WITHOUT_WAYS}" if mixed else "")
 
 
 def _named_apart(runs: Sequence[Run]) -> list[Run]:
@@ -49,7 +57,7 @@ def _named_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def _summarised(runs: Sequence[Run]) -> tuple[Comparison, str]:
-    from fedloom.experiment.compare import summarise
+    from fedloom.experiment.compare import remarks, summarise
     from fedloom.experiment.run import Result
 
     results = [Result(run.summary.model_dump(), [], run.folder) for run in runs]
@@ -72,6 +80,7 @@ def _summarised(runs: Sequence[Run]) -> tuple[Comparison, str]:
         "differences": [],
         "further": {},
         "runs": [one["runs"][0] for one in alone],
+        "remarks": remarks([result.summary for result in results]),
     }
     return Comparison(**values), problem
 

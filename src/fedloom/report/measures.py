@@ -81,6 +81,11 @@ def on(measure: str, own_rows: bool = True, unseen: bool = False) -> str:
     return f"{rows}, {in_way(measure, unseen)}" if whose(measure) else rows
 
 
+def frequent(measure: str, own_rows: bool) -> str:
+    """The answer whose accuracy is the chance level of a measure; arguments as those of `on`."""
+    return "one's own most frequent class" if measure != GLOBAL and own_rows else "the most frequent class"
+
+
 def whose(measure: str) -> str:
     """Of which clients a measure is, where some are unseen: `unseen`, `training`, or "" for all, as those without a
     way are."""

@@ -73,6 +73,15 @@ class Attack(Read):
     per_party: dict[str, float]
 
 
+class Pretrained(Read):
+    """The pretrained model of a server."""
+
+    digest: str
+    model: str | None
+    norm: str | None
+    file: str | None
+
+
 class Summary(Read):
     """`result.json`, as far as a report needs it. A run under way has no hashes."""
 
@@ -97,6 +106,7 @@ class Summary(Read):
     own_chance: float | None = None
     own_chances: dict[str, float | None] = Field(default_factory=dict)
     unseen: tuple[int, ...] = ()
+    pretrained: Pretrained | None = None
     bytes: Bytes
     messages: int
     seconds: dict[str, float]
@@ -134,6 +144,10 @@ class Summary(Read):
         if measure == measures.GLOBAL or self.own_accuracy is None:
             return self.chance
         return self.own_chances.get(measures.whose(measure), self.own_chance)
+
+    def frequent(self, measure: str) -> str:
+        """Which answer that is."""
+        return measures.frequent(measure, self.own_accuracy is not None)
 
 
 class Partition(Read):
@@ -286,6 +300,7 @@ class Comparison(Read):
     differences: tuple[Difference, ...]
     further: dict[str, tuple[Difference, ...]]
     runs: tuple[RunFound, ...]
+    remarks: tuple[str, ...] = ()
 
     @property
     def columns(self) -> bool:
@@ -299,7 +314,8 @@ class Comparison(Read):
 
     def on(self, measure: str) -> str:
         """What an accuracy is on, in words."""
-        return measures.on(measure, any(m.own_accuracy for m in self.methods), bool(self.unseen))
+        unseen = any(way.endswith(measures.TRAINING) for m in self.methods for way in m.ways)
+        return measures.on(measure, any(m.own_accuracy for m in self.methods), unseen)
 
     def chance_of(self, measure: str) -> float | None:
         """That accuracy of always answering the most frequent class, mean over methods."""
@@ -308,3 +324,7 @@ class Comparison(Read):
         found = [m.own_chances.get(whose, m.own_chance) if own else m.chance for m in self.methods]
         known = [chance for chance in found if chance is not None]
         return sum(known) / len(known) if known else None
+
+    def frequent(self, measure: str) -> str:
+        """Which answer that is."""
+        return measures.frequent(measure, any(m.own_accuracy for m in self.methods))

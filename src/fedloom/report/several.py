@@ -63,6 +63,8 @@ def _warnings(found: Comparison, runs: Sequence[Run], problem: str) -> Iterable[
     lengths = {run.summary.iterations for run in runs}
     if len(lengths) > 1:
         yield f"The runs are of different length, {words.span(lengths)} iterations, which moves every difference."
+    for remark in found.remarks:
+        yield f"{words.capital(remark)}."
     missing = len(found.runs) - len(runs)
     if missing:
         yield f"The folders of {words.times(missing, 'run')} are not here: figures leave them out."
@@ -100,8 +102,8 @@ def _lead(found: Comparison) -> str:
     chance = found.chance_of(found.measure)
     if chance is None:
         return f"{text} (s.d. over {over})."
-    whose = "the" if found.measure == GLOBAL else "one's own"
-    return f"{text} (s.d. over {over}); always answering {whose} most frequent class gives {words.percent(chance)}."
+    answer = found.frequent(found.measure)
+    return f"{text} (s.d. over {over}); always answering {answer} gives {words.percent(chance)}."
 
 
 def _points(share: float | None) -> str:
@@ -176,8 +178,8 @@ def _pairs(found: Comparison, measure: str, differences: Sequence[Difference]) -
         mean = NONE if d.mean is None else words.points(d.mean)
         better = f"{d.clients_better}/{d.clients}"
         rows.append(cells(f"{d.first} {words.MINUS} {d.other}", mean, *over_seeds, _points(d.std_over_clients), better))
-    on = f" {found.on(measure)}" if found.personal else ""
-    caption = f"Accuracy{on} of the first minus the other, in percentage points, on the same data and seed"
+    on = f"{words.capital(found.on(measure))}: accuracy" if found.personal else "Accuracy"
+    caption = f"{on} of the first minus the other, in percentage points, on the same data and seed"
     return Table(caption, [*columns, "s.d. over clients", "Clients better"], rows)
 
 
@@ -213,7 +215,7 @@ def verdict(d: Difference) -> str:
 def _learning(found: Comparison, runs: Sequence[Run], apart: bool) -> Section:
     """All methods' accuracy by iteration and by what the clients sent; without a chance level for runs `apart`."""
     chance, personal = found.chance_of(found.measure), found.measure != GLOBAL
-    name = "always one's own most frequent class" if personal else "chance"
+    name = f"always {found.frequent(found.measure)}" if personal else "chance"
     levels = [] if apart or chance is None else [Level(name, chance)]
     named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
     groups = [(number, own) for number, own in enumerate(named) if own]

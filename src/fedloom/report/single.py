@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fedloom.report import columns, unseen, words
 from fedloom.report.clients import of_one
 from fedloom.report.learning import diagnostics, learning
-from fedloom.report.measures import GLOBAL, OWN, TRAINING, after, shown
+from fedloom.report.measures import GLOBAL, TRAINING, after, shown
 from fedloom.report.neighbours import chosen
 from fedloom.report.page import Details, Page, Section, Table, Tile, cells
 from fedloom.report.read import Run
@@ -37,8 +37,8 @@ def page(run: Run) -> Page:
 def lead(run: Run) -> str:
     """The result in a sentence."""
     s = run.summary
-    if s.ways and s.own_accuracy:
-        return _personal_lead(s)
+    if s.ways:
+        return _lead_in_ways(s)
     reached, over = words.percent(s.accuracy.mean), ""
     if s.clients > 1:
         reached, over = words.spread(s.accuracy.mean, s.accuracy.std), " (s.d. over clients)"
@@ -50,32 +50,39 @@ def lead(run: Run) -> str:
     return f"{text}; always answering the most frequent class gives {words.percent(s.chance)}."
 
 
-def _personal_lead(s: Summary) -> str:
-    """The same where each client's own class mix counts."""
-    way, own = next(iter(s.ways)), s.measures[OWN]
+def _lead_in_ways(s: Summary) -> str:
+    """The same where a further way counts: on each client's own class mix, if it has test rows of its own."""
+    way, own = next(iter(s.ways)), s.own_accuracy or s.accuracy
     if s.unseen:
         return _unseen_lead(s, way)
     new, old = (words.spread(a.mean, a.std if s.clients > 1 else None) for a in (s.ways[way], own))
     over = " (s.d. over clients)" if s.clients > 1 else ""
     who = words.times(s.clients, "client")
-    text = f"On their own class mix of {s.dataset}, {who} reached {new}{over} {after(way)} and "
+    text = f"{_rows(s)}, {who} reached {new}{over} {after(way)} and "
     text += f"{old} as they are, after {_length(s)}"
-    if s.own_chance is None:
+    chance = s.chance_of(s.main)
+    if chance is None:
         return f"{text}."
-    return f"{text}; always answering one's own most frequent class gives {words.percent(s.own_chance)}."
+    return f"{text}; always answering {s.frequent(s.main)} gives {words.percent(chance)}."
 
 
 def _unseen_lead(s: Summary, way: str) -> str:
     """The same where some clients took no part."""
     over, training = s.ways[way], s.ways[way + TRAINING]
     who = words.times(len(over.per_client), "unseen client")
-    text = f"On their own class mix of {s.dataset}, {who} reached {words.spread(over.mean, over.std)} {after(way)}, "
+    text = f"{_rows(s)}, {who} reached {words.spread(over.mean, over.std)} {after(way)}, "
     text += f"{words.times(len(training.per_client), 'training client')} {words.spread(training.mean, training.std)}, "
     text += f"in {_length(s)} (s.d. over clients)"
     chance = s.chance_of(s.main)
     if chance is None:
         return f"{text}."
-    return f"{text}; at those unseen, always answering one's own most frequent class gives {words.percent(chance)}."
+    where = "at those unseen, " if s.own_accuracy else ""
+    return f"{text}; {where}always answering {s.frequent(s.main)} gives {words.percent(chance)}."
+
+
+def _rows(s: Summary) -> str:
+    """What the ways are measured on."""
+    return f"On {'their own class mix' if s.own_accuracy else 'the global test set'} of {s.dataset}"
 
 
 def _length(s: Summary) -> str:
@@ -101,9 +108,9 @@ def _accuracies(s: Summary) -> Iterable[Tile]:
         label = "Accuracy" if measure == GLOBAL and not s.ways else words.capital(s.on(measure))
         note = f"±{words.NBSP}{100 * found.std:.1f} s.d. over clients" if len(found.per_client) > 1 else ""
         yield Tile(label, words.percent(found.mean), note)
-    chance, whose = s.chance_of(s.main), "the" if s.main == GLOBAL or not s.own_accuracy else "one's own"
+    chance = s.chance_of(s.main)
     if chance is not None:
-        yield Tile("Chance", words.percent(chance), f"always {whose} most frequent class")
+        yield Tile("Chance", words.percent(chance), f"always {s.frequent(s.main)}")
     if s.agreement is not None:
         yield Tile("Agreement", words.percent(s.agreement), "of answers, between two clients")
 
@@ -141,6 +148,15 @@ def _failures(run: Run) -> Section | None:
     return Section("Failures", text=[text], tables=[table])
 
 
+def _pretrained(s: Summary) -> Iterable[str]:
+    """Which model the server had from the start."""
+    own = s.pretrained
+    if own is not None:
+        model = f"{own.model or 'one'}{f' (norm {own.norm})' if own.norm else ''}"
+        source = f", from the file {own.file}" if own.file else ""
+        yield f"The server's pretrained model is {model}{source}; its digest begins with {own.digest[:12]}."
+
+
 def _repeat(run: Run) -> Section:
     s = run.summary
     known = {**run.environment, "public_sha256": s.public_sha256, "state_sha256": s.state_sha256}
@@ -150,7 +166,7 @@ def _repeat(run: Run) -> Section:
     text = "In this folder, with the same versions on a like machine, this command gives the same numbers"
     return Section(
         "Repeat it",
-        text=[f"{text} and the same state_sha256." if s.state_sha256 else f"{text}."],
+        text=[f"{text} and the same state_sha256." if s.state_sha256 else f"{text}.", *_pretrained(s)],
         command="fedloom run config.toml",
         details=[
             Details("Resolved config", run.config),

@@ -17,7 +17,6 @@ from fedloom.report.read import Run
 from fedloom.report.schema import Comparison, Summary
 
 HEADING = "Unseen clients"
-CHANCE = "one's own most frequent class"
 NAMED = 20
 """At most so many clients are named."""
 
@@ -39,8 +38,9 @@ def of_one(run: Run) -> Section | None:
     means = {way: (float(a.mean()), float(b.mean())) for way, (a, b) in pairs.items()}
     unseen, training = (s.chance_of(f"{OWN} way{end}") for end in ("", TRAINING))
     if unseen is not None and training is not None:
-        means[CHANCE] = unseen, training
-        rows.append(cells(CHANCE, words.percent(unseen), words.percent(training), words.NONE))
+        chance = s.frequent(f"{OWN} way")
+        means[chance] = unseen, training
+        rows.append(cells(chance, words.percent(unseen), words.percent(training), words.NONE))
     columns = ("Way", "Unseen clients", "Training clients", "Difference in points")
     table = Table("Mean ± s.d. over clients", columns, rows)
     return Section(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
@@ -79,11 +79,12 @@ def of_methods(found: Comparison) -> list[Section]:
             each = [m.ways.get(way + end) for way in every]
             bars = [Cell(words.NONE) if a is None else Cell(words.percent(a.mean), share=a.mean) for a in each]
             rows.append(cells(Cell(m.name, key=look(number).key("").sample), *bars))
-        chance = found.chance_of(f"{OWN} way{end}")
+        measure = f"{OWN} way{end}"
+        chance = found.chance_of(measure)
         over = any(len(m.seeds) > 1 for m in found.methods)
         caption = f"{who} clients: accuracy {found.on(OWN)}, mean over clients{' and seeds' if over else ''}"
         if chance is not None:
-            caption += f"; always answering {CHANCE} gives {words.percent(chance)}"
+            caption += f"; always answering {found.frequent(measure)} gives {words.percent(chance)}"
         tables.append(Table(caption, ("Method", *(words.capital(way) for way in every)), rows))
     return [Section(HEADING, text=text, tables=tables if every else [])]
 
