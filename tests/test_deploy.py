@@ -481,7 +481,7 @@ def test_what_can_not_be_exported(tmp_path: Path, proto: Trained) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint yet"):
         export(bare)
     shutil.copytree(proto.folder / "checkpoints", bare / "checkpoints")
-    (bare / "config.toml").write_text((bare / "config.toml").read_text().replace("seed = 0", "seed = 1"))
+    (bare / "config.toml").write_text((bare / "config.toml").read_text().replace("seed = 0", "seed = 1", 1))
     with pytest.raises(CheckpointError, match="can't be exported"):
         export(bare)
     assert not (bare / "export").exists()
