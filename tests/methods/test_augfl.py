@@ -293,6 +293,14 @@ def test_first_order_leaves_the_hessian_out() -> None:
     assert all(torch.allclose(found[k], want[k], atol=1e-6) for k in want)
 
 
+def test_where_the_gradient_is_0_a_difference_along_its_direction_is_too() -> None:
+    place = sites(1, make=common)[0]
+    party = augfl.Client(AUGFL.configure(params={"lam": 0}), place)
+    nothing = {k: torch.zeros_like(w) for k, w in party.params.items()}
+    found = party._difference(dict(party.params), nothing, 1e-2, unit=True)
+    assert not any(x.any() for x in found.values())
+
+
 def test_support_and_query_share_no_row_and_leave_none_out() -> None:
     for place in sites(5):
         support, query = place.half("support"), place.half("query")

@@ -1,9 +1,11 @@
 """What methods have in common whose model is adapted by a few gradient steps before use.
 
-A client's rows come in two halves. Adapting a model means full-batch steps on its support half, alike for every
+A client's rows come in two halves. Adapting a model means full-batch steps on its support half, at one rate for every
 method that is compared, at clients that took part in the training and at those that never did:
 
     φ = θ - α ∇L(θ, D^s)
+
+L is cross-entropy, unless a page trains on a loss of its own.
 """
 
 from __future__ import annotations
@@ -103,15 +105,14 @@ class Adapter(Party[ConfigT]):
         self, weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
     ) -> dict[str, Tensor]:
         """[∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ, with δ over the norm of r if `unit`."""
-        step: float | Tensor = (
-            delta / torch.stack([x.square().sum() for x in r.values()]).sum().sqrt() if unit else delta
-        )
-        ahead, behind = (
-            self.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, self.loss_of, *self.site.support)[
-                1
-            ]
-            for sign in (1, -1)
-        )
+        length = torch.stack([x.square().sum() for x in r.values()]).sum().sqrt().clamp_min(1e-12) if unit else 1.0
+        step, support = delta / length, self.site.support
+
+        def moved(sign: int) -> dict[str, Tensor]:
+            at = {k: w + sign * step * r[k] for k, w in weights.items()}
+            return self.gradient_at(at, self.loss_of, *support)[1]
+
+        ahead, behind = moved(1), moved(-1)
         return {k: (ahead[k] - behind[k]) / (2 * step) for k in r}
 
     def adapt(self, steps: int) -> None:

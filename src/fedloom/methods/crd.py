@@ -7,7 +7,7 @@ anchor is compared with the other network's vectors of all n rows, which two ban
     e = exp(<anchor, bank row> / τ) / Z,    h = e / (e + N / n),    -E log h - N E log(1 - h)
 
 the first mean over an anchor's own row, the second over its strangers. With Z, n times the mean of the first batch's
-e, the loss begins near log N for each network; without it, at τ = 0.07, near N.
+e, the loss begins near log N + 1 for each network; without it, at τ = 0.07, near N.
 
 Differs:
     All strangers are scored at once by one product, where the paper draws N of them for each anchor: the sum over the
