@@ -1,0 +1,267 @@
+"""Many runs side by side: in processes on this machine that are kept from run to run, or as tasks of a Ray cluster.
+
+A run that fails is told and the others go on. What is finished is not done again, and what is not goes on from its
+checkpoint, so that the same call after a stop or a kill ends with the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+from fedloom.data.cache import files_key
+from fedloom.data.sources import SOURCES
+from fedloom.errors import ConfigError, EngineError, FedloomError
+from fedloom.experiment import _pooled_here
+from fedloom.experiment.config import RunConfig, validated
+from fedloom.experiment.place import config_sha256
+from fedloom.models import external
+
+State = Literal["kept", "finished", "failed", "stopped", "left"]
+"""How a job ended: it was finished before; it is now; it failed; it was stopped, or never begun, as all should stop."""
+LOCAL = "local"
+"""In place of a Ray cluster's address: one that is started on this machine."""
+TOGETHER = ("auto", "batched")
+"""Engines that add up in another order."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to do.
+
+    Attributes:
+        folder: its own, which nothing else is written to.
+        name: what a person calls it; its method and seed if empty.
+        cost: how long it takes, in any unit; the longest is done first.
+    """
+
+    run: RunConfig
+    folder: Path
+    name: str = ""
+    cost: float = 1.0
+
+    @property
+    def title(self) -> str:
+        """The name."""
+        return self.name or f"{self.run.name or self.run.method} seed {self.run.seed}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        reason: why it failed or where it stopped, in a line that holds nothing of the data.
+        seconds: that it took this time.
+    """
+
+    job: Job
+    state: State
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far all are.
+
+    Attributes:
+        of: how many jobs there are.
+        done: how many are finished, with the `kept` that were before.
+        running: names and shares done of those under way; none where a cluster doesn't tell.
+        left: seconds until all are done, if something is known of it.
+        ended: the job that has just ended, if that is the news.
+    """
+
+    of: int
+    done: int
+    kept: int
+    failed: int
+    running: tuple[tuple[str, float], ...] = ()
+    left: float | None = None
+    ended: Ended | None = None
+
+
+def run_all(
+    jobs: Sequence[Job],
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    gpus: float = 0.0,
+    progress: Callable[[Standing], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[Ended]:
+    """Do all jobs that are not finished yet; how each ended, in their order.
+
+    Args:
+        jobs: what to do; no two in one folder.
+        workers: processes of one thread each; None for `usual_workers`. Of a cluster that is there already: not asked.
+        ray: do each as a task of a Ray cluster: its address, `auto`, or `local` for one on this machine. The folders
+            must be on a disk that all its nodes share.
+        gpus: of a GPU what each task on Ray takes; 0 for what the run's engine says.
+        progress: told of each change.
+        stop: asked again and again; when it says so, runs under way save a checkpoint after their round.
+
+    Raises:
+        ConfigError: a folder holds another run, or two jobs share one.
+        EngineError: no process can be started, or there is no such cluster.
+    """
+    folders = [job.folder.resolve() for job in jobs]
+    if len(set(folders)) < len(folders):
+        raise ConfigError("two runs can't share a folder: name one for each")
+    board = Board(jobs, progress)
+    waiting = []
+    for job in jobs:
+        if is_finished(job.run, job.folder):
+            board.end(job, "kept")
+        else:
+            waiting.append(job)
+    waiting.sort(key=lambda job: -job.cost)
+    if waiting and not stop():
+        board.hands = max(1, min(workers or usual_workers([job.run for job in waiting]), len(waiting)))
+        if ray is None:
+            _pooled_here.run_all(waiting, board, stop)
+        else:
+            _on_ray(waiting, board, stop, ray, gpus)
+    return [board.ended.get(id(job), Ended(job, "left")) for job in jobs]
+
+
+def usual_workers(runs: Iterable[RunConfig]) -> int:
+    """As many as this process may use cores; one where a run is on a GPU."""
+    if any(run.engine.device != "cpu" for run in runs):
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def digest(run: RunConfig) -> str:
+    """16 hex digits of all that can move a number of a run: equal for equal runs, whatever they are called, and
+    however many workers they have. What is in files and modules of one's own counts too.
+
+    Raises:
+        ConfigError: as `RunConfig.resolve` does.
+    """
+    _, cfg, _ = run.resolve()
+    named = (run.pretrained.file, run.topology.file, run.columns.manifest, *(run.columns.files or ()))
+    files = [_content(Path(path)) for path in named if path and Path(path).is_file()]
+    place = [run.engine.name in TOGETHER, run.engine.device, *files, *_own(run)]
+    return hashlib.sha256(f"{config_sha256(run, cfg)}\n{json.dumps(place)}".encode()).hexdigest()[:16]
+
+
+def _own(run: RunConfig) -> Iterator[str]:
+    """What data and modules of one's own come to, where a run names such; a folder by its files' sizes and times."""
+    if run.data.name not in SOURCES and not run.data.own:
+        path = Path(run.data.name).expanduser()
+        if path.is_file():
+            yield _content(path)
+        elif path.is_dir():
+            yield files_key(path)
+    for name in (*(run.models.pool or ()), run.data.partition, run.pretrained.model or ""):
+        if source := _source(name):
+            yield _content(source)
+
+
+def _source(name: str) -> Path | None:
+    """The file behind `package.module:name`; None for what is fedloom's own or no such name."""
+    module, colon, _ = name.partition(":")
+    if not colon or module.partition(".")[0] == "fedloom" or external.is_external(name):
+        return None
+    try:
+        spec = find_spec(module)
+    except Exception:  # whatever its package does when imported; the run will say so
+        return None
+    source = Path(spec.origin) if spec is not None and spec.origin else None
+    return source if source is not None and source.is_file() else None
+
+
+def _content(path: Path) -> str:
+    stat = path.stat()
+    return _sha256(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=256)
+def _sha256(path: Path, changed: int, size: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_finished(run: RunConfig, folder: Path) -> bool:
+    """Whether the folder has the results of this run.
+
+    Raises:
+        ConfigError: it holds another run.
+    """
+    try:
+        values = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / 'config.toml'} can't be read ({type(error).__name__}): remove {folder}") from None
+    try:
+        same = digest(validated(RunConfig, values)) == digest(run)
+    except FedloomError:  # of another version, perhaps
+        same = False
+    if not same:
+        raise ConfigError(f"{folder} holds a run with other settings: remove it, or choose another folder")
+    return (folder / "result.json").is_file()
+
+
+@dataclass
+class Board:
+    """What is known of all jobs, and who is told."""
+
+    jobs: Sequence[Job]
+    tell: Callable[[Standing], None]
+    hands: int = 1
+    ended: dict[int, Ended] = field(default_factory=dict)
+    under_way: dict[int, tuple[Job, float, float]] = field(default_factory=dict)
+
+    def begin(self, job: Job) -> None:
+        """It is under way."""
+        self.under_way[id(job)] = (job, monotonic(), 0.0)
+        self._show()
+
+    def share(self, job: Job, share: float) -> None:
+        """So much of it is done."""
+        self.under_way[id(job)] = (job, self.under_way[id(job)][1], share)
+        self._show()
+
+    def end(self, job: Job, state: State, reason: str = "", seconds: float = 0.0) -> None:
+        """It has ended so."""
+        self.under_way.pop(id(job), None)
+        self.ended[id(job)] = ended = Ended(job, state, reason, seconds)
+        self._show(ended)
+
+    def _show(self, ended: Ended | None = None) -> None:
+        states = [e.state for e in self.ended.values()]
+        kept, failed = states.count("kept"), states.count("failed")
+        running = tuple((job.title, share) for job, _, share in self.under_way.values())
+        done = kept + states.count("finished")
+        self.tell(Standing(len(self.jobs), done, kept, failed, running, self._left(), ended))
+
+    def _left(self) -> float | None:
+        """At the pace of what finished."""
+        new = [e for e in self.ended.values() if e.state == "finished"]
+        if not new:
+            return None
+        pace = sum(e.seconds for e in new) / sum(e.job.cost for e in new)
+        gone = {id(job): monotonic() - since for job, since, _ in self.under_way.values()}
+        each = [max(j.cost * pace - gone.get(id(j), 0.0), 0.0) for j in self.jobs if id(j) not in self.ended]
+        return max(sum(each) / self.hands, max(each, default=0.0))
+
+
+def _on_ray(waiting: Sequence[Job], board: Board, stop: Callable[[], bool], address: str, gpus: float) -> None:
+    """Do the jobs as tasks of a cluster."""
+    try:
+        from fedloom.experiment import _pooled_ray
+    except ImportError as error:
+        raise EngineError(f"--ray needs an extra ({error}): pip install 'fedloom[ray]'") from None
+    _pooled_ray.run_all(waiting, board, stop, None if address == LOCAL else address, gpus)

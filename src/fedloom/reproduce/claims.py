@@ -1,0 +1,274 @@
+"""Whether what a paper claims of its numbers is seen in ours: paired differences over seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedloom.report import words
+from fedloom.report.schema import Difference
+from fedloom.report.several import interval
+from fedloom.reproduce.found import Found
+from fedloom.reproduce.measure import Unit, as_printed
+from fedloom.reproduce.read import AT, Claim
+
+Verdict = Literal["held", "not seen", "not testable here"]
+VERDICTS: tuple[Verdict, ...] = ("held", "not seen", "not testable here")
+SEEDS = 3
+"""With fewer no claim is held."""
+RULE = (
+    f"A claim is held if, over at least three seeds, the whole 95{words.NBSP}% interval (Student's t) of the mean "
+    "paired difference lies on the side that is claimed, beyond the margin if the claim has one; it is not testable "
+    "here if its runs can't be made, any planned seed is missing, or there is but one; otherwise it is not seen, and "
+    "the words say whether the opposite is. In one column the runs of a seed must have the same test rows; columns "
+    "differ by design, so what is compared across them is paired by seed only."
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What paired differences say.
+
+    Attributes:
+        mean: of the differences.
+        ends: of the 95 % interval of their mean; None below two seeds.
+        words: why, if it is not held.
+    """
+
+    verdict: Verdict
+    mean: float | None
+    ends: tuple[float, float] | None
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim and what became of it.
+
+    Attributes:
+        compared: whose difference it is.
+        seeds: the difference in each, in the unit; None where it is not finite.
+        ratio: left over right, where the claim speaks of times.
+        left_out: columns that can't be run here, where the claim names none.
+        found: in a few words.
+        evidence: equal for claims that the same runs decide in the same way; empty where some can't be made.
+    """
+
+    text: str
+    compared: str
+    verdict: Verdict
+    mean: float | None
+    ends: tuple[float, float] | None
+    seeds: Mapping[int, float | None]
+    unit: str
+    ratio: float | None = None
+    left_out: tuple[str, ...] = ()
+    found: str = ""
+    evidence: str = ""
+
+
+def decide(differences: Sequence[float], rule: Literal["more", "less", "within"], by: float = 0.0) -> Decision:
+    """Apply `RULE`.
+
+    Args:
+        differences: left minus right, one for each seed.
+        rule, by: see `Claim`.
+    """
+    if not len(differences):
+        return _untested("no seed has all of its runs")
+    if not np.isfinite(differences).all():
+        return _untested("the level was not reached in every run")
+    mean = float(np.mean(differences))
+    ends = _interval(differences)
+    if ends is None:
+        return Decision("not testable here", mean, None, "one seed says nothing about chance")
+    low, high = ends if rule != "less" else (-ends[1], -ends[0])
+    if rule == "within":
+        seen = -by <= low and high <= by
+        against = "they differ by more" if low > by or high < -by else ""
+    else:
+        seen = low > by
+        against = "the opposite" if high < 0 else "less than that" if by and high < by else ""
+    if seen and len(differences) >= SEEDS:
+        return Decision("held", mean, ends)
+    words = f"seen, but {len(differences)} seeds are too few" if seen else against or "these seeds do not tell"
+    return Decision("not seen", mean, ends, words)
+
+
+def _untested(why: str) -> Decision:
+    return Decision("not testable here", None, None, why)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float] | None:
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return interval(
+        Difference(
+            first="",
+            other="",
+            mean=float(np.mean(values)),
+            std_over_seeds=deviation,
+            std_over_clients=None,
+            clients_better=0,
+            clients=0,
+            per_seed=tuple(values),
+        ),
+        math.inf,
+    )
+
+
+def judge(claim: Claim, found: Found) -> Judged:
+    """A claim by the runs of a reproduction."""
+    unit = found.unit if claim.unit is None else Unit(claim.unit)
+    columns, left_out = _columns(claim, found)
+    left, right = _cells(claim.left, columns), _cells(claim.right, columns)
+    why = claim.untestable.get(found.scale) or _missing([*left, *right], found) or ("" if left else _reason(found))
+    why = why or _unpaired(left, right, found)
+    if why:
+        decision, seeds, ratio = _untested(why.rstrip(".")), dict[int, float](), None
+    else:
+        ours = _by_seed(left, claim, found, unit)
+        theirs = _by_seed(right, claim, found, unit) if right else dict.fromkeys(ours, float(claim.right))
+        both = sorted(ours.keys() & theirs.keys())
+        seeds = {seed: ours[seed] - claim.times * theirs[seed] for seed in both}
+        planned = {one.config.seed for at in (*left, *right) for one in found.places[at].tries}
+        if planned - seeds.keys():
+            decision = _untested(f"{len(planned - seeds.keys())} of {len(planned)} seeds are missing")
+        else:
+            decision = decide([*seeds.values()], claim.rule, claim.by)
+        ratio = _ratio([ours[s] for s in both], [theirs[s] for s in both]) if claim.times != 1 else None
+    return Judged(
+        text=claim.text,
+        compared=_compared(claim, columns, left_out, unit),
+        verdict=decision.verdict,
+        mean=decision.mean,
+        ends=decision.ends,
+        seeds={seed: value if math.isfinite(value) else None for seed, value in seeds.items()},
+        unit=unit.name,
+        ratio=ratio,
+        left_out=left_out,
+        found=_told(decision, unit, claim.by, ratio),
+        evidence=_evidence(claim, left, right, found, unit),
+    )
+
+
+def _columns(claim: Claim, found: Found) -> tuple[list[str], tuple[str, ...]]:
+    """Over which the mean is taken: those that the claim names, or all in which its rows can be run; and those in which
+    they can't."""
+    if claim.columns is not None:
+        return list(claim.columns), ()
+    rows = [side for side in (claim.left, claim.right) if isinstance(side, str) and AT not in side]
+    every = [column.name for column in found.reproduction.columns]
+    able = [c for c in every if all(not _untestable(found, row, c) for row in rows)]
+    return able, tuple(c for c in every if c not in able) if rows else ()
+
+
+def _untestable(found: Found, row: str, column: str) -> str:
+    place = found.places.get((row, column))
+    return place.cell.untestable if place else ""
+
+
+def _cells(side: str | float, columns: Sequence[str]) -> list[tuple[str, str]]:
+    """The cells of a side; none if it is a number."""
+    if not isinstance(side, str):
+        return []
+    row, _, column = side.partition(AT)
+    return [(row, column)] if column else [(row, column) for column in columns]
+
+
+def _missing(cells: Sequence[tuple[str, str]], found: Found) -> str:
+    """Why a cell has no number, if one hasn't."""
+    for at in cells:
+        place, name = found.places.get(at), AT.join(at)
+        if place is None:
+            return f"{name} was not asked for"
+        if place.cell.untestable:
+            return f"{name}: {place.cell.untestable}"
+        if not place.runs:
+            return f"{name}: {place.missing[0].problem if place.missing else 'not run'}"
+    return ""
+
+
+def _unpaired(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: Found) -> str:
+    """Why two cells of a column can't be compared seed by seed, if they can't."""
+    for pair in ((at, other) for at in left for other in right if at[1] == other[1]):
+        ours, theirs = (
+            {run.summary.seed: (run.summary.dataset, run.summary.test_sha256) for run in found.places[at].runs}
+            for at in pair
+        )
+        if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
+            return "the runs of a seed have other test rows"
+    return ""
+
+
+def _evidence(
+    claim: Claim, left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: Found, unit: Unit
+) -> str:
+    """A hash of the runs of both sides and what is asked of them."""
+    places = [[found.places.get(at) for at in side] for side in (left, right)]
+    if not left or any(place is None or not place.tries for side in places for place in side):
+        return ""
+    runs = [sorted(one.folder.name for place in side if place for one in place.tries) for side in places]
+    measure = claim.measure or found.reproduction.measure
+    number = None if isinstance(claim.right, str) else claim.right
+    what = [runs, number, claim.rule, claim.by, claim.times, measure, unit.name]
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
+
+def _reason(found: Found) -> str:
+    """Why no column is left."""
+    why = [place.cell.untestable for place in found.places.values() if place.cell.untestable]
+    return why[0] if why else "no column is left to compare"
+
+
+def _by_seed(cells: Sequence[tuple[str, str]], claim: Claim, found: Found, unit: Unit) -> dict[int, float]:
+    """The mean over cells in each seed that all of them have."""
+    if claim.measure is None and claim.unit is None:
+        each = [found.numbers[at].by_seed for at in cells]
+    else:
+        measure = claim.measure or found.reproduction.measure
+        each = [found.number(*at, measure, unit.name).by_seed for at in cells]
+    both = set[int].intersection(*({*one} for one in each))
+    return {seed: float(np.mean([one[seed] for one in each])) for seed in sorted(both)}
+
+
+def _ratio(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Of the means; None where there is none."""
+    above, below = float(np.sum(left)), float(np.sum(right))
+    return above / below if below and math.isfinite(above) and math.isfinite(below) else None
+
+
+def _compared(claim: Claim, columns: Sequence[str], left_out: Sequence[str], unit: Unit) -> str:
+    """`FedAL − FedMD, mean of 3 columns`, without those that can't be run here."""
+    right = claim.right if isinstance(claim.right, str) else f"{as_printed(claim.right, None)}{unit.apart}"
+    times = f"{claim.times:g} × " if claim.times != 1 else ""
+    rows = [side for side in (claim.left, claim.right) if isinstance(side, str) and AT not in side]
+    over = ""
+    if rows and columns:
+        over = f", {columns[0]}" if len(columns) == 1 else f", mean of {len(columns)} columns"
+        over += f" (without {words.together(left_out)})" if left_out else ""
+    margin = f"; margin {as_printed(claim.by, None)}{unit.apart}" if claim.by else ""
+    measure = f"{claim.measure}: " if claim.measure else ""
+    return f"{measure}{claim.left} {words.MINUS} {times}{right}{over}{margin}"
+
+
+def _told(decision: Decision, unit: Unit, by: float, ratio: float | None) -> str:
+    """`the opposite: −2.1 points (−3.0 to −1.2)`."""
+    if decision.mean is None:
+        return decision.words
+    decimals = unit.decimals(decision.mean)
+    ends = decision.ends or ()
+    edges = (0.0, by, -by)
+    while decimals < 4 and any(
+        e != edge and round(e, decimals) == round(edge, decimals) for e in ends for edge in edges
+    ):
+        decimals += 1  # on which side of it an end lies must be seen
+    mean, *others = (words.number(value, f"+,.{decimals}f") for value in (decision.mean, *ends))
+    text = f"{mean}{unit.apart}" + (f" ({' to '.join(others)})" if others else "")
+    text += f", {ratio:,.3g} times" if ratio is not None else ""
+    return f"{decision.words}: {text}" if decision.words else text

@@ -1,0 +1,142 @@
+"""One page over several tables and figures: how many of each paper's claims are held, and each claim in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from fedloom._version import __version__
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.report import words
+from fedloom.report.page import Cell, Page, Section, Table, Tile, cells, render
+from fedloom.reproduce import table
+from fedloom.reproduce.asked import Asked
+from fedloom.reproduce.claims import RULE, VERDICTS, Judged
+from fedloom.reproduce.outcome import Outcome, dumped, read_outcomes, repeated
+from fedloom.reproduce.read import SYSTEMS
+
+PAGE, TABLE, JSON = "index.html", "claims.md", "claims.json"
+COUNTS = ("Paper", "Tables and figures", *(words.capital(verdict) for verdict in VERDICTS), "Time")
+Line = tuple[Outcome, Judged, str]
+"""A claim of an outcome, and where it was counted before."""
+ONCE = "Claims that the same runs decide in the same way are counted once."
+CLAIMS = ("Claim", "Where", "Verdict", table.DIFFERENCE, "Seeds")
+
+
+def write_index(target: Path) -> Path:
+    """Write `index.html`, `claims.md` and `claims.json` of all outcomes in the folder's folders; returns the page."""
+    outcomes, problems = read_outcomes(target)
+    lines = list(repeated(outcomes))
+    notes = [*problems, *_notes(outcomes)]
+    target.mkdir(parents=True, exist_ok=True)
+    write_atomically(target / PAGE, render(_page(outcomes, lines, notes)).encode())
+    write_atomically(target / TABLE, _markdown(outcomes, lines, notes).encode())
+    write_atomically(target / JSON, dumped([_plain(one, lines) for one in outcomes]))
+    return target / PAGE
+
+
+def _plain(outcome: Outcome, lines: Sequence[Line]) -> dict[str, Any]:
+    """An outcome whose claims say where their runs were counted before, if they were."""
+    claims = [{**asdict(claim), "same_runs_as": before or None} for one, claim, before in lines if one is outcome]
+    return {**asdict(outcome), "claims": claims}
+
+
+def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """What a reader must know before the counts."""
+    changes = {change: None for one in outcomes for change in one.asked.moved}
+    parts = {pattern: None for one in outcomes for pattern in one.asked.only}
+    yield from Asked((*changes,), (*parts,)).warnings(0)
+    for one in outcomes:
+        if {*one.versions} - {__version__}:
+            yield f"The runs of {one.name} are of fedloom {words.together(one.versions)}."
+
+
+def _papers(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """The outcomes of each paper, in the order of the papers."""
+    each = {system: [one for one in outcomes if one.system == system] for system in SYSTEMS}
+    return {system: own for system, own in each.items() if own}
+
+
+def _counts(outcomes: Sequence[Outcome], lines: Sequence[Line]) -> list[list[str]]:
+    """A line for each paper under `COUNTS`, and one for all."""
+    papers = _papers(outcomes)
+    groups = [(SYSTEMS[system], {system}, own) for system, own in papers.items()]
+    groups += [("all", {*papers}, list(outcomes))] if len(papers) > 1 else []
+    return [[name, str(len(own)), *map(str, _verdicts(lines, systems)), _time(own)] for name, systems, own in groups]
+
+
+def _verdicts(lines: Sequence[Line], systems: Collection[str]) -> list[int]:
+    """How many claims of papers have each verdict; those that are decided by the same runs count once."""
+    counted = [claim for one, claim, before in lines if not before and one.system in systems]
+    return [sum(claim.verdict == verdict for claim in counted) for verdict in VERDICTS]
+
+
+def _time(outcomes: Sequence[Outcome]) -> str:
+    return words.duration(sum(one.seconds for one in outcomes))
+
+
+def _same(before: str) -> str:
+    return f"same runs as {before}" if before else ""
+
+
+def _verdict(claim: Judged, before: str) -> str:
+    return f"{claim.verdict} ({_same(before)})" if before else claim.verdict
+
+
+def _scale(outcomes: Sequence[Outcome]) -> str:
+    return words.together(sorted({one.scale for one in outcomes}))
+
+
+def _page(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]) -> Page:
+    counts = Table(
+        "Claims by verdict, and the wall time of the runs", COUNTS, [cells(*line) for line in _counts(outcomes, lines)]
+    )
+    sections = [Section("Papers", text=[RULE, ONCE], tables=[counts])]
+    for system, own in _papers(outcomes).items():
+        rows = [
+            cells(
+                claim.text,
+                Cell(one.place, title=one.title, href=f"{quote(one.name)}/{PAGE}"),
+                Cell(claim.verdict, below=_same(before), strong=claim.verdict == "held" and not before),
+                claim.found,
+                str(len(claim.seeds) or words.NONE),
+            )
+            for one, claim, before in lines
+            if one.system == system
+        ]
+        tables = [Table("What the paper claims of each table and figure", CLAIMS, rows, words=4, prose=True)]
+        bare = [one for one in own if not one.claims]
+        points = [f"{one.place}, {one.title}: no claim." for one in bare]
+        sections.append(Section(SYSTEMS[system], tables=tables if rows else [], points=points))
+    verdicts = _verdicts(lines, SYSTEMS)
+    tiles = [
+        Tile(words.capital(verdict), f"{count} of {sum(verdicts)}", "claims")
+        for verdict, count in zip(VERDICTS, verdicts, strict=True)
+    ]
+    number = words.times(len(outcomes), "table or figure", "tables and figures")
+    return Page(
+        title="Tables and figures, reproduced",
+        subtitle=f"{words.capital(_scale(outcomes))} scale · {number}",
+        lead="What papers claim of their numbers, and whether it is seen in ours.",
+        warning=" ".join(notes),
+        tiles=tiles,
+        sections=sections,
+        footer=f"Made by fedloom {__version__}. {TABLE} has the same for Markdown, {JSON} all numbers.",
+    )
+
+
+def _markdown(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]) -> str:
+    parts = [f"# Claims at the {_scale(outcomes)} scale", *(f"**{table.plain(note)}**" for note in notes)]
+    parts += [RULE, ONCE, table.grid(COUNTS, _counts(outcomes, lines))]
+    for system, own in _papers(outcomes).items():
+        rows = [
+            [claim.text, one.place, _verdict(claim, before), claim.found, str(len(claim.seeds) or words.NONE)]
+            for one, claim, before in lines
+            if one.system == system
+        ]
+        links = {one.place: f"{quote(one.name)}/{table.FILE}" for one in own}
+        parts += [f"## {table.plain(SYSTEMS[system])}", *([table.grid(CLAIMS, rows, links=links)] if rows else [])]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,254 @@
+"""What a cell of a published table shows: one number of a run's folder, and how people write it.
+
+A measure is named as in a run's files:
+
+accuracy, own accuracy, own accuracy WAY    as `result.json` has them, mean over clients
+accuracy, balanced accuracy, AUC, log loss  the scores of parties with different columns
+attack NAME                                 the share of labels that an attack finds out, mean over parties
+bytes up, bytes down, bytes across          tensor data; `bytes sent` is up and across, `bytes` all three
+seconds                                     wall time of the run
+best MEASURE                                its best value at any evaluation
+mean over rounds of MEASURE                 the mean of its values at all evaluations but that at the start
+largest MEASURE                             the largest of those
+first MEASURE, gain of MEASURE              at the first evaluation after the start; and the last value minus that
+MEASURE of client N                         of that client alone, at the end
+bytes until 60 % [MEASURE]                  what clients had sent at the evaluation at which the accuracy, or another
+rounds until 60 % [MEASURE]                 measure, first reached a level, infinite if it never did; or its `best`
+attack told                                 the most that an attack finds out by what a party is told
+skew                                        total variation between a client's class mix and that of all, mean
+
+A run without ways, such as one of a method that tunes nothing, shows its own accuracy as it is. Any other measure is
+looked up in `metrics.csv`: its last value, or the mean of its parties' where there is none of all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.report import words
+from fedloom.report.learning import sent
+from fedloom.report.measures import GLOBAL, OWN, SCORES
+from fedloom.report.read import Run, read_run
+from fedloom.reproduce.read import Reproduction
+
+BEST = "best "
+MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
+TOLD = ("gradients direct", "gradients nearest", "prototypes")
+"""Attacks that use what a party is told: see `fedloom.experiment.attacked`."""
+ATTACK = "attack "
+_UNTIL = re.compile(r"(bytes|rounds|iterations) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
+_CLIENT = re.compile(r"(.+) of client (\d+)")
+_BYTES = {
+    "bytes up": ("up",),
+    "bytes down": ("down",),
+    "bytes across": ("across",),
+    "bytes sent": ("up", "across"),
+    "bytes": ("up", "down", "across"),
+}
+
+
+def value(folder: Path, measure: str) -> float | None:
+    """A measure of a run's folder: shares in [0, 1], bytes, seconds or as it is.
+
+    Returns:
+        None if the run is not finished, or did not measure it.
+
+    Raises:
+        DataError: a file of a finished run is missing or damaged.
+    """
+    return of(read_run(folder), measure) if (folder / "result.json").is_file() else None
+
+
+def of(run: Run, measure: str) -> float | None:
+    """The same of a run that was read; None if it did not measure it."""
+    s = run.summary
+    name = _named(run, measure)
+    if name in s.scores:
+        return s.scores[name]
+    if name in s.measures:
+        return s.measures[name].mean
+    if name.startswith(ATTACK) and name.removeprefix(ATTACK) in s.attacks:
+        return s.attacks[name.removeprefix(ATTACK)].mean
+    if name in _BYTES:
+        return float(sum(getattr(s.bytes, way) for way in _BYTES[name]))
+    if name == "seconds":
+        return s.seconds.get("total")
+    if name == "attack told":
+        return max((s.attacks[attack].mean for attack in TOLD if attack in s.attacks), default=None)
+    return skew(run) if name == "skew" else _derived(run, name)
+
+
+def _named(run: Run, measure: str) -> str:
+    """As the run calls it."""
+    s = run.summary
+    if measure.casefold() in s.scores:
+        return measure.casefold()
+    untuned = measure.startswith(f"{OWN} ") and not s.ways and OWN in s.measures
+    return OWN if untuned and not _CLIENT.fullmatch(measure) else measure
+
+
+def _derived(run: Run, measure: str) -> float | None:
+    """What follows from the values at evaluations."""
+    if found := _UNTIL.fullmatch(measure):
+        return _until(run, found[1], float(found[2]) / 100 if found[2] else None, found[3] or GLOBAL)
+    inner = _plain(measure)
+    x, y = curve(run, inner)
+    if not len(y):
+        return None
+    known, after = y[np.isfinite(y)], y[x > 0]
+    if measure.startswith(BEST):
+        return _best(known, inner) if len(known) else None
+    if inner == measure:
+        return float(y[-1])
+    if not len(after):
+        return None
+    asked = {MEAN: after.mean(), LARGEST: after.max(), FIRST: after[0], GAIN: after[-1] - after[0]}
+    return float(asked[measure.removesuffix(inner)])
+
+
+def _plain(measure: str) -> str:
+    """A measure without what is asked of its values."""
+    for before in (BEST, MEAN, LARGEST, FIRST, GAIN):
+        measure = measure.removeprefix(before)
+    return measure
+
+
+def _best(values: np.ndarray, measure: str) -> float:
+    return float(values.min() if lower(measure) else values.max())
+
+
+def skew(run: Run) -> float | None:
+    """Total variation in [0, 1] between a client's class mix and that of all rows, mean over clients with rows."""
+    counts = np.array(run.partition.counts, dtype=float)
+    if not counts.size:
+        return None
+    counts = counts[counts.sum(1) > 0]
+    mixes = counts / counts.sum(1, keepdims=True)
+    return float(np.abs(mixes - counts.sum(0) / counts.sum()).sum(1).mean() / 2)
+
+
+def lower(measure: str) -> bool:
+    """Whether less of it is better."""
+    return "loss" in measure or measure.startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
+
+
+def drawn(measure: str) -> str:
+    """What a curve of a measure by iteration shows: the measure itself, or the accuracy that it is about."""
+    if found := _UNTIL.fullmatch(measure):
+        return found[3] or GLOBAL
+    return GLOBAL if measure in (*_BYTES, "seconds") else _plain(measure)
+
+
+def curve(run: Run, measure: str) -> tuple[np.ndarray, np.ndarray]:
+    """Iterations (n,) and values (n,) of a measure after the last stage that has it; empty if none has."""
+    if found := _CLIENT.fullmatch(measure):
+        return _of_client(run, _named(run, found[1]), int(found[2]))
+    name = _named(run, measure)
+    if name in run.summary.scores:
+        name = SCORES[name].measure
+    elif name in run.summary.measures:
+        name = f"{name} mean"
+    parties = list(dict.fromkeys(party for what, party, _ in run.measured if what == name))
+    if not parties or "" in parties:
+        return _of_party(run, name, "")
+    at: dict[float, list[float]] = {}
+    for party in parties:
+        for x, y in zip(*_of_party(run, name, party), strict=True):
+            at.setdefault(float(x), []).append(float(y))
+    return np.array(sorted(at)), np.array([np.mean(at[x]) for x in sorted(at)])
+
+
+def _of_client(run: Run, name: str, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A measure of the client or party of a number."""
+    return _of_party(run, name, run.names[client]) if client < len(run.names) else (np.array([]), np.array([]))
+
+
+def _of_party(run: Run, name: str, party: str) -> tuple[np.ndarray, np.ndarray]:
+    """A measure as `metrics.csv` names it, of a party, after the last stage that has it."""
+    stages = [stage for what, of, stage in run.measured if (what, of) == (name, party)]
+    return run.curve(name, run.last if run.last in stages or not stages else stages[-1], party)
+
+
+def spent(run: Run) -> np.ndarray:
+    """Bytes (n,) that clients had sent, to whomever, at each evaluation after the last stage; of parties with different
+    columns all that was sent, to them too."""
+    down = run.curve("bytes down", run.last)[1] if run.summary.scores else 0
+    total: np.ndarray = sent(run) + down
+    return total
+
+
+def _until(run: Run, what: str, level: float | None, measure: str) -> float | None:
+    """What was spent at the first evaluation at which a measure had reached a level, or its best value if None."""
+    x, y = curve(run, measure)
+    if not np.isfinite(y).any():
+        return None
+    goal = _best(y[np.isfinite(y)], measure) if level is None else level
+    reached = np.flatnonzero(y <= goal if lower(measure) else y >= goal)
+    if not len(reached):
+        return math.inf
+    first = x[reached[0]]
+    if what == "bytes":
+        return float(np.interp(first, run.curve("bytes up", run.last)[0], spent(run)))
+    return float(first) * (run.summary.rounds / max(1, run.summary.iterations) if what == "rounds" else 1.0)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How the numbers of a table are written. Arguments of its methods are in the unit.
+
+    Attributes:
+        name: as a reproduction's file has it: shares become %, bytes kB, MB or GB; all else stays as it is.
+    """
+
+    name: str
+
+    @property
+    def factor(self) -> float:
+        """By which a raw value is multiplied."""
+        return {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}.get(self.name, 1.0)
+
+    @property
+    def apart(self) -> str:
+        """What differences are in, behind a number."""
+        noun = "points" if self.name == "%" else self.name
+        return f"{words.NBSP}{noun}" if noun else ""
+
+    def number(self, value: float, like: float | None = None) -> str:
+        """`81.2`, with as many decimals as a value `like` it has; `never` for what is infinite."""
+        return (
+            "never"
+            if math.isinf(value)
+            else words.number(value, f",.{self.decimals(value if like is None else like)}f")
+        )
+
+    def spread(self, mean: float, deviation: float | None) -> str:
+        """`81.2 ± 0.7`, or the mean alone."""
+        known = deviation is not None and math.isfinite(deviation)
+        behind = f"{words.NBSP}±{words.NBSP}{self.number(deviation or 0.0, mean)}" if known else ""
+        return f"{self.number(mean)}{behind}"
+
+    def difference(self, value: float, like: float | None = None) -> str:
+        """`+2.1`."""
+        return words.number(value, f"+,.{self.decimals(value if like is None else like)}f")
+
+    def decimals(self, size: float) -> int:
+        """How many a number of that size has: one for percent; else so that it has three digits in all."""
+        if self.name == "%" or not math.isfinite(size):
+            return 1
+        return 2 if size == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(size)))))
+
+
+def unit_of(reproduction: Reproduction) -> Unit:
+    """The unit of a table's numbers."""
+    return Unit(reproduction.unit)
+
+
+def as_printed(mean: float, deviation: float | None) -> str:
+    """A number of a paper, with the digits it has there: `74.4 ± 0.7`."""
+    texts = [f"{value:,.10g}".replace("-", words.MINUS) for value in (mean, deviation) if value is not None]
+    return f"{words.NBSP}±{words.NBSP}".join(texts)

@@ -1,0 +1,188 @@
+"""The page of a reproduction: our numbers beside the paper's, what is claimed of them, and how they were made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from fedloom._version import __version__
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.record import write_csv
+from fedloom.report import words
+from fedloom.report.page import Cell, Details, Page, Section, Table, Tile, cells, render
+from fedloom.reproduce import table
+from fedloom.reproduce.asked import WHOLE, Asked
+from fedloom.reproduce.claims import RULE, VERDICTS, Judged, judge
+from fedloom.reproduce.found import Found, gather, missing, seeds, untestable
+from fedloom.reproduce.index import write_index
+from fedloom.reproduce.made import facts, warnings
+from fedloom.reproduce.outcome import FILE, Outcome, dumped
+from fedloom.reproduce.picture import Picture, row_look
+from fedloom.reproduce.pictures import pictures
+from fedloom.reproduce.read import SYSTEMS, Reproduction, Scale
+from fedloom.reproduce.read import Cell as Place
+
+__all__ = ["Outcome", "write", "write_index"]
+
+PAGE, NUMBERS = "index.html", "table.csv"
+"""The files of a reproduction's folder; each picture has a CSV beside them."""
+
+
+def write(
+    reproduction: Reproduction,
+    scale: Scale,
+    cells: Iterable[Place],
+    folder_of: Callable[[RunConfig], Path],
+    target: Path,
+    problems: Mapping[Path, str] | None = None,
+    asked: Asked = WHOLE,
+) -> Outcome:
+    """Write `index.html`, `table.md`, `table.csv`, a CSV for each picture and `outcome.json`.
+
+    Args:
+        cells: the places of the table that were asked for.
+        folder_of: where a run is; if it is not there, or not finished, the page says so.
+        target: the folder to write into, called like the reproduction.
+        problems: by a run's folder, why it failed.
+        asked: what was asked for beyond the file, by which `cells` were chosen.
+    """
+    found = gather(target.name, reproduction, scale, cells, folder_of, problems or {}, asked)
+    judged = tuple(judge(claim, found) for claim in reproduction.claims)
+    shown = pictures(found)
+    target.mkdir(parents=True, exist_ok=True)
+    write_atomically(target / PAGE, render(page(found, judged, shown, target)).encode())
+    write_atomically(target / table.FILE, table.markdown(found, judged).encode())
+    write_csv(target / NUMBERS, table.HEADER, table.rows(found))
+    for picture in shown:
+        write_csv(target / f"{picture.name}.csv", picture.header, picture.rows)
+    outcome = _outcome(found, judged)
+    write_atomically(target / FILE, dumped(outcome))
+    return outcome
+
+
+def _outcome(found: Found, judged: tuple[Judged, ...]) -> Outcome:
+    kinds = dict.fromkeys(("all", "some", "none", "untestable"), 0)
+    for place in found.places.values():
+        done = "all" if not place.missing else "some" if place.runs else "none"
+        kinds["untestable" if place.cell.untestable else done] += 1
+    r = found.reproduction
+    spent = sum(run.summary.seconds.get("total", 0.0) for run in found.runs.values())
+    versions = tuple(sorted({str(run.environment.get("fedloom")) for run in found.runs.values()}))
+    about = found.name, r.title, r.place, r.system, found.scale
+    return Outcome(*about, judged, kinds, len(found.runs), spent, versions, found.asked)
+
+
+def page(found: Found, judged: Sequence[Judged], shown: Sequence[Picture], target: Path) -> Page:
+    """The page, which will lie in the folder `target`."""
+    r = found.reproduction
+    sections = [_numbers(found)]
+    if judged:
+        sections.append(_claims(judged))
+    sections += [picture.section for picture in shown]
+    sections += [_made(found), _runs(found, target)]
+    return Page(
+        title=r.title,
+        subtitle=f"{words.capital(found.scale)} scale · {r.place} of {SYSTEMS[r.system]}",
+        lead=_lead(judged),
+        warning=" ".join(warnings(found)),
+        tiles=list(_tiles(found, judged)),
+        sections=sections,
+        footer=f"Made by fedloom {__version__} from the folders of the runs. The numbers are in {NUMBERS}"
+        + "".join(f", {picture.name}.csv" for picture in shown)
+        + f"; {table.FILE} has the table for Markdown.",
+    )
+
+
+def _lead(judged: Sequence[Judged]) -> str:
+    if not judged:
+        return "The paper claims nothing of these numbers that seeds could decide."
+    return f"{words.capital(counted(judged))}."
+
+
+def counted(judged: Sequence[Judged]) -> str:
+    """`of three claims: two held and one not seen`."""
+    counts = {verdict: sum(claim.verdict == verdict for claim in judged) for verdict in VERDICTS}
+    texts = [words.times(count, verdict, verdict) for verdict, count in counts.items() if count]
+    return f"of {words.times(len(judged), 'claim')}: {words.together(texts)}"
+
+
+def _tiles(found: Found, judged: Sequence[Judged]) -> Iterator[Tile]:
+    if judged:
+        held = sum(claim.verdict == "held" for claim in judged)
+        yield Tile("Claims held", f"{held} of {len(judged)}", "by paired differences over seeds")
+    numbers = [n for n in found.numbers.values() if n.mean is not None]
+    yield Tile("Cells", f"{len(numbers)} of {len(found.places)}", "have a number of ours")
+    yield Tile("Seeds", words.span(seeds(found)) if seeds(found) else words.NONE, "of each cell")
+    spent = sum(run.summary.seconds.get("total", 0.0) for run in found.runs.values())
+    yield Tile(
+        "Time", words.duration(spent), f"wall time of {words.times(len(found.runs), 'run')}, one after the other"
+    )
+
+
+def _numbers(found: Found) -> Section:
+    """The table, and why cells are empty."""
+    text = [t for t in (found.reproduction.about, found.reproduction.scale(found.scale).about) if t]
+    rows = [_row(found, row) for row in found.rows]
+    chances = [table.chance(found, column) for column in found.columns]
+    if any(chances):
+        rows.append(cells(Cell("chance", "always the most frequent class"), *(c or words.NONE for c in chances)))
+    shown = Table(table.caption(found), [table.corner(found), *found.columns], rows)
+    points = [*untestable(found), *missing(found)]
+    return Section("The numbers", text=text, tables=[shown], points=points)
+
+
+def _row(found: Found, row: str) -> list[Cell]:
+    """One method: in each column our number over the paper's."""
+    shown = [Cell(row, key=row_look(found, row).key("").sample)]
+    for column in found.columns:
+        at = (row, column)
+        if at not in found.places:
+            shown.append(Cell(words.NONE, title="not asked for"))
+            continue
+        place = found.places[at]
+        best = found.numbers[at].mean is not None and row in found.best(column)
+        why = place.cell.untestable or "; ".join(dict.fromkeys(one.problem for one in place.missing))
+        shown.append(Cell(table.ours(found, *at), title=why, below=table.theirs(found, *at), strong=best))
+    return shown
+
+
+def _claims(judged: Sequence[Judged]) -> Section:
+    """Each claim with its verdict."""
+    rows = [
+        cells(c.text, c.compared, Cell(c.verdict, strong=c.verdict == "held"), c.found, str(len(c.seeds) or words.NONE))
+        for c in judged
+    ]
+    columns = ("Claim", "Compared", "Verdict", table.DIFFERENCE, "Seeds")
+    shown = Table("What the paper claims of these numbers, and what ours say", columns, rows, words=4, prose=True)
+    return Section("What the paper claims", text=[RULE], tables=[shown])
+
+
+def _made(found: Found) -> Section:
+    """The machine, what it cost, and how to repeat it."""
+    rows = [cells(*pair) for pair in facts(found)]
+    return Section(
+        "How it was made",
+        tables=[Table("What the numbers may depend on, and what they cost", ("What", "Which"), rows, words=2)],
+        command=found.asked.command(found.name, found.scale),
+    )
+
+
+def _runs(found: Found, target: Path) -> Section:
+    """Every run: its cell, seed, value, hash and folder."""
+    rows = []
+    for place, one in found.tries:
+        number = found.numbers[place.cell.row.name, place.cell.column.name].by_seed.get(one.config.seed)
+        folder = quote(Path(os.path.relpath(one.folder, target)).as_posix())
+        report = "report.html" if (one.folder / "report.html").is_file() else ""
+        link = Cell(one.folder.name, href=f"{folder}/{report}") if one.run else Cell(one.problem)
+        value = words.NONE if number is None else found.unit.number(number)
+        state = (one.run.summary.state_sha256 if one.run else None) or words.NONE
+        spent = words.duration(one.run.summary.seconds.get("total", 0.0)) if one.run else words.NONE
+        row = (place.cell.row.name, place.cell.column.name, link, str(one.config.seed), value, spent)
+        rows.append(cells(*row, Cell(state[:12], state)))
+    columns = ("Row", "Column", "Folder", "Seed", table.shown(found), "Time", "State hash")
+    every = Table("A folder's config.toml repeats its run: fedloom run config.toml", columns, rows, words=3)
+    return Section("Runs", details=[Details(f"All {len(rows)} runs, one by one", table=every)] if rows else [])

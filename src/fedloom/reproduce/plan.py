@@ -1,0 +1,232 @@
+"""What is to be run for some tables and figures: their cells, and each different run once."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedloom.data.sources import ROOT_VARIABLE, SOURCES, load
+from fedloom.errors import ConfigError, DataError, FedloomError, did_you_mean
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.pool import digest, is_finished
+from fedloom.reproduce.asked import Asked, flat
+from fedloom.reproduce.read import AT, SYSTEMS, Cell, Reproduction, Scale, canonical, parsed, read, shipped
+
+__all__ = ["Plan", "Planned", "absent", "digest", "fetch", "plan", "reproductions"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One table or figure at one scale.
+
+    Attributes:
+        cells: those that were chosen.
+        runs: what they need, by digest; cells, and other tables, may share some.
+        asked: what was asked for beyond the file.
+    """
+
+    name: str
+    reproduction: Reproduction
+    scale: Scale
+    cells: tuple[Cell, ...]
+    runs: Mapping[str, RunConfig]
+    asked: Asked
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Several of them.
+
+    Attributes:
+        out: the folder of all that is written.
+        pages: that of all pages; where settings were changed or a part was chosen it is not that of the whole tables.
+        problems: by name, why one can't be run here.
+    """
+
+    out: Path
+    scale: Scale
+    pages: Path
+    planned: tuple[Planned, ...]
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> dict[str, RunConfig]:
+        """All different runs by digest, in the order in which they are first needed."""
+        return {key: run for one in self.planned for key, run in one.runs.items()}
+
+    def folder(self, run: RunConfig) -> Path:
+        """Where a run writes to, whichever tables show it."""
+        return self.out / "runs" / digest(run)
+
+    def target(self, name: str) -> Path:
+        """The folder of a table's page."""
+        return self.pages / name
+
+    @property
+    def finished(self) -> set[str]:
+        """The digests of runs whose results are there."""
+        return {key for key, run in self.runs.items() if is_finished(run, self.out / "runs" / key)}
+
+    def titles(self) -> dict[str, str]:
+        """What a person calls each run, by digest: the first cell that needs it, and its seed."""
+        titles: dict[str, str] = {}
+        for one in self.planned:
+            for cell in one.cells:
+                for run in cell.runs:
+                    titles.setdefault(digest(run), f"{one.name}: {cell.name}, seed {run.seed}")
+        return titles
+
+
+def reproductions(names: Sequence[str], every: bool = False) -> dict[str, Reproduction]:
+    """The tables and figures that names stand for, by their own names, in the order given.
+
+    Args:
+        names: of one, such as `fedal-table-6`; of a paper, such as `fedal`, for all of it; or a file.toml.
+        every: all that come with fedloom, too.
+
+    Raises:
+        ConfigError: a name stands for none, or a file is not valid; all of them at once.
+    """
+    known = shipped()
+    found: dict[str, Reproduction] = {}
+    wrong: list[str] = []
+    for name in [*names, *(known if every else ())]:
+        of = [n for n in known if n.startswith(f"{name}-")] if name in SYSTEMS else [name]
+        if not of:
+            wrong.append(f"there is no table or figure of {name} here")
+        for one in of:
+            try:
+                if not one.endswith(".toml"):
+                    found[one if one in known else canonical(one)] = read(one)
+                elif (title := Path(one).stem) in known or title in found:
+                    wrong.append(f"{one}: {title} is the name of another one: call the file otherwise")
+                else:
+                    found[title] = parsed(_text(Path(one)), one)
+            except ConfigError as error:
+                wrong.append(str(error))
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return found
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"{file} can't be read: {reason}") from None
+
+
+def plan(
+    found: Mapping[str, Reproduction],
+    out: Path,
+    scale: Scale,
+    *,
+    seeds: int | None = None,
+    only: Sequence[str] = (),
+    change: Mapping[str, Any] | None = None,
+    device: str | None = None,
+) -> Plan:
+    """What to run for these tables and figures.
+
+    Args:
+        found: by name.
+        out: the folder of all that is written.
+        scale: small or paper.
+        seeds: how many, from 0; None for as many as each scale has.
+        only: names of rows, columns or `row @ column`, with * and ?; each must be in one of them. Those that have none
+            are left away. Empty for all.
+        change: settings over all others.
+        device: a torch device that only those have who do the runs; None for what the settings say.
+
+    Raises:
+        ConfigError: an `only` fits nowhere.
+    """
+    fitting = {name: [pattern for pattern in only if fits(one, pattern)] for name, one in found.items()}
+    for pattern in only:
+        if not any(pattern in each for each in fitting.values()):
+            names = {name for one in found.values() for name in _names(one)}
+            raise ConfigError(f"--only {pattern!r} is no row, column or cell.{did_you_mean(pattern, names)}")
+    asked = Asked((*flat(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds)
+    pages = out / asked.folder(scale, max((one.scale(scale).seeds for one in found.values()), default=1))
+    planned, problems = [], {}
+    for name, one in found.items():
+        if only and not fitting[name]:
+            continue
+        try:
+            cells = tuple(_moved(cell, device) for cell in one.cells(scale, seeds, fitting[name], change))
+            runs = {digest(run): run for cell in cells for run in cell.runs}
+        except FedloomError as error:
+            problems[name] = str(error)
+        else:
+            planned.append(Planned(name, one, scale, cells, runs, replace(asked, only=tuple(fitting[name]))))
+    return Plan(out, scale, pages, tuple(planned), problems)
+
+
+def _moved(cell: Cell, device: str | None) -> Cell:
+    """The cell with its runs on a device."""
+    if device is None:
+        return cell
+    runs = [run.model_copy(update={"engine": run.engine.model_copy(update={"device": device})}) for run in cell.runs]
+    return replace(cell, runs=tuple(runs))
+
+
+def fits(one: Reproduction, pattern: str) -> bool:
+    """Whether it has a row, column or cell of that name."""
+    return any(fnmatch.fnmatchcase(name.casefold(), pattern.casefold()) for name in _names(one))
+
+
+def _names(one: Reproduction) -> list[str]:
+    rows, columns = [row.name for row in one.rows], [column.name for column in one.columns]
+    return [*rows, *columns, *(f"{row}{AT}{column}" for row in rows for column in columns)]
+
+
+# -- data -------------------------------------------------------------------------------------------------
+
+
+def absent(runs: Mapping[str, RunConfig]) -> list[tuple[str, str | None]]:
+    """The data sets of runs, each with its root, that are in no folder here: they are to be had from the hub, or from
+    what was kept of it."""
+    sets = {(run.data.name, run.data.root): None for run in runs.values() if not run.data.own and not _listed(run)}
+    return [(name, root) for name, root in sets if name in SOURCES and not _here(name, root)]
+
+
+def unlisted(runs: Mapping[str, RunConfig]) -> list[str]:
+    """The manifests that runs name and that are not there."""
+    named = {run.columns.manifest for run in runs.values() if run.columns.manifest}
+    return sorted(path for path in named if not Path(path).exists())
+
+
+def _listed(run: RunConfig) -> bool:
+    """Whether its rows are in files that its columns name."""
+    return bool(run.columns.own or run.columns.manifest or run.columns.files)
+
+
+def _here(name: str, root: str | None) -> bool:
+    hub, folder = SOURCES[name].hub, root or os.environ.get(ROOT_VARIABLE)
+    return hub is None or bool(folder and (Path(folder).expanduser() / hub).is_dir())
+
+
+def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
+    """Get data sets once, before many processes want them at the same time.
+
+    Raises:
+        DataError: some can't be had; how they can be.
+    """
+    wrong: dict[str, str] = {}
+    for name, root in sets:
+        try:
+            load(name, root=None if root is None else Path(root))
+        except DataError as error:
+            wrong[name] = str(error)
+    if wrong:
+        places = ", ".join(f"$FEDLOOM_DATA/{SOURCES[name].hub}" for name in wrong)
+        raise DataError(
+            "\n".join(f"{name}: {reason}" for name, reason in wrong.items())
+            + f"\nnot here: {', '.join(wrong)}. Install the extra (pip install 'fedloom[hub]') and run with a network "
+            f"once, or put their files into {places}"
+        )

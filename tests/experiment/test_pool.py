@@ -1,0 +1,243 @@
+"""Many runs side by side: failures, stops, kills, and what the same call does then."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+
+from fedloom.errors import ConfigError, EngineError
+from fedloom.experiment import _pooled, pool
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers
+from fedloom.experiment.run import execute
+from tests.experiment.held import PAGE, hold, rounds, write
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.pool import Job, run_all
+jobs = json.loads(sys.argv[1])
+run_all([Job(RunConfig.model_validate_json(run), Path(folder)) for run, folder in jobs], workers=2)
+"""
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    return write(tmp_path)
+
+
+def a_run(page: Path, method: str = "counted", **changes: Any) -> RunConfig:
+    values = {
+        "method": f"{page}:{method}",
+        "rounds": 40,
+        "data": {"clients": 2},
+        "models": {"pool": ["linear"]},
+        "evaluate": {"points": 1},
+    }
+    return RunConfig(**{**values, **changes})
+
+
+def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [Job(a_run(page, seed=seed), tmp_path / f"run-{seed}") for seed in range(3)]
+    held = hold(page, 0, 5)
+
+    def stop() -> bool:
+        if "0 5" not in rounds(page):
+            return False
+        Timer(0.5, lambda: held.unlink(missing_ok=True)).start()  # once the worker knows
+        return True
+
+    stopped = run_all(jobs, workers=1, stop=stop)
+    assert [one.state for one in stopped] == ["stopped", "left", "left"]
+    assert stopped[0].reason == f"stopped after round {len(rounds(page))}" and not jobs[2].folder.exists()
+
+    held = hold(page, 2, 3)
+    told = json.dumps([[job.run.model_dump_json(), str(job.folder)] for job in jobs])
+    with subprocess.Popen([sys.executable, "-c", DRIVER, told], stderr=subprocess.PIPE) as driver:
+        while "2 3" not in rounds(page) or len(list(tmp_path.glob("run-*/result.json"))) < 2:
+            assert driver.poll() is None, driver.stderr and driver.stderr.read()
+            time.sleep(0.05)
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate(timeout=60)  # the workers hold its end of the pipe as long as they live
+    held.unlink()
+    assert [is_finished(job.run, job.folder) for job in jobs] == [True, True, False]
+    since = [(job.folder / "result.json").stat().st_mtime_ns for job in jobs[:2]]
+
+    seen: list[Standing] = []
+    done = run_all(jobs, workers=1, progress=seen.append)
+    assert [one.state for one in done] == ["kept", "kept", "finished"]
+    assert [(job.folder / "result.json").stat().st_mtime_ns for job in jobs[:2]] == since
+    counts = Counter(rounds(page))
+    assert {*counts} == {f"{seed} {t}" for seed in range(3) for t in range(40)}
+    assert {one for one, count in counts.items() if count > 1} == {"2 2", "2 3"}  # since its last checkpoint
+    assert not list(tmp_path.glob("run-*/checkpoints"))
+    assert (seen[-1].done, seen[-1].kept, seen[-1].of, seen[-1].left) == (3, 2, 3, 0.0)
+    for job in jobs:
+        alone = execute(job.run).summary["state_sha256"]
+        assert json.loads((job.folder / "result.json").read_text())["state_sha256"] == alone
+
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started
+    assert {one.state for one in run_all(jobs)} == {"kept"}
+    with pytest.raises(ConfigError, match="holds a run with other settings"):
+        run_all([Job(a_run(page, seed=0, rounds=41), jobs[0].folder)])
+
+
+def test_what_fails_is_told_in_a_line_without_data_and_the_others_go_on(page: Path, tmp_path: Path) -> None:
+    runs = {
+        "killed": a_run(page, "bad", seed=1),
+        "memory": a_run(page, "bad", seed=2),
+        "error": a_run(page, "bad", seed=3),
+        "data": a_run(page, data={"name": str(tmp_path / "nothing.csv"), "clients": 2}),
+        "good": a_run(page, rounds=2),
+    }
+    jobs = [Job(run, tmp_path / name, name, cost=2.0 if name == "killed" else 1.0) for name, run in runs.items()]
+    torn = tmp_path / "good" / "checkpoints" / "round-000000001.ckpt"
+    torn.parent.mkdir(parents=True)
+    torn.write_bytes(b"torn")
+    seen: list[Standing] = []
+    ended = {one.job.name: one for one in run_all(jobs[::-1], workers=2, progress=seen.append)}
+    assert [*ended] == [*runs][::-1]
+    assert {name: one.state for name, one in ended.items()} == dict.fromkeys(runs, "failed") | {"good": "finished"}
+    assert seen[0].running == (("killed", 0.0),)  # it is the longest
+    assert "was killed, perhaps for want of memory" in ended["killed"].reason
+    assert "out of memory" in ended["memory"].reason
+    assert ended["error"].reason == "RuntimeError: see run.log in its folder"
+    assert "neither the name of a known data set" in ended["data"].reason
+    assert "row 17 is 0.25" in (tmp_path / "error" / "run.log").read_text()
+    assert "beginning again" in (tmp_path / "good" / "run.log").read_text()
+    assert sum(one.ended is not None and one.ended.state == "failed" for one in seen) == 4 == seen[-1].failed
+
+
+def test_a_worker_that_cannot_start_is_an_error(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(EngineError, match="a worker can't start"):
+        run_all([Job(a_run(page), tmp_path / "a")], workers=1)
+    with pytest.raises(ConfigError, match="can't share a folder"):
+        run_all([Job(a_run(page), tmp_path / "a")] * 2)
+    assert [one.state for one in run_all([Job(a_run(page), tmp_path / "a")], stop=lambda: True)] == ["left"]
+
+
+def test_a_digest_tells_what_moves_a_number(page: Path) -> None:
+    run = RunConfig(method="fedal", params={"tau": 5})
+    same: Sequence[dict[str, Any]] = (
+        {"name": "another"},
+        {"params": {}},  # tau is 5 anyway
+        {"engine": {"workers": 4, "memory_mb": 10}},
+    )
+    others: Sequence[dict[str, Any]] = (
+        {"seed": 1},
+        {"params": {"tau": 6}},
+        {"rounds": 7},
+        {"engine": {"name": "batched"}},
+        {"evaluate": {"points": 3}},
+        {"method": "fedmd"},
+    )
+    values = {"method": "fedal", "params": {"tau": 5}}
+    assert {digest(RunConfig(**{**values, **change})) for change in same} == {digest(run)}
+    assert len({digest(run), *(digest(RunConfig(**{**values, **change})) for change in others)}) == len(others) + 1
+    before = digest(a_run(page))
+    page.write_text(PAGE + "# changed\n")
+    assert digest(a_run(page)) != before and len(before) == 16
+
+
+def test_a_pretrained_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "server.safetensors"
+    file.write_bytes(b"a")
+    run = RunConfig(method="fedlp", pretrained={"file": str(file)}, data={"server": 100})
+    before = digest(run)
+    file.write_bytes(b"bb")
+    assert digest(run) != before
+
+
+def test_data_and_modules_of_ones_own_count_by_what_is_in_them(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table, folder, module = tmp_path / "a.csv", tmp_path / "many", tmp_path / "mynet_of_pool.py"
+    folder.mkdir()
+    runs = {
+        table: RunConfig(method="fedal", data={"name": str(table)}),
+        folder / "b.csv": RunConfig(method="fedal", data={"name": str(folder)}),
+        module: RunConfig(method="fedal", models={"pool": ["mynet_of_pool:net"]}, data={"partition": "no.such:part"}),
+    }
+    for file, run in runs.items():
+        file.write_text("")
+        before = digest(run)
+        assert digest(run) == before
+        file.write_text("# more")
+        assert digest(run) != before
+    own = RunConfig(data={"partition": "fedloom.data.partitions:label_sets"})
+    monkeypatch.setattr(pool, "_content", None)  # nothing is read of a run that names no such file
+    assert len({digest(own), digest(RunConfig())}) == 2
+
+
+def test_a_folder_that_another_process_is_at_is_left_and_its_result_kept(page: Path, tmp_path: Path) -> None:
+    run, folder = a_run(page, rounds=1), tmp_path / "a"
+    folder.mkdir()
+    with _pooled._alone(folder) as alone:
+        ended = _pooled.do(run.model_dump_json(), str(folder), lambda: False)
+        assert alone and (ended["state"], ended["reason"]) == ("left", "another process is at it")
+        assert [file.name for file in folder.iterdir()] == [".lock"]
+    states = [_pooled.do(run.model_dump_json(), str(folder), lambda: False)["state"] for _ in range(2)]
+    assert states == ["finished", "kept"]
+
+
+def test_a_folder_that_cannot_be_written_to_fails_alone(page: Path, tmp_path: Path) -> None:
+    jobs = [Job(a_run(page, rounds=1), tmp_path / "good"), Job(a_run(page, rounds=1), tmp_path / "bad", cost=2.0)]
+    (tmp_path / "bad" / ".lock").mkdir(parents=True)
+    good, bad = run_all(jobs, workers=1)
+    assert (good.state, bad.state) == ("finished", "failed")
+    assert bad.reason == f"Is a directory: {tmp_path / 'bad' / '.lock'}"
+
+
+def test_one_run_at_a_time_on_a_gpu() -> None:
+    assert usual_workers([RunConfig()]) >= 1
+    assert usual_workers([RunConfig(), RunConfig(engine={"device": "cuda"})]) == 1
+
+
+def test_time_left_goes_by_the_cost_of_what_finished(page: Path, tmp_path: Path) -> None:
+    jobs = [Job(a_run(page, seed=n), tmp_path / str(n), cost=cost) for n, cost in enumerate((1.0, 2.0, 4.0))]
+    seen: list[Standing] = []
+    board = pool.Board(jobs, seen.append, hands=2)
+    board.end(jobs[1], "kept")
+    assert seen[-1].left is None  # of what was there before nobody knows how long it took
+    board.end(jobs[0], "finished", seconds=3.0)
+    assert seen[-1].left == pytest.approx(12.0)
+    assert seen[-1].ended is not None and seen[-1].ended.job is jobs[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*(subprocess|unclosed).*:ResourceWarning")
+def test_the_same_on_a_ray_cluster(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    with tempfile.TemporaryDirectory(prefix="fl", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        names = {"good": a_run(page, seed=0, rounds=2), "killed": a_run(page, "bad", seed=1)}
+        jobs = [Job(run, tmp_path / name) for name, run in names.items()]
+        long = Job(a_run(page, seed=5, rounds=4000), tmp_path / "long")
+        ended = [0]
+
+        def count(now: Standing) -> None:
+            ended[0] = now.done + now.failed
+
+        first = run_all(
+            [*jobs, long], ray="local", workers=2, progress=count, stop=lambda: ended[0] == 2 and "5 3" in rounds(page)
+        )
+        assert [one.state for one in first] == ["finished", "failed", "stopped"]
+        assert first[1].reason == "the cluster lost it (WorkerCrashedError)"
+        assert (long.folder / "checkpoints").is_dir() and not list(tmp_path.glob(".stop*"))
+    assert run_all(jobs[:1])[0].state == "kept"

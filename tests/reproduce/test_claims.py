@@ -1,0 +1,179 @@
+"""Whether a claim is held: the rule on numbers, and on the cells of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedloom.reproduce.claims import RULE, Judged, decide, judge
+from fedloom.reproduce.found import Found, Number
+from fedloom.reproduce.measure import value
+from fedloom.reproduce.read import Claim
+from tests.reproduce.conftest import Made
+
+NEAR = [1.9, 2.0, 2.1]
+"""Mean 2, s.d. 0.1: the interval is 2 ± 4.303 · 0.1 / √3 = 1.752 to 2.248."""
+FAR = [1.0, 2.0, 3.0]
+"""Ten times as wide: −0.484 to 4.484."""
+
+
+@pytest.mark.parametrize(
+    ("differences", "rule", "by", "verdict", "said"),
+    [
+        (NEAR, "more", 0, "held", ""),
+        (NEAR, "more", 1.75, "held", ""),
+        (NEAR, "more", 1.76, "not seen", "these seeds do not tell"),
+        (NEAR, "more", 2.3, "not seen", "less than that"),
+        (NEAR, "less", 0, "not seen", "the opposite"),
+        ([-d for d in NEAR], "less", 1.75, "held", ""),
+        ([-d for d in NEAR], "less", 2.3, "not seen", "less than that"),
+        ([-d for d in NEAR], "more", 0, "not seen", "the opposite"),
+        (NEAR, "within", 2.25, "held", ""),
+        ([-d for d in NEAR], "within", 2.25, "held", ""),
+        (NEAR, "within", 2, "not seen", "these seeds do not tell"),
+        (NEAR, "within", 1.7, "not seen", "they differ by more"),
+        (FAR, "more", 0, "not seen", "these seeds do not tell"),
+        ([0.0, 0.0, 0.0], "more", 0, "not seen", "these seeds do not tell"),
+        ([0.0, 0.0, 0.0], "within", 0, "held", ""),
+        ([2.0, 2.0, 2.0], "more", 1, "held", ""),
+        ([2.0, 2.0], "more", 1, "not seen", "seen, but 2 seeds are too few"),
+        ([2.0], "more", 1, "not testable here", "one seed says nothing about chance"),
+        ([], "more", 0, "not testable here", "no seed has all of its runs"),
+        ([1.0, 2.0, math.inf], "more", 0, "not testable here", "the level was not reached in every run"),
+        ([1.0, 2.0, math.nan], "more", 0, "not testable here", "the level was not reached in every run"),
+    ],
+)
+def test_the_rule(differences: Sequence[float], rule: Any, by: float, verdict: str, said: str) -> None:
+    found = decide(differences, rule, by)
+    assert (found.verdict, found.words) == (verdict, said)
+
+
+def test_the_interval_is_that_of_student() -> None:
+    found = decide(NEAR, "more")
+    assert found.mean == pytest.approx(2)
+    assert found.ends == pytest.approx((1.75157, 2.24843), abs=1e-4)
+    assert "at least three seeds" in RULE
+
+
+A, LOCAL = "AFIND+ | <i>", "Local"
+
+
+def judged(made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], **claim: Any) -> Judged:
+    """A claim on a table with these numbers by seed, from 0."""
+    found = made.found()
+    put = {at: Number(dict(enumerate(values))) for at, values in numbers.items()}
+    found.__dict__["numbers"] = {**found.numbers, **put}
+    return judge(Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), found)
+
+
+def table(a5: Sequence[float], a01: Sequence[float], l5: Sequence[float], l01: Sequence[float]) -> Any:
+    return {(A, "α = 5"): a5, (A, "α = 0.1"): a01, (LOCAL, "α = 5"): l5, (LOCAL, "α = 0.1"): l01}
+
+
+def test_rows_are_compared_by_their_mean_over_columns_seed_by_seed(made: Made) -> None:
+    numbers = table([10, 20, 30], [12, 22, 32], [8, 18, 28], [8.2, 17.8, 28])
+    found = judged(made, numbers)
+    assert found.seeds == pytest.approx({0: 2.9, 1: 3.1, 2: 3.0})
+    assert found.verdict == "held"
+    assert found.compared == f"{A} − Local, mean of 2 columns"
+    assert found.found == "+3.0\u00a0points (+2.8 to +3.2)"  # 3 ± 4.303 · 0.1 / √3
+    one = judged(made, numbers, columns=("α = 0.1",), rule="less")
+    assert one.seeds == pytest.approx({0: 3.8, 1: 4.2, 2: 4.0})
+    assert one.found == "the opposite: +4.0\u00a0points (+3.5 to +4.5)"
+    assert one.compared == f"{A} − Local, α = 0.1"
+
+
+def test_cells_and_numbers_stand_on_either_side(made: Made) -> None:
+    numbers = table([10, 10.1, 9.9], [1, 2, 3], [0, 0, 0], [0, 0, 0])
+    cell = judged(made, numbers, left=f"{A} @ α = 5", right=8.0, by=1.5)
+    assert cell.seeds == pytest.approx({0: 2, 1: 2.1, 2: 1.9})
+    assert cell.verdict == "held"
+    assert cell.compared == f"{A} @ α = 5 − 8\u00a0points; margin 1.5\u00a0points"
+    both = judged(made, numbers, left=f"{A} @ α = 5", right=f"{A} @ α = 0.1")
+    assert both.seeds == pytest.approx({0: 9, 1: 8.1, 2: 6.9})
+
+
+def test_times_multiply_the_right(made: Made) -> None:
+    numbers = table([100, 101, 99], [100, 101, 99], [2, 2, 2], [2, 2, 2])
+    found = judged(made, numbers, times=49)
+    assert found.seeds == pytest.approx({0: 2, 1: 3, 2: 1})
+    assert found.ratio == pytest.approx(50)
+    assert found.found == "these seeds do not tell: +2.0\u00a0points (−0.5 to +4.5), 50 times"
+
+
+def test_an_end_near_an_edge_shows_on_which_side_it_lies(made: Made) -> None:
+    numbers = table([0.1, 0.2, 0.15], [0.1, 0.2, 0.15], [0, 0, 0], [0, 0, 0])
+    assert judged(made, numbers).found == "+0.15\u00a0points (+0.03 to +0.27)"
+    assert judged(made, numbers, by=0.03).verdict == "not seen"
+
+
+def test_a_seed_that_a_cell_lacks_leaves_the_claim_open(made: Made) -> None:
+    found = judged(made, table([10, 20, 30], [10, 20, 30], [8, 18], [8, 18, 28]))
+    assert (found.verdict, found.found, found.mean) == ("not testable here", "1 of 3 seeds are missing", None)
+
+
+def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -> None:
+    found = made.found()
+    place = found.places[LOCAL, "α = 5"]
+    assert place.tries[1].run
+    other = place.tries[1].run.summary.model_copy(update={"test_sha256": "0" * 64})
+    run = replace(place.tries[1].run, summary=other)
+    tries = (place.tries[0], replace(place.tries[1], run=run), *place.tries[2:])
+    moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, tries=tries)})
+
+    def said(right: str) -> str:
+        return judge(Claim(text="So it is.", left=A, right=right), moved).found
+
+    assert said(LOCAL) == said("Local @ α = 5") == "the runs of a seed have other test rows"
+    across = Claim(text="So it is.", left="Local @ α = 5", right="Local @ α = 0.1")
+    assert judge(across, moved).mean is not None and "paired by seed only" in RULE
+
+
+def test_what_is_infinite_is_no_number(made: Made) -> None:
+    found = judged(made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",))
+    assert (found.verdict, found.seeds[2], found.mean) == ("not testable here", None, None)
+
+
+def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made) -> None:
+    one, cells = judged(made, {}, columns=("α = 5",)), judged(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
+    assert one.evidence == cells.evidence and len(one.evidence) == 16
+    ways = [{}, {"rule": "less"}, {"by": 1}, {"measure": "own accuracy"}, {"times": 2}, {"right": 2.0}]
+    assert len({one.evidence, *(judged(made, {}, **way).evidence for way in ways)}) == 1 + len(ways)
+    assert judged(made, {}, left="Large").evidence == ""
+
+
+def test_what_is_not_here_can_not_be_tested(made: Made) -> None:
+    large = judged(made, {}, left="Large")
+    assert (large.verdict, large.found, large.seeds) == ("not testable here", "needs ImageNet models", {})
+    cell = judged(made, {}, right="Large @ α = 5")
+    assert cell.found == "Large @ α = 5: needs ImageNet models"
+    told = judged(made, {}, untestable={"small": "too few clients"})
+    assert (told.verdict, told.found) == ("not testable here", "too few clients")
+
+
+def test_a_cell_without_runs_is_named(made: Made) -> None:
+    found = made.found()
+    rest = {at: place for at, place in found.places.items() if at != (LOCAL, "α = 5")}
+    some = Found(found.name, found.reproduction, found.scale, rest)
+    claim = Claim(text="So it is.", left=A, right=LOCAL)
+    assert judge(claim, some).found == "Local @ α = 5 was not asked for"
+
+
+def test_another_measure_has_a_unit_of_its_own(made: Made) -> None:
+    claim, *_ = made.reproduction.claims
+    found = judge(claim, made.found())
+    assert (found.verdict, found.unit) == ("held", "kB")
+    assert found.compared == f"bytes: {A} − Local, mean of 2 columns; margin 1\u00a0kB"
+    assert all(difference > 1 for difference in found.seeds.values())
+
+
+def test_another_measure_without_a_unit_has_that_of_the_table(made: Made) -> None:
+    found = judged(made, {}, measure="own accuracy", right=200.0, rule="less")
+    first = found.seeds[0] + 200
+    runs = [made.folder(cell.runs[0]) for cell in made.cells if cell.row.name == A]
+    assert first == pytest.approx(100 * sum(value(run, "own accuracy") or 0 for run in runs) / 2)
+    assert (found.verdict, found.unit) == ("held", "%")

@@ -1,0 +1,155 @@
+"""`fedloom reproduce` as a person would type it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from rich.console import Console
+
+from fedloom.cli import main
+from fedloom.cli_reproduce import Many, _large, _long
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.pool import Ended, Job, Standing
+from tests.experiment.held import hold, rounds, write
+from tests.reproduce.tiny import TINY
+
+
+class Done(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command, called in a folder with a table of one's own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "tiny.toml").write_text(TINY)
+
+    def call(*arguments: str, code: int = 0) -> Done:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        done = Done(*capsys.readouterr())
+        assert (stop.value.code or 0) == code, done
+        return done
+
+    return call
+
+
+def test_a_plan_runs_nothing(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    shown = fedloom("reproduce", "tiny.toml", "--plan").stdout
+    assert "4 of 6     8     0" in shown and "8 runs, 0 finished, 8 to do" in shown
+    assert "sample passes, about" in shown
+    shown = fedloom("reproduce", "tiny.toml", "--plan", "--scale", "paper").stdout
+    assert "data not here: svhn" in shown
+    shown = fedloom("reproduce", "tiny.toml", "--plan", "-s", "models.pool=['liner']", code=2).stdout
+    assert shown.startswith("can't be run here") and "linear" in shown
+    assert [p.name for p in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+def test_a_full_disk_is_a_line(fedloom: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "out/page")
+
+    monkeypatch.setattr("fedloom.reproduce.work.work", work)
+    done = fedloom("reproduce", "tiny.toml", code=1)
+    assert done.stderr == "error  No space left on device: out/page\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "fedloom list reproductions"),
+        (["fedal-table-99"], "no reproduction 'fedal-table-99'"),
+        (["nothing"], "no reproduction 'nothing'. fedloom list reproductions shows all"),
+        (["."], ". is a folder: name a .toml file"),
+        (["tiny.toml", "--scale", "big"], "--scale is small or paper"),
+        (["tiny.toml", "--only", "FedAll"], "Did you mean 'FedAL'"),
+        (["tiny.toml", "-s", "seed=3"], "--seeds"),
+        (["tiny.toml", "-s", "roundss=3"], "roundss"),
+        (["tiny.toml", "--gpus", "1"], "belongs to --ray"),
+        (["tiny.toml", "--out", "tiny.toml"], "is a file"),
+        (["tiny.toml", "--out", "tiny.toml/a/b"], "tiny.toml is a file; --out takes a folder"),
+    ],
+)
+def test_mistakes_are_told_before_any_work(
+    arguments: list[str], text: str, fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
+    done = fedloom("reproduce", *arguments, code=2)
+    assert text in done.stderr and "Traceback" not in done.stderr
+    assert [p.name for p in tmp_path.iterdir()] == ["tiny.toml"]
+
+
+def test_ctrl_c_writes_the_page_and_the_same_command_does_what_is_left(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
+    page = write(tmp_path)
+    held = hold(page, 0, 5)
+    (tmp_path / "tiny.toml").write_text(TINY.replace('method = "fedal"', f'method = "{page}"'))
+    command = ["reproduce", "tiny.toml", "--only", "α = 5", "--seeds", "1", "--workers", "1", "-s", "rounds=60"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "fedloom", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while "0 5" not in rounds(page):
+            time.sleep(0.01)
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.5)  # until the worker knows
+        held.unlink()
+        shown, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors == "stopping after the rounds under way, each saved first; once more stops at once\n"
+    assert shown.endswith("stopped; the same command does what is left\n")
+    (pages,) = (tmp_path / "reproduced").glob("small-*/tiny")
+    shown = (pages / "index.html").read_text()
+    assert "Settings were changed: rounds=60; this is not the file&#39;s scale." in shown
+    assert "fedloom reproduce tiny.toml --scale small --only" in shown and "--seeds 1 -s rounds=60" in shown
+    assert json.loads((pages / "outcome.json").read_text())["runs"] < 2
+    before = rounds(page)
+    done = fedloom(*command).stdout
+    assert len(before) < 60 and rounds(page) == [f"0 {t}" for t in range(60)]
+    assert "2/2 runs" in done and f"page  {pages.relative_to(tmp_path)}/index.html" in done
+    assert "not testable here  Large is the best." in done and "FedAL is more accurate than Local." in done
+    assert json.loads((pages / "outcome.json").read_text())["runs"] == 2
+
+
+def test_help_teaches(fedloom: Callable[..., Done]) -> None:
+    shown = fedloom("reproduce", "--help").stdout
+    assert "fedloom reproduce fedal --plan" in shown and "--scale" in shown
+
+
+def test_progress_in_a_log_is_short_and_tells_each_failure_once() -> None:
+    file = StringIO()
+    job = Job(RunConfig(), Path("x"), "fedal-table-6: FedAL [α]")
+    with Many(Console(file=file, width=200)) as many:
+        many.show(Standing(100, 20, 20, 0, ended=Ended(job, "kept")))
+        for done in range(21, 101):
+            many.show(Standing(100, done - 1, 20, 0, (("x", 0.5),), 300.0))
+            many.show(Standing(100, done, 20, 0, (), 300.0, Ended(job, "finished")))
+        many.show(Standing(101, 100, 20, 1, ended=Ended(job, "failed", "out of [memory]")))
+    lines = file.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[1:3] == ["30/100 runs  5 min left", "40/100 runs  5 min left"]
+    assert lines[-1] == "failed  fedal-table-6: FedAL [α]: out of [memory]"
+
+
+def test_progress_in_a_terminal_shows_what_runs() -> None:
+    file = StringIO()
+    with Many(Console(file=file, width=200, force_terminal=True)) as many:
+        many.show(Standing(8, 2, 0, 0, (("a", 0.25), ("b", 0.0), ("c", 0.5)), 100.0))
+    assert "2/8" in file.getvalue() and "2 min left  a 25%, b and 1 more" in file.getvalue().replace(", and", " and")
+
+
+def test_numbers_for_people() -> None:
+    assert [_large(n) for n in (12, 3.2e6, 4e12)] == ["12", "3.2 million", "4.0 trillion"]
+    assert [_long(s) for s in (5, 600, 7200, 864000)] == ["5 s", "10 min", "2 h", "10 days"]

@@ -1,0 +1,159 @@
+"""The number of a cell, from a run's folder."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import DataError
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.run import execute
+from fedloom.report.read import Run, read_run
+from fedloom.reproduce.measure import Unit, as_printed, curve, drawn, of, value
+from tests.reproduce.conftest import Made
+
+
+@pytest.fixture(scope="module")
+def folder(made: Made) -> Path:
+    return made.folder(made.cells[0].runs[0])
+
+
+@pytest.fixture(scope="module")
+def written(folder: Path) -> Run:
+    """A run with values that are easy to compute with: an evaluation at the start and after 5, 10 and 15 iterations, of
+    which 5 make a round; 100, 200, 300 bytes sent."""
+    run = read_run(folder)
+    at = [5, 10, 15]
+
+    def series(name: str, start: float, *rest: float) -> dict[tuple[str, str, str], tuple[list[int], list[float]]]:
+        return {(name, "", "start"): ([0], [start]), (name, "", "round"): (at, list(rest))}
+
+    measured = {
+        **series("accuracy mean", 0.1, 0.5, 0.7, 0.6),
+        **series("loss mean", 2.0, 1.0, 0.5, 0.75),
+        **series("bytes up", 0, 0, 0, 0),
+        **series("bytes down", 0, 7, 7, 7),
+        **series("bytes across", 0, 100, 200, 300),
+        ("own accuracy", run.names[1], "start"): ([0], [0.0]),
+        ("own accuracy", run.names[1], "round"): (at, [0.3, 0.4, 0.8]),
+        ("noted", run.names[0], "round"): (at, [1.0, 2.0, 3.0]),
+        ("noted", run.names[1], "round"): (at[1:], [4.0, 6.0]),
+    }
+    summary = run.summary.model_copy(update={"rounds": 3, "iterations": 15})
+    return replace(run, measured=measured, summary=summary)
+
+
+def test_what_the_summary_has_is_shown_as_it_is(folder: Path) -> None:
+    found = json.loads((folder / "result.json").read_text())
+    sent = found["bytes"]
+    assert value(folder, "accuracy") == found["accuracy"]["mean"]
+    assert value(folder, "own accuracy") == found["own_accuracy"]["mean"]
+    assert value(folder, "own accuracy tuned") == found["ways"]["tuned"]["mean"]
+    assert value(folder, "seconds") == found["seconds"]["total"]
+    assert value(folder, "bytes across") == sent["across"] > 0
+    assert value(folder, "bytes") == sum(sent.values())
+    assert value(folder, "agreement") == found["agreement"]
+    assert value(folder, "no such measure") is None
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        ("loss mean", 0.75),
+        ("best accuracy", 0.7),
+        ("best loss mean", 0.5),
+        ("mean over rounds of accuracy", 0.6),
+        ("largest loss mean", 1.0),
+        ("first accuracy", 0.5),
+        ("gain of accuracy", 0.1),
+        ("noted", 4.5),
+        ("own accuracy of client 1", 0.8),
+        ("own accuracy of client 9", None),
+        ("bytes until 60 %", 200.0),
+        ("rounds until 60 %", 2.0),
+        ("iterations until 62.5 % accuracy", 10.0),
+        ("rounds until best", 2.0),
+        ("bytes until 5 %", 0.0),
+        ("bytes until 71 %", math.inf),
+        ("bytes until 10 % no such", None),
+        ("best no such", None),
+    ],
+)
+def test_what_follows_from_the_evaluations(written: Run, measure: str, expected: float | None) -> None:
+    assert of(written, measure) == (expected if expected is None else pytest.approx(expected))
+
+
+def test_a_note_of_some_parties_is_their_mean_at_each_evaluation(written: Run) -> None:
+    x, y = curve(written, "noted")
+    assert (x.tolist(), y.tolist()) == ([5, 10, 15], [1, 3, 4.5])
+
+
+def test_a_run_without_ways_shows_its_own_accuracy(made: Made) -> None:
+    local = next(cell for cell in made.cells if cell.row.name == "Local")
+    folder = made.folder(local.runs[0])
+    assert not read_run(folder).summary.ways
+    assert value(folder, "own accuracy tuned") == value(folder, "own accuracy")
+
+
+def test_scores_and_attacks_of_parties_with_columns(written: Run) -> None:
+    kinds = {"prototypes": 0.6, "gradients nearest": 0.4, "completion": 0.9, "chance": 0.2}
+    attacks = {name: {"mean": mean, "per_party": {}} for name, mean in kinds.items()}
+    values = written.summary.model_dump() | {"scores": {"auc": 0.9, "accuracy": 0.6}, "attacks": attacks}
+    run = replace(written, summary=type(written.summary)(**values))
+    assert (of(run, "AUC"), of(run, "auc")) == (0.9, 0.9)
+    assert (of(run, "attack completion"), of(run, "attack told")) == (0.9, 0.6)
+    assert of(run, "bytes until 60 %") == 207  # what parties were sent counts too
+    assert of(written, "attack told") is None
+
+
+def test_the_skew_is_the_distance_from_the_mix_of_all(written: Run) -> None:
+    held = written.partition.model_copy(update={"counts": ((4, 0), (0, 4), (0, 0))})
+    assert of(replace(written, partition=held), "skew") == 0.5
+    held = written.partition.model_copy(update={"counts": ((2, 2), (1, 1))})
+    assert of(replace(written, partition=held), "skew") == 0
+
+
+def test_an_unfinished_run_has_none_and_a_damaged_one_says_so(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text("{")
+    with pytest.raises(DataError, match=r"result\.json is not valid JSON"):
+        value(tmp_path / "run", "accuracy")
+    (tmp_path / "run" / "result.json").unlink()
+    assert value(tmp_path / "run", "accuracy") is None
+    assert value(tmp_path / "nowhere", "accuracy") is None
+
+
+def test_numbers_are_written_in_their_unit() -> None:
+    percent, mega, raw = Unit("%"), Unit("MB"), Unit("")
+    assert (percent.factor, mega.factor, raw.factor) == (100, 1e-6, 1)
+    assert percent.spread(81.24, 0.66) == "81.2\u00a0±\u00a00.7"
+    assert percent.spread(81.24, None) == "81.2"
+    assert percent.difference(-2.06) == "−2.1"
+    assert mega.spread(0.01234, 0.0001) == "0.0123\u00a0±\u00a00.0001"
+    assert mega.number(1234.5) == "1,234"
+    assert raw.number(math.inf) == "never"
+    assert raw.number(0.0) == "0.00"
+    assert as_printed(78.0, None) == "78"
+    assert as_printed(74.4, 0.7) == "74.4\u00a0±\u00a00.7"
+
+
+def test_a_run_without_rounds_has_the_skew_of_its_split(tmp_path: Path) -> None:
+    data = {"clients": 4, "partition": "pathological", "options": {"classes": 1}}
+    models = {"pool": ["linear"]}
+    execute(RunConfig(method="local", rounds=0, data=data, models=models), tmp_path / "run")
+    assert 0.5 < (value(tmp_path / "run", "skew") or 0) <= 1
+
+
+def test_a_curve_of_bytes_is_one_of_the_accuracy() -> None:
+    assert [drawn(m) for m in ("bytes", "best own accuracy", "bytes until 60 %", "rounds until 5 % auc", "auc")] == [
+        "accuracy",
+        "own accuracy",
+        "accuracy",
+        "auc",
+        "auc",
+    ]

@@ -1,0 +1,63 @@
+"""A plan that is done: runs, pages, and what is left where one fails."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import ConfigError
+from fedloom.experiment.pool import Standing
+from fedloom.reproduce.plan import Plan, plan
+from fedloom.reproduce.read import parsed
+from fedloom.reproduce.work import work
+from tests.reproduce.tiny import TINY
+
+PAGE = """
+from dataclasses import replace
+from fedloom.methods import find
+
+def round(fed, server, clients, cfg, t):
+    raise RuntimeError
+    yield
+
+METHODS = (replace(find("local"), name="bad", round=round),)
+"""
+
+
+def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mended(tmp_path: Path) -> None:
+    page, out = tmp_path / "mine.py", tmp_path / "out"
+    page.write_text(PAGE)
+    text = TINY.replace('"Local"\nrun = { method = "local" }', f'"Local"\nrun = {{ method = "{page}" }}')
+    tables = {"one": parsed(text, "one"), "two": parsed(TINY, "two")}
+
+    def planned(*names: str) -> Plan:
+        return plan({name: tables[name] for name in names}, out, "small", only=["* @ α = 5"])
+
+    done = work(planned("one", "two"), workers=2)
+    assert [one.state for one in done.ended].count("finished") == 4 and not done.stopped
+    assert {one.job.title for one in done.failed} == {f"one: Local @ α = 5, seed {seed}" for seed in (0, 1)}
+    pages = planned("one").pages
+    assert done.page == pages / "index.html" and done.page.is_file() and not (out / "small").exists()
+    one, two = done.outcomes
+    assert (one.name, one.runs, two.runs) == ("one", 2, 4)
+    assert one.claims[0].verdict == "not testable here" != two.claims[0].verdict
+    shown = (pages / "one" / "index.html").read_text()
+    assert "RuntimeError: see run.log" in shown
+
+    page.write_text(PAGE.replace("raise RuntimeError", "fed.call(clients, 'local_train', shared={'t': t})"))
+    seen: list[Standing] = []
+    assert len(planned("one", "two").finished) == 4
+    again = work(planned("one"), workers=1, progress=seen.append)
+    assert [one.state for one in again.ended].count("kept") == 2 and not again.failed
+    assert again.outcomes[0].runs == 4 == seen[-1].done and again.page == pages / "one" / "index.html"
+    index = json.loads((pages / "claims.json").read_text())
+    assert [(one["name"], one["runs"]) for one in index] == [("one", 4), ("two", 4)]
+
+
+def test_what_cannot_be_run_is_told_before_any_work(tmp_path: Path) -> None:
+    wrong = parsed(TINY.replace('"linear"', '"liner"'), "wrong")
+    with pytest.raises(ConfigError, match="wrong: FedAL @ α = 5"):
+        work(plan({"good": parsed(TINY, "good"), "wrong": wrong}, tmp_path, "small"))
+    assert not [*tmp_path.iterdir()]

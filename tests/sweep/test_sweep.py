@@ -1,0 +1,320 @@
+"""A sweep: what is refused before any work, what is tried, in which order, and what the page says of it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.cli import main
+from fedloom.errors import ConfigError, EngineError
+from fedloom.experiment.pool import Ended, Job, Standing, is_finished
+from fedloom.experiment.reading import read as read_run_file
+from fedloom.experiment.run import execute
+from fedloom.report.read import read_run
+from fedloom.reproduce.measure import of
+from fedloom.sweep import page, work
+from fedloom.sweep.read import Setting, Sweep, nested, read
+from fedloom.sweep.search import proposals
+
+RUN = """
+title = "How fast?"
+method = "fedal"
+rounds = 1
+data.clients = 2
+models.pool = ["linear"]
+evaluate.points = 1
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[..., Sweep]:
+    """A sweep of the text of its table."""
+
+    def make(text: str, *overrides: str, seeds: Sequence[int] | None = None) -> Sweep:
+        file = tmp_path / "mine.toml"
+        file.write_text(f"{RUN}\n[sweep]\n{text}")
+        return read(str(file), overrides, seeds)
+
+    return make
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs are done in this process; the names of those that were done."""
+    done: list[str] = []
+
+    def run_all(jobs: Sequence[Job], *, stop: Callable[[], bool], **_: Any) -> Iterator[Ended]:
+        for job in jobs:
+            if is_finished(job.run, job.folder):
+                yield Ended(job, "kept")
+            elif stop():
+                yield Ended(job, "left")
+            elif job.run.method == "local":
+                yield Ended(job, "failed", "on purpose")
+            else:
+                execute(job.run, job.folder)
+                done.append(job.name)
+                yield Ended(job, "finished")
+
+    monkeypatch.setattr(work, "run_all", run_all)
+    return done
+
+
+GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GRID + "saerch = 'grid'", "sweep.saerch: there is no such setting. Did you mean 'search'?"),
+        (GRID + "trials = 3", "trials belongs to random and tpe"),
+        (GRID + "seeds = [1, 1]", "holds 1 twice"),
+        (GRID + "confirm = [0]", "0 is one of its seeds"),
+        ("over = {}", "a table without a setting"),
+        ("", "sweep.over: must be set"),
+        ('over."params.lr" = []', "params.lr has no values"),
+        ('over."params.lr" = [0.1, 0.1]', "lists a value twice"),
+        ('over."params.lr" = 0.1', "params.lr: input should be a list, or a table of a range, not 0.1"),
+        ('over."params.lr" = { low = 0.1, high = 1.0 }', "params.lr is a range, which a grid has no values of"),
+        ('search = "tpe"\nover."params.lr" = { low = 1, high = 0.1 }', "params.lr: low must be less than high"),
+        ('search = "tpe"\nover."params.lr" = { low = 0, high = 1, log = true }', "low must be above 0"),
+        ('search = "tpe"\nover."params.lr" = { low = 0.1, hihg = 1 }', "hihg: there is no such setting"),
+        ('search = "tpe"\nover."params.tau" = { low = 1, high = 9 }', "params.tau = 3.96: params.tau:"),
+        ("over.seed = [1, 2]", "over can't vary seed"),
+        ('over."engine.workers" = [1, 2]', "over can't vary engine.workers"),
+        ('over = [{ "params.tau" = [1] }, { "params.tau" = [2] }]', "params.tau in two tables"),
+    ],
+)
+def test_what_is_wrong_is_told(asked: Callable[..., Sweep], text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        asked(text)
+    assert said in str(error.value)
+
+
+def test_values_that_make_no_run_are_all_told_by_as_little_as_names_them(asked: Callable[..., Sweep]) -> None:
+    with pytest.raises(ConfigError) as error:
+        asked('over."params.tau" = [0, 1]\nover."params.lr" = [0.1, -1]\nover."params.batch_size" = [8, 16]')
+    one, two = str(error.value).splitlines()
+    assert one.startswith("params.tau = 0: params.tau:") and two.startswith("params.lr = -1: params.lr:")
+    with pytest.raises(ConfigError) as error:
+        asked('over."params.coding" = ["top-k", "float32"]\nover."params.top_k" = ["none", 3]')
+    starts = [line.partition(": ")[0] for line in str(error.value).splitlines()]
+    assert starts == [
+        "params.coding = top-k, params.top_k = none",
+        "params.coding = float32, params.top_k = 3",
+    ]
+
+
+def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(RUN)
+    with pytest.raises(ConfigError, match=r"has no table \[sweep\]"):
+        read(str(tmp_path / "a.toml"))
+    (tmp_path / "b.toml").write_text(f"{RUN}\n[compare]\nmethods = ['fedal']\n[sweep]\n{GRID}")
+    with pytest.raises(ConfigError, match="leave one away"):
+        read(str(tmp_path / "b.toml"))
+
+
+def test_a_missing_extra_is_told_before_any_work(asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.sweep.read.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"tpe needs an extra: pip install 'fedloom\[sweep\]'"):
+        asked(GRID, "sweep.search=tpe")
+
+
+def test_tables_within_tables_are_dotted_keys(asked: Callable[..., Sweep]) -> None:
+    text = "[sweep.over.params]\nlr = [0.001, 0.1]\ntau = [1, 3]\n[sweep.over.data.options]\nalpha = [0.1, 1.0]"
+    sweep = asked(text)
+    assert sweep.config.keys == ["params.lr", "params.tau", "data.options.alpha"]
+    assert sweep.config.trials_of(sweep.config.over[0]) == 8 and sweep.moves_data == ["data.options.alpha"]
+    run = sweep.run({"params.lr": 0.1, "data.options.alpha": 1.0}, 5)
+    assert (run.params["lr"], run.data.options["alpha"], run.data.clients, run.seed) == (0.1, 1.0, 2, 5)
+    assert nested({"a.b": 1, "a.c": 2, "d": 3}) == {"a": {"b": 1, "c": 2}, "d": 3}
+
+
+def test_what_the_docs_show_is_valid(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    text = (Path(__file__).parents[2] / "docs" / "sweep.md").read_text()
+    shown = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
+    tried = []
+    for number, block in enumerate(shown):
+        (tmp_path / f"{number}.toml").write_text(block)
+        config = read(str(tmp_path / f"{number}.toml")).config
+        tried.append(sum(map(config.trials_of, config.over)))
+    assert tried == [4, 36, 40]
+
+
+def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
+    sweep = asked(GRID, "sweep.better=less", "data.clients=3", seeds=[4, 5])
+    assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
+    assert not asked(GRID).config.less
+    assert asked(GRID, "sweep.measure=log loss").config.less and asked(GRID, "sweep.measure=bytes up").config.less
+
+
+def course(sweep: Sweep, value: Callable[[Setting], float], stage: int = 0) -> list[list[Setting]]:
+    """What is proposed, batch by batch, where settings have these values."""
+    search, found = proposals(sweep.config, stage), []
+    batch = next(search)
+    while True:
+        found.append(batch)
+        try:
+            batch = search.send([value(setting) for setting in batch])
+        except StopIteration:
+            return found
+
+
+TPE = """
+search = "tpe"
+trials = 40
+over."params.lr" = { low = 1e-4, high = 0.1, log = true }
+over."params.tau" = { low = 1, high = 20, int = true }
+over."models.pool" = [["linear"], ["mlp"]]
+"""
+
+
+def test_tpe_draws_the_same_again_and_learns(asked: Callable[..., Sweep]) -> None:
+    pytest.importorskip("optuna")
+
+    def value(setting: Setting) -> float:
+        return -abs(math.log10(setting["params.lr"]) + 2) - (setting["models.pool"] == ["mlp"])
+
+    one, two = (course(asked(TPE), value) for _ in range(2))
+    assert one == two and [len(batch) for batch in one] == [4] * 10
+    assert course(asked(TPE, "sweep.seed=1"), value)[0] != one[0]
+    longer = course(asked(TPE, "sweep.trials=44"), value)
+    assert longer[:10] == one
+    every = [setting for batch in one for setting in batch]
+    assert all(1e-4 <= s["params.lr"] <= 0.1 and s["params.tau"] in range(1, 21) for s in every)
+    first, last = (sum(map(value, part)) for part in (every[:12], every[-12:]))
+    assert last > first + 4
+    assert course(asked(TPE), lambda s: math.nan)[0] == one[0]  # failures are no values
+
+
+def test_random_draws_do_not_depend_on_values(asked: Callable[..., Sweep]) -> None:
+    pytest.importorskip("optuna")
+    one, two = (
+        course(asked(TPE, "sweep.search=random"), lambda s, sign=sign: sign * s["params.lr"]) for sign in (1, -1)
+    )
+    assert one == two and [len(batch) for batch in one] == [40]
+
+
+def test_a_grid_in_two_stages_is_the_same_after_a_stop(
+    asked: Callable[..., Sweep], here: list[str], tmp_path: Path
+) -> None:
+    text = (
+        'seeds = [0, 1]\nconfirm = [7]\nover = [{ "params.lr" = [0.0001, 0.05] }, { "params.batch_size" = [16, 32] }]'
+    )
+    sweep, out = asked(text), tmp_path / "out"
+    count = iter(range(100))
+    stopped = work.work(sweep, out, stop=lambda: next(count) >= 4)
+    assert stopped.stopped and len(here) == 4
+    page.write(stopped, out)
+    assert "the same command goes on" in (out / "table.md").read_text()
+    found = work.work(sweep, out)
+    assert not found.stopped and len(here) == len(set(here)) == 2 + 4 + 2 + 2  # batch size 32 is the file's own
+    assert [t.setting for t in found.trials] == [
+        {"params.lr": 0.0001},
+        {"params.lr": 0.05},
+        {"params.lr": 0.05, "params.batch_size": 16},
+        {"params.lr": 0.05, "params.batch_size": 32},
+    ]
+    best = found.ranked[0]
+    assert best.setting["params.lr"] == 0.05 and len(found.ranked) == 4
+    by_hand = [of(read_run(folder), "accuracy") for folder in best.folders.values()]
+    assert best.mean == pytest.approx(sum(by_hand) / 2) and best.mean == max(t.mean for t in found.trials)
+    assert found.confirmed is not None and [*found.confirmed[0].values] == [7]
+
+    page.write(found, out)
+    text = (out / "table.md").read_text()
+    assert "optimistic" in text and "which the search did not see" in text and "Quote the numbers" in text
+    html = (out / "index.html").read_text()
+    assert "How fast?" in html and html.count("<figure") == 2
+    rows = [*csv.DictReader((out / "trials.csv").read_text().splitlines())]
+    assert len(rows) == 2 + 4 * 2 + 2 and {row["purpose"] for row in rows} == {"search", "confirm"}
+    assert all((out / row["folder"] / "result.json").is_file() for row in rows)
+    pair = page.pairs(found)[-1]
+    assert pair.on == "confirming"
+    first, own = found.confirmed
+    assert pair.mean == pytest.approx(first.mean - own.mean) and pair.ends is None
+    again = read_run_file(str(out / "best.toml")).run
+    assert again.params["lr"] == 0.05 and tomllib.loads((out / "best.toml").read_text())["seed"] == 0
+
+
+def test_a_measure_that_no_run_has_and_runs_that_fail(
+    asked: Callable[..., Sweep], here: list[str], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"runs have no 'acuracy'; they have .*accuracy"):
+        work.work(asked(GRID + "measure = 'acuracy'"), tmp_path / "a")
+    sweep = asked('over.method = ["local", "fedmd"]')
+    found = work.work(sweep, tmp_path / "b")
+    assert {t.setting.get("method", "") for t in found.ranked} == {"fedmd", ""} and found.failed[
+        0
+    ].reason == "on purpose"
+    page.write(found, tmp_path / "b")
+    assert "on purpose" in (tmp_path / "b" / "table.md").read_text()
+    with pytest.raises(EngineError, match="no setting has a result"):
+        work.work(asked('over.method = ["local"]'), tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("better", "values", "best"),
+    [
+        ("more", {0: 2.0, 1: math.inf, 2: 2.0, 3: 1.0}, 0),
+        ("less", {0: 2.0, 1: math.nan, 2: -math.inf, 3: 1.0}, 3),
+        ("less", {0: 1.0, 1: 2.0, 2: 1.0, 3: 3.0}, 0),
+    ],
+)
+def test_the_files_own_setting_competes_and_what_is_not_finite_never_wins(
+    asked: Callable[..., Sweep], tmp_path: Path, better: str, values: dict[int, float], best: int
+) -> None:
+    sweep = asked(GRID, f"sweep.better={better}")
+    own, *trials = (
+        work.Trial(n, 0, {"params.tau": n} if n else {}, {0: tmp_path / str(n)}, {0: value} if value == value else {})
+        for n, value in values.items()
+    )
+    found = work.Found(sweep, own, trials)
+    assert found.ranked[0].number == best and all(math.isfinite(t.mean) for t in found.ranked)
+    assert ("that is the file's own setting, and none that was tried is better" in page.lead(found)) == (best == 0)
+    pairs = [(pair.first, pair.other) for pair in page.pairs(found)]
+    assert len(pairs) == len({*pairs})
+
+
+def test_how_far_the_whole_is(asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[Standing] = []
+
+    def run_all(jobs: Sequence[Job], *, progress: Callable[[Standing], None], **_: Any) -> list[Ended]:
+        for i, job in enumerate(jobs, 1):
+            execute(job.run, job.folder)
+            progress(Standing(len(jobs), i, 0, 0, left=1.0))
+        return [Ended(job, "finished") for job in jobs]
+
+    monkeypatch.setattr(work, "run_all", run_all)
+    work.work(asked('over."params.batch_size" = [8, 16]'), tmp_path / "out", progress=told.append)
+    assert [(one.done, one.of, one.left) for one in told] == [(1, 3, None), (2, 3, 1.0), (3, 3, 1.0)]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In processes of the pool, as a user would have it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "mine.toml").write_text(f'{RUN}\n[sweep]\nover."params.lr" = [0.001, 0.05]\n')
+
+    def call(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["fedloom", "sweep", "mine.toml", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        return capsys.readouterr().out
+
+    plan = call("--plan")
+    assert "3 runs at most, in sweeps/mine" in plan and not (tmp_path / "sweeps").exists()
+    first = call("--workers", "1")
+    assert "page  sweeps/mine/index.html" in first and "params.lr = 0.05" in first
+    # 0.001 is FedAL's own rate: one run serves both
+    assert len([*(tmp_path / "sweeps" / "mine" / "runs").iterdir()]) == 2
