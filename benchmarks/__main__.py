@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import torch
 
-from benchmarks import afind, augfl, batched, fedal, fedavg, first_round, growth, vertical, workers
+from benchmarks import afind, augfl, batched, fedal, fedavg, first_round, growth, net, net_rounds, vertical, workers
 
 
 def processor() -> str:
@@ -28,3 +28,5 @@ growth.main()
 afind.main(5)
 vertical.main(5)
 augfl.main(5)
+net.main(9)
+net_rounds.main()

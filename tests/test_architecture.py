@@ -25,12 +25,21 @@ ALLOWED = {
     "federation": CORE | {"engines"},
     "protect": CORE,
     "methods": CORE | {"federation", "protect"},
-    "experiment": CORE | {"federation", "engines", "methods", "protect", "data", "models"},
+    "experiment": CORE | {"federation", "engines", "net", "methods", "protect", "data", "models"},
+    "net": CORE | {"engines"},
+    "node": CORE | {"engines", "net", "experiment", "methods", "data", "models"},
+    "flower": CORE | {"engines", "net", "node", "experiment", "federation", "methods"},
     "report": CORE | {"experiment", "data"},
+    "reproduce": CORE | {"experiment", "report", "methods", "data", "models"},
+    "sweep": CORE | {"experiment", "report", "reproduce", "methods", "data", "models"},
+    "track": CORE | {"experiment"},
     "deploy": CORE | {"experiment", "methods", "data", "models"},
     "front": {"*"},
 }
-FRONT = {"__init__", "__main__", "api", "cli", "commands", "terminal", "catalogue"}
+FRONT = {
+    *("__init__", "__main__", "api", "cli", "cli_net", "cli_reproduce", "cli_sweep", "cli_track"),
+    *("commands", "terminal", "catalogue", "watch"),
+}
 
 
 def part(module: str) -> str:

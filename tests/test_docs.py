@@ -7,6 +7,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -63,6 +64,14 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(cli, "_work", lambda experiment, called, *_: done.append(called))
     monkeypatch.setattr("fedloom.report.write_many", lambda folders, page: page)
     monkeypatch.setattr("fedloom.data.stats.plot_counts", lambda stats, plot: None)
+    (tmp_path / "grid.toml").write_text('method = "fedal"\n[sweep.over]\n"params.tau" = [1, 5]\n')
+
+    def planned(what: Any, *_: Any, **__: Any) -> NoReturn:
+        done.append(type(what).__name__)
+        raise SystemExit
+
+    monkeypatch.setattr("fedloom.reproduce.work.work", planned)
+    monkeypatch.setattr("fedloom.sweep.work.work", planned)
     shown = "\n".join(blocks(ROOT / "README.md", ""))
     lines = re.findall(r"^fedloom (.*?)(?:\s+#.*)?$", shown, re.M)
     assert len(lines) >= 6
@@ -71,7 +80,8 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
         with pytest.raises(SystemExit) as stop:
             main()
         assert not stop.value.code, line
-    assert done == ["fedal", "fedal", "fedal", "compare", "compare", "afind-plus", "proto-evfl", "augfl", "my.toml"]
+    runs = ["fedal", "fedal", "fedal", "compare", "compare", "afind-plus", "proto-evfl", "augfl", "my.toml"]
+    assert done == [*runs, "Plan", "Sweep", "fedal"]
 
 
 def test_links_lead_somewhere() -> None:

@@ -705,3 +705,9 @@ def test_weighted_mean_adds_in_the_given_order_and_does_not_overflow() -> None:
 def test_weighted_mean_refuses(trees: Any, weights: list[float], why: str) -> None:
     with pytest.raises(MessageError, match=why):
         weighted_mean(trees, weights)
+
+
+def test_an_empty_tensor_of_numpy_crosses_whatever_its_strides() -> None:
+    for shape in ((0,), (3, 0), (0, 2)):
+        there = decode(encode(torch.from_numpy(np.zeros(shape, dtype=np.int64))))
+        assert isinstance(there, torch.Tensor) and there.shape == shape and there.dtype == torch.int64

@@ -7,6 +7,7 @@ Paths name a place in a tree: `reply.weights[3]`. The root's own path is empty.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,20 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(child, f"{path}[{i}]")
     else:
         yield path, node
+
+
+def digest(tree: Tree) -> str:
+    """SHA-256 of a tree: each leaf's path, dtype, shape and bytes, in tree order. Where the tensors live is all one."""
+    found = hashlib.sha256()
+    for path, leaf in leaves(tree):
+        found.update(f"{path}:".encode())
+        if isinstance(leaf, Tensor):
+            array = leaf.detach().cpu().contiguous()
+            found.update(f"{array.dtype}{tuple(array.shape)}".encode())
+            found.update(array.flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(leaf).encode())
+    return found.hexdigest()
 
 
 def map_tensors(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:

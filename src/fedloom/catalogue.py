@@ -26,6 +26,7 @@ def rows(kind: str) -> list[dict[str, Any]]:
         "datasets": _datasets,
         "partitions": _partitions,
         "experiments": _experiments,
+        "reproductions": _reproductions,
     }
     if kind in kinds:
         return kinds[kind]()
@@ -96,3 +97,10 @@ def _experiments() -> list[dict[str, Any]]:
     from fedloom.experiment.reading import experiments
 
     return [{"name": name, "what": tomllib.loads(text).get("title", "")} for name, text in experiments().items()]
+
+
+def _reproductions() -> list[dict[str, Any]]:
+    from fedloom.reproduce.read import read, shipped
+
+    each = {name: read(name) for name in shipped()}
+    return [{"name": name, "place": one.place, "title": one.title} for name, one in each.items()]

@@ -1,4 +1,4 @@
-"""The command line: `fedloom run`, `compare`, `report`, `list`, `data`, `align`, `export`, `embed`,
+"""The command line: `fedloom run`, `compare`, `watch`, `report`, `list`, `data`, `align`, `export`, `embed`,
 `predict`, `pretrain`, `copy`.
 
 Commands import what they need when they run, so that `--help` is quick.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -17,7 +18,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedloom import cli_net, cli_reproduce, cli_sweep, cli_track
 from fedloom._version import __version__
+from fedloom.cli_track import Track
 from fedloom.errors import ConfigError, FedloomError
 
 if TYPE_CHECKING:
@@ -50,7 +53,11 @@ Seed = Annotated[int | None, typer.Option(help="The seed that every random draw 
 Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
 Engine = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="local, auto, batched (GPU, small MLPs), ray (a cluster) or isolated."),
+    typer.Option(metavar="NAME", help="local, auto, batched (GPU, small MLPs), ray (a cluster), net or isolated."),
+]
+Federation = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Run at the nodes of this federation: see fedloom certs and fedloom node."),
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Processes that run parties. They change no number.")]
 Device = Annotated[str | None, typer.Option(help="A torch device, such as cpu or cuda.")]
@@ -84,6 +91,8 @@ def run(
     engine: Engine = None,
     workers: Workers = None,
     device: Device = None,
+    federation: Federation = None,
+    track: Track = None,
 ) -> None:
     """Run one method, or a whole comparison.
 
@@ -95,6 +104,8 @@ def run(
 
     [bold]fedloom run fedal --workers 4[/]  (or --engine auto, or --engine auto --device cuda)
 
+    [bold]fedloom run fedal --federation fed/federation.toml[/]  (at nodes beside their own data: fedloom certs)
+
     [bold]fedloom run my.toml --out runs/mine[/]  (and --resume after a Ctrl-C)
 
     [bold]fedloom run --method mine.py[/]  (a page of your own: fedloom copy)
@@ -103,9 +114,9 @@ def run(
 
     if config is None and method is None:
         raise ConfigError("what shall run? Name a method, an experiment or a TOML file, such as: fedloom run fedal")
-    flags = {"seed": seed, "rounds": rounds, "method": method, "engine": _engine(engine, workers, device)}
+    flags = {"seed": seed, "rounds": rounds, "method": method, "engine": _engine(engine, workers, device, federation)}
     experiment = read(config or str(method), settings or (), flags)
-    _work(experiment, config or str(method), folder, resume)
+    _work(experiment, config or str(method), folder, resume, track or ())
 
 
 @app.command()
@@ -123,6 +134,8 @@ def compare(
     engine: Engine = None,
     workers: Workers = None,
     device: Device = None,
+    federation: Federation = None,
+    track: Track = None,
 ) -> None:
     """Run several methods and seeds on identical splits, and report paired differences.
 
@@ -131,8 +144,39 @@ def compare(
     from fedloom.experiment.reading import read
 
     compared = {"methods": names, "seeds": _seeds(seeds)}
-    flags = {"name": "", "rounds": rounds, "engine": _engine(engine, workers, device), "compare": compared}
-    _work(read(base or names[0], settings or (), flags), "compare", folder, resume)
+    flags = {"name": "", "rounds": rounds, "engine": _engine(engine, workers, device, federation), "compare": compared}
+    _work(read(base or names[0], settings or (), flags), "compare", folder, resume, track or ())
+
+
+@app.command()
+def watch(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="The folder of a run or comparison. Default: the newest in runs/."),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show it as it is now, and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Serve a live page to this machine, until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 for a free one.")] = 8470,
+) -> None:
+    """Watch a run under way: rounds, accuracy, who is up, bytes, failures; in the terminal or as a live page.
+
+    [bold]fedloom run fedal --out runs/mine[/]  (in one terminal)
+
+    [bold]fedloom watch runs/mine[/]  (in another; Ctrl-C ends the watching, not the run)
+
+    [bold]fedloom watch --page[/]  (then open http://127.0.0.1:8470/ in a browser)
+
+    [bold]fedloom watch runs/mine --once --json[/]  (for scripts)
+
+    The page is for this machine alone. To see it from another one: ssh -L 8470:127.0.0.1:8470 MACHINE.
+
+    The command ends with the run: with status 0 if it is finished, with 1 if it failed, was stopped or was killed.
+    With --once or --json it ends at once, with the same status, and with 0 if the run still goes on.
+    """
+    from fedloom import watch as watching
+
+    raise typer.Exit(watching.watch(folder, once, as_json, page, port, out))
 
 
 @app.command()
@@ -152,12 +196,13 @@ def list_(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="WHAT", help="methods, models, datasets, partitions, experiments, or the name of a method."
+            metavar="WHAT",
+            help="methods, models, datasets, partitions, experiments, reproductions, or the name of a method.",
         ),
     ] = "methods",
     as_json: AsJson = False,
 ) -> None:
-    """Show what there is: methods, models, datasets, partitions or experiments; or a method's settings.
+    """Show what there is: methods, models, datasets, partitions, experiments or reproductions; or a method's settings.
 
     [bold]fedloom list fedal[/]  (every -s params.… of FedAL)
     """
@@ -414,17 +459,26 @@ def copy(
     out.print(f"copied  {file}\nrun it  fedloom run --method {which}", soft_wrap=True)
 
 
+cli_net.register(app)
+cli_reproduce.register(app)
+cli_sweep.register(app)
+cli_track.register(app)
+
+
 def main() -> NoReturn:
     """The entry point: a person gets a sentence, not a traceback, for what is theirs to mend."""
     import logging
 
     from rich.logging import RichHandler
 
-    logging.basicConfig(
-        level="WARNING",
-        format="%(message)s",
-        handlers=[RichHandler(console=err, show_time=False, show_path=False)],
-    )
+    if err.is_terminal:
+        logging.basicConfig(
+            level="WARNING",
+            format="%(message)s",
+            handlers=[RichHandler(console=err, show_time=False, show_path=False)],
+        )
+    else:  # a line for each, however long: nobody knows how wide a file is
+        logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
     logging.getLogger("fedloom.pretraining").setLevel("INFO")  # it may take long, in the middle of a run
     sys.path.insert(0, "")  # networks of one's own: models.pool=['mine:network'] beside the working folder
     try:
@@ -436,6 +490,12 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         err.print("stopped")
         code = 130
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        at = f": {error.filename}" if error.filename else ""
+        err.print(f"[bold red]error[/]  {escape(f'{error.strerror}{at}')}", soft_wrap=True)
+        code = 1
     except Exception as error:
         show = getattr(error, "show", None)  # click's own: a wrong option, a missing argument
         if show is None:
@@ -445,13 +505,16 @@ def main() -> NoReturn:
     sys.exit(code or 0)
 
 
-def _engine(name: str | None, workers: int | None, device: str | None) -> dict[str, Any] | None:
+def _engine(
+    name: str | None, workers: int | None, device: str | None, federation: Path | None
+) -> dict[str, Any] | None:
     """The part of [engine] that flags give."""
-    given = {"name": name, "workers": workers, "device": device}
+    place = None if federation is None else str(federation)
+    given = {"name": name or (place and "net"), "workers": workers, "device": device, "federation": place}
     return {k: v for k, v in given.items() if v is not None} or None
 
 
-def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool) -> None:
+def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool, trackers: Sequence[str]) -> None:
     """Do the runs with progress, then show the table and the report's path."""
     from rich.progress import track
 
@@ -459,10 +522,11 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
     from fedloom.experiment.compare import execute_all, summarise
     from fedloom.experiment.run import Stopped, execute
     from fedloom.terminal import Progress, show_comparison, stop_on_signal
+    from fedloom.track.aside import tracking
 
     folder = _folder(experiment, called, folder, resume)
     try:
-        with stop_on_signal() as stop, Progress(experiment, out) as progress:
+        with tracking(folder, trackers), stop_on_signal() as stop, Progress(experiment, out) as progress:
             if experiment.compare is None:
                 result = execute(experiment.run, folder, resume=resume, progress=progress.show, stop=stop)
                 found = summarise(experiment.title, [result])
@@ -472,6 +536,9 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
         err.print(f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True)
         raise typer.Exit(130) from None
     show_comparison(found, out)
+    if experiment.compare is None and "clients" in result.summary["accuracy"]:
+        who, of = len(result.summary["accuracy"]["clients"]), result.summary["clients"]
+        out.print(f"accuracy of {who} of {of} clients: the others were away at the end, or tell none")
     logs = [*folder.glob("trouble.log"), *sorted(folder.glob("*/trouble.log"))]
     if logs:
         out.print(f"why calls failed  {', '.join(map(str, logs))}", soft_wrap=True)

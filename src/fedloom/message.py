@@ -27,6 +27,7 @@ from fedloom._trees import (
     Tree,
     check_finite,
     check_like,
+    digest,
     floats,
     join,
     kind,
@@ -49,6 +50,7 @@ __all__ = [
     "check_like",
     "decode",
     "describe",
+    "digest",
     "encode",
     "floats",
     "leaves",
@@ -247,6 +249,8 @@ def _offsets(specs: Sequence[_Spec]) -> tuple[list[int], int]:
 
 def _raw(tensor: Tensor) -> Any:
     """The tensor's bytes, copied only where they are not on the CPU in plain order already."""
+    if not tensor.numel():  # whose strides may be 0, which view refuses
+        return b""
     plain = tensor.detach().cpu().resolve_neg().contiguous()
     return plain.flatten().view(torch.uint8).numpy()
 

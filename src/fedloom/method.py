@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -148,10 +149,17 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
 
 
 def _names(model: type[BaseModel], path: list[str]) -> list[str]:
-    """The field names of the model that `path` leads to."""
+    """The field names of the model that `path` leads to, also through mappings and sequences of models."""
+    kind: Any = model
     for part in path:
-        inner = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return []
-        model = inner
-    return list(model.model_fields)
+        if _is_model(kind):
+            kind = kind.model_fields[part].annotation if part in kind.model_fields else None
+        else:
+            kind = next((inner for inner in reversed(get_args(kind)) if inner is not Ellipsis), None)
+        if NoneType in get_args(kind):
+            kind = next((inner for inner in get_args(kind) if _is_model(inner)), None)
+    return list(kind.model_fields) if _is_model(kind) else []
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

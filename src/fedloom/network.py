@@ -379,8 +379,9 @@ def _whole(like: Mapping[str, Tensor], found: Sequence[Tensor | None]) -> dict[s
 
 
 def _formatted(x: Tensor, format: torch.memory_format) -> Tensor:
-    """A parameter in this memory format."""
-    return x.contiguous(memory_format=format) if x.dim() == 4 else x
+    """A parameter in this memory format, with the very strides that our own have: torch picks kernels by those of
+    single channels, too, and what was decoded has others."""
+    return unflatten(flattened(x, format), x.shape, format) if x.dim() == 4 else x
 
 
 @contextlib.contextmanager

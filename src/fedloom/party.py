@@ -24,6 +24,8 @@ from fedloom.optim import Optimiser
 from fedloom.site import Batches, PublicSet, Rows, Site
 
 NETWORK_STATE = ("params", "buffers", "opt")
+MOST_LOSS = 10.0
+"""The largest loss that a party tells of rows that nobody else may see."""
 _OWN = ("cfg", "site", "_network", "_notes")
 ConfigT = TypeVar("ConfigT")
 Note: TypeAlias = float | list[float]
@@ -37,12 +39,18 @@ class Party(Generic[ConfigT]):
         STATE: names of what survives between messages. `params`, `buffers` and `opt` belong to the network
             given to `network()`; any other name is a tree of tensors and plain numbers.
         ROLE: what the ledger calls such a party; "" for the class's own name.
+        CALLS: methods that the home's messages may call: what a round gives `fed.call` and `fed.asked`, and an
+            `exchange` as `take`.
+        TO_PEERS: methods whose replies are for peers alone: what an `exchange` asks and answers. At a node of its own
+            a party never gives them to the home, and answers nothing that is in neither list, whatever that asks for.
         cfg: the method's config.
         site: the party's data and equipment. It never changes.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()
     ROLE: ClassVar[str] = ""
+    CALLS: ClassVar[tuple[str, ...]] = ()
+    TO_PEERS: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: ConfigT, site: Site) -> None:
         self._network: Network | None = None
@@ -200,6 +208,11 @@ class Party(Generic[ConfigT]):
         """Random numbers of this party for this purpose: the same wherever and whenever it runs."""
         return self.site.stream(purpose, *keys)
 
+    def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
+        """The same for numbers that hide `on`, tensors and the scale of the noise. If the party's place has a secret,
+        nobody else can make them, and they are the same again for the same `on` and purpose, whatever the keys."""
+        return self.site.noise(on, purpose, *keys)
+
     @contextlib.contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
         """Within it torch's global generator is this party's own, for initialising a network."""
@@ -276,6 +289,20 @@ class Party(Generic[ConfigT]):
         labels = rows.y(torch.arange(len(rows), device=self.site.device))
         loss = torch.nn.functional.cross_entropy(logits, labels)
         return {"predicted": logits.argmax(-1), "loss": loss}
+
+    def score(self, *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None) -> dict[str, Tree]:
+        """For evaluation where nobody else may see labels: how good `answers` are, and of how many rows, in four
+        numbers. `chance` is the accuracy of always answering the most frequent class. The loss is coarse, at most
+        `MOST_LOSS` and with three decimals, so that a model made for it can't read a row from it."""
+        found: Any = self.answers(on=on, way=way, handout=handout)
+        rows = self.site.tests[on]
+        labels = rows.y(torch.arange(len(rows), device=self.site.device))
+        return {
+            "accuracy": (found["predicted"] == labels).float().mean(),
+            "loss": found["loss"].float().clamp(max=MOST_LOSS).round(decimals=3),
+            "chance": labels.bincount().max() / len(rows),
+            "rows": len(rows),
+        }
 
     def contribution(self, *, on: str) -> Tree:
         """Of a party that holds columns: what its home needs to answer for the test rows named `on`."""

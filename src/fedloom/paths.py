@@ -1,12 +1,13 @@
-"""What a user names by an import path: `package.module:name`."""
+"""What a user names: an import path `package.module:name`, and a folder to write to."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from fedloom.errors import FedloomError
+from fedloom.errors import ConfigError, FedloomError
 
 
 def callable_at(path: str, error: type[FedloomError]) -> Callable[..., Any]:
@@ -25,3 +26,10 @@ def callable_at(path: str, error: type[FedloomError]) -> Callable[..., Any]:
         return found  # type: ignore[no-any-return]
     kind = "nothing" if found is None else f"of type {type(found).__name__}"
     raise error(f"{path!r}: {name} must be a function or class, but is {kind}")
+
+
+def refuse_file(folder: Path) -> None:
+    """Raise ConfigError if the folder to write to, or what it should lie in, is a file."""
+    for one in (folder, *folder.parents):
+        if one.exists() and not one.is_dir():
+            raise ConfigError(f"{one} is a file; --out takes a folder")

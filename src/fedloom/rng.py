@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from zlib import crc32
 
@@ -32,6 +33,27 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     # same stream. The number of keys keeps them apart. The limit does the same for numbers that
     # NumPy would cut into two words.
     return np.random.default_rng([numbers[0], crc32(purpose.encode()), len(keys), *numbers[1:]])
+
+
+def hidden_stream(secret: int, purpose: str, on: bytes) -> np.random.Generator:
+    """The same for draws that nobody without the secret can repeat.
+
+    They depend on no seed or number that another may choose: whoever could ask for new draws on the same content would
+    find that content as the mean of the answers.
+
+    Args:
+        secret: 0 <= secret < 2**128.
+        purpose: as in `stream`.
+        on: what the draws are to hide. Other content has other draws, so that a difference of two does not show it.
+
+    Raises:
+        ConfigError: the secret is not an integer in that range.
+    """
+    if not 0 <= secret < 2**128:
+        raise ConfigError("The secret of a random stream must be an integer from 0 to 2**128 - 1.")
+    words = repr(purpose).encode() + on
+    found = hashlib.blake2b(words, key=secret.to_bytes(16, "little"), digest_size=32).digest()
+    return np.random.default_rng(int.from_bytes(found, "little"))
 
 
 def _checked(what: str, value: int) -> int:

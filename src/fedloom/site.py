@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom import message
 from fedloom.boxes import Box
 from fedloom.errors import MethodError
-from fedloom.rng import stream
+from fedloom.message import Tree
+from fedloom.rng import hidden_stream, stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +217,7 @@ class Site:
             clients of a method that hands it out.
         tests: row sets for evaluation, by name. No method reads them.
         device: where its tensors live.
+        secret: what nobody else knows, if there is such: see `noise`.
     """
 
     id: int
@@ -234,6 +237,7 @@ class Site:
     encoder: Callable[[], nn.Module] | None = None
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
+    secret: int | None = None
 
     @property
     def rows(self) -> Rows:
@@ -250,6 +254,14 @@ class Site:
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Random numbers of this party for this purpose."""
         return stream(self.seed, purpose, self.id, *keys)
+
+    def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
+        """Random numbers that hide `on`: tensors, and with how much. Whoever knows the run's seed knows those of
+        `stream`, and could take them away again. If there is a `secret`, these depend on it, the purpose and `on`, and
+        on nothing that another may choose: asked again in another round or run, they are the same."""
+        if self.secret is None:
+            return self.stream(purpose, *keys)
+        return hidden_stream(self.secret, purpose, message.digest(on).encode())
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches:
         """Round t's `steps` independent batches of `size` own rows."""

@@ -16,6 +16,7 @@ from fedloom.data.partitions import (
     dirichlet_classwise,
     find_partition,
     iid,
+    label_sets,
     natural,
     pathological,
     random_classes,
@@ -154,6 +155,23 @@ def test_natural_chooses_owners_at_random_among_those_with_enough_rows() -> None
     }
     assert len(chosen) > 20
     assert {owner for owners in chosen for owner in owners} == set(range(1, 10))
+
+
+def test_label_sets_gives_each_client_its_classes_evenly() -> None:
+    labels, sets = even(10, 12), [[4, 5, 6, 7], [4, 5, 6, 7], [0, 1, 2, 3]]
+    parts = label_sets(labels, 3, rng(), sets=sets)
+    check(parts, labels, 3)
+    held = [np.bincount(labels[part], minlength=10).tolist() for part in parts]
+    assert held == [[0] * 4 + [6] * 4 + [0] * 2] * 2 + [[12] * 4 + [0] * 6]
+    few = label_sets(labels, 3, rng(), sets=sets, rows=8)
+    assert [np.bincount(labels[part], minlength=10).max() for part in few] == [2, 2, 2]
+    assert [len(part) for part in few] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("sets", [[[0]], [[0], []], [[0], [9]]])
+def test_label_sets_refuses_what_no_client_can_hold(sets: list[list[int]]) -> None:
+    with pytest.raises(DataError, match="classes of each of 2 clients"):
+        label_sets(even(3, 4), 2, rng(), sets=sets)
 
 
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))

@@ -76,8 +76,16 @@ def test_there_are_as_many_parties_as_in_the_manifest(tmp_path: Path) -> None:
     assert problems(columns=section, data={"clients": 4}) == [
         "data.clients: columns.manifest has 3 parties, not 4: leave clients away"
     ]
-    (found,) = problems(columns={"manifest": str(tmp_path / "none.csv")})
-    assert found.startswith("columns.manifest: ") and "none.csv can't be read" in found
+    torn = tmp_path / "torn.csv"
+    torn.write_text("sample_id,view\n")
+    (found,) = problems(columns={"manifest": str(torn)})
+    assert found.startswith("columns.manifest: ") and "torn.csv" in found
+
+
+def test_a_manifest_that_is_still_to_come_is_missed_before_any_work(tmp_path: Path) -> None:
+    run = check({"run": {"method": "split", "columns": {"manifest": str(tmp_path / "none.csv")}}}).run
+    with pytest.raises(DataError, match=r"none\.csv can't be read"):
+        build(run)
 
 
 def test_other_parties_than_files_are_refused() -> None:
@@ -122,7 +130,7 @@ def test_files_are_matched_by_a_column_of_each(tmp_path: Path, caplog: pytest.Lo
 
 def test_the_usual_section_is_that_of_the_paper() -> None:
     section = ColumnsConfig()
-    assert not section.own_data and section.aligned is None and section.ratio == 1.0 and section.align == "plain"
+    assert not section.own_data and section.aligned is None and section.ratio == 1.0 and section.backend == "plain"
     parties = parties_of(check({"run": {"method": "split", "data": {"test_rows": 20}}}).run)
     assert len(parties.labels) == ALIGNED == 200 and len(parties.views) == 4
     assert {v.x.shape[1:] for v in parties.views} == {(2, 4, 4)}  # two quadrants of 8x8 digits
@@ -194,7 +202,7 @@ def test_numbers_that_the_data_can_t_meet_are_refused_before_any_work(values: di
 
 def test_what_is_pooled_must_be_known_in_full(tmp_path: Path) -> None:
     section = {"files": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], "id": "id", "label": "y"}
-    with pytest.raises(ConfigError, match="only where a known data set is cut"):
+    with pytest.raises(ConfigError, match="files don't say all of everybody"):
         build(check({"run": {"method": "pooled", "columns": section}}).run)
 
 

@@ -76,7 +76,7 @@ class Fragile(Engine):
 def test_a_lost_machine_costs_a_round_and_changes_nothing(
     losses: set[int], whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(runs, "start", lambda world: Fragile(world, losses))
+    monkeypatch.setitem(runs.execute.__kwdefaults__, "start", lambda world, *_, **__: Fragile(world, losses))
     done = execute(small(), tmp_path / "run")
     for key in ("state_sha256", "accuracy", "bytes", "messages", "failures", "failure_reasons"):
         assert done.summary[key] == whole[key], key
@@ -86,7 +86,9 @@ def test_a_lost_machine_costs_a_round_and_changes_nothing(
 
 
 def test_a_round_that_always_loses_its_machines_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(runs, "start", lambda world: Fragile(world, set(range(20, 1000))))
+    monkeypatch.setitem(
+        runs.execute.__kwdefaults__, "start", lambda world, *_, **__: Fragile(world, set(range(20, 1000)))
+    )
     with pytest.raises(EngineError, match="lost its machines 5 times"):
         execute(small(), tmp_path / "run")
     assert execute_again(tmp_path / "run", monkeypatch)

@@ -394,7 +394,7 @@ def test_clients_draw_black_boxes_as_networks_and_the_rest_stays_as_it_was() -> 
     assert all(torch.equal(v, weights[1][k]) for k, v in weights[0].items())  # type: ignore[index, union-attr, call-overload]
     with start(world) as there:
         assert {there.name(i).partition("-")[0] for i in there.ids} == {"client"}
-        assert len(state_sha256((str(i), s) for i, s in there.states().items())) == 64
+        assert len(state_sha256((str(i), s) for i, s in there.digests().items())) == 64
 
 
 # -- what is refused -----------------------------------------------------------------------------------

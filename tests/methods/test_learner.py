@@ -32,7 +32,7 @@ def learner(**params: Any) -> Learner[LearnerConfig]:
 
 
 def sha(toy: Toy) -> str:
-    return state_sha256((str(i), s) for i, s in toy.engine.states().items())
+    return state_sha256((str(i), s) for i, s in toy.engine.digests().items())
 
 
 def trained(module: nn.Module, place: Site, numbers: range, names: list[str], lr: float, momentum: float) -> None:

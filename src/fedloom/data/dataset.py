@@ -74,9 +74,15 @@ class Dataset:
             return self
         if len(rows) == 0:
             raise DataError(f"Data set {self.name!r}: standardising needs at least one row, but none was given.")
-        seen = self.x[rows].astype(np.float64)
-        shift, scale = seen.mean(axis=0).astype(np.float32), seen.std(axis=0).astype(np.float32)
-        return replace(self, shift=shift, scale=np.where(scale > 0, scale, np.float32(1)))
+        shift, scale = level(self.x[rows])
+        return replace(self, shift=shift, scale=scale)
+
+
+def level(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and scale (F,) of rows (r, F): mean and s.d. of the columns, or 1 where a column is constant."""
+    seen = x.astype(np.float64)
+    shift, scale = seen.mean(axis=0).astype(np.float32), seen.std(axis=0).astype(np.float32)
+    return shift, np.where(scale > 0, scale, np.float32(1))
 
 
 def image_dataset(

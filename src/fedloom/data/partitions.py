@@ -7,7 +7,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +159,29 @@ def groups(
         for k in mine:
             holders[k] = those.tolist()
     return _to_holders(queues, holders, clients, rows)
+
+
+def label_sets(
+    labels: np.ndarray,
+    clients: int,
+    rng: np.random.Generator,
+    *,
+    sets: Sequence[Sequence[int]],
+    rows: int | None = None,
+) -> list[np.ndarray]:
+    """Client n holds the classes `sets[n]`, each of which is divided evenly among those who hold it.
+
+    Rows of a class that nobody holds are left out. With `rows`, no client gets more than that, evenly of its classes.
+    A run names it `fedloom.data.partitions:label_sets`, as options of the partitions below are numbers.
+    """
+    check_rows(labels, clients, 1)
+    kinds = np.unique(labels).tolist()
+    if len(sets) != clients or not all(sets) or not {k for those in sets for k in those} <= {*kinds}:
+        raise DataError(
+            f"sets must name the classes of each of {clients} clients, from {kinds[0]} to {kinds[-1]}, but is {sets!r}."
+        )
+    holders = [[n for n, those in enumerate(sets) if k in those] for k in kinds]
+    return _to_holders(shuffled_by_class(labels, rng), holders, clients, rows)
 
 
 def _to_holders(queues: list[np.ndarray], holders: list[list[int]], clients: int, rows: int | None) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,53 @@ import numpy as np
 from fedloom.data.csvfiles import class_numbers, column_values, read_csv
 from fedloom.data.recipes import table_view
 from fedloom.data.roles import give_roles
-from fedloom.data.views import Parties
+from fedloom.data.views import Parties, View
 from fedloom.errors import DataError
 
 Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
 """The ids of each party -> for each party (P,) its row numbers of the people that all have, in one order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What stands in one party's file.
+
+    Attributes:
+        name: the stem of the file's.
+        ids: of its n rows.
+        columns: name -> the text of each row; without ids and labels.
+        labels: (n,) int64 classes of the active party's rows, -1 where there is none; without entries at others.
+        classes: their names.
+    """
+
+    name: str
+    ids: list[str]
+    columns: dict[str, list[str]]
+    labels: np.ndarray
+    classes: tuple[str, ...] = ()
+
+    @classmethod
+    def active(cls, file: Path, id: str, label: str) -> Held:
+        """The file of the party with the labels. Raises DataError if it can't be used."""
+        table = read_csv(file, needed=[id, label])
+        labels, classes = class_numbers(table.pop(label), f"Column {label!r} of {file}")
+        return cls(file.stem, table.pop(id), table, labels, classes)
+
+    @classmethod
+    def passive(cls, file: Path, id: str, label: str) -> Held:
+        """The file of another party. Raises DataError if it can't be used, or has labels too."""
+        table = read_csv(file, needed=[id])
+        if label in table:
+            raise DataError(f"Only the first party may have labels, but {file} has a column {label!r} too; remove it.")
+        return cls(file.stem, table.pop(id), table, np.empty(0, dtype=np.int64))
+
+    def view(self, aligned: np.ndarray, unaligned: np.ndarray, test: np.ndarray, truth: np.ndarray | None) -> View:
+        """Its columns as numbers, of some of its rows by their numbers (n,)."""
+        parts = [aligned, unaligned, test]
+        rows = np.concatenate(parts)
+        first, second, third = np.split(np.arange(len(rows)), np.cumsum([len(part) for part in parts[:-1]]))
+        columns = {name: column_values(words)[rows] for name, words in self.columns.items()}
+        return table_view(self.name, columns, first, second, third, truth)
 
 
 def from_files(
@@ -53,15 +96,9 @@ def from_files(
     keys = [id] * len(files) if isinstance(id, str) else list(id)
     if len(files) < 2 or len(keys) != len(files):
         raise DataError(f"There must be at least 2 files, and one id or one for each, not {len(files)} and {keys}.")
-    tables = [
-        read_csv(Path(file), needed=[key, *([label] if party == 0 else [])])
-        for party, (file, key) in enumerate(zip(files, keys, strict=True))
-    ]
-    for file, table in zip(files[1:], tables[1:], strict=True):
-        if label in table:
-            raise DataError(f"Only the first party may have labels, but {file} has a column {label!r} too; remove it.")
-    ids = [table.pop(key) for table, key in zip(tables, keys, strict=True)]
-    y, classes = class_numbers(tables[0].pop(label), f"Column {label!r} of {files[0]}")
+    held = [Held.active(Path(files[0]), keys[0], label)]
+    held += [Held.passive(Path(file), key, label) for file, key in zip(files[1:], keys[1:], strict=True)]
+    ids, y, classes = [own.ids for own in held], held[0].labels, held[0].classes
     common = _checked([np.asarray(rows) for rows in align(ids)], [len(words) for words in ids])
     known = [np.full(len(words), -1, dtype=np.int64) for words in ids]
     for rows, numbers in zip(common, known, strict=True):
@@ -77,12 +114,8 @@ def from_files(
         balanced=False,
     )
     views = []
-    for party, (file, table) in enumerate(zip(files, tables, strict=True)):
-        parts = [roles.aligned[party], roles.unaligned[party], roles.test[party]]
-        rows = np.concatenate(parts)
-        places = np.split(np.arange(len(rows)), np.cumsum([len(part) for part in parts[:-1]]))
-        columns = {name: column_values(words)[rows] for name, words in table.items()}
-        views.append(table_view(Path(file).stem, columns, places[0], places[1], places[2], roles.truth[party]))
+    for party, own in enumerate(held):
+        views.append(own.view(roles.aligned[party], roles.unaligned[party], roles.test[party], roles.truth[party]))
     return Parties(Path(files[0]).stem, "table", classes, tuple(views), roles.labels, roles.test_labels)
 
 

@@ -112,7 +112,12 @@ def public_hash(dataset: Dataset, split: Split) -> str:
 
     Parties that must hold the same public set can compare it without sending the rows.
     """
-    x = np.ascontiguousarray(dataset.x[split.public])
+    return rows_hash(dataset.x[split.public])
+
+
+def rows_hash(x: np.ndarray) -> str:
+    """SHA-256 of rows (n, ...) in their order: type, shape and bytes."""
+    x = np.ascontiguousarray(x)
     digest = hashlib.sha256(f"{x.dtype.str} {x.shape} ".encode())
     digest.update(x.tobytes())
     return digest.hexdigest()

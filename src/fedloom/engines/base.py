@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 import torch
@@ -21,6 +21,10 @@ from fedloom.party import Note, Party
 CallId: TypeAlias = tuple[int, int] | None
 """(round, number of the call in the round): the same in a run that resumes or repeats. None for a look from
 outside the protocol, such as evaluation, which no ordered fault disturbs."""
+
+
+UNREACHABLE = "unreachable"
+"""The reason of a failure whose party can't be reached now, and may come back."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Task:
         each: further arguments, this party's own. May hold parcels, or a dict of parcels.
         fault: what is ordered to go wrong.
         seed: of torch's generator while the party works, so that chance does not depend on who ran before.
+        round: the round under way; -1 for a look from outside.
     """
 
     party: int
@@ -67,6 +72,7 @@ class Task:
     each: Mapping[str, Any] = field(default_factory=dict)
     fault: str | None = None
     seed: int = 0
+    round: int = -1
 
 
 NOTHING = Size(0, 0)
@@ -120,15 +126,20 @@ class Engine(ABC):
     Attributes:
         ids: the parties, in order.
         durable: whether all parties outlive whatever happens to one process. Where not, a call may raise `Lost`.
+        remote: whether parties keep their state to themselves, wherever they are. `states` and `load` are then of those
+            alone that live with the home; the others go back to an earlier round by `restore`.
+        changed: called, from any thread, when a party comes or goes; whoever wants to know sets it.
     """
 
     durable = True
+    remote = False
 
     def __init__(self, names: Mapping[int, str], *, seed: int = 0, faults: Faults | None = None) -> None:
         self.ids = tuple(names)
         self._names = dict(names)
         self._seed = seed
         self._faults = faults
+        self.changed: Callable[[], None] = lambda: None
 
     @final
     def name(self, party: int) -> str:
@@ -188,7 +199,11 @@ class Engine(ABC):
             if _deliver(log, j, i, answer, parcel):
                 inboxes[i][str(j)] = parcel
         taking = [self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()]
-        for i, taken in zip(inboxes, self._call(taking), strict=True):
+        replies = self._call(taking)
+        lost = {(sender, receiver, answer) for sender, receiver in self._undelivered()}
+        gone = Failure(UNREACHABLE)
+        log = [replace(d, failure=d.failure or gone) if (d.sender, d.receiver, d.kind) in lost else d for d in log]
+        for i, taken in zip(inboxes, replies, strict=True):
             if isinstance(taken, Failure):
                 log.append(Delivery(i, i, take, "", NOTHING, taken))
         return log
@@ -201,6 +216,10 @@ class Engine(ABC):
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
         """Do all tasks; leave the replies, held to `expect`, where they are."""
 
+    def _undelivered(self) -> set[tuple[int, int]]:
+        """(who answered, who asked) of the answers that the last `_call` found could not be handed over."""
+        return set()
+
     @abstractmethod
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: to be read at once, not kept."""
@@ -208,6 +227,26 @@ class Engine(ABC):
     @abstractmethod
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Give every party the state that `states()` gave."""
+
+    def digests(self) -> dict[int, str]:
+        """The SHA-256 of every party's state, see `message.digest`, wherever the state is."""
+        return {i: message.digest(state) for i, state in self.states().items()}
+
+    def saved(self, round: int) -> None:  # noqa: B027  only who keeps state elsewhere needs to know
+        """The experiment has a checkpoint on disk after so many rounds: it may ask to be back there."""
+
+    def restore(self, round: int) -> None:
+        """Make all parties that keep their state to themselves what they were after so many rounds.
+
+        Raises:
+            MethodError: the parties of this engine are given their state by `load`.
+            EngineError: one can't go back there.
+        """
+        raise MethodError(f"the parties of {type(self).__name__} take a state by load(), not by restore()")
+
+    def presence(self) -> dict[int, bool]:
+        """Which parties can be reached now."""
+        return dict.fromkeys(self.ids, True)
 
     @abstractmethod
     def notes(self) -> dict[int, dict[str, Note]]:
@@ -238,7 +277,7 @@ class Engine(ABC):
         fault = None if self._faults is None else self._faults.draw(self._seed, *call, party)
         words = f"{self._seed} {call[0]} {call[1]} {party} {method} {part}".encode()
         seed = int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")
-        return Task(party, method, shared, each, fault, seed)
+        return Task(party, method, shared, each, fault, seed, call[0])
 
 
 def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone) -> Tree | Failure:

@@ -155,7 +155,7 @@ class RayEngine(Engine):
                     head = self._fleet.put(packed({"shared": dict(task.shared), "expect": spell(expect)}))
                 order = _Order(n, replace(task, shared={}, each=sent), packed(plain))
             except MessageError as error:
-                results[n] = _refusal(task, {**task.shared, **plain}, error)
+                results[n] = refusal(task, {**task.shared, **plain}, error)
             else:
                 orders[self._where[task.party]].append(order)
         bundles = self._handed(orders)
@@ -274,8 +274,8 @@ def _reply(sent: Any) -> Any:
     return opened(sent) if isinstance(sent, np.ndarray) else sent
 
 
-def _refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
-    """A party refuses what is not finite, as it does in the loop; what else can't be sent is a mistake."""
+def refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
+    """What comes of a task that can't be sent: a party refuses what is not finite; all else is a mistake."""
     try:
         message.check_finite(put)
     except MessageError as found:

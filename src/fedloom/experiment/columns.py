@@ -21,7 +21,8 @@ CUT = ("unaligned", "held", "grid", "balanced", "ratio", "majority", "rare", "ra
 
 
 class ColumnsConfig(BaseModel):
-    """`[columns]`: a known data set cut into columns; or each party's own CSV file; or a manifest of images."""
+    """`[columns]`: a known data set cut into columns; or each party's own CSV file; or a manifest of images; or files
+    that lie where the parties are."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -49,8 +50,12 @@ class ColumnsConfig(BaseModel):
     """The column of the files by which people are matched: one name for all files, or one for each."""
     label: str | None = None
     """The column of the first file that is to be predicted."""
-    align: Literal["plain", "openmined"] = "plain"
-    """How ids are matched: in the open on this machine, or by private set intersection (extra `psi`)."""
+    align: Literal["plain", "openmined"] | None = None
+    """How ids are matched: in the open, or by private set intersection (extra `psi`). None: files on this machine in
+    the open, parties at nodes privately."""
+    own: bool = False
+    """Whether each party has a file of its own where it is: the one with the labels at the coordinator, the others at
+    nodes. Then `id` is the first one's, and that of nodes which name none (engine net)."""
     manifest: str | None = None
     """A CSV file that lists pictures: sample_id, party, view, path, label; instead of `data.name`."""
     size: int = Field(32, ge=1)
@@ -68,14 +73,18 @@ class ColumnsConfig(BaseModel):
     def _sources(self) -> ColumnsConfig:
         if self.files and self.manifest:
             raise ValueError("give files or a manifest, not both")
-        if self.files and (self.id is None or self.label is None):
+        if self.own and (self.files or self.manifest):
+            raise ValueError("with own each party names its file where it is: leave files and manifest away")
+        if (self.files or self.own) and (self.id is None or self.label is None):
             raise ValueError("files need id, the column that matches people, and label, the one to predict")
-        if not self.files and (self.id is not None or self.label is not None):
+        if not (self.files or self.own) and (self.id is not None or self.label is not None):
             raise ValueError("id and label name columns of files: name these too")
+        if self.own and isinstance(self.id, tuple):
+            raise ValueError("with own id is the column of the first party's file: a node names its own in node.toml")
         if isinstance(self.id, tuple) and len(self.id) != len(self.files):
             raise ValueError(f"id must be one name, or one for each of {len(self.files)} files, not {len(self.id)}")
         if self.own_data and (useless := [name for name in CUT if self._differs(name)]):
-            source = "files" if self.files else "a manifest"
+            source = "a manifest" if self.manifest else "files"
             raise ValueError(
                 f"only where a known data set is cut is there a choice of {', '.join(useless)}: with {source}, leave "
                 f"{'it' if len(useless) == 1 else 'them'} away"
@@ -88,8 +97,13 @@ class ColumnsConfig(BaseModel):
 
     @property
     def own_data(self) -> bool:
-        """Whether the data comes from files that this section names."""
-        return bool(self.files or self.manifest)
+        """Whether the data comes from files, here or at the parties."""
+        return bool(self.files or self.manifest or self.own)
+
+    @property
+    def backend(self) -> Literal["plain", "openmined"]:
+        """How ids are matched."""
+        return self.align or ("openmined" if self.own else "plain")
 
     def number(self) -> int | None:
         """How many parties the files or the manifest have; None where a known data set is cut.
@@ -120,15 +134,13 @@ class ColumnsConfig(BaseModel):
             seed: of all that is drawn by chance.
             root: of data sets.
             test_fraction, test_rows: as in `[data]`.
-            pooled: whether every row of every party counts as aligned and labelled.
+            pooled: whether every row of every party counts as aligned and labelled; of a manifest, all that all have.
 
         Raises:
             ConfigError, DataError: it can't be had.
         """
-        if pooled and self.own_data:
-            raise ConfigError(
-                "columns: only where a known data set is cut are all rows known in full; leave pooled away"
-            )
+        if pooled and self.files:
+            raise ConfigError("columns: the parties' files don't say all of everybody; leave pooled away")
         if self.files:
             from fedloom.data.party_files import from_files
 
@@ -148,7 +160,7 @@ class ColumnsConfig(BaseModel):
             return manifest(
                 Path(self.manifest),
                 seed=seed,
-                aligned=self.aligned,
+                aligned=None if pooled else self.aligned,
                 test_fraction=test_fraction,
                 test_rows=test_rows,
                 size=self.size,
@@ -177,7 +189,7 @@ class ColumnsConfig(BaseModel):
 
         stems = [Path(file).stem for file in self.files]
         names = stems if len(set(stems)) == len(stems) else self.files
-        found = align(ids, backend=self.align, names=names, local=range(len(ids)))
+        found = align(ids, backend=self.backend, names=names, local=range(len(ids)))
         for sentence in found.learnt:
             logging.getLogger("fedloom").info("alignment: %s", sentence)
         return list(found.aligned)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fedloom import graphs, methods, models
 from fedloom.errors import ConfigError
 from fedloom.experiment.columns import ColumnsConfig
+from fedloom.experiment.own import FormConfig
 from fedloom.experiment.pretrained import PretrainedConfig
 from fedloom.faults import Faults
 from fedloom.graphs import Graph
@@ -21,6 +22,10 @@ from fedloom.rng import stream
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+SHARED = ("root", "partition", "options", "own_test_rows")
+"""Settings of how a known data set is shared out."""
 
 
 class DataConfig(_Section):
@@ -49,6 +54,8 @@ class DataConfig(_Section):
     """At most so many test rows; None for all."""
     own_test_rows: int = Field(100, ge=0)
     """Size of each client's test set with its own class mix."""
+    form: FormConfig | None = None
+    """What the rows of all parties look like, where each has its own at a node: then nobody else sees one."""
 
     @field_validator("server", mode="before")
     @classmethod
@@ -64,6 +71,25 @@ class DataConfig(_Section):
             whom = "all" if count else "none"
             raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients is {whom} of them: change either")
         return self
+
+    @model_validator(mode="after")
+    def _apart(self) -> DataConfig:
+        usual = {k: f.get_default(call_default_factory=True) for k, f in type(self).model_fields.items()}
+        useless = [name for name in SHARED if getattr(self, name) != usual[name]]
+        if self.own and useless:
+            raise ValueError(
+                f"with form each party's rows are its own, and nothing is shared out: leave {useless[0]} away"
+            )
+        if self.own and self.server not in (None, 0, "auto"):
+            raise ValueError(
+                'with form the server\'s rows are a file of its own: set server to "auto", or leave it away'
+            )
+        return self
+
+    @property
+    def own(self) -> bool:
+        """Whether each party's rows are its own, and nobody else's."""
+        return self.form is not None
 
     def server_rows(self, training: int) -> int:
         """How many rows the server gets, of so many for training."""
@@ -233,10 +259,11 @@ class ChurnConfig(_Section):
 class EngineConfig(_Section):
     """`[engine]`: where the parties run. It changes no number, but for the order of sums in `batched`."""
 
-    name: Literal["local", "auto", "batched", "ray", "isolated"] = "local"
+    name: Literal["local", "auto", "batched", "ray", "isolated", "net"] = "local"
     """`local`: one after the other, or side by side in `workers` processes. `batched`: those of one architecture at
     once, for a GPU or small networks without convolutions. `auto`: batched where that is faster, else local. `ray`: a
-    cluster. `isolated`: each rebuilt for every call, to check a method page."""
+    cluster. `isolated`: each rebuilt for every call, to check a method page. `net`: at nodes of their own, each beside
+    its own data."""
     workers: int = Field(1, ge=1, le=1024)
     """Processes that run parties, of one thread each (local, ray)."""
     device: str = "cpu"
@@ -250,6 +277,8 @@ class EngineConfig(_Section):
     """Of a Ray cluster that runs already; None starts one on this machine."""
     gpus_per_worker: float = Field(0.0, ge=0)
     """The share of a GPU that a worker of the ray engine takes."""
+    federation: str | None = None
+    """The file that says where the nodes are, such as `fedloom certs` makes (net)."""
 
 
 class EvaluateConfig(_Section):
@@ -295,8 +324,11 @@ class RunConfig(_Section):
             raise ValueError("give rounds or iterations, not both")
         return self
 
-    def resolve(self) -> tuple[Method, Any, int]:
+    def resolve(self, *, at_node: bool = False) -> tuple[Method, Any, int]:
         """The method, its config and the number of rounds.
+
+        Args:
+            at_node: whether the server, with its rows and its model, is elsewhere.
 
         Raises:
             ConfigError: the method, its preset or a parameter is not known or not valid; or the method averages
@@ -326,7 +358,7 @@ class RunConfig(_Section):
                 f"{method.name} learns from others' answers: let at least {method.least} clients take part "
                 "(data.clients, params.clients_per_round)"
             )
-        self.pretrained.check(method, bool(self.data.server))
+        self.pretrained.check(method, at_node or bool(self.data.server))
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)

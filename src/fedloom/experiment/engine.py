@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
 from fedloom.engines.base import Account
-from fedloom.errors import ConfigError
-from fedloom.experiment.config import EngineConfig
+from fedloom.errors import ConfigError, EngineError
+from fedloom.experiment.config import EngineConfig, RunConfig
+from fedloom.experiment.place import config_sha256, differences, expected, for_nodes
 from fedloom.experiment.world import World
 
+if TYPE_CHECKING:
+    from fedloom.net.members import Member, Waiting, Wire
 
-def start(world: World) -> Engine:
+
+def start(
+    world: World, folder: Path | None = None, *, resume: bool = False, stop: Callable[[], bool] = lambda: False
+) -> Engine:
     """The engine of a run, its parties made. Close it at the end.
+
+    Args:
+        world: of the run.
+        folder: of the run, by which nodes know it again; None for a run that will not be resumed.
+        resume: whether it may have begun before.
+        stop: asked while nodes are waited for; when it says so, that is an EngineError.
 
     Raises:
         ConfigError, EngineError: it can't be had here.
     """
     run, asked = world.run, world.run.engine
     check(asked)
+    if asked.name == "net":
+        return _net(world, folder, resume, stop)
     common = {"seed": run.seed, "faults": run.faults}
     memory = None if asked.memory_mb is None else asked.memory_mb * 10**6
     parties = (make() for make in world.clients)
@@ -46,6 +66,121 @@ def start(world: World) -> Engine:
     return LocalEngine(parties, memory=memory, **common)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Reached:
+    """The nodes of a run's federation.
+
+    Attributes:
+        members: in the order of the parties.
+        wire: how they are reached.
+        waiting: how long to wait for them.
+        own: what they call us.
+        secret_draw: see `fedloom.net.federation`.
+    """
+
+    members: Sequence[Member]
+    wire: Wire
+    waiting: Waiting
+    own: str
+    secret_draw: bool = True
+
+
+def reached(run: RunConfig) -> Reached:
+    """Where the federation's file of a run says that the nodes are.
+
+    Raises:
+        ConfigError: it can't be used.
+        EngineError: the extra is missing.
+    """
+    try:
+        from fedloom.net.federation import DEFAULT, read
+        from fedloom.net.members import Waiting, Wire, connect
+    except ImportError as error:
+        raise EngineError(f"the net engine needs an extra ({error}): pip install 'fedloom[net]'") from None
+    found = read(Path(run.engine.federation or DEFAULT))
+    credentials = found.credentials
+    own = credentials.name if credentials is not None else "coordinator"
+    wire = Wire("net", partial(connect, credentials=credentials, own=own))
+    members = [node.member for node in found.nodes]
+    return Reached(members, wire, Waiting(found.wait, found.deadline), own, found.secret_draw)
+
+
+def _net(world: World, folder: Path | None, resume: bool, stop: Callable[[], bool]) -> Engine:
+    """The parties at their nodes."""
+    found = reached(world.run)
+    waiting = replace(found.waiting, stop=stop)
+    return at_nodes(world, found.members, found.wire, waiting, own=found.own, folder=folder, resume=resume)
+
+
+def check_seats(guests: int, nodes: int, house: int) -> None:
+    """Refuse another number of nodes than there are parties for, beside those of the home's house.
+
+    Raises:
+        ConfigError: with what to change.
+    """
+    if guests != nodes:
+        raise ConfigError(
+            f"the run has {guests} parties that live at nodes, but {nodes} nodes are named: "
+            f"set data.clients to {nodes + house}, or name as many nodes"
+        )
+
+
+def run_id(run: RunConfig, cfg: Any, own: str, folder: Path | None) -> str:
+    """What nodes call a run: the same if it is resumed in its folder; without one always another."""
+    which = str(folder.absolute()) if folder is not None else secrets.token_hex(16)
+    marked = f"{own}\n{which}\n{config_sha256(run, cfg)}"
+    return hashlib.sha256(marked.encode()).hexdigest()[:32]
+
+
+def at_nodes(
+    world: World,
+    members: Sequence[Member],
+    wire: Wire,
+    waiting: Waiting,
+    *,
+    own: str,
+    folder: Path | None = None,
+    resume: bool = False,
+) -> Engine:
+    """An engine whose parties are at nodes, but for those of the home's house.
+
+    Args:
+        world: of the run.
+        members: the nodes, in the order of the parties.
+        wire: how they are reached.
+        waiting: how long to wait for them; how many a round needs is found here.
+        own: what the nodes call us.
+        folder, resume: see `start`.
+
+    Raises:
+        ConfigError, EngineError: it can't be had here.
+    """
+    from fedloom.net.engine import NetEngine
+
+    run = world.run
+    if run.evaluate.attacks is not None:
+        raise ConfigError(
+            "evaluate.attacks: nodes show their embeddings of the people that all learn from to nobody; leave it away, "
+            "and measure attacks in a run on one machine"
+        )
+    guests = [i for i in range(len(world.clients)) if i not in world.house]
+    check_seats(len(guests), len(members), len(world.house))
+    fewest = len(guests) if world.method.columns else world.method.least
+    return NetEngine(
+        dict(zip(guests, members, strict=True)),
+        [world.clients[i]() for i in world.house],
+        world.names,
+        config=for_nodes(world).model_dump_json(),
+        differences=lambda i, theirs: differences(expected(world, i), theirs, run.data.name if run.data.own else ""),
+        run=world.known_as or run_id(run, world.cfg, own, folder),
+        wire=wire,
+        resume=resume,
+        waiting=replace(waiting, fewest=fewest),
+        seed=run.seed,
+        faults=run.faults,
+    )
+
+
 def account(engine: Engine, asked: EngineConfig) -> Account:
     """Where the parties are, and whether that was picked for the user."""
     found = engine.account()
@@ -61,6 +196,7 @@ def check(asked: EngineConfig) -> None:
     one_process = {
         "batched": "it does many parties at once in one process",
         "isolated": "it is a check, in one process",
+        "net": "each party works at its own node",
     }
     if asked.name in one_process and asked.workers > 1:
         raise ConfigError(
@@ -76,10 +212,11 @@ def check(asked: EngineConfig) -> None:
         raise ConfigError(
             f"the ray engine places its workers itself: give gpus_per_worker, such as 0.25, not {asked.device!r}"
         )
-    if asked.name == "isolated" and asked.device != "cpu":
-        raise ConfigError(f"the isolated engine works on the CPU only, not on {asked.device!r}")
+    if asked.name in ("isolated", "net") and asked.device != "cpu":
+        raise ConfigError(f"the {asked.name} engine works on the CPU only, not on {asked.device!r}")
     for name, engines in (
         ("address", ("ray",)),
+        ("federation", ("net",)),
         ("gpus_per_worker", ("ray",)),
         ("chunk_size", ("batched", "auto")),
         ("memory_mb", ("local", "auto", "ray")),

@@ -12,19 +12,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom import message
-from fedloom.engines.base import Engine, Failure
-from fedloom.errors import MethodError
+from fedloom.engines.base import UNREACHABLE, Engine, Failure
+from fedloom.errors import MessageError, MethodError
 from fedloom.experiment.attacked import leaks
 from fedloom.experiment.world import World
-from fedloom.message import Tree
+from fedloom.message import Template, Tree, floats
 
 GLOBAL, OWN = "accuracy", "own accuracy"
 """What the accuracy on the global test set, and on each client's own test rows, is called in `metrics.csv`."""
 TRAINING = "training"
 """The last word of a measure over the clients that train, where others are unseen."""
+
+
+CHANCE = "chance"
+"""What the accuracy of always answering the most frequent class is called there, where only clients know it."""
+SCORE: Template = {"accuracy": floats(), "loss": floats(), "chance": floats(), "rows": int}
+"""What a client says of itself where nobody else has its labels."""
+WITHHELD = (UNREACHABLE, "failed", "busy", "late", "refused")
+"""Why a party may have no say in an evaluation: it is away, its machine is in trouble (as by a full disk), or it tells
+nobody how good its model is."""
+
+
+class Away(Exception):
+    """An evaluation that parties are missing for."""
 
 
 def main_measure(world: World) -> str:
@@ -34,7 +46,16 @@ def main_measure(world: World) -> str:
 
 
 def measures(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
-    """All that an evaluation finds: (measure, value, party), the party "" where it is of the whole federation."""
+    """All that an evaluation finds: (measure, value, party), the party "" where it is of the whole federation.
+
+    Clients that can't be reached are left out of its means.
+
+    Raises:
+        Away: nobody can be reached; or somebody can't, where all are needed.
+        MethodError: a party fails.
+    """
+    if world.run.data.own:
+        return _told(world, engine)
     return _jointly(world, engine) if world.method.columns else _each(world, engine)
 
 
@@ -45,9 +66,13 @@ def _each(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     looks += [(list(labels)[-1], way, f"{OWN} {way}") for way in world.cfg.ways]
     handout = world.server.handout() if world.server is not None else {}
     for on, way, what in looks:
-        seen = look(engine, engine.ids, labels[on], len(classes), on, way, handout)
-        for called, clients in groups(what, way, world).items():
-            each = seen.accuracy[clients]
+        seen = look(engine, labels[on], len(classes), on, way, handout)
+        place = {client: k for k, client in enumerate(seen.clients)}
+        for called, group in groups(what, way, world).items():
+            clients = [i for i in group if i in place]
+            if not clients:
+                continue
+            each = seen.accuracy[[place[i] for i in clients]]
             yield from ((called, accuracy, engine.name(i)) for i, accuracy in zip(clients, each, strict=True))
             yield f"{called} mean", float(each.mean()), ""
             yield f"{called} std", float(each.std()), ""
@@ -56,6 +81,40 @@ def _each(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
             if np.isfinite(seen.agreement):
                 yield "agreement", seen.agreement, ""
             yield from recalls(classes, seen.recall)
+
+
+def _told(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
+    """What each client says of itself on its own test rows, as it is and in each of the method's ways."""
+    handout = world.server.handout() if world.server is not None else {}
+    for way in ("", *world.cfg.ways):
+        scores = _ask(engine, "score", {"on": "own", "way": way, "handout": handout})
+        for i, score in scores.items():
+            _check_score(score, engine.name(i))
+        what = f"{OWN} {way}" if way else GLOBAL
+        for called, group in groups(what, way, world).items():
+            there = {i: float(scores[i]["accuracy"]) for i in group if i in scores}
+            if there:
+                yield from ((called, accuracy, engine.name(i)) for i, accuracy in there.items())
+                yield f"{called} mean", float(np.mean([*there.values()])), ""
+                yield f"{called} std", float(np.std([*there.values()])), ""
+        if not way:
+            yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
+            yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
+
+
+def _check_score(score: Any, who: str) -> None:
+    """Refuse a score that can't be one.
+
+    Raises:
+        MethodError: it can't.
+    """
+    try:
+        message.check_like(score, SCORE)
+        shares = float(score["accuracy"]), float(score["chance"])
+        if not all(0 <= share <= 1 for share in shares) or score["rows"] < 1:
+            raise MessageError("a share lies between 0 and 1")
+    except MessageError as error:
+        raise MethodError(f"{who} says of itself what can't be ({error}): are both sides of one version?") from None
 
 
 def groups(what: str, way: str, world: World) -> dict[str, list[int]]:
@@ -76,7 +135,7 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     """The home's answers from what all parties contribute, and each party's own in the method's ways."""
     labels, classes, home = world.held.labels, world.held.classes, world.server
     assert home is not None
-    parts = _ask(engine, "contribution", {"on": "test"})
+    parts = _ask(engine, "contribution", {"on": "test"}, every=True)
     probabilities, y = torch.softmax(home.decide(parts), -1).cpu().numpy(), labels["test"][0]
     if not np.isfinite(probabilities).all():
         raise MethodError(
@@ -98,7 +157,7 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
         for on, what in {"test": GLOBAL, "own": OWN}.items():
             if on not in labels:
                 continue
-            replies = _ask(engine, "answers", {"on": on, "way": way, "handout": home.handout()})
+            replies = _ask(engine, "answers", {"on": on, "way": way, "handout": home.handout()}, every=True)
             each = [
                 float((reply["predicted"].cpu().numpy() == y).mean())
                 for reply, y in zip(replies.values(), labels[on], strict=True)
@@ -106,17 +165,21 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
             yield from ((f"{what} {way}", value, engine.name(i)) for i, value in zip(replies, each, strict=True))
             yield f"{what} {way} mean", float(np.mean(each)), ""
     if world.run.evaluate.attacks is not None:
-        yield from leaks(world, _ask(engine, "contribution", {"on": "aligned"}), engine.name)
+        yield from leaks(world, _ask(engine, "contribution", {"on": "aligned"}, every=True), engine.name)
 
 
-def _ask(engine: Engine, method: str, arguments: dict[str, Any], ids: Sequence[int] | None = None) -> dict[int, Any]:
-    """The replies of those parties, or of all; an error if there is none: an evaluation has no faults."""
-    ids = engine.ids if ids is None else ids
-    found = dict(zip(ids, engine.call(ids, method, arguments, None, None), strict=True))
-    for reply in found.values():
+def _ask(engine: Engine, method: str, arguments: dict[str, Any], *, every: bool = False) -> dict[int, Any]:
+    """The replies of those that can be reached, or of `every` party: an evaluation has no faults."""
+    found = dict(zip(engine.ids, engine.call(engine.ids, method, arguments, None, None), strict=True))
+    away: list[int] = []
+    for i, reply in found.items():
         if isinstance(reply, Failure):
-            raise MethodError(f"a party could not be evaluated:\n{reply.trace or reply.reason}")
-    return found
+            if reply.reason not in WITHHELD:
+                raise MethodError(f"a party could not be evaluated:\n{reply.trace or reply.reason}")
+            away.append(i)
+    if away and (every or len(away) == len(found)):
+        raise Away(f"{', '.join(map(engine.name, away))} can't be asked")
+    return {i: reply for i, reply in found.items() if i not in away}
 
 
 @dataclass(frozen=True)
@@ -157,9 +220,10 @@ def judge(probabilities: np.ndarray, labels: np.ndarray) -> Judgement:
 
 @dataclass(frozen=True)
 class Look:
-    """What all clients answer on one test set.
+    """What the clients that can be reached answer on one test set.
 
     Attributes:
+        clients: the numbers of these N.
         accuracy: (N,) top-1 accuracy of each client.
         loss: (N,) mean cross-entropy in nats.
         agreement: how often two different clients give the same answer to a row, over all pairs and rows;
@@ -167,6 +231,7 @@ class Look:
         recall: (K,) mean over clients of the accuracy on the rows of a class; nan for a class without rows.
     """
 
+    clients: tuple[int, ...]
     accuracy: np.ndarray
     loss: np.ndarray
     agreement: float
@@ -175,7 +240,6 @@ class Look:
 
 def look(
     engine: Engine,
-    clients: Sequence[int],
     labels: Sequence[np.ndarray],
     classes: int,
     on: str,
@@ -186,14 +250,14 @@ def look(
 
     Args:
         engine: where the clients are.
-        clients: their numbers.
         labels: see above.
         classes: how many there are.
         on: a name in `Site.tests`.
         way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
         handout: what the home hands out to everybody.
     """
-    replies = _ask(engine, "answers", {"on": on, "way": way, "handout": dict(handout or {})}, clients)
+    replies = _ask(engine, "answers", {"on": on, "way": way, "handout": dict(handout or {})})
+    labels = [labels[i] for i in replies]
     predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
     losses = [float(reply["loss"]) for reply in replies.values()]
     right = [p == y for p, y in zip(predicted, labels, strict=True)]
@@ -202,6 +266,7 @@ def look(
     hits = np.bincount(truth, weights=everything, minlength=classes)
     counts = np.bincount(truth, minlength=classes)
     return Look(
+        clients=tuple(replies),
         accuracy=np.array([r.mean() for r in right]),
         loss=np.array(losses, dtype=float),
         agreement=agreement(np.stack(predicted), classes) if shared else float("nan"),
@@ -218,20 +283,7 @@ def agreement(predicted: np.ndarray, classes: int) -> float:
     return float((votes * (votes - 1)).sum() / (predicted.shape[1] * n * (n - 1)))
 
 
-def state_sha256(states: Iterable[tuple[str, Mapping[str, Tree]]]) -> str:
-    """One hash over the states of all parties, in the order given: names, dtypes, shapes, bytes."""
-    digest = hashlib.sha256()
-    for party, state in states:
-        for path, leaf in _leaves(state):
-            digest.update(f"{party}/{path}:".encode())
-            if isinstance(leaf, Tensor):
-                array = leaf.detach().cpu().contiguous()
-                digest.update(f"{array.dtype}{tuple(array.shape)}".encode())
-                digest.update(array.flatten().view(torch.uint8).numpy().tobytes())
-            else:
-                digest.update(repr(leaf).encode())
-    return digest.hexdigest()
-
-
-def _leaves(state: Mapping[str, Tree]) -> Iterator[tuple[str, object]]:
-    return message.leaves(dict(state))
+def state_sha256(digests: Iterable[tuple[str, str]]) -> str:
+    """One hash over the states of all parties: of their names and what each one's state comes to (`message.digest`), in
+    the order given. So whoever holds no state can tell it."""
+    return hashlib.sha256("".join(f"{party}:{found}\n" for party, found in digests).encode()).hexdigest()

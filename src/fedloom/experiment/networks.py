@@ -12,7 +12,7 @@ from torch import nn
 
 from fedloom import models
 from fedloom.boxes import Box
-from fedloom.data.dataset import Dataset
+from fedloom.data.own import Known
 from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig, refuse_black_boxes, refuse_settings
 from fedloom.method import Method
@@ -44,7 +44,7 @@ Network: TypeAlias = Callable[[], nn.Module]
 
 
 def networks(
-    run: RunConfig, method: Method, dataset: Dataset, architectures: Sequence[str]
+    run: RunConfig, method: Method, dataset: Known, architectures: Sequence[str]
 ) -> tuple[Network, list[Network]]:
     """What makes the home party's network, and each client's: with weights of its own, or all the same."""
 
@@ -61,7 +61,7 @@ def networks(
 
 
 def boxed(
-    run: RunConfig, method: Method, dataset: Dataset, architectures: Sequence[str], home: Site, sites: list[Site]
+    run: RunConfig, method: Method, dataset: Known, architectures: Sequence[str], home: Site, sites: list[Site]
 ) -> tuple[Site, list[Site]]:
     """The same places, with black boxes in the place of networks at the clients that drew such. The home's network is
     then one that some client drew, or the common one if none did.

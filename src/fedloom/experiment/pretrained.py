@@ -19,6 +19,7 @@ from torch import nn
 
 from fedloom import models
 from fedloom.data.dataset import Dataset
+from fedloom.data.own import Known
 from fedloom.errors import ConfigError, ModelError
 from fedloom.experiment import weights
 from fedloom.experiment.pretraining import Training, trained
@@ -176,12 +177,12 @@ class _Inputs:
     level: Level
 
 
-def prepare(cfg: PretrainedConfig, dataset: Dataset, rows: np.ndarray, device: str) -> Pretrained | None:
+def prepare(cfg: PretrainedConfig, dataset: Known, rows: np.ndarray, device: str) -> Pretrained | None:
     """The server's model, if there is one: looked at, but neither read nor trained before it is asked for.
 
     Args:
         cfg: the section.
-        dataset: of the run.
+        dataset: of the run, as far as it is known.
         rows: (n,) numbers of the rows that the server holds.
         device: where it would be trained.
 
@@ -190,28 +191,45 @@ def prepare(cfg: PretrainedConfig, dataset: Dataset, rows: np.ndarray, device: s
         CheckpointError: there is no such file, or it does not hold what it should.
         ModelError: there is no such network, or it does not fit the rows.
     """
-    level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
-    inputs = _Inputs(dataset.input_shape, len(dataset.classes), level)
-    seed = int(stream(0, "encoder's weights").integers(2**31))
+    inputs = _inputs(dataset)
     if cfg.file is not None:
-        return _from_file(cfg, Path(cfg.file), dataset, rows, inputs, seed)
+        return _from_file(cfg, Path(cfg.file), dataset, rows, inputs)
     if cfg.model is None:
         return None
+    encoder = architecture(cfg, dataset)
     if cfg.to_train:
+        assert isinstance(dataset, Dataset)  # its server has rows
         training = cfg.training(dataset, rows, device)
-        encoder = partial(_network, training.model, training.norm, inputs, level, seed)
         encoder()  # whether it fits
         return Pretrained(partial(_after_training, training, inputs), encoder, training.key)
     _remark(f"nothing is known of what {cfg.model} was trained on: it may have seen the clients' or the test rows")
-    foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *level)
+    foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level)
     folder = Path(cfg.model.removeprefix("hf:"))
     held = weights.folder_digest(folder) if cfg.model.startswith("hf:") and folder.is_dir() else ""
-    return Pretrained(foreign, partial(foreign, seed=seed), hashlib.sha256(f"{cfg.model}{held}".encode()).hexdigest())
+    return Pretrained(foreign, encoder, hashlib.sha256(f"{cfg.model}{held}".encode()).hexdigest())
 
 
-def _from_file(
-    cfg: PretrainedConfig, file: Path, dataset: Dataset, rows: np.ndarray, inputs: _Inputs, seed: int
-) -> Pretrained:
+def architecture(cfg: PretrainedConfig, dataset: Known) -> Callable[[], nn.Module]:
+    """What makes the network that `model` and `norm` name, with other weights, always the same ones: no file is read
+    and nothing is trained."""
+    inputs, seed = _inputs(dataset), _seed()
+    assert cfg.model not in (AUTO, None)
+    if external.is_external(cfg.model):
+        return partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level, seed=seed)
+    return partial(_network, cfg.model, cfg.norm, inputs, inputs.level, seed)
+
+
+def _inputs(dataset: Known) -> _Inputs:
+    level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
+    return _Inputs(dataset.input_shape, len(dataset.classes), level)
+
+
+def _seed() -> int:
+    """Of an encoder's weights."""
+    return int(stream(0, "encoder's weights").integers(2**31))
+
+
+def _from_file(cfg: PretrainedConfig, file: Path, dataset: Known, rows: np.ndarray, inputs: _Inputs) -> Pretrained:
     card = weights.read_card(file)
     if card is not None:
         _suits(card, cfg, file, inputs)
@@ -227,10 +245,31 @@ def _from_file(
     assert model is not None
     models.check_name(model)
     level = inputs.level if card is None else (card.shift, card.scale)
-    encoder = partial(_network, model, norm, inputs, level, seed)
-    weights.check(file, _bare(model, norm, inputs, seed), model)
+    encoder = partial(_network, model, norm, inputs, level, _seed())
+    weights.check(file, _bare(model, norm, inputs, _seed()), model)
     teacher = partial(_filled, file, card, model, norm, inputs)
     return Pretrained(teacher, encoder, weights.file_digest(file, card))
+
+
+def named(cfg: PretrainedConfig, dataset: Known) -> PretrainedConfig:
+    """The section with the network's name alone, for those who know the architecture and have no file.
+
+    Raises:
+        ConfigError: the file's model was made for rows at another level, so that its name does not say enough; or the
+            model lies in a folder.
+        CheckpointError: there is no such file.
+    """
+    if cfg.model is not None and cfg.model.startswith("hf:") and Path(cfg.model.removeprefix("hf:")).is_absolute():
+        raise ConfigError(f"pretrained.model: {cfg.model} is a folder that others can't read; name a published model")
+    card = None if cfg.file is None else weights.read_card(Path(cfg.file))
+    if card is None:
+        return PretrainedConfig(model=cfg.model, norm=cfg.norm)
+    if (card.shift, card.scale) != _inputs(dataset).level:
+        raise ConfigError(
+            f"pretrained.file: {cfg.file} was trained on columns at another level ({card.dataset}), which others can't "
+            "know: pretrain one with this config"
+        )
+    return PretrainedConfig(model=card.model, norm=card.norm)
 
 
 def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Inputs) -> None:
@@ -249,9 +288,9 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
         )
 
 
-def _disjoint(card: weights.Card, file: Path, dataset: Dataset, rows: np.ndarray) -> None:
+def _disjoint(card: weights.Card, file: Path, dataset: Known, rows: np.ndarray) -> None:
     """Refuse a model that was trained on rows of this data set which the server does not hold."""
-    if card.content_sha256 != weights.content(dataset):
+    if not isinstance(dataset, Dataset) or card.content_sha256 != weights.content(dataset):
         _remark(
             f"{file} was trained on {card.dataset}, whose content is not that of this run's {dataset.name}: nothing "
             "is known of whether it has seen the clients' or the test rows"

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedloom import methods
-from fedloom.errors import ConfigError, FedloomError, did_you_mean
+from fedloom.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.config import EngineConfig, Experiment, RunConfig
 from fedloom.experiment.pretrained import AUTO
@@ -35,14 +35,7 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     Raises:
         ConfigError: with everything that is wrong, one problem a line.
     """
-    values = _values(source)
-    for key, value in (flags or {}).items():
-        if value is not None:
-            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
-            for other in {"rounds": ["iterations"], "iterations": ["rounds"]}.get(key, []):
-                values.pop(other, None)
-    for override in overrides:
-        _override(values, override)
+    values = table(source, overrides, flags)
     top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
     given = {k for k, v in (flags or {}).items() if v is not None} | {o.partition("=")[0] for o in overrides}
     if "compare" in top and "seed" in given:  # what is asked for speaks for the whole comparison
@@ -50,6 +43,23 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     if "method" in given:
         top.pop("compare", None)
     return check({**top, "run": values})
+
+
+def table(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `read` reads, with the changes, before anything is checked; arguments as those of `read`.
+
+    Raises:
+        ConfigError: there is no such file or name, or it or an override is not written as it must be.
+    """
+    values = _values(source)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
+            for other in {"rounds": ["iterations"], "iterations": ["rounds"]}.get(key, []):
+                values.pop(other, None)
+    for text in overrides:
+        override(values, text)
+    return values
 
 
 PARTIES = 4
@@ -69,7 +79,7 @@ def check(values: Mapping[str, Any]) -> Experiment:
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
                 raise ConfigError("\n".join(found)) from None
-    experiment = _served(_few_parties(experiment), unknown=any(problem.startswith("data") for problem in found))
+    experiment = _served(_counted(experiment), unknown=any(problem.startswith("data") for problem in found))
     try:
         runs = experiment.runs()
     except ConfigError as error:
@@ -82,17 +92,26 @@ def check(values: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def _few_parties(experiment: Experiment) -> Experiment:
-    """The experiment, with few parties where its method shares columns and nothing says how many there are."""
+def _counted(experiment: Experiment) -> Experiment:
+    """The experiment, with as many parties as there are nodes or files, or with few where its method shares columns, if
+    nothing says how many there are."""
     run, known = experiment.run, _methods(experiment)
-    if not known or not known[0].columns or "clients" in run.data.model_fields_set:
+    columns = bool(known) and known[0].columns
+    if "clients" in run.data.model_fields_set or not (columns or run.engine.name == "net"):
         return experiment
     try:
-        clients = run.columns.number() or PARTIES
-    except FedloomError:  # as well
+        clients = _nodes(run) + columns if run.engine.name == "net" else run.columns.number() or PARTIES
+    except (FedloomError, ImportError):  # it is told by who needs them
         return experiment
     data = run.data.model_copy(update={"clients": clients})
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
+
+
+def _nodes(run: RunConfig) -> int:
+    """How many nodes the run's federation has."""
+    from fedloom.net import federation
+
+    return len(federation.read(Path(run.engine.federation or federation.DEFAULT)).nodes)
 
 
 def _served(experiment: Experiment, unknown: bool) -> Experiment:
@@ -140,7 +159,7 @@ def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) 
 def _names(run: RunConfig) -> list[str]:
     """What is wrong with the names and parameters of a run that is valid by its types."""
     from fedloom import models
-    from fedloom.data import flower, partitions, sources
+    from fedloom.data import flower, partitions
 
     found, rounds = [], 0
     try:
@@ -153,7 +172,7 @@ def _names(run: RunConfig) -> list[str]:
         found.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [
         ("engine", partial(_check_engine, run.engine)),
-        ("data.name", partial(sources.check_name, run.data.name)),
+        *(() if run.data.own or run.columns.own else (("data.name", partial(_check_data, run)),)),
         ("data.partition", partial(flower.partition_at, run.data.partition))
         if ":" in run.data.partition
         else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
@@ -170,7 +189,10 @@ def _names(run: RunConfig) -> list[str]:
 
 
 def _miscounted(run: RunConfig) -> list[str]:
-    """Whether files or a manifest have other parties than are asked for, or can't be read."""
+    """Whether files or a manifest have other parties than are asked for, or can't be read. A manifest that is not there
+    yet may still come: a plan can be made before the data."""
+    if run.columns.manifest and not Path(run.columns.manifest).exists():
+        return []
     try:
         number = run.columns.number()
     except FedloomError as error:
@@ -179,6 +201,19 @@ def _miscounted(run: RunConfig) -> list[str]:
         return []
     source = "columns.files" if run.columns.files else "columns.manifest"
     return [f"data.clients: {source} has {number} parties, not {run.data.clients}: leave clients away"]
+
+
+def _check_data(run: RunConfig) -> None:
+    """Raise DataError unless the data set is known here."""
+    from fedloom.data.sources import check_name
+
+    try:
+        check_name(run.data.name)
+    except DataError as error:
+        if run.engine.name != "net":
+            raise
+        mend = f"If {run.data.name!r} is the nodes' own rows, say with [data.form] what they look like."
+        raise DataError(f"{error} {mend}") from None
 
 
 def _check_engine(engine: EngineConfig) -> None:
@@ -233,8 +268,12 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is not valid TOML: {error}") from None
 
 
-def _override(values: dict[str, Any], text: str) -> None:
-    """Apply `a.b.c=value` in place."""
+def override(values: dict[str, Any], text: str) -> None:
+    """Apply `a.b.c=value` in place.
+
+    Raises:
+        ConfigError: it is not written so.
+    """
     key, equals, raw = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"an override has the form dotted.key=value, not {text!r}")

@@ -9,6 +9,7 @@ ledger.csv        one row per round, direction and kind of message
 failures.csv      one row per call that gave no usable reply
 trouble.log       the parties' own tracebacks; nobody else is shown them
 checkpoints/      the last two
+live.json         how far it is, while it goes on: see `view`
 result.json       the summary
 report.html       the same for people
 """

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from fedloom import message
-from fedloom._version import __version__
 from fedloom.engines import Engine, Lost
 from fedloom.errors import CheckpointError, EngineError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
-from fedloom.experiment.evaluate import main_measure, measures
+from fedloom.experiment.evaluate import Away, main_measure, measures
+from fedloom.experiment.live import Live
+from fedloom.experiment.place import config_sha256
 from fedloom.experiment.record import Record, environment, write_json
 from fedloom.experiment.summary import partition, summarise, traffic
 from fedloom.experiment.world import World
@@ -30,8 +31,11 @@ from fedloom.message import Tree
 from fedloom.party import Party
 
 MILESTONES = 20
-"""How often a run is saved; a kill costs at most a twentieth of it."""
-
+"""How often a run is saved, if saving is quick."""
+OFTEN = 60.0
+"""Seconds after which it is saved between milestones."""
+SPARING = 20
+"""Saving takes at most one part in so many of the time, so that a kill costs at most so many times what a save does."""
 AT_ONCE = 256
 """Parties whose saved states are in memory at once."""
 LOSSES = 5
@@ -109,8 +113,11 @@ class Session:
         self.main = main_measure(world)
         self.accuracy = float("nan")
         self.where = account(engine, world.run.engine)
+        self.live = Live(folder, world, engine, self.fed, self.record, self.main, str(self.where))
+        engine.changed = self.live.touch
         self._mark: tuple[Any, ...] = ()
         self._warned: set[tuple[str, int]] = set()
+        self._saved, self._cost = perf_counter(), 0.0
 
     def begin(self, resume: bool) -> None:
         """Begin, or go on from where the folder's run was."""
@@ -132,9 +139,13 @@ class Session:
             self.done, states, records = found
             self.record.load(records, self.fed)
             self._load(states)
+            self._restore()
+            self.engine.saved(self.done)
             last = [r[-1] for r in self.record.metrics if r[4] == f"{self.main} mean"]
             self.accuracy = last[-1] if last else self.accuracy
             return
+        if resume:
+            self._restore()
         self.folder.mkdir(parents=True, exist_ok=True)
         text = config.toml(self.world.run)
         checkpoint.write_atomically(self.folder / "config.toml", text.encode())
@@ -153,8 +164,9 @@ class Session:
         for t in range(self.done, world.rounds):
             self._surely(partial(self._round, t, step, look_at=t + 1 in points))
             self.done = t + 1
-            if self.done in milestones:
+            if self.done == world.rounds or self._worth_saving(self.done in milestones):
                 self._save()
+            self.live.show(self.done)
             progress(
                 Status(
                     world.run,
@@ -172,7 +184,7 @@ class Session:
                 self._save()
                 raise Stopped(self.done, self.folder)
         self.where = account(self.engine, world.run.engine)
-        summary = summarise(world, self.fed, self.record, self.done, self._latest(), self.where)
+        summary = summarise(world, self.fed, self.record, self.done, self._digests(), self.where)
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
@@ -205,6 +217,13 @@ class Session:
         """Every party's state after the last round."""
         return self._mark[0] if self._mark else self._states()
 
+    def _digests(self) -> dict[str, str]:
+        """What every party's state after the last round comes to, in the order of `_states`."""
+        if self._mark:
+            return {who: message.digest(state) for who, state in self._mark[0].items()}
+        own = {self.home: message.digest(self.world.server.state())} if self.world.server else {}
+        return {**own, **{self.engine.name(i): found for i, found in sorted(self.engine.digests().items())}}
+
     def _snapshot(self) -> tuple[Any, ...]:
         """All that a round changes."""
         states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in self._states().items()}
@@ -222,6 +241,11 @@ class Session:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
         self._note(t + 1, (t + 1) * step, stage, look_at)
+
+    def _worth_saving(self, milestone: bool) -> bool:
+        """Whether to save now."""
+        since = perf_counter() - self._saved
+        return (milestone or since > OFTEN) and since > SPARING * self._cost
 
     def _note(self, round: int, iteration: int, stage: str, look_at: bool) -> None:
         """What the parties noted in this round: the server's own, the mean over clients, and who mixed whose models."""
@@ -250,7 +274,17 @@ class Session:
 
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
-        for what, value, party in measures(self.world, self.engine):
+        try:
+            found = [*measures(self.world, self.engine)]
+        except Away as away:
+            if round in (0, self.world.rounds):  # a result needs the last one, and a curve its beginning
+                raise EngineError(
+                    f"{away} what its model is worth after round {round}, which the run's result needs: when it is "
+                    "back, go on with --resume"
+                ) from None
+            logging.getLogger("fedloom").warning("round %d, %s: not evaluated, as %s", round, stage, away)
+            return
+        for what, value, party in found:
             self.record.measure(round, iteration, stage, what, value, party)
             if what == f"{self.main} mean":
                 self.accuracy = value
@@ -259,7 +293,7 @@ class Session:
         self.record.spend("evaluate", perf_counter() - clock)
 
     def _states(self) -> dict[str, dict[str, Tree]]:
-        """Every party's state, the server's first, then by number."""
+        """The state of every party, or of those that the engine has it of; the server's first, then by number."""
         own = {self.home: self.world.server.state()} if self.world.server else {}
         return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
 
@@ -268,9 +302,14 @@ class Session:
             raise CheckpointError("the checkpoint holds other parties than this run has")
         if self.world.server is not None:
             self.world.server.load(states[self.home])
-        for start in range(0, len(self.engine.ids), AT_ONCE):
-            some = self.engine.ids[start : start + AT_ONCE]
-            self.engine.load({i: states[self.engine.name(i)] for i in some})
+        held = [i for i in self.engine.ids if self.engine.name(i) in states]
+        for start in range(0, len(held), AT_ONCE):
+            self.engine.load({i: states[self.engine.name(i)] for i in held[start : start + AT_ONCE]})
+
+    def _restore(self) -> None:
+        """Tell parties that keep their state to themselves where the run goes on."""
+        if self.engine.remote:
+            self.engine.restore(self.done)
 
     def _save(self) -> None:
         if self.folder is None:
@@ -279,8 +318,11 @@ class Session:
         mark = fingerprint(self.world)
         records = self.record.state(self.fed)
         checkpoint.save(self.folder / "checkpoints", self.done, mark, self._latest(), records)
+        self.engine.saved(self.done)
         self.record.write(self.folder, self.fed)
-        self.record.spend("save", perf_counter() - clock)
+        self._saved = perf_counter()
+        self._cost = self._saved - clock
+        self.record.spend("save", self._cost)
 
 
 def _role(server: Party[Any] | None) -> str:
@@ -296,9 +338,5 @@ def _evenly(points: int, rounds: int) -> set[int]:
 
 def fingerprint(world: World) -> str:
     """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
-    run = world.run
-    values = run.model_dump_json(exclude={"engine", "name", "preset", "params"}) + world.cfg.model_dump_json()
-    page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
-    source = page.read_bytes() if run.method_is_file else b""
     held = f"{world.held.digest}\n{world.graph}\n{world.pretrained}"
-    return hashlib.sha256(f"{__version__}\n{values}\n{held}".encode() + source).hexdigest()
+    return hashlib.sha256(f"{config_sha256(world.run, world.cfg)}\n{held}".encode()).hexdigest()

@@ -17,13 +17,11 @@ from fedloom._version import __version__
 from fedloom.engines import Account
 from fedloom.errors import CheckpointError
 from fedloom.experiment import weights
-from fedloom.experiment.evaluate import OWN, groups, state_sha256
-from fedloom.experiment.holdings import ByRows
+from fedloom.experiment.evaluate import CHANCE, OWN, groups, state_sha256
 from fedloom.experiment.record import Record
 from fedloom.experiment.world import World, pretrained_of
 from fedloom.federation import Federation
 from fedloom.ledger import Entry
-from fedloom.message import Tree
 
 SCORES = {
     "accuracy": "accuracy mean",
@@ -70,7 +68,7 @@ def partition(world: World) -> dict[str, Any]:
         "own_chance": world.own_chance(),
         "own_chances": own_chances(world),
         "unseen": list(world.unseen),
-        "test": len(held.labels["test"][0]),
+        "test": len(held.labels["test"][0]) if "test" in held.labels else 0,
         **held.describe(),
     }
 
@@ -84,9 +82,9 @@ def own_chances(world: World) -> dict[str, float | None]:
 def pretrained(world: World) -> dict[str, Any] | None:
     """Which pretrained model the server has, if any: its `digest`, its `model` and `norm` by name as far as they are
     known, and the `file` that it is from, or None."""
-    if not world.pretrained or not isinstance(world.held, ByRows):
+    if not world.pretrained or world.held.known is None:
         return None
-    own = pretrained_of(world.run, world.held.dataset.kind)
+    own = pretrained_of(world.run, world.held.known.kind)
     model, norm, card = own.model, own.norm, None
     if own.file is not None:
         with contextlib.suppress(CheckpointError):  # gone since it was read, which shall not cost the run
@@ -99,12 +97,16 @@ def pretrained(world: World) -> dict[str, Any] | None:
 
 
 def summarise(
-    world: World, fed: Federation, record: Record, rounds: int, states: Mapping[str, dict[str, Tree]], where: Account
+    world: World, fed: Federation, record: Record, rounds: int, digests: Mapping[str, str], where: Account
 ) -> dict[str, Any]:
-    """The content of `result.json`. Standard deviations over clients are those of the whole population."""
+    """The content of `result.json`. Standard deviations over clients are those of the whole population.
+
+    Args:
+        digests: what each party's state comes to, by its name, the home's first.
+    """
     run, cfg = world.run, world.cfg
-    # The last stage of the last round overwrites the earlier ones.
-    final = {(row[4], row[3]): row[5] for row in record.metrics if row[0] == rounds}
+    ended = record.metrics[-1][2]
+    final = {(row[4], row[3]): row[5] for row in record.metrics if (row[0], row[2]) == (rounds, ended)}
     names = [fed.engine.name(i) for i in fed.engine.ids]
     return {
         "name": run.name or world.method.name,
@@ -123,7 +125,7 @@ def summarise(
         "unseen": list(world.unseen),
         **(jointly(final, names, cfg.ways) if world.method.columns else _each(final, names, world)),
         "agreement": final.get(("agreement", "")),
-        "chance": world.chance,
+        "chance": final.get((CHANCE, ""), world.chance),
         "own_chance": world.own_chance(),
         "own_chances": own_chances(world),
         "bytes": traffic(fed),
@@ -133,10 +135,17 @@ def summarise(
         "failures": len(fed.failures),
         "failure_reasons": dict(Counter(trouble.reason for trouble in fed.failures)),
         "public_sha256": world.held.public_digest,
-        "test_sha256": hashlib.sha256(world.held.labels["test"][0].tobytes()).hexdigest(),
-        "state_sha256": state_sha256(states.items()),
+        "test_sha256": _tested(world),
+        "state_sha256": state_sha256(digests.items()),
+        "apart": run.data.own,
         "fedloom": __version__,
     }
+
+
+def _tested(world: World) -> str | None:
+    """The hash of the labels of the global test set, if there is one."""
+    labels = world.held.labels.get("test")
+    return None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest()
 
 
 Final: TypeAlias = Mapping[tuple[str, str], float]
@@ -193,10 +202,11 @@ def _attacks(final: Final) -> dict[str, Any]:
 def _over_clients(
     final: Final, what: str, names: Sequence[str], clients: Sequence[int] | None = None
 ) -> dict[str, Any] | None:
-    """A measure of these clients, or of all."""
-    of = range(len(names)) if clients is None else clients
-    if (what, names[of[0]]) not in final:
+    """A measure of these clients, or of all; of those that it is known of."""
+    wanted = range(len(names)) if clients is None else clients
+    of = [i for i in wanted if (what, names[i]) in final]
+    if not of:
         return None
     each = [final[what, names[i]] for i in of]
     found = {"mean": float(np.mean(each)), "std": float(np.std(each)), "per_client": each}
-    return found if len(of) == len(names) else {**found, "clients": list(of)}
+    return found if len(of) == len(names) else {**found, "clients": of}

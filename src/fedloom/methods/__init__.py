@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 from fedloom.errors import MethodError, did_you_mean
 from fedloom.method import Method
@@ -45,9 +46,10 @@ PAGES = (
 )
 
 
-def registry() -> dict[str, Method]:
+@cache
+def registry() -> MappingProxyType[str, Method]:
     """Every method by name, in the order of the pages."""
-    return {m.name: m for page in PAGES for m in methods_of(importlib.import_module(page))}
+    return MappingProxyType({m.name: m for page in PAGES for m in methods_of(importlib.import_module(page))})
 
 
 def find(name: str) -> Method:

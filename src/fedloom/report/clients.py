@@ -24,21 +24,21 @@ def of_one(run: Run) -> Section:
     s = run.summary
     if s.ways and s.own_accuracy:
         return _before_and_after(run)
-    order, each = _order(run), np.array(s.accuracy.per_client)
-    series = [Dots("global test set", each[order], look(0))]
-    caption = "Sorted by the accuracy on the global test set."
+    order, each = _order(run), s.accuracy.over(s.clients)
+    series = [Dots(s.tested, each[order], look(0))]
+    caption = f"Sorted by the accuracy on {s.tested}."
     if s.own_accuracy:
-        own = np.array(s.own_accuracy.per_client)[order]
+        own = s.own_accuracy.over(s.clients)[order]
         series.append(Dots("own class mix", own, replace(look(1), shape="diamond", filled=False)))
         caption += " The own class mix is that of a client's training rows, on test rows."
-    alt = f"Accuracy of each client, {words.percent(each.min())} to {words.percent(each.max())}."
+    alt = f"Accuracy of each client, {words.percent(np.nanmin(each))} to {words.percent(np.nanmax(each))}."
     return _section(run, order, series, alt, caption)
 
 
 def _before_and_after(run: Run) -> Section:
     """The clients of a run on their own mix: in the first way, and as they are; those unseen first."""
     s = run.summary
-    way, before = next(iter(s.ways)), np.array(s.measures[OWN].per_client)
+    way, before = next(iter(s.ways)), s.measures[OWN].over(s.clients)
     after = s.ways[way].over(s.clients)
     if s.unseen:
         after = np.where(np.isnan(after), s.ways[way + TRAINING].over(s.clients), after)
@@ -48,14 +48,14 @@ def _before_and_after(run: Run) -> Section:
         Dots("as they are", before[order], replace(look(1), shape="diamond", filled=False)),
     ]
     better, worse = int((after > before).sum()), int((after < before).sum())
-    gain = words.points(float((after - before).mean()))
+    gain = words.points(float(np.nanmean(after - before)))
     caption = (
         f"On test rows in each client's own class mix, sorted by the accuracy {way}: {gain} points over as they are; "
         f"better at {better} of {s.clients} clients, worse at {worse}."
     )
     caption += " Unseen clients come first." if s.unseen else ""
-    alt = f"Accuracy of each client on its own class mix; the means are {way} {words.percent(after.mean())} and "
-    alt += f"as they are {words.percent(before.mean())}."
+    alt = f"Accuracy of each client on its own class mix; the means are {way} {words.percent(np.nanmean(after))} and "
+    alt += f"as they are {words.percent(np.nanmean(before))}."
     return _section(run, order, series, alt, caption, joined=True)
 
 
@@ -133,6 +133,9 @@ def _section(
     labels = [f"{run.names[i]} · {run.partition.architectures[i]}" + " · unseen" * (i in unseen) for i in order]
     svg, legend = plots.dots("clients", alt, labels, series, width="wide" if wide else "normal", joined=joined)
     figure = Figure(f"Accuracy of each client{which}", svg, legend, caption, wide)
+    if run.partition.apart:
+        caption = "Nobody but its owner knows anything of a client's rows."
+        return Section("Clients", text=[caption], figures=[figure], tables=_own_models(run))
     return Section("Clients", figures=[figure, _partition(run, which)], tables=_own_models(run))
 
 

@@ -21,8 +21,8 @@ STANDARD = ("accuracy", "own accuracy", "balanced accuracy", "auc", "attack", "l
 """First words of what every run measures; all else are notes of its parties."""
 
 MEANINGS = {
-    "agreement": "How often two different clients give the same answer to a row of the global test set.",
-    "loss mean": "Cross-entropy on the global test set in nats, mean over clients.",
+    "agreement": "How often two different clients give the same answer to a test row.",
+    "loss mean": "Cross-entropy on the test rows in nats, mean over clients.",
     "discriminator loss": "At ln N the server can't tell the answers of the N clients apart.",
     "discriminator accuracy": "How often the server names the author of an answer; guessing is right at 1/N.",
     "gamma": "γ, the weight of the mean class prior of all in a party's own, mean over parties.",
@@ -45,7 +45,7 @@ def learning(run: Run) -> Section:
     main = lines[0]
     ends = _ends(main)
     svg, legend = plots.chart("learning", f"Mean accuracy by iteration, {ends}.", lines, levels, across=ACROSS)
-    figures = [Figure("Accuracy on the global test set", svg, legend, ITERATION)]
+    figures = [Figure(f"Accuracy on {run.summary.tested}", svg, legend, ITERATION)]
     if run.personal and len(run.summary.measures) > 1:
         main, levels, figure = _own(run)
         figures.insert(0, figure)
@@ -84,7 +84,7 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     main, chance = lines[0], s.chance_of(s.main)
     where = ", at unseen clients" if s.unseen and s.own_accuracy else ""
     levels = [] if chance is None else [Level(f"always {s.frequent(s.main)}{where}", chance)]
-    title = "Accuracy on own class mix" if s.own_accuracy else "Accuracy on the global test set, by way"
+    title = "Accuracy on own class mix" if s.own_accuracy else f"Accuracy on {s.tested}, by way"
     alt = f"Mean accuracy {s.on(s.main)}, by iteration, {_ends(main)}."
     svg, legend = plots.chart("own", alt, lines, levels, across=ACROSS)
     caption = "Each client on test rows in its own class mix, mean over clients." if s.own_accuracy else ""
@@ -118,7 +118,7 @@ def _points(run: Run) -> Table:
     rows.sort(key=lambda row: row[0])
     prepared = [words.capital(run.summary.on(measure)) for measure in own]
     headings = ("Iteration", "Stage", *prepared, "Accuracy", "s.d. over clients", "Loss", "Sent up", "Sent down")
-    caption = "Each evaluation on the global test set" + (" and, where a column says so, on own rows" if own else "")
+    caption = f"Each evaluation on {run.summary.tested}" + (" and, where a column says so, on own rows" if own else "")
     return Table(caption, headings, [row for _, row in rows], words=2)
 
 

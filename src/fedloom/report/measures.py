@@ -69,15 +69,16 @@ def by_name(accuracy: T, own: T | None, ways: Mapping[str, T]) -> dict[str, T]:
     return {**prepared, **on_own, GLOBAL: accuracy} if ways else {GLOBAL: accuracy, **on_own}
 
 
-def on(measure: str, own_rows: bool = True, unseen: bool = False) -> str:
+def on(measure: str, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
     """What a measure is on: `on own class mix, tuned`.
 
     Args:
         measure: its name.
         own_rows: whether clients have test rows of their own; ways are on the global test set where they have not.
         unseen: whether there are unseen clients.
+        tested: what the accuracy is on that is on no client's own class mix.
     """
-    rows = "on own class mix" if measure != GLOBAL and own_rows else "on the global test set"
+    rows = "on own class mix" if measure != GLOBAL and own_rows else f"on {tested}"
     return f"{rows}, {in_way(measure, unseen)}" if whose(measure) else rows
 
 

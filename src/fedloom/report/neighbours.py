@@ -85,7 +85,7 @@ def side_by_side(alike: np.ndarray) -> np.ndarray:
 
 def chosen(run: Run) -> Section | None:
     """The section of a run whose clients mix models; None for others."""
-    if not run.mixing or len(run.names) < 2:
+    if not run.mixing or len(run.names) < 2 or run.partition.apart:
         return None
     alike = overlaps(np.array(run.partition.counts))
     found = {round: taken(weights, alike) for round, weights in run.mixing.items()}
@@ -100,7 +100,8 @@ def of_methods(found: Comparison, runs: Sequence[Run]) -> list[Section]:
     """What the methods of a comparison took from others in the last round, mean over clients and seeds, if any did."""
     rows = []
     for method in found.methods:
-        own = [run for run in runs if run.summary.name == method.name and run.mixing and len(run.names) > 1]
+        mixed = [run for run in runs if run.summary.name == method.name and run.mixing and run.partition.counts]
+        own = [run for run in mixed if len(run.names) > 1]
         if not own:
             continue
         alike = [overlaps(np.array(run.partition.counts)) for run in own]

@@ -36,6 +36,8 @@ class Cell:
         href: where it leads.
         share: of a bar behind the number, in [0, 1].
         key: a sample of the line that stands for it in figures.
+        below: a second, smaller line.
+        strong: whether it stands out.
     """
 
     text: str
@@ -43,16 +45,19 @@ class Cell:
     href: str = ""
     share: float | None = None
     key: Markup | None = None
+    below: str = ""
+    strong: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under headings: the first `words` columns hold words, the others numbers."""
+    """Rows under headings: the first `words` columns hold words, the others numbers. In `prose` words are sentences."""
 
     caption: str
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     words: int = 1
+    prose: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,12 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a heading."""
+    """A part of the page under a heading; a `legend` is that of all its figures."""
 
     heading: str
     text: Sequence[str] = ()
     figures: Sequence[Figure] = ()
+    legend: Sequence[Key] = ()
     tables: Sequence[Table] = ()
     points: Sequence[str] = ()
     command: str = ""

@@ -90,6 +90,8 @@ def _long(p: Holding) -> bool:
 
 def _holds(p: Holding) -> Cell:
     """Its columns by name, or how many they are; or the shape of its pictures."""
+    if p.columns is None and not p.input_shape:
+        return Cell("columns of its own", title="Nobody else knows them.")
     if p.columns is None:
         return Cell(" × ".join(map(str, p.input_shape)))
     names = ", ".join(p.columns)

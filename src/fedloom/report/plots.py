@@ -6,7 +6,7 @@ Legends are part of the page, above the figure, where they cover no data and wra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,6 +75,7 @@ def chart(
     form_y: Form | None = share,
     width: str = "normal",
     joined: bool = False,
+    ticks: Mapping[float, str] | None = None,
 ) -> tuple[Markup, tuple[Key, ...]]:
     """Lines over one axis, and their legend; the first line lies on top.
 
@@ -85,6 +86,7 @@ def chart(
             more than a factor of 30.
         width: a key of `WIDTHS`.
         joined: whether upright lines join the first two lines, point by point.
+        ticks: places of the x axis and their names; None for round values.
     """
     small = width == "small"
     if _orders_apart(lines):
@@ -104,6 +106,8 @@ def chart(
         axes.axhline(level.y, linewidth=1.4, zorder=2, **level.look.style(0))
     _scale_y(axes, lines, levels, form_y)
     _scale_x(axes, lines, form_x)
+    if ticks is not None:
+        axes.set_xticks([*ticks], [*ticks.values()])
     axes.set_xlabel(across, loc="right", fontsize=TEXT - 1, labelpad=5)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     keys = [line.key for line in lines] + [level.look.key(level.label) for level in levels]
@@ -174,11 +178,12 @@ def _scale_x(axes: Any, lines: Sequence[Line], form: Form) -> None:
 
 @dataclass(frozen=True)
 class Dots:
-    """One value (n,) for each row of a dot plot; nan for none."""
+    """One value (n,) for each row of a dot plot, with a bar of half length `spread` (n,) through it; nan for none."""
 
     label: str
     values: np.ndarray
     look: Look
+    spread: np.ndarray | None = None
 
     @property
     def key(self) -> Key:
@@ -188,9 +193,16 @@ class Dots:
 
 @drawing()
 def dots(
-    slug: str, alt: str, names: Sequence[str], series: Sequence[Dots], *, width: str = "normal", joined: bool = False
+    slug: str,
+    alt: str,
+    names: Sequence[str],
+    series: Sequence[Dots],
+    *,
+    width: str = "normal",
+    joined: bool = False,
+    form: Form = share,
 ) -> tuple[Markup, tuple[Key, ...]]:
-    """Shares as dots, one row for each name, from the top.
+    """Values as dots, one row for each name, from the top; shares, unless they are written in another form.
 
     Where there are one or two series, the values of the first stand beside. Beyond `ROWS` names
     the rows become ranks along the x axis. `joined` draws a line between the first two series of each row.
@@ -208,16 +220,23 @@ def dots(
     for s, shift in zip(series, np.linspace(-reach, reach, len(series)), strict=True):
         style = replace(s.look, dash=None).style(8)
         axes.plot(s.values, rows + shift, zorder=4 if s.look.filled else 3, **style)
+        if s.spread is not None:
+            ends = s.values - s.spread, s.values + s.spread
+            axes.hlines(rows + shift, *ends, color=s.look.colour, linewidth=1.6, zorder=3)
     if joined:
         axes.hlines(rows, series[0].values, series[1].values, color=SOFT, linewidth=1.2, zorder=2)
     for row, value in zip(rows, series[0].values, strict=True):
         if beside and np.isfinite(value):
-            note(axes, (1, row), ("axes fraction", "data"), (48, 0), f"{100 * value:.1f}", "right")
+            text = f"{100 * value:.1f}" if form is share else form(value)
+            note(axes, (1, row), ("axes fraction", "data"), (48, 0), text, "right")
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_yticks(rows, labels, color=INK, fontsize=TEXT - 1)
     axes.tick_params(axis="y", pad=12)
-    axes.set_xlim(*tens(np.concatenate([s.values for s in series])))
-    _ticks(axes.xaxis, share)
+    if form is share:
+        reached = [s.values for s in series]
+        reached += [s.values + sign * s.spread for s in series if s.spread is not None for sign in (-1, 1)]
+        axes.set_xlim(*tens(np.concatenate(reached)))
+    _ticks(axes.xaxis, form)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     return inline(figure, slug, alt), tuple(s.key for s in series)
 

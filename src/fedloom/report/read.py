@@ -98,8 +98,10 @@ def read_run(folder: Path) -> Run:
     held = partition.parties
     seen = dict.fromkeys(m.party for m in metrics if held or m.measure == "accuracy")
     names = held.ids(seen) if held else tuple(seen)
+    if summary.accuracy.clients is not None and names:  # some were away, or do not tell how good they are
+        names = tuple(f"{names[0].rpartition('-')[0]}-{i}" for i in range(summary.clients))
     numbers = [summary.clients, len(names), partition.number, len(partition.architectures)]
-    numbers += [] if held else [len(summary.accuracy.per_client)]
+    numbers += [] if held or summary.accuracy.clients is not None else [len(summary.accuracy.per_client)]
     widths = partition.widths | {len(partition.classes)}
     if len(set(numbers)) > 1 or len(widths) > 1 or bool(summary.scores) != bool(held):
         raise DataError(

@@ -115,6 +115,7 @@ class Summary(Read):
     public_sha256: str | None
     test_sha256: str | None = None
     state_sha256: str | None
+    apart: bool = False
 
     @model_validator(mode="after")
     def _known(self) -> Summary:
@@ -138,7 +139,12 @@ class Summary(Read):
 
     def on(self, measure: str) -> str:
         """What an accuracy is on, in words."""
-        return measures.on(measure, self.own_accuracy is not None, bool(self.unseen))
+        return measures.on(measure, self.own_accuracy is not None, bool(self.unseen), self.tested)
+
+    @property
+    def tested(self) -> str:
+        """What the accuracy of each client is on, in words."""
+        return "each client's own test rows" if self.apart else "the global test set"
 
     def chance_of(self, measure: str) -> float | None:
         """That accuracy of always answering the most frequent class."""
@@ -152,11 +158,13 @@ class Summary(Read):
 
 
 class Partition(Read):
-    """`partition.json`: (N, K) rows of each class at each client, or what parties hold; and their networks."""
+    """`partition.json`: (N, K) rows of each class at each client, or what parties hold, or how many clients have rows
+    that nobody else knows; and their networks."""
 
     classes: tuple[str, ...] = Field(min_length=1)
     counts: tuple[tuple[int, ...], ...] = ()
     parties: Parties | None = None
+    apart: int = 0
     architectures: tuple[str, ...]
     chance: float | None = None
     own_chance: float | None = None
@@ -169,14 +177,14 @@ class Partition(Read):
 
     @model_validator(mode="after")
     def _held(self) -> Partition:
-        if bool(self.counts) == bool(self.parties):
-            raise ValueError("it must have either the counts of clients, or parties")
+        if bool(self.counts) + bool(self.parties) + bool(self.apart) != 1:
+            raise ValueError("it must have either the counts of clients, or parties, or how many have rows apart")
         return self
 
     @property
     def number(self) -> int:
         """Of clients or parties."""
-        return len(self.parties.parties if self.parties else self.counts)
+        return self.apart or len(self.parties.parties if self.parties else self.counts)
 
     @property
     def widths(self) -> set[int]:

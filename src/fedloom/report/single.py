@@ -82,7 +82,7 @@ def _unseen_lead(s: Summary, way: str) -> str:
 
 def _rows(s: Summary) -> str:
     """What the ways are measured on."""
-    return f"On {'their own class mix' if s.own_accuracy else 'the global test set'} of {s.dataset}"
+    return f"On {'their own class mix' if s.own_accuracy else s.tested} of {s.dataset}"
 
 
 def _length(s: Summary) -> str:

@@ -88,5 +88,6 @@ def so_far(
         "failures": failures,
         "public_sha256": None,
         "state_sha256": None,
+        "apart": partition.apart > 0,
     }
     return checked(Summary, values, folder / "metrics.csv")

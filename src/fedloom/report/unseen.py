@@ -60,7 +60,7 @@ def _figure(s: Summary, means: dict[str, tuple[float, float]]) -> Figure:
     said = [f"{way} {words.percent(a)} and {words.percent(b)}" for way, (a, b) in means.items()]
     alt = f"Mean accuracy of unseen and of training clients: {words.together(said)}."
     svg, legend = plots.dots("unseen", alt, list(means), series, joined=True)
-    rows = "in each client's own class mix" if s.own_accuracy else "of the global test set"
+    rows = "in each client's own class mix" if s.own_accuracy else f"of {s.tested}"
     caption = f"On test rows {rows}, at the end; the numbers beside are those of unseen clients."
     return Figure("Unseen and training clients", svg, legend, caption)
 

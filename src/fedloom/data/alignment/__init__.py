@@ -36,16 +36,31 @@ from fedloom.data.alignment.ids import digests, normalise
 from fedloom.data.alignment.roles import Client, Server, announce, follow, library
 from fedloom.errors import ConfigError
 
-__all__ = ["BACKENDS", "SHARD", "Alignment", "Count", "Progress", "align", "normalise"]
+__all__ = [
+    "BACKENDS",
+    "MOST",
+    "SHARD",
+    "Alignment",
+    "Count",
+    "Progress",
+    "align",
+    "learnt_privately",
+    "normalise",
+    "shard_count",
+    "shards",
+]
 
 BACKENDS = ("openmined", "plain")
 SHARD = 100_000
 """Ids of the larger side in a shard, about, at most."""
+MOST = 10_000_000
+"""Ids of a party that is matched over a wire, at most."""
 
 Progress = Callable[[int, int, str], None]
 """Told after each step: steps done, steps in all, and which one it was."""
 
 _STEPS = 4  # of a shard: request, setup, response, intersection
+_HERE = "This is what the messages tell. Here all roles ran on one machine, and whoever runs it had every list."
 
 
 class Count(NamedTuple):
@@ -114,7 +129,7 @@ def align(
     active, *passive = everyone = digests(ids, names, local)
     key = secrets.token_bytes(32) if key is None else key
 
-    cuts = [_cuts(len(active), len(other), shard) if backend == "openmined" else 1 for other in passive]
+    cuts = [shard_count(len(active), len(other), shard) if backend == "openmined" else 1 for other in passive]
     tell = _Steps(progress, _STEPS * sum(cuts) if backend == "openmined" else len(passive))
     common = set(range(len(active)))
     for name, other, count in zip(names[1:], passive, cuts, strict=True):
@@ -129,7 +144,7 @@ def align(
     rest = tuple(
         np.setdiff1d(np.arange(len(own), dtype=np.int64), mine) for own, mine in zip(everyone, rows, strict=True)
     )
-    learnt = _learnt_privately(names, cuts) if backend == "openmined" else _learnt_plainly(names)
+    learnt = [*learnt_privately(names, cuts), _HERE] if backend == "openmined" else _learnt_plainly(names)
     return Alignment(rows, rest, backend, tuple(learnt))
 
 
@@ -147,8 +162,8 @@ class _Steps:
 def _privately(active: Sequence[bytes], passive: Sequence[bytes], cuts: int, tell: _Steps, name: str) -> set[int]:
     """Places in the active party's list that the passive one has too; the two meet in messages only."""
     found: set[int] = set()
-    shards = zip(_shards(active, cuts), _shards(passive, cuts), strict=True)
-    for number, (own, other) in enumerate(shards, 1):
+    pairs = zip(shards(active, cuts), shards(passive, cuts), strict=True)
+    for number, (own, other) in enumerate(pairs, 1):
         where = f"{name}, shard {number} of {cuts}"
         client = Client([active[place] for place in own], most=len(passive))
         server = Server([passive[place] for place in other], most=len(active))
@@ -168,7 +183,7 @@ def _plainly(active: Sequence[bytes], passive: Sequence[bytes]) -> set[int]:
     return {place for place, digest in enumerate(active) if digest in there}
 
 
-def _cuts(one: int, other: int, shard: int) -> int:
+def shard_count(one: int, other: int, shard: int = SHARD) -> int:
     """The number of shards, a power of two: the larger side has about `shard` ids in each at most."""
     cuts = 1
     while cuts * shard < max(one, other):
@@ -176,15 +191,17 @@ def _cuts(one: int, other: int, shard: int) -> int:
     return cuts
 
 
-def _shards(digests: Sequence[bytes], cuts: int) -> list[list[int]]:
+def shards(digests: Sequence[bytes], cuts: int) -> list[list[int]]:
     """Places by shard, and within it by digest: neither tells the order of the list."""
-    shards: list[list[int]] = [[] for _ in range(cuts)]
+    found: list[list[int]] = [[] for _ in range(cuts)]
     for place in sorted(range(len(digests)), key=digests.__getitem__):
-        shards[int.from_bytes(digests[place][-8:], "big") % cuts].append(place)
-    return shards
+        found[int.from_bytes(digests[place][-8:], "big") % cuts].append(place)
+    return found
 
 
-def _learnt_privately(names: Sequence[str], cuts: Sequence[int]) -> list[str]:
+def learnt_privately(names: Sequence[str], cuts: Sequence[int]) -> list[str]:
+    """What each side knows after a private alignment that it did not before, by name, the active party's first; `cuts`
+    are the numbers of shards with each of the others."""
     active, *passive = names
     said = [f"{active} learnt how many ids {name} has, and which of its own ids are among them." for name in passive]
     if len(passive) > 1:
@@ -200,7 +217,6 @@ def _learnt_privately(names: Sequence[str], cuts: Sequence[int]) -> list[str]:
         *said,
         "Nobody was shown an id that it does not have itself, as long as all keep to the protocol: whoever adds "
         "invented ids to its list learns whether the other side has them.",
-        "This is what the messages tell. Here all roles ran on one machine, and whoever runs it had every list.",
     ]
 
 

@@ -69,10 +69,14 @@ class Server:
     Args:
         digests: 32 bytes each, all different.
         most: ids that the client has in all, as it stated; a request for more is refused.
+
+    Attributes:
+        asked: ids that were asked for.
     """
 
     def __init__(self, digests: Sequence[bytes], most: int) -> None:
         self._digests, self._most = digests, most
+        self.asked = 0
         self._library = library()
         self._role = self._library.server.CreateWithNewKey(True)
 
@@ -89,7 +93,8 @@ class Server:
             MessageError: the request is too large, asks for more ids than stated, or is none.
         """
         asked = _parse(self._library.Request, request)
-        _expect(len(asked.encrypted_elements) <= self._most, "the request holds more ids than the client stated")
+        self.asked += len(asked.encrypted_elements)
+        _expect(self.asked <= self._most, "the request holds more ids than the client stated")
         message: bytes = _refuse(self._role.ProcessRequest, asked).SerializeToString()
         return message
 

@@ -44,6 +44,8 @@ class Config(LearnerConfig):
 class Client(Learner[Config]):
     """A client, which has no model of its own but perhaps a head."""
 
+    CALLS = ("update",)
+
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
         """ClientUpdate: train from the server's weights on own rows."""
         self.adopt(weights)

@@ -99,6 +99,7 @@ class Config(CodedConfig):
 class Labelled(OnPublicRows[Config]):
     """What clients of both kinds do: they put their answers into few bits, and read the server's."""
 
+    CALLS = ("local_train", "predict", "distil")
     sent: Tensor
     heard: Tensor
 

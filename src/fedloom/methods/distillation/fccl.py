@@ -110,6 +110,7 @@ class Client(Distiller[Config]):
     """A client. Its network may differ from all others, and never leaves."""
 
     STATE = ("params", "buffers", "opt", "pretrained")
+    CALLS = ("local_train", "predict", "distil")
 
     def setup(self) -> None:
         """Its network as it was made; the pretrained model comes with the first round."""

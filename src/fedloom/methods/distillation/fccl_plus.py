@@ -85,6 +85,8 @@ class Both(Features):
 class Client(Distiller[Config]):
     """A client. Its network may differ from all others, and never leaves."""
 
+    CALLS = ("local_train", "predict", "distil")
+
     def setup(self) -> None:
         """Its network, in two parts."""
         self.start(Both(self.site.build()))

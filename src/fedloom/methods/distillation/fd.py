@@ -62,6 +62,7 @@ class Client(Distiller[Config]):
     """A client. Its network may differ from all others, and never leaves."""
 
     STATE = ("params", "buffers", "opt", "heard")
+    CALLS = ("update", "hear")
 
     def setup(self) -> None:
         """`heard` are the others' mean answers (K, K) by class, and of which classes there are any (K,)."""

@@ -29,7 +29,7 @@ Differs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -45,6 +45,7 @@ from fedloom.message import Tree
 from fedloom.method import Method
 from fedloom.methods.boxed import Boxed
 from fedloom.methods.distiller import CodedConfig, Distiller, without
+from fedloom.methods.variance import variance
 from fedloom.optim import SGD, Adam
 from fedloom.party import Party
 
@@ -82,6 +83,8 @@ class Config(CodedConfig):
     """What the server averages: logits, as (5) has it, or probabilities."""
     gradient_cap: float | None = Field(1.0, gt=0)
     """Largest L2 norm of a row of the server's gradient that a client follows; None for any."""
+    variances: bool = False
+    """Whether parties note how much each term's gradient varies from batch to batch, (46)-(51)."""
 
     @property
     def exchanges(self) -> bool:
@@ -93,6 +96,7 @@ class Client(Distiller[Config]):
     """A client. Its network may differ from all others, and never leaves."""
 
     STATE: ClassVar[tuple[str, ...]] = ("params", "buffers", "opt", "reference")
+    CALLS: ClassVar[tuple[str, ...]] = ("local_train", "predict", "distil")
 
     def setup(self) -> None:
         """Line 1. `reference` is (14)'s: round t, and its frozen model's logits (τ, B, K) on P's batches."""
@@ -107,9 +111,23 @@ class Client(Distiller[Config]):
         before = self.outputs_of(batches.x) if cfg.lf_local and cfg.tau > 1 else None
         for i, (x, y) in enumerate(batches):  # line 4
             anchor = before[i] if before is not None and i else None
+            if cfg.variances and i == cfg.tau - 1:
+                self.vary("label", self.local_loss, x, y)
+                if anchor is not None:
+                    own = F.softmax(anchor / cfg.kd_temperature, -1)
+                    term = cfg.lf_local * kl_gradient(own, self.infer(x), cfg.kd_temperature)
+                    self.vary("lf local", self.along, x, term)
             self.minimise(self.anchored_loss, x, y, anchor)  # line 6
         if cfg.adam == "stage":
             self.rest()  # for the transfer stage, whichever of its exchanges comes first
+
+    def vary(self, name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
+        """Note the variance of a term's gradient in the weights."""
+        self.note(f"gradient variance {name}", variance(self, loss, *batch))
+
+    def along(self, x: Tensor, term: Tensor) -> Tensor:
+        """A scalar with the gradient of the mean of a `term`, given by each row's gradient (B, K) in the logits."""
+        return (self.model(x) * term).sum() / len(x)
 
     def anchored_loss(self, x: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
         """V_loc of (17) on x (B, ...), y (B,); `before` (B, K) are the logits of the stage's start."""
@@ -151,6 +169,9 @@ class Client(Distiller[Config]):
         if cfg.lf_global and i:
             own = F.softmax(self.reference["logits"][i] / cfg.kd_temperature, -1)
             terms["lf"] = cfg.lf_global * kl_gradient(own, f, cfg.kd_temperature)
+        if cfg.variances and i == cfg.tau - 1:
+            for name, term in terms.items():
+                self.vary(name, self.along, x, term)
         self.descend(x, torch.stack(tuple(terms.values())).sum(0) / len(x))
         if i == cfg.tau - 1:
             for name, term in terms.items():
@@ -159,6 +180,8 @@ class Client(Distiller[Config]):
 
 class BlackBox(Boxed[Config]):
     """A client without a network. What V_glo of (18) asks of its answers, it gets as soft labels of the next fit."""
+
+    CALLS = Client.CALLS
 
     def predict(self, *, t: int, i: int) -> Tree:
         """Lines 9-11: log-probabilities (B, K) on the public batch."""
@@ -208,6 +231,10 @@ class Server(Party[Config]):
         if not cfg.adv:
             return mean, {n: {} for n in logits}
         author = torch.tensor(list(logits), device=f.device).repeat_interleave(f.shape[1])
+        if cfg.variances:  # (51) is about each client's rows
+            each = zip(f, author.view(len(f), -1), strict=True)
+            found = torch.stack([variance(self, self.author_loss, *own) for own in each])
+            self.note("gradient variance discriminator", found.mean())
         self.minimise(self.author_loss, f.flatten(0, 1), author)  # line 13: ascent on U is descent on -U
         f.requires_grad_()
         u = -self.author_loss(f.flatten(0, 1), author, reduction="sum")  # line 16: U with the new weights

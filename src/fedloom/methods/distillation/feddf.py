@@ -77,6 +77,7 @@ class Client(Distiller[AveragedConfig]):
     """A client. It has the architecture of its group."""
 
     STATE: ClassVar[tuple[str, ...]] = (*Distiller.STATE, "group")
+    CALLS = ("update",)
 
     def setup(self) -> None:
         """The network that its group begins with, and the group's number."""

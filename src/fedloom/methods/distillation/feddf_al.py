@@ -48,6 +48,7 @@ class Client(fedal.Client):
     """A client of FedAL that has the architecture of its group, and shows its weights."""
 
     STATE = (*fedal.Client.STATE, "group")
+    CALLS = (*fedal.Client.CALLS, "begin", "give")
 
     def setup(self) -> None:
         """The network that its group begins with, and the group's number."""

@@ -79,6 +79,8 @@ class Adapted(Features):
 class Client(Distiller[Config]):
     """A client. Its network may differ from all others, and never leaves."""
 
+    CALLS = ("local_train", "embed", "align")
+
     def setup(self) -> None:
         """Its first weights."""
         network = self.site.build()

@@ -136,6 +136,7 @@ class Client(Adapter[Config]):
     """A client: its halves, and its dual variable."""
 
     STATE = ("params", "buffers", "opt", "dual")
+    CALLS = ("size", "update")
 
     def setup(self) -> None:
         """Line 1: y_i = 0."""

@@ -122,6 +122,7 @@ class Client(Adapter[Config]):
     """A client: what it is handed out, and a head of its own."""
 
     STATE: ClassVar[tuple[str, ...]] = (*Adapter.STATE, "trained")
+    CALLS = ("update",)
 
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""

@@ -134,6 +134,7 @@ class Client(Adapter[Config]):
     """A client: the encoder, a projector, and what the encoder makes of its own rows."""
 
     STATE: ClassVar[tuple[str, ...]] = (*Adapter.STATE, "features")
+    CALLS = ("equip", "update")
 
     def setup(self) -> None:
         """A projector of its own. `features` (n, d') are those of the own rows, once the encoder has come."""

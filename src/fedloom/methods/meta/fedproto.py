@@ -80,6 +80,8 @@ class Prototyped(Features):
 class Client(Adapter[Config]):
     """A client with a network of its own."""
 
+    CALLS = ("update",)
+
     def setup(self) -> None:
         """Its first weights; no prototypes yet."""
         network = Prototyped(self.site.build(), self.site.classes)

@@ -54,6 +54,8 @@ class Config(MetaConfig):
 class Client(Adapter[Config]):
     """A client, which has no model of its own."""
 
+    CALLS = ("update",)
+
     def setup(self) -> None:
         """A network to compute with."""
         self.network(self.site.build(), SGD(self.cfg.beta))

@@ -151,6 +151,8 @@ class Chooser(Learner[ConfigT]):
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("params", "buffers", "opt", "friends", "heard")
+    CALLS: ClassVar[tuple[str, ...]] = ("choose", "reckon")
+    TO_PEERS: ClassVar[tuple[str, ...]] = ("request", "probe")
 
     def setup(self) -> None:
         """A page that keeps more overrides this."""
@@ -221,7 +223,8 @@ class Chooser(Learner[ConfigT]):
         rows = min(self.cfg.probe_rows, len(self.data))
         self.friends = {**self.friends, "sent": self.friends["sent"] + 1}
         self.note("epsilon of phi", epsilon(dp.sigma, int(self.friends["sent"]), dp.delta))
-        return noisy(phi, dp.sigma * dp.clip / rows, self.stream("privacy", t, int(by)))
+        sigma = dp.sigma * dp.clip / rows
+        return noisy(phi, sigma, self.noise([phi, sigma], "privacy", t, int(by)))
 
     # -- line 14: how like oneself they are ----------------------------------------------------------
 
@@ -277,6 +280,9 @@ class Chooser(Learner[ConfigT]):
 class Peer(Chooser[Config]):
     """A peer of AFIND+."""
 
+    CALLS = (*Chooser.CALLS, "gather", "update", "train_once", "mix")
+    TO_PEERS = (*Chooser.TO_PEERS, "serve", "give")
+
     # -- faithful: a neighbour trains from the asker's body ------------------------------------------
 
     def serve(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
@@ -295,9 +301,10 @@ class Peer(Chooser[Config]):
         self, body: Mapping[str, Tensor], start: Mapping[str, Tensor], t: int, by: Tensor
     ) -> dict[str, Tensor]:
         """The body as it may leave: its change clipped, and with noise."""
-        dp, rng = self.cfg.dp, self.stream("privacy", t, int(by))
+        dp = self.cfg.dp
         change = clipped_tree({k: w - start[k] for k, w in body.items()}, dp.clip)
         sigma = dp.sigma * dp.clip / self.cfg.batch_size
+        rng = self.noise([change, sigma], "privacy", t, int(by))
         return {k: start[k] + noisy(c, sigma, rng) for k, c in change.items()}
 
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:

@@ -61,6 +61,8 @@ class Peer(Chooser[Config]):
     """A peer, its sparse model, and its mask."""
 
     STATE: ClassVar[tuple[str, ...]] = (*Chooser.STATE, "mask")
+    CALLS = (*Chooser.CALLS, "update", "mix")
+    TO_PEERS: ClassVar[tuple[str, ...]] = (*Chooser.TO_PEERS, "give")
 
     def setup(self) -> None:
         """A random mask, and the common weights under it."""

@@ -55,6 +55,8 @@ class Peer(Chooser[Config]):
     """A peer with two models; its network is the shared one, `personal` the other's parameters and buffers."""
 
     STATE: ClassVar[tuple[str, ...]] = (*Chooser.STATE, "personal")
+    CALLS = (*Chooser.CALLS, "update", "mix")
+    TO_PEERS: ClassVar[tuple[str, ...]] = (*Chooser.TO_PEERS, "give")
 
     def setup(self) -> None:
         """Both models begin as the common one."""

@@ -71,6 +71,8 @@ class Peer(Learner[Config]):
     """
 
     STATE = ("params", "buffers", "opt", "mixture")
+    CALLS = ("update", "choose", "mix")
+    TO_PEERS = ("give",)
 
     def setup(self) -> None:
         """Equal shares for oneself and all neighbours; nothing known; equal weights."""

@@ -60,6 +60,8 @@ class Peer(Chooser[Config]):
     """A peer, its model, how much each neighbour has helped so far (p), and its weights before training (`began`)."""
 
     STATE: ClassVar[tuple[str, ...]] = (*Chooser.STATE, "helped", "began")
+    CALLS = (*Chooser.CALLS, "pick", "update", "mix")
+    TO_PEERS: ClassVar[tuple[str, ...]] = (*Chooser.TO_PEERS, "give")
 
     def setup(self) -> None:
         """Nobody has helped yet."""

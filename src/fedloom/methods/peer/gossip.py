@@ -33,6 +33,9 @@ class Config(LearnerConfig):
 class Peer(Learner[Config]):
     """A peer and its model."""
 
+    CALLS = ("update", "mix")
+    TO_PEERS = ("give",)
+
     def update(self, *, t: int) -> None:
         """Train on own rows, from the own weights."""
         self.local_update(t)

@@ -62,6 +62,8 @@ class Peer(Learner[Config]):
     """
 
     STATE = ("params", "buffers", "opt", "counts")
+    CALLS = ("update", "select", "choose", "mix")
+    TO_PEERS = ("give",)
 
     def setup(self) -> None:
         """Nobody is known."""

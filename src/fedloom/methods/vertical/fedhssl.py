@@ -142,6 +142,7 @@ class Party(Holder[Config]):
     """A party's encoders, below the cut."""
 
     STATE = ("params", "buffers", "opt", "supervised")
+    CALLS = ("project", "agree", "improve", "top", "share", "embed", "update")
 
     def setup(self) -> None:
         """Two encoders of the party's network, the second with weights of its own, and heads."""

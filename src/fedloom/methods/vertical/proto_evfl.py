@@ -197,6 +197,7 @@ class Party(Holder[Config]):
     """Party m: an extractor, the prototypes and the prior that it holds."""
 
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
+    CALLS = ("introduce", "improve")
 
     def setup(self) -> None:
         """No prototypes yet; all classes are as likely."""
@@ -283,7 +284,8 @@ class Party(Holder[Config]):
             return self.infer(self.aligned_rows())
 
     def _perturbed(self, f: Tensor, purpose: str, t: int = 0) -> Tensor:
-        return perturbed(f, self.cfg.embedding_noise, self.stream(purpose, t))
+        kappa = self.cfg.embedding_noise
+        return perturbed(f, kappa, self.noise([f, kappa], purpose, t))
 
 
 def perturbed(x: Tensor, kappa: float, rng: Any) -> Tensor:
@@ -408,13 +410,14 @@ class Active(Home[Config]):
     def prototypes_for(self, t: int) -> dict[int, dict[str, Tensor]]:
         """What each party is sent in round t: its prototypes (Z, d)."""
         kappa = self.cfg.prototype_noise
-        sent = perturbed(self.prototypes, kappa, self.stream("prototype noise", t))
+        sent = perturbed(self.prototypes, kappa, self.noise([self.prototypes, kappa], "prototype noise", t))
         return {m: {"prototypes": mu} for m, mu in enumerate(sent)}
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
         """The prototypes (Z, d), perturbed like those that go down; the prior tells which classes have none."""
         told = self.prototypes if self.begun else self._first(torch.stack(list(contributions.values()), 1))
-        sent = perturbed(told, self.cfg.prototype_noise, self.stream("exposed prototypes"))
+        kappa = self.cfg.prototype_noise
+        sent = perturbed(told, kappa, self.noise([told, kappa], "exposed prototypes"))
         return {"prototypes": dict(zip(contributions, sent * (self.prior > 0)[:, None], strict=True))}
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -58,6 +58,8 @@ class SplitConfig(HolderConfig):
 
 class Party(Holder[SplitConfig]):
     """A party's part of the network, below the cut."""
+
+    CALLS: ClassVar[tuple[str, ...]] = ("embed", "update")
 
     def setup(self) -> None:
         """Its extractor."""

@@ -212,6 +212,7 @@ class Party(split.Party):
 
     cfg: Config
     STATE = ("params", "buffers", "opt", "supervised")
+    CALLS = (*split.Party.CALLS, "teach")
 
     def setup(self) -> None:
         """Its extractor, as `split` has it, and heads."""

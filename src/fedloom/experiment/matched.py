@@ -1,0 +1,88 @@
+"""What is left of a matching at each party: which of its own rows are those that all train on and are tested on."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fedloom import message
+from fedloom.errors import CheckpointError, MessageError
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.message import Limits, Tree
+
+_LIMITS: Final = Limits(max_bytes=1 << 40)
+_SUM: Final = hashlib.sha256().digest_size
+_PLAIN: Final = {
+    "run": str, "caller": str, "start": int, "party": int, "mark": str, "file": str, "classes": int, "others": object,
+}  # fmt: skip
+_ROWS: Final = ("aligned", "unaligned", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """Row numbers of one party's own file; place i of `aligned`, and of `test`, is the same person at every party.
+
+    Attributes:
+        run: the run's id at the nodes.
+        caller: who asked, at a node.
+        start: of the coordinator that matched.
+        party: whose rows these are.
+        mark: tells this matching from any other; the same at all parties.
+        file: the SHA-256 of the file that was matched.
+        classes: how many there are.
+        aligned, unaligned, test: (n,) int64.
+        others: at the coordinator, how many unaligned rows each other party has.
+    """
+
+    run: str
+    caller: str
+    start: int
+    party: int
+    mark: str
+    file: str
+    classes: int
+    aligned: np.ndarray
+    unaligned: np.ndarray
+    test: np.ndarray
+    others: tuple[int, ...] = ()
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all. Raises OSError."""
+        tree: dict[str, Tree] = {name: getattr(self, name) for name in _PLAIN} | {"others": list(self.others)}
+        tree |= {name: torch.from_numpy(getattr(self, name)) for name in _ROWS}
+        body = message.encode(tree, _LIMITS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, [body, hashlib.sha256(body).digest()])
+
+    @classmethod
+    def load(cls, path: Path) -> Matched | None:
+        """What was written there; None if nothing was.
+
+        Raises:
+            CheckpointError: it is torn or altered.
+        """
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        body = data[:-_SUM]
+        if hashlib.sha256(body).digest() != data[-_SUM:]:
+            raise CheckpointError(f"{path} is torn or altered: its checksum does not match its content")
+        try:
+            tree: Any = message.decode(body, _LIMITS)
+            message.check_like(tree, {**_PLAIN, **dict.fromkeys(_ROWS, object)})
+            rows = {name: tree[name].numpy() for name in _ROWS}
+            return cls(**{name: tree[name] for name in _PLAIN} | rows | {"others": tuple(tree["others"])})
+        except (MessageError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{path} does not say whose rows were matched: {error}") from None
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, by which one that has changed is known. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

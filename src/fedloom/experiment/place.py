@@ -1,0 +1,222 @@
+"""One party of a run, made beside its own data at a node; and what both sides compare before any work."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedloom._version import __version__
+from fedloom.data.own import Known
+from fedloom.engines.base import names
+from fedloom.errors import ConfigError
+from fedloom.experiment.config import EngineConfig, RunConfig
+from fedloom.experiment.ground import Ground, ground
+from fedloom.experiment.holdings import Holdings
+from fedloom.experiment.matched import Matched
+from fedloom.experiment.own import Files
+from fedloom.experiment.pretrained import PretrainedConfig, architecture, named
+from fedloom.experiment.world import World, pretrained_of
+from fedloom.method import Method
+from fedloom.models import external
+from fedloom.party import Party
+from fedloom.site import Site
+
+SHOWN = 60
+"""Characters of a value that a difference shows."""
+HASH = re.compile(r"[0-9a-f]{64}")
+"""A SHA-256, of which a difference shows the beginning."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A party at a node.
+
+    Attributes:
+        facts: plain values that both sides must have alike; nothing of them is private.
+        own: whether its rows are its own, and nobody else has them.
+        counts: of a party with rows or columns of its own: how many rows it trains on, those alone of people whom all
+            have if there are such, and how many it is tested on; None for its part of a set.
+    """
+
+    party: Party[Any]
+    facts: Mapping[str, Any]
+    own: bool = False
+    counts: tuple[int, int] | None = None
+
+
+def place(
+    run: RunConfig,
+    number: int,
+    *,
+    data: str | None = None,
+    root: str | None = None,
+    rows: Path | None = None,
+    public: Path | None = None,
+    id: str | None = None,
+    matched: Matched | None = None,
+    device: str = "cpu",
+    secret: int | None = None,
+) -> Place:
+    """Make one party of a run as `for_nodes` gives it: no other party, no server, and nothing of a server's model.
+
+    Args:
+        run: as the coordinator sent it.
+        number: of the party.
+        data: what the run's data set is called here, or its path; None for the run's own name.
+        root: a folder with data sets, here.
+        rows: of a run whose parties have rows of their own (`data.form`), or columns (`columns.own`): this party's.
+        public: of such a run: the rows that all parties hold.
+        id, matched: of columns of its own, see `Files`.
+        device: a torch device, here.
+        secret: see `Site`.
+
+    Raises:
+        ConfigError, DataError, ModelError: there is no such party, or it can't be made here.
+    """
+    method, cfg, _ = run.resolve(at_node=True)
+    if not 0 <= number < run.data.clients:
+        raise ConfigError(f"there is no party {number}: the {run.data.clients} have the numbers from 0")
+    here = run.model_copy(update={"engine": EngineConfig(device=device)})
+    found = ground(here, method, cfg, Files(data, root, rows, public, id, matched), at=number, secret=secret)
+    if number in found.house:
+        raise ConfigError(f"party {number} lives with the home, not at a node")
+    if method.encoder and found.held.known is not None:
+        encoder = architecture(pretrained_of(run, found.held.known.kind), found.held.known)
+        found.sites[number] = replace(found.sites[number], encoder=encoder)
+    party = found.client(number)()
+    return Place(party, _facts(run, found, number), run.data.own, _counts(run, party.site))
+
+
+def _counts(run: RunConfig, site: Site) -> tuple[int, int] | None:
+    if run.data.own:
+        return len(site.rows), len(site.tests["own"])
+    return (site.aligned, len(site.tests["test"])) if run.columns.own else None
+
+
+def expected(world: World, number: int) -> dict[str, Any]:
+    """The `facts` of a place at which party `number` of this world stands."""
+    theirs = for_nodes(world).model_copy(update={"method": world.run.method})
+    return _facts_of(
+        theirs, world.method, world.cfg, world.held, world.architectures[number], world.names[number], number
+    )
+
+
+def _facts(run: RunConfig, found: Ground, number: int) -> dict[str, Any]:
+    role = names([(number, found.client(number).func)])[number]  # type: ignore[list-item]  # a class
+    return _facts_of(run, found.method, found.cfg, found.held, found.architectures[number], role, number)
+
+
+def _facts_of(
+    run: RunConfig, method: Method, cfg: Any, held: Holdings, network: str, role: str, number: int
+) -> dict[str, Any]:
+    return {
+        "fedloom": __version__,
+        "method": method.name,
+        "config": config_sha256(run, cfg),
+        "role": role,
+        "network": network,
+        **held.schema(number),
+        "public": held.public_digest,
+        "data": held.common,
+    }
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], own: str = "") -> list[str]:
+    """A sentence for each fact that two sides do not have alike, with the values of both.
+
+    Args:
+        mine: the coordinator's.
+        theirs: a node's.
+        own: what the run calls its data where each party has rows of its own, else empty.
+    """
+    keys = list(dict.fromkeys([*mine, *theirs]))
+    different = [key for key in keys if mine.get(key) != theirs.get(key)]
+    found = []
+    if own and "public" in different:
+        mend = f"copy the file that [data.{own}] public names once more"
+        both = _both(mine.get("public"), theirs.get("public"))
+        found = [f"its public rows are not the coordinator's: {mend} ({both})"]
+        different = [key for key in different if key not in ("public", "data")]  # data is a hash of public too
+    return found + [f"{key[:SHOWN]}: {_both(mine.get(key), theirs.get(key))}" for key in different]
+
+
+def _both(mine: Any, theirs: Any) -> str:
+    """Two values that differ; of lists their lengths and the first entries that do."""
+    if isinstance(mine, list) and isinstance(theirs, list):
+        pairs = zip([*mine, None], [*theirs, None], strict=False)
+        at, (one, other) = next((k, pair) for k, pair in enumerate(pairs) if pair[0] != pair[1])
+        return f"number {at + 1} of {len(mine)} is {_short(one)} here, of {len(theirs)} {_short(other)} there"
+    return f"{_short(mine)} here, {_short(theirs)} there"
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, str) and HASH.fullmatch(value):
+        return f"{value[:8]}…"
+    text = "missing" if value is None else ascii(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def config_sha256(run: RunConfig, cfg: Any) -> str:
+    """Of all settings that can move a number, and of the method's page if it is the user's own."""
+    left_out = {"engine", "name", "preset", "params", "method"}
+    page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
+    method = page.read_bytes() if run.method_is_file else run.method.encode()
+    values = run.model_dump_json(exclude=left_out) + cfg.model_dump_json()
+    return hashlib.sha256(f"{__version__}\n{values}\n".encode() + method).hexdigest()
+
+
+def for_nodes(world: World) -> RunConfig:
+    """A run's config as nodes are sent it: with nothing that only this machine has, such as a path.
+
+    Raises:
+        ConfigError: it can't do without.
+    """
+    return sent(world.run, world.method, world.held.known)
+
+
+def sent(run: RunConfig, method: Method, known: Known | None) -> RunConfig:
+    """The same, before there is a world: `known` is the data set as far as it is known here."""
+    for setting, wrong, mend in (
+        ("columns.files", run.columns.files, "set columns.own=true instead: then each node names its own file"),
+        ("columns.manifest", run.columns.manifest, "parties with pictures of their own can't be at nodes yet"),
+        ("topology.file", run.topology.file, "nodes can't read it: take a kind that is drawn from the seed"),
+        ("data.name", Path(run.data.name).name != run.data.name, "nodes know data by a name, not by a path"),
+    ):
+        if wrong:
+            raise ConfigError(f"{setting}: {mend}")
+    model = PretrainedConfig()
+    if method.encoder and known is not None:
+        model = named(pretrained_of(run, known.kind), known)
+    changes = {"method": method.name, "engine": EngineConfig(), "pretrained": model}
+    return run.model_copy(update={**changes, "data": run.data.model_copy(update={"root": None})})
+
+
+def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
+    """A sentence for each setting by which somebody else's config would run code here, read files, or load from the
+    network. `data.name` is not looked at: that is for a node to know.
+
+    Args:
+        run: the config.
+        allowed: factories, partitions and models that it may name.
+    """
+    model = run.pretrained.model or ""
+    names = [("models.pool", name) for name in run.models.pool or ()]
+    names += [("data.partition", run.data.partition), ("pretrained.model", model)]
+    files = {
+        "method": run.method if run.method_is_file else None,
+        "data.root": run.data.root,
+        "columns.files": run.columns.files,
+        "columns.manifest": run.columns.manifest,
+        "topology.file": run.topology.file,
+        "pretrained.file": run.pretrained.file,
+        "engine.address": run.engine.address,
+    }
+    found = [f"{setting}: nothing may be read here that a config names" for setting, value in files.items() if value]
+    for setting, name in names:
+        if name not in allowed and (":" in name or external.is_external(name)):
+            found.append(f"{setting}: {_short(name)} would run code here, or load it, and is not allowed by name")
+    return found

@@ -1,0 +1,80 @@
+"""The ClientApp: what a SuperNode answers, by the node's own config and beside its own data.
+
+Flower starts a process for each message, and forgets. So everything that must last lies in the folder of the node's
+`fedloom.node.host.Host`, and two processes never work on one folder at a time. No text of an exception leaves: Flower
+would send it to the SuperLink.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+def answer(message: Any, context: Any) -> Any:
+    """Answer one call of the ServerApp, whatever happens."""
+    from fedloom.flower.letters import pack
+    from fedloom.net import terms
+    from fedloom.net.terms import Refused
+
+    try:
+        content = pack({"code": "", "words": ""}, _answered(message.content, context.node_config))
+    except Refused as refusal:
+        logging.getLogger("fedloom.node").warning("refused: %s. %s", refusal.words, refusal.detail)
+        content = pack({"code": refusal.code, "words": refusal.words})
+    except Exception:
+        logging.getLogger("fedloom.node").exception("a call could not be answered")
+        content = pack({"code": terms.FAILED, "words": "this node could not answer; its own log says why"})
+    return Message(content, reply_to=message)
+
+
+app.query("fedloom")(answer)
+
+
+def _answered(content: Any, node_config: Any) -> bytes:
+    """The answer of this SuperNode's node."""
+    import asyncio
+
+    from fedloom.flower.letters import CALLER, unpack
+    from fedloom.net import terms
+    from fedloom.net.terms import Refused
+    from fedloom.node.config import read
+    from fedloom.node.host import Host
+
+    if not isinstance(node_config.get("fedloom"), str):
+        raise Refused(terms.FAILED, "this SuperNode was started without the path of its node.toml")
+    config = read(Path(node_config["fedloom"]))
+    (kind, to), body = unpack(content, "kind", "to")
+    if to != config.name:
+        raise Refused(terms.MISMATCH, f"this node is {config.name}, not {to}: see how its SuperNode was registered")
+
+    async def ask() -> bytes:
+        host = Host(config)
+        try:
+            if len(body) > host.most(CALLER):
+                raise Refused(terms.TOO_LARGE, f"a call has at most {config.largest_mb} MB here")
+            return await host.answer(CALLER, kind, body)
+        finally:
+            await host.close()
+
+    with _alone(config.state):
+        return asyncio.run(ask())
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process works on this folder."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

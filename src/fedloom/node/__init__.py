@@ -1,0 +1,1 @@
+"""What an organisation runs beside its own data: a node, its policy, its store."""

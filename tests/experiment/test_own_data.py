@@ -1,0 +1,259 @@
+"""Runs whose parties have rows of their own: at a node each, seen by nobody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.errors import ConfigError, DataError, MethodError
+from fedloom.experiment import run as runs
+from fedloom.experiment.own import Files
+from fedloom.experiment.place import Place, differences, expected, for_nodes, place
+from fedloom.experiment.reading import check, read
+from fedloom.experiment.run import execute
+from fedloom.experiment.world import World, build
+from fedloom.net import terms
+from fedloom.report import write
+from tests.experiment.nodes import Nodes
+from tests.node.hosts import Asked, node, opening
+
+FORM: dict[str, Any] = {
+    "columns": ["a", "b", {"name": "c", "words": ["x", "y"]}],
+    "label": "kind",
+    "classes": ["one", "two"],
+}
+RUN: dict[str, Any] = {
+    "rounds": 3,
+    "params": {"tau": 2, "batch_size": 8},
+    "data": {"name": "wards", "clients": 3, "form": FORM},
+    "models": {"pool": ["mlp", "linear"]},
+}
+
+
+def run(**changes: Any) -> Any:
+    values = {**RUN, **changes}
+    return check({"run": {**values, "data": {**RUN["data"], **changes.get("data", {})}}}).run
+
+
+def rows(path: Path, count: int, seed: int, *, labels: bool = True) -> Path:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(2, size=count)
+    a, b = rng.normal(loc=3 * y), rng.normal(loc=10, scale=5, size=count)
+    lines = [
+        f"{a[i]:.4f},{b[i]:.4f},{'xy'[rng.integers(2)]}" + f",{('one', 'two')[y[i]]}" * labels for i in range(count)
+    ]
+    path.write_text("\n".join(["a,b,c" + ",kind" * labels, *lines, ""]))
+    return path
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> dict[str, Path]:
+    """Each party's file, the server's, and the public one."""
+    found = {str(n): rows(tmp_path / f"{n}.csv", 30 + 10 * n, n) for n in range(3)}
+    return {
+        **found,
+        "server": rows(tmp_path / "server.csv", 40, 8),
+        "public": rows(tmp_path / "p.csv", 50, 9, labels=False),
+    }
+
+
+@pytest.fixture
+def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
+    """Let runs have their parties at nodes, each beside its own file."""
+
+    def begin(*, public: bool = True, **options: Any) -> list[Nodes]:
+        engines: list[Nodes] = []
+
+        def at(sent: Any, number: int) -> Place:
+            return place(sent, number, rows=disk[str(number)], public=disk["public"] if public else None)
+
+        def start(world: World, *_: Any, **__: Any) -> Nodes:
+            engines.append(Nodes(world, at, {}, **options))
+            return engines[-1]
+
+        monkeypatch.setitem(runs.execute.__kwdefaults__, "start", start)
+        return engines
+
+    return begin
+
+
+def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
+    world = build(run(), Files(public=disk["public"]))
+    sent = type(world.run).model_validate_json(for_nodes(world).model_dump_json())
+    assert str(disk["public"].parent) not in sent.model_dump_json()
+    assert world.held.labels == {} and world.chance is None and world.server is not None
+    assert world.server.site.data is None
+    there = place(sent, 1, rows=disk["1"], public=disk["public"])
+    site = there.party.site
+    assert site.data is not None and site.public is not None
+    assert len(site.data) + len(site.tests["own"]) == 40 and set(site.tests) == {"own"}
+    assert not set(site.data.index.tolist()) & set(site.tests["own"].index.tolist())
+    assert there.facts == expected(world, 1) and there.facts["columns"] == ["a", "b", "c=x", "c=y"]
+    assert "40" not in json.dumps(there.facts["classes"])
+    public = site.public.rows
+    assert torch.allclose(public.every.mean(0), torch.zeros(4), atol=1e-5)  # what all hold scales the columns of all
+    other = place(sent, 2, rows=disk["2"], public=disk["public"]).party.site.data
+    assert other is not None and torch.equal(other.shift, site.data.shift)
+
+
+def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> None:
+    world = build(run(method="local"), Files())
+    one, two = (place(for_nodes(world), n, rows=disk[str(n)]).party.site.data for n in (1, 2))
+    assert one is not None and two is not None
+    assert torch.allclose(one.every.mean(0), torch.zeros(4), atol=1e-5)
+    assert not torch.equal(one.shift, two.shift)
+
+
+@pytest.mark.parametrize("method", ["fedal", "fedmd", "fedavg", "gossip", "feddf", "ditto"])
+def test_a_run_learns_and_is_judged_where_the_rows_are(
+    method: str, federation: Any, disk: dict[str, Path], tmp_path: Path
+) -> None:
+    engines = federation()
+    one = {"pool": ["mlp"]} if method in ("fedavg", "gossip", "ditto") else RUN["models"]
+    params = {k: v for k, v in RUN["params"].items() if method in ("fedal", "fedmd")}
+    out = tmp_path / "out"
+    result = execute(run(method=method, params=params, models=one), out, files=Files(public=disk["public"]))
+    s = result.summary
+    each = {e.party.site.id: e.party.score(on="own") for e in engines[0].places.values()}
+    if method not in ("fedavg", "feddf", "ditto"):  # whose clients are handed weights before they are judged
+        assert s["accuracy"]["per_client"] == pytest.approx([float(found["accuracy"]) for found in each.values()])
+    assert s["chance"] == pytest.approx(np.mean([float(found["chance"]) for found in each.values()]))
+    assert s["own_accuracy"] is None and s["test_sha256"] is None and s["apart"] is True
+    assert "score" in engines[0].calls and "answers" not in engines[0].calls
+    assert read(str(out / "config.toml")).run == run(method=method, params=params, models=one)
+    held = json.loads((out / "partition.json").read_text())
+    assert held["apart"] == 3 and "counts" not in held and held["public"] == 50
+    text = write(out).read_text()
+    assert "Nobody but its owner" in text and "global test set" not in text
+
+
+def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
+    """Only a coarse number leaves, however loud the model is."""
+    party = place(for_nodes(build(run(method="local"), Files())), 0, rows=disk["0"]).party
+    exact, told = (found["loss"] for found in (party.answers(on="own"), party.score(on="own")))
+    assert told != exact and told.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
+    party.params = {name: 1e6 * value for name, value in party.params.items()}
+    assert party.answers(on="own")["loss"] > 10 == party.score(on="own")["loss"]
+    party.params = {name: 1e38 * torch.sign(value) for name, value in party.params.items()}
+    assert party.score(on="own")["accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("data", "rows_each", "refused"),
+    [
+        ({}, 100, False),
+        ({"test_rows": 19}, 100, True),
+        ({"test_rows": 20}, 100, False),
+        ({"test_fraction": 0.81}, 100, True),
+        ({"test_fraction": 0.8}, 100, False),
+        ({}, 40, True),
+    ],
+)
+def test_a_node_s_policy_has_enough_rows_on_both_sides(
+    data: dict[str, Any], rows_each: int, refused: bool, tmp_path: Path
+) -> None:
+    path, text = tmp_path / "own.csv", for_nodes(build(run(method="local", data=data), Files())).model_dump_json()
+    rows(path, rows_each, 3)
+    asked = Asked(node(tmp_path, methods=["local"], data={"wards": {"rows": path}}))
+    try:
+        if refused:
+            found = asked.refused("open", opening(text))
+            assert found.code == terms.REFUSED and "at least 20 rows" in found.words
+            assert not any(word.isdigit() and word != "20" for word in found.words.split())
+            assert not list(asked.config.state.glob("run-*"))
+        else:
+            asked("open", opening(text))
+    finally:
+        asked.close()
+
+
+def test_the_server_has_a_file_of_its_own(federation: Any, disk: dict[str, Path]) -> None:
+    changes: dict[str, Any] = {"method": "augfl", "params": {}, "models": {"pool": ["mlp"]}}
+    changes |= {"pretrained": {"model": "mlp", "epochs": 1}}
+    federation()
+    files = Files(rows=disk["server"], public=disk["public"])
+    found = execute(run(**changes), files=files).summary
+    assert found["pretrained"]["model"] == "mlp" and 0 <= found["accuracy"]["mean"] <= 1
+    with pytest.raises(ConfigError, match="rows of the server"):
+        build(run(**changes), Files(public=disk["public"]))
+    world, other = build(run(**changes), files), build(run(**changes), Files(rows=disk["2"], public=disk["public"]))
+    assert world.held.digest != other.held.digest and world.held.common == other.held.common
+    assert expected(world, 0) == expected(other, 0)  # the server's rows are no node's affair
+
+
+def test_parties_that_hold_other_public_rows_are_told(disk: dict[str, Path], tmp_path: Path) -> None:
+    world = build(run(), Files(public=disk["public"]))
+    other = place(for_nodes(world), 0, rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
+    mine = expected(world, 0)
+    assert [line.split(":")[0] for line in differences(mine, other.facts)] == ["public", "data"]
+    both = f"({mine['public'][:8]}… here, {other.facts['public'][:8]}… there)"
+    mend = "copy the file that [data.wards] public names once more"
+    told = f"its public rows are not the coordinator's: {mend} {both}"
+    assert differences(mine, other.facts, "wards") == [told]
+    assert differences(mine, {**other.facts, "role": "X"}, "wards") == [told, f"role: {mine['role']!r} here, 'X' there"]
+    first = build(run(data={"public": 20}), Files(public=disk["public"]))
+    assert len(place(for_nodes(first), 0, rows=disk["0"], public=disk["public"]).party.public_set.rows) == 20
+    with pytest.raises(DataError, match="must hold 51 rows"):
+        build(run(data={"public": 51}), Files(public=disk["public"]))
+
+
+def test_a_file_or_form_that_is_missing_is_named(disk: dict[str, Path]) -> None:
+    for data in ({}, {"public": 20}):
+        with pytest.raises(ConfigError, match=r'^fedal learns .*in federation\.toml, \[data\.wards\] public = "public'):
+            build(run(method="fedal", data=data), Files())
+    sent = for_nodes(build(run(), Files(public=disk["public"])))
+    with pytest.raises(ConfigError, match=r"in node\.toml, \[data\.wards\] public"):
+        place(sent, 0, rows=disk["0"])
+    unformed = {**RUN, "data": {"name": "wards", "clients": 3}}
+    with pytest.raises(ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, say with \[data\.form\]"):
+        check({"run": {**unformed, "engine": {"name": "net"}}})
+    with pytest.raises(ConfigError, match="neither") as alone:
+        check({"run": unformed})
+    assert "data.form" not in str(alone.value)
+
+
+def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
+    with pytest.raises(ConfigError, match="--engine net"):
+        execute(run())
+    with pytest.raises(ConfigError, match=r"data\.public"):
+        build(run(data={"public": 0}), Files(public=disk["public"]))
+    with pytest.raises(ConfigError, match="rows of party 0"):
+        place(for_nodes(build(run(method="local"), Files())), 0)
+    with pytest.raises(ConfigError, match=r"set columns\.own=true"):
+        build(run(method="split", params={}, models={}), Files())
+    for wrong, why in (
+        ({"partition": "iid"}, "leave partition away"),
+        ({"server": 10}, "file of its own"),
+        ({"form": {**FORM, "classes": ["one"]}}, "at least 2"),
+        ({"form": {**FORM, "classes": ["one", "one"]}}, "stands there twice"),
+        ({"form": {**FORM, "label": "a"}}, "the label not among them"),
+        ({"form": {"kind": "image", "classes": ["one", "two"]}}, "images have a shape"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            run(data=wrong)
+
+
+def test_too_few_rows_are_refused(disk: dict[str, Path], tmp_path: Path) -> None:
+    sent = for_nodes(build(run(method="local"), Files()))
+    with pytest.raises(DataError, match="too few"):
+        place(sent, 0, rows=rows(tmp_path / "few.csv", 1, 0))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"accuracy": torch.tensor(1.5)}, {"accuracy": torch.tensor(float("nan"))}, {"rows": 0}, {"rows": "many"}],
+)
+def test_a_score_that_can_t_be_is_an_error(wrong: dict[str, Any], federation: Any, monkeypatch: Any) -> None:
+    from fedloom.party import Party
+
+    honest = Party.score
+    monkeypatch.setattr(Party, "score", lambda self, **how: {**honest(self, **how), **wrong})
+    federation(public=False)
+    with pytest.raises(MethodError, match="client-0 says of itself what can't be"):
+        execute(run(method="local", params={}), files=Files())

@@ -1,0 +1,129 @@
+"""A coordinator by hand, one call at a time: for what no engine would say."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from time import time_ns
+from typing import Any
+
+from fedloom import message
+from fedloom._version import __version__
+from fedloom.engines._boxes import spell
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.place import for_nodes
+from fedloom.experiment.world import build
+from fedloom.message import Template, Tree
+from fedloom.net import parts
+from fedloom.net.credentials import Credentials
+from fedloom.net.members import Line, Member, connect
+from tests.net.nodes import Loop
+
+Ask = Callable[[str, bytes, str], bytes]
+
+
+class Caller:
+    """Makes calls of one run at one node.
+
+    Args:
+        ask: makes a call of a kind, with a body, under an id.
+    """
+
+    def __init__(self, ask: Ask, run: RunConfig, party: int = 0, members: Mapping[str, Member] | None = None) -> None:
+        self._ask = ask
+        self._config = for_nodes(build(run)).model_dump_json()
+        self._party = party
+        self._members = {number: member.spelt() for number, member in (members or {}).items()}
+        self.run, self.start = secrets.token_hex(16), time_ns()
+
+    def raw(self, kind: str, body: bytes, id: str | None = None) -> bytes:
+        return self._ask(kind, body, id or secrets.token_hex(16))
+
+    def open(self, *, resume: bool = False) -> dict[str, Any]:
+        """Begin the run; what the node says."""
+        answer: dict[str, Any] = parts.unpack(self.raw("open", self.opening(resume=resume)))[0]
+        return answer
+
+    def opening(self, *, resume: bool = False) -> bytes:
+        """The body of the call that begins the run."""
+        head: Tree = {
+            "protocol": parts.PROTOCOL,
+            "version": __version__,
+            "run": self.run,
+            "start": self.start,
+            "party": self._party,
+            "members": self._members,  # type: ignore[dict-item]
+            "config": self._config,
+            "resume": resume,
+        }
+        return parts.pack(head)
+
+    def restore(self, round: int) -> None:
+        """Let the party go back to where it was after so many rounds."""
+        self.raw("restore", parts.pack({"run": self.run, "start": self.start, "round": round}))
+
+    def body(
+        self,
+        call: int,
+        method: str = "update",
+        *,
+        t: int = 0,
+        leave: bool = False,
+        expect: Template = object,
+        parcels: Mapping[str, Any] | None = None,
+        deadline: float = 60.0,
+        kept: Sequence[int] = (),
+        look: bool = False,
+        **arguments: Any,
+    ) -> bytes:
+        """Of a call of a method in round t, or a look from outside."""
+        shared = arguments if look else {"t": t, **arguments}
+        head: Tree = {
+            "run": self.run,
+            "start": self.start,
+            "call": call,
+            "round": -1 if look else t,
+            "method": method,
+            "tasks": [{"each": None, "parcels": dict(parcels or {}), "fault": None, "seed": call}],
+            "leave": leave,
+            "expect": spell(expect),
+            "kept": list(kept),
+            "floor": 0,
+            "deadline": deadline,
+        }
+        return parts.pack(head, message.encode(shared))
+
+    def do(self, *args: Any, id: str | None = None, **more: Any) -> bytes:
+        """The answer to such a call."""
+        return self.raw("do", self.body(*args, **more), id)
+
+    def sha256(self) -> str:
+        """Of the party's state, as the node says it."""
+        which = parts.pack({"run": self.run, "start": self.start})
+        found: str = parts.unpack(self.raw("digest", which))[0]["sha256"]
+        return found
+
+    def close(self) -> None:
+        self.raw("close", parts.pack({"run": self.run, "start": self.start}))
+
+
+class Wire:
+    """A link of a test's own to a node."""
+
+    def __init__(self, loop: Loop, member: Member, credentials: Credentials) -> None:
+        self._loop = loop
+        self.came_or_went: list[bool] = []
+
+        async def reached() -> Line:
+            line = await connect(member, lambda _, up: self.came_or_went.append(up), credentials=credentials)
+            await line.wait(60)
+            return line
+
+        self.line = loop.run(reached(), 90)
+
+    def ask(self, kind: str, body: bytes, id: str) -> bytes:
+        answer: bytes = self._loop.run(self.line.ask(kind, body, id=id, deadline=60.0), 90)
+        return answer
+
+    def close(self) -> None:
+        self._loop.run(self.line.close())

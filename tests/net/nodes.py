@@ -1,0 +1,93 @@
+"""Nodes in this process, over real connections: for tests of what they answer, not of what kills them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedloom.methods import registry
+from fedloom.net.members import connect
+from fedloom.node.config import NodeConfig
+from fedloom.node.host import Host
+from fedloom.node.serve import Node, start
+
+
+class Loop:
+    """An asyncio loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Any], seconds: float = 60) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(seconds)
+
+    def close(self) -> None:
+        async def end() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        self.run(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+@contextmanager
+def loop() -> Iterator[Loop]:
+    there = Loop()
+    try:
+        yield there
+    finally:
+        there.close()
+
+
+def config(folder: Path, name: str, names: list[str], **values: Any) -> NodeConfig:
+    given = {
+        "name": name,
+        "listen": "127.0.0.1:0",
+        "insecure": True,
+        "state": folder / name,
+        "peers": [n for n in names if n != name],
+        "methods": list(registry()),
+        "data": {n: {"set": n} for n in ("digits", "breast_cancer", "wine")},
+        "secret_noise": False,
+    }
+    return NodeConfig(**{**given, **values})
+
+
+@contextmanager
+def federation(
+    folder: Path, count: int, change: Callable[[str], dict[str, Any]] = lambda _: {}
+) -> Iterator[tuple[Path, list[Node]]]:
+    """So many nodes, and the file that says where they are. One worker does the work of all: torch's chance is one."""
+    names = [f"node-{n}" for n in range(count)]
+    worker = ThreadPoolExecutor(1)
+    with loop() as there:
+
+        async def begin(name: str) -> Node:
+            cfg = config(folder, name, names, **change(name))
+            return await start(cfg, Host(cfg, partial(connect, credentials=None, own=name), worker))
+
+        nodes = [there.run(begin(name)) for name in names]
+        lines = ["insecure = true", "wait = 20", "secret_noise = false"]
+        lines += [
+            f'[[nodes]]\nname = "{n}"\naddress = "127.0.0.1:{node.port}"' for n, node in zip(names, nodes, strict=True)
+        ]
+        path = folder / "federation.toml"
+        path.write_text("\n".join(lines))
+        try:
+            yield path, nodes
+        finally:
+            for node in nodes:
+                there.run(node.stop())
+            worker.shutdown()

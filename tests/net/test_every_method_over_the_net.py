@@ -1,0 +1,37 @@
+"""Every registered method at nodes, over real connections, against the loop: the same numbers to the bit.
+
+Those whose parties hold columns have one in the coordinator's house, which draws from the same generator of torch's as
+nodes in this process would: they meet processes of their own in `test_faults.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedloom.experiment.run import execute
+from fedloom.methods import registry
+from tests.engines.test_every_method import run_of
+from tests.net.nodes import federation
+
+METHODS = sorted(name for name, method in registry().items() if not method.columns)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A federation of four nodes, for all tests."""
+    with federation(tmp_path_factory.mktemp("four"), 4) as (path, _):
+        yield path
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_gives_the_same_numbers_over_the_net(name: str, nodes: Path) -> None:
+    run = run_of(name, "none")
+    here = execute(run)
+    net = run.engine.model_copy(update={"name": "net", "federation": str(nodes)})
+    there = execute(run.model_copy(update={"engine": net}))
+    for key in here.summary.keys() - {"engine", "seconds"}:
+        assert there.summary[key] == here.summary[key], key
+    assert there.metrics == here.metrics

@@ -1,0 +1,130 @@
+"""What the coordinator makes of what a node says, however strange: a failure of that node's call, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fedloom import message
+from fedloom.engines.base import Failure, Task
+from fedloom.errors import MessageError
+from fedloom.net import parts, terms
+from fedloom.net.engine import NetEngine
+from fedloom.net.members import Member, Waiting, Wire
+from fedloom.net.seat import Seat, Terms
+from fedloom.net.terms import Refused
+
+LINE = {"failure": "raised", "injected": False}
+GOOD = {"lines": [LINE], "notes": {}, "missing": []}
+
+
+class Node:
+    """A connection whose other end says what a test lets it say."""
+
+    where, trouble, run, up, sent, received = "nowhere", "", "", True, 0, 0
+
+    def __init__(self, *answers: bytes | Refused) -> None:
+        self.answers, self.asked = list(answers), list[str]()
+
+    async def wait(self, seconds: float) -> bool:
+        return True
+
+    async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
+        self.asked.append(kind)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Refused):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        pass
+
+
+def seat(node: Node) -> Seat:
+    members = {1: Member("a"), 2: Member("b")}
+    return Seat(1, members[1], node, Terms("0" * 32, 1, "{}", False, Waiting(), members))
+
+
+def told(node: Node) -> list[Any]:
+    task = Task(1, "update", {"t": 0}, round=0)
+    return asyncio.run(seat(node).tell([task], message.encode({"t": 0}), False, None)).results
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"rubbish",
+        parts.pack({**GOOD, "lines": []}),
+        parts.pack({**GOOD, "lines": [[]]}),
+        parts.pack({**GOOD, "lines": [{"reply": 3}]}),
+        parts.pack({**GOOD, "lines": [{"reply": None, "x": 1}], "missing": [[7, "inbox", "3"]]}),
+        parts.pack({**GOOD, "missing": [[0, "inbox", "3"]]}),
+        parts.pack({**GOOD, "missing": [1]}),
+        parts.pack({**GOOD, "missing": 1}),
+        parts.pack({**GOOD, "lines": [{"parcel": "k", "what": "", "payload": 9, "wire": 1}]}),
+        parts.pack({**GOOD, "lines": [{"failure": 1, "injected": False}]}),
+    ],
+)
+def test_nothing_that_a_node_says_ends_a_run(answer: bytes) -> None:
+    (result,) = told(Node(answer))
+    assert isinstance(result, Failure) and result.reason == "not a message"
+
+
+def test_a_reason_is_one_of_those_known_and_notes_are_numbers() -> None:
+    strange = {
+        **GOOD,
+        "lines": [{"failure": "patient 7 died", "injected": False}],
+        "notes": {"a": 1.0, "b": "x", "c": [2.0]},
+    }
+    node = Node(parts.pack(strange))  # type: ignore[arg-type]
+    found = asyncio.run(seat(node).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
+    assert found.results[0].reason == "raised" and "the log of a has it" in found.results[0].trace
+    assert found.notes == {"a": 1.0, "c": [2.0]}
+
+
+def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> None:
+    opened = parts.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
+    node = Node(parts.pack(GOOD), Refused(terms.UNKNOWN, "no such run"), opened, parts.pack(GOOD))  # type: ignore[arg-type]
+    there, task = seat(node), Task(1, "update", {}, round=0)
+
+    async def twice() -> None:
+        for _ in range(2):
+            await there.tell([task], message.encode({}), False, None)
+
+    asyncio.run(twice())
+    assert node.asked == ["do", "do", "open", "do"] and there.lost
+
+
+def test_a_party_made_anew_is_none_to_hash() -> None:
+    node = Node(Refused(terms.UNKNOWN, "no such run"))
+    with pytest.raises(Refused):
+        asyncio.run(seat(node).ask("digest", b""))
+    assert node.asked == ["digest"]
+
+
+def test_a_long_text_crosses_in_pieces() -> None:
+    text = "é" * 200_000
+    body = parts.pack({"config": parts.cut(text)})
+    assert parts.joined(parts.unpack(body)[0]["config"]) == text
+    assert parts.joined("whole") == "whole"
+    for wrong in ([1], 7, ["x"] * (parts.MOST_PIECES + 1)):
+        with pytest.raises(MessageError):
+            parts.joined(wrong)
+
+
+def test_what_all_must_answer_is_asked_again_of_one_who_was_away() -> None:
+    opened = parts.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
+    away = Refused(terms.UNREACHABLE, "a gives no sign of life")
+    node = Node(opened, away, parts.pack({"sha256": "12"}), parts.pack({}))
+
+    async def connect(member: Member, changed: Any) -> Any:
+        return node
+
+    wire = Wire("test", connect)
+    common = {"config": "{}", "differences": lambda *_: [], "run": "0" * 32, "wire": wire, "waiting": Waiting(start=9)}
+    with NetEngine({1: Member("a")}, [], {1: "client-1"}, **common) as engine:
+        assert engine.digests() == {1: "12"}
+    assert node.asked == ["open", "digest", "digest", "close"]

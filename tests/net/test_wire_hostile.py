@@ -1,0 +1,375 @@
+"""The wire against a side that means ill: nobody's memory, time or secrets are at its disposal."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+import zlib
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedloom.net import desk, frames, terms
+from fedloom.net import link as links
+from fedloom.net.frames import LARGEST_PIECE, PIECE, Garbled, framed, unframed
+from fedloom.net.terms import Refused
+from tests.net.wires import LIMIT, ByHand, Echo, first, hostile, linked, run, serving
+
+Status = grpc.StatusCode
+MB = 1 << 20
+
+
+# -- a node and a hostile caller ------------------------------------------------------------------------------------
+
+
+def against(test: Callable[[Echo, Any, ByHand], Awaitable[None]], how: Any = None) -> None:
+    async def work() -> None:
+        handler = Echo(how)
+        async with serving(handler, None) as server:
+            hand = ByHand(server.port)
+            try:
+                await test(handler, server, hand)
+            finally:
+                await hand.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "words"),
+    [
+        ([first(bytes=LIMIT + 1)], Status.OUT_OF_RANGE, f"a call may have {LIMIT} bytes here"),
+        ([first(bytes=-1)], Status.OUT_OF_RANGE, "a call may have"),
+        ([first(bytes=2**60)], Status.OUT_OF_RANGE, "a call may have"),
+        ([first(b"1234", bytes=3, sum=zlib.crc32(b"123"))], Status.INVALID_ARGUMENT, "what it announces"),
+        ([first(b"12", bytes=3, sum=1), b"34"], Status.INVALID_ARGUMENT, "what it announces"),
+        ([first(b"12", bytes=3, sum=1)], Status.INVALID_ARGUMENT, "what it announces"),
+        ([first(b"12", bytes=3, sum=1), b""], Status.INVALID_ARGUMENT, "what it announces"),
+        ([first(b"123", bytes=3, sum=1)], Status.INVALID_ARGUMENT, "must be those that it announced"),
+        ([first(bytes=2 * LARGEST_PIECE), bytes(LARGEST_PIECE + 1)], Status.RESOURCE_EXHAUSTED, ""),
+        ([bytes(LARGEST_PIECE + 1)], Status.RESOURCE_EXHAUSTED, ""),
+        ([first(id="x" * 400)], Status.INVALID_ARGUMENT, "short"),
+        ([first(kind="x" * 400)], Status.INVALID_ARGUMENT, "short"),
+        ([], Status.INVALID_ARGUMENT, "what it announces"),
+        ([b""], Status.INVALID_ARGUMENT, "what it announces"),
+        ([b"\xff" * 100], Status.INVALID_ARGUMENT, "what it announces"),
+        ([next(framed({"kind": "echo"}))], Status.INVALID_ARGUMENT, "what it announces"),
+        ([first(bytes=True)], Status.INVALID_ARGUMENT, "what it announces"),
+    ],
+)
+def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code: Status, words: str) -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        found, said = await hand.status(*sent)
+        assert found is code and words in said
+        assert not handler.calls and not server.desk._streams
+        assert sum(len(call.body) for call in server.desk._calls.values()) <= 2
+
+    against(test)
+
+
+def test_a_call_of_wrong_bytes_is_forgotten_and_may_be_made_again() -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        assert (await hand.status(first(b"123", bytes=3, sum=1)))[0] is Status.INVALID_ARGUMENT
+        assert not server.desk._calls
+        assert (await hand.status(first(b"123", bytes=3, sum=zlib.crc32(b"123"))))[0] is Status.OK
+        assert len(handler.calls) == 1
+
+    against(test)
+
+
+def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        waiting = [hand.call() for _ in range(2)]
+        for n, call in enumerate(waiting):
+            await call.write(first(b"12", id=str(n), bytes=LIMIT, sum=1))
+        await _until(lambda: len(server.desk._calls) == 2)
+        assert [bytes(call.body) for call in server.desk._calls.values()] == [b"12", b"12"]
+        # So much may be on its way of one caller; another one has room.
+        assert (await hand.status(first(id="3", bytes=1)))[0] is Status.RESOURCE_EXHAUSTED
+        async with linked(server.port, None, own="hub") as hub:
+            assert await hub.ask("echo", bytes(LIMIT), id="1", deadline=9) == bytes(LIMIT)
+            monkeypatch.setattr(desk, "KEPT", 0.05)
+            await waiting[0].write(b"3")
+            await _until(lambda: waiting[0].done())
+            assert await waiting[0].code() is Status.INVALID_ARGUMENT
+            await hub.ask("echo", b"", id="2", deadline=9)
+        await asyncio.sleep(0.1)
+        await hand.status(first())
+        await _until(lambda: {id for _, id in server.desk._calls} <= {"1"})
+        for call in waiting:
+            call.cancel()
+
+    against(test)
+
+
+def test_calls_that_nobody_fetches_the_answer_of_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        monkeypatch.setattr(desk, "MOST_CALLS", 8)
+        for n in range(8):
+            call = hand.call()
+            await call.write(first(id=str(n)))
+            assert await call.read() is not grpc.aio.EOF
+            call.cancel()
+        await _until(lambda: not server.desk._streams)
+        code, words = await hand.status(first(id="9"))
+        assert code is Status.RESOURCE_EXHAUSTED and words == "too many calls at once"
+        async with linked(server.port, None, own="hub") as hub:
+            assert await hub.ask("echo", b"1", id="1", deadline=9) == b"1"
+        assert (await hand.status(first(id="0"), frames.TAKEN))[0] is Status.OK  # the answer was kept
+        assert len(handler.calls) == 9
+        assert (await hand.status(first(id="9")))[0] is Status.OK
+
+    against(test)
+
+
+def test_answers_that_nobody_fetches_have_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def large(_: str, body: bytes) -> bytes:
+        return bytes(1000)
+
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        monkeypatch.setattr(desk, "MOST_KEPT", 1500)
+        for n in range(2):
+            call = hand.call()
+            await call.write(first(id=str(n)))
+            assert await call.read() is not grpc.aio.EOF
+            call.cancel()
+        assert (await hand.status(first(id="3")))[0] is Status.RESOURCE_EXHAUSTED
+
+    against(test, large)
+
+
+def test_streams_of_one_caller_have_a_number_and_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        monkeypatch.setattr(desk, "MOST_CALLS", 4)
+        monkeypatch.setattr(desk, "OPENING", 0.3)
+        idle = [hand.call() for _ in range(4)]
+        await asyncio.gather(*(call.wait_for_connection() for call in idle))
+        await _until(lambda: server.desk._streams["mallory"] == 4)
+        assert (await hand.status(first(id="9")))[0] is Status.RESOURCE_EXHAUSTED
+        assert [await call.code() for call in idle] == [Status.INVALID_ARGUMENT] * 4  # nothing came for too long
+        assert (await hand.status(first(id="9")))[0] is Status.OK
+
+    against(test)
+
+
+def test_a_caller_who_takes_its_answer_and_stays_does_not_keep_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(handler: Echo, server: Any, hand: ByHand) -> None:
+        monkeypatch.setattr(desk, "OPENING", 0.3)
+        call = hand.call()
+        await call.write(first())
+        while await call.read() is not grpc.aio.EOF:
+            pass
+        assert await call.code() is Status.OK
+        await _until(lambda: not server.desk._streams)
+
+    against(test)
+
+
+def test_a_stranger_is_refused_before_anything_is_read() -> None:
+    class Policy(Echo):
+        def most(self, caller: str) -> int:
+            if caller != "hub":
+                raise Refused(terms.REFUSED, "this node does not know you")
+            return LIMIT
+
+    async def work() -> None:
+        handler = Policy()
+        async with serving(handler, None) as server:
+            hand = ByHand(server.port)
+            call = hand.call()
+            assert await call.code() is Status.PERMISSION_DENIED
+            assert await call.details() == "this node does not know you"
+            await hand.close()
+
+    run(work())
+
+
+def test_words_of_any_length_cross_cut() -> None:
+    async def long(_: str, body: bytes) -> bytes:
+        raise Refused(terms.MISMATCH, "\n\x1b[31m" + "ä" * 100_000)
+
+    async def work() -> None:
+        async with serving(Echo(long), None) as server, linked(server.port, None, own="hub") as link:
+            with pytest.raises(Refused) as refusal:
+                await link.ask("echo", b"", id="1", deadline=9)
+            assert refusal.value.code == terms.MISMATCH
+            assert refusal.value.words.isprintable() and refusal.value.words.endswith("ä")
+            assert len(refusal.value.words) <= frames.MOST_WORDS
+
+    run(work())
+
+
+# -- a caller and a hostile node --------------------------------------------------------------------------------------
+
+
+def asked(script: Callable[[Any, Any], Awaitable[None]], body: bytes = b"", **limits: Any) -> tuple[Refused, int]:
+    """What becomes of a call that such a node answers, and how often it was made."""
+
+    async def work() -> tuple[Refused, int]:
+        async with hostile(script) as (port, count), linked(port, None, own="hub", **limits) as link:
+            with pytest.raises(Refused) as refusal:
+                await link.ask("do", body, id="1", deadline=20)
+            assert not [task for task in asyncio.all_tasks() if "_attempt" in repr(task)]
+            return refusal.value, count[0]
+
+    refusal: tuple[Refused, int] = run(work())
+    return refusal
+
+
+def answer(data: bytes, **values: Any) -> bytes:
+    """The first frame of an answer."""
+    return next(framed({"bytes": len(data), "sum": zlib.crc32(data), "from": 0, **values}, data))
+
+
+def test_an_answer_that_is_announced_too_large_is_not_taken() -> None:
+    async def script(frames_in: Any, context: Any) -> None:
+        await context.write(answer(b"x", bytes=2**60))
+        while True:
+            await context.write(bytes(PIECE))
+
+    tracemalloc.start()
+    try:
+        refusal, count = asked(script)
+        assert tracemalloc.get_traced_memory()[1] < 16 * MB
+    finally:
+        tracemalloc.stop()
+    assert (refusal.code, count) == (terms.TOO_LARGE, 1)
+
+
+def test_an_answer_without_end_takes_no_memory() -> None:
+    async def script(frames_in: Any, context: Any) -> None:
+        await context.write(answer(b"x", bytes=PIECE))
+        while True:
+            await context.write(bytes(PIECE))
+
+    tracemalloc.start()
+    try:
+        refusal, count = asked(script)
+        assert tracemalloc.get_traced_memory()[1] < 16 * MB
+    finally:
+        tracemalloc.stop()
+    assert (refusal.code, count) == (terms.MALFORMED, links.STRIKES)
+
+
+async def _wrong_sum(frames_in: Any, context: Any) -> None:
+    await context.write(answer(b"abc", sum=7))
+
+
+async def _negative(frames_in: Any, context: Any) -> None:
+    await context.write(answer(b"abc", sum=7, **{"from": -1}))
+
+
+async def _not_where_it_broke(frames_in: Any, context: Any) -> None:
+    await context.write(answer(b"abc", **{"from": 2}))
+
+
+async def _garbage(frames_in: Any, context: Any) -> None:
+    await context.write(b"\xff" * 300)
+
+
+async def _nothing(frames_in: Any, context: Any) -> None:
+    pass
+
+
+async def _empty_pieces(frames_in: Any, context: Any) -> None:
+    await context.write(answer(b"abc", bytes=10))
+    while True:
+        await context.write(b"")
+
+
+async def _too_short(frames_in: Any, context: Any) -> None:
+    await context.write(answer(b"abc", bytes=10))
+
+
+async def _long_frame(frames_in: Any, context: Any) -> None:
+    await context.write(answer(bytes(4), bytes=4 * MB))
+    await context.write(bytes(2 * MB))
+
+
+async def _status_without_code(frames_in: Any, context: Any) -> None:
+    await context.abort(Status.INTERNAL, "boo")
+
+
+async def _invented_code(frames_in: Any, context: Any) -> None:
+    await context.abort(Status.INTERNAL, "boo", ((frames.CODE, "invented"),))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        _wrong_sum,
+        _negative,
+        _not_where_it_broke,
+        _garbage,
+        _nothing,
+        _empty_pieces,
+        _too_short,
+        _long_frame,
+        _status_without_code,
+        _invented_code,
+    ],
+)
+def test_answers_that_cannot_be_read_are_asked_for_a_few_times_only(script: Any) -> None:
+    refusal, count = asked(script)
+    assert (refusal.code, count) == (terms.MALFORMED, links.STRIKES)
+    assert "boo" not in refusal.words
+
+
+@pytest.mark.parametrize("have", [-1, 10**6, 2**62])
+def test_a_node_that_has_more_than_there_is_gets_nothing(have: int) -> None:
+    async def script(frames_in: Any, context: Any) -> None:
+        head, _ = unframed(await anext(frames_in), again=bool, got=int, of=int, kind=str, id=str, bytes=int, sum=int)
+        if not head["again"]:
+            return
+        await context.write(next(framed({"have": have})))
+        with suppress(StopAsyncIteration):
+            assert not await anext(frames_in)
+
+    refusal, count = asked(script, b"12345")
+    assert (refusal.code, count) == (terms.MALFORMED, links.STRIKES)
+
+
+def test_a_node_that_only_says_that_it_is_busy_holds_nobody_beyond_the_deadline() -> None:
+    async def work() -> None:
+        async def script(frames_in: Any, context: Any) -> None:
+            await context.abort(Status.RESOURCE_EXHAUSTED, "later", ((frames.CODE, terms.BUSY),))
+
+        async with hostile(script) as (port, count), linked(port, None, own="hub") as link:
+            with pytest.raises(Refused, match="later"):
+                await link.ask("do", b"", id="1", deadline=1)
+            assert count[0] < 12  # with pauses in between
+
+    run(work())
+
+
+# -- frames ----------------------------------------------------------------------------------------------------------
+
+_TYPES = {"bytes": int, "sum": int}
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: next(framed({"bytes": 1, "sum": 2})) + tail))
+def test_a_first_frame_is_read_or_garbled(frame: bytes) -> None:
+    with suppress(Garbled):
+        head, _ = unframed(frame, **_TYPES)
+        assert {name: type(value) for name, value in head.items()} == _TYPES
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 3 * PIECE), st.integers(0, 3 * PIECE))
+def test_frames_hold_all_from_a_place_on(size: int, start: int) -> None:
+    data = bytes(size)
+    made = list(framed({"bytes": size, "sum": 0}, data, start))
+    head, rest = unframed(made[0], **_TYPES)
+    assert head["bytes"] == size
+    assert len(rest) + sum(map(len, made[1:])) == max(size - start, 0)
+    assert all(0 < len(piece) <= PIECE for piece in made[1:]) and len(rest) <= PIECE
+
+
+async def _until(there: Callable[[], object]) -> None:
+    while not there():
+        await asyncio.sleep(0.01)

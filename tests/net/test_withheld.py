@@ -1,0 +1,23 @@
+"""A node that does not say how good its model is: it is left out of the means, and the report can do with that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedloom import report
+from fedloom.experiment.run import execute
+from tests.net.nodes import federation
+from tests.net.processes import run_of
+
+
+def test_a_node_that_tells_no_scores_changes_no_number_but_the_means(tmp_path: Path) -> None:
+    run = run_of("fedal", rounds=2)
+    here = execute(run)
+    with federation(tmp_path, 3, lambda name: {"evaluate": name != "node-1"}) as (path, _):
+        net = run.engine.model_copy(update={"name": "net", "federation": str(path)})
+        there = execute(run.model_copy(update={"engine": net}), tmp_path / "out")
+    assert there.summary["state_sha256"] == here.summary["state_sha256"]
+    first, _, last = here.summary["accuracy"]["per_client"]
+    assert there.summary["accuracy"]["per_client"] == [first, last]
+    assert there.summary["accuracy"]["clients"] == [0, 2]
+    assert report.write(tmp_path / "out").is_file()

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node.hosts import Asked, node
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Callable[..., Asked]]:
+    """Makes hosts of one state folder, with changes to its config."""
+    made: list[Asked] = []
+
+    def make(**values: Any) -> Asked:
+        made.append(Asked(node(tmp_path, **values)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

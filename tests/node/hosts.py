@@ -1,0 +1,124 @@
+"""A host without a wire, and what a coordinator would ask it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from fedloom import message
+from fedloom._version import __version__
+from fedloom.engines._boxes import spell
+from fedloom.experiment.reading import check
+from fedloom.net import parts
+from fedloom.net.terms import Refused
+from fedloom.node.config import NodeConfig
+from fedloom.node.host import Host
+
+RUN = "0123456789abcdef" * 2
+ROWS: dict[str, Any] = {
+    "method": "fedavg",
+    "rounds": 3,
+    "params": {"batch_size": 8},
+    "data": {"clients": 3, "public": 20, "own_test_rows": 10, "test_rows": 20},
+    "models": {"pool": ["linear"]},
+}
+_CONFIG = check({"run": ROWS}).run.model_dump(mode="json")
+
+
+def node(folder: Path, **values: Any) -> NodeConfig:
+    given = {
+        "name": "node",
+        "listen": "127.0.0.1:0",
+        "insecure": True,
+        "state": folder / "state",
+        "callers": ["hub", "second"],
+        "peers": ["peer"],
+        "methods": ["fedavg"],
+        "data": {"mine": {"set": "digits"}, "hidden-cohort": {"set": "wine"}},
+    }
+    return NodeConfig(**{**given, **values})
+
+
+def config(**changes: Any) -> str:
+    """The run's config as it crosses, with changes by dotted names."""
+    values = json.loads(json.dumps(_CONFIG))
+    for name, value in {"data.name": "mine", **changes}.items():
+        *way, last = name.split(".")
+        table = values
+        for step in way:
+            table = table[step]
+        table[last] = value
+    return json.dumps(values)
+
+
+def opening(text: str | None = None, **changes: Any) -> bytes:
+    given = {
+        "protocol": parts.PROTOCOL,
+        "version": __version__,
+        "run": RUN,
+        "start": 1,
+        "party": 0,
+        "members": {},
+        "config": config() if text is None else text,
+        "resume": False,
+    }
+    return parts.pack({**given, **changes})
+
+
+def which(**changes: Any) -> bytes:
+    return parts.pack({"run": RUN, "start": 1, **changes})
+
+
+def doing(call: int, host: Host, *, round: int = 0, **changes: Any) -> bytes:
+    """A round's work of FedAvg; without weights where a method shares none."""
+    party: Any = host._sittings[RUN].party
+    shared = {"t": round, "weights": party.shared() if hasattr(party, "shared") else {}}
+    head = {
+        "run": RUN,
+        "start": 1,
+        "call": call,
+        "round": round,
+        "method": "update",
+        "tasks": [{"each": None, "parcels": {}, "fault": None, "seed": 7}],
+        "leave": False,
+        "expect": spell(None),
+        "kept": [],
+        "floor": 0,
+        "deadline": 60.0,
+    }
+    return parts.pack({**head, **changes}, message.encode(shared))
+
+
+class Asked:
+    """A host that is asked from the test's own thread.
+
+    Attributes:
+        host: it.
+    """
+
+    def __init__(self, cfg: NodeConfig) -> None:
+        self.config = cfg
+        self._loop = asyncio.new_event_loop()
+        self.host = Host(cfg)
+
+    def __call__(self, kind: str, body: bytes, caller: str = "hub") -> bytes:
+        return self._loop.run_until_complete(asyncio.wait_for(self.host.answer(caller, kind, body), 30))
+
+    def refused(self, kind: str, body: bytes, caller: str = "hub") -> Refused:
+        """Its refusal; anything else that comes out fails the test."""
+        try:
+            self(kind, body, caller)
+        except Refused as refusal:
+            assert refusal.words.isprintable()
+            return refusal
+        raise AssertionError("it was answered")
+
+    def audited(self, name: str = "audit") -> list[dict[str, Any]]:
+        path = self.config.state / f"{name}.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self.host.close())
+        self._loop.close()

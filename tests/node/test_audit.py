@@ -1,0 +1,197 @@
+"""What a node writes down: of each answer who, when, how much and its hash; never what was in it."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.net import terms
+from fedloom.net.wire import digest
+from fedloom.node import audit, logs
+from fedloom.node.audit import Audit
+from tests.node.hosts import RUN, Asked, doing, opening, which
+
+
+def test_each_call_is_one_line_without_contents(hosts: Callable[..., Asked]) -> None:
+    ask = hosts()
+    ask("open", opening())
+    body = doing(0, ask.host)
+    reply = ask("do", body)
+    assert ask("do", body) == reply
+    ask("digest", which())
+    ask.refused("do", b"\0garbage: patient 7")
+    ask("close", which())
+    lines = ask.audited()
+    assert [line["what"] for line in lines] == [
+        "opened",
+        "answered",
+        "answered again",
+        "told the state's hash",
+        "closed",
+    ]
+    assert lines[1] | {"time": ""} == {
+        "time": "",
+        "what": "answered",
+        "caller": "hub",
+        "run": RUN,
+        "call": 0,
+        "round": 0,
+        "method": "update",
+        "bytes_in": len(body),
+        "bytes_out": len(reply),
+        "hash_in": digest(body),
+        "hash_out": digest(reply),
+    }
+    assert lines[1].items() - lines[2].items() <= {("what", "answered"), ("time", lines[1]["time"])}
+    (refused,) = ask.audited("refused")
+    assert (refused["what"], refused["code"]) == ("refused", terms.MALFORMED)
+    assert all(len(json.dumps(line)) < 500 for line in [*lines, refused])
+    assert not any("patient" in path.read_text() for path in (ask.host.audit.path, ask.host.audit.refusals))
+
+
+def test_nothing_is_answered_that_cannot_be_written_down(
+    hosts: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = hosts()
+    ask("open", opening())
+    body = doing(0, ask.host)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError("No space left on device: /srv/state/audit.jsonl")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Audit, "_append", full)
+        for kind, sent in (("do", body), ("do", body), ("digest", which()), ("open", opening())):
+            refusal = ask.refused(kind, sent)
+            assert (refusal.code, refusal.words) == (terms.FAILED, "this node can't keep its state at present")
+    ask("do", body)  # the work was done once, and this answer is written down
+    assert ask.audited()[-1]["what"] == "answered again"
+
+
+def calls(*files: Path) -> list[int]:
+    assert all(file.stat().st_size < 1200 for file in files)
+    return [json.loads(line)["call"] for file in files for line in file.read_text().splitlines()]
+
+
+def test_a_full_file_is_kept_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LARGEST", 1000)
+    written = Audit(tmp_path / "audit.jsonl")
+    for n in range(100):
+        written.write("answered", "hub", call=n)
+    full = sorted(tmp_path.glob("audit-*Z.jsonl"))
+    assert len(full) > 5 and len(list(tmp_path.iterdir())) == len(full) + 1
+    assert calls(*full, written.path) == list(range(100))
+
+
+def test_a_full_file_takes_no_other_s_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime(2026, 11, 21, 18, 39, tzinfo=tz)
+
+    monkeypatch.setattr(audit, "LARGEST", 1000)
+    monkeypatch.setattr(audit, "datetime", Stopped)
+    written = Audit(tmp_path / "audit.jsonl")
+    for n in range(100):
+        written.write("answered", "hub", call=n)
+    assert (tmp_path / "audit-20261121T183900.000000Z.jsonl").exists()
+    assert sorted(calls(*tmp_path.iterdir())) == list(range(100))
+
+
+def test_refusals_push_nothing_out_that_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "LARGEST", 1000)
+    written = Audit(tmp_path / "audit.jsonl")
+    written.write("handed over", "peer", call=-1)
+    for n in range(100):
+        written.refuse("stranger", call=n)
+    assert {path.name for path in tmp_path.iterdir()} == {"audit.jsonl", "refused.jsonl", "refused.1.jsonl"}
+    assert calls(written.path) == [-1]
+    newest = calls(tmp_path / "refused.1.jsonl", written.refusals)
+    assert newest == list(range(newest[0], 100)) and len(newest) > 10
+
+
+def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
+    written = Audit(tmp_path / "audit.jsonl")
+    threads = [
+        threading.Thread(target=lambda: [written.write("answered", "hub", text="x" * 500) for _ in range(50)])
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([json.loads(line) for line in written.path.read_text().splitlines()]) == 200
+
+
+def test_a_caller_cannot_write_a_line_of_its_own(tmp_path: Path) -> None:
+    written = Audit(tmp_path / "audit.jsonl")
+    written.refuse('hub\n{"what": "answered"}\u2028', words='"}\n')
+    (line,) = written.refusals.read_bytes().splitlines()
+    assert json.loads(line)["what"] == "refused"
+
+
+def test_the_state_folder_and_what_is_secret_are_the_owners_alone(hosts: Callable[..., Asked], tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        (tmp_path / "state").mkdir(mode=0o755)
+        ask = hosts()
+        ask("open", opening())
+    finally:
+        os.umask(before)
+    mode = {path.name: path.stat().st_mode & 0o777 for path in [tmp_path / "state", *(tmp_path / "state").iterdir()]}
+    assert (mode["state"], mode["secret"], mode["audit.jsonl"]) == (0o700, 0o600, 0o600)
+
+
+# -- the log ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[str], io.StringIO]]:
+    root = logging.getLogger("fedloom")
+    before = root.handlers, root.propagate, root.level
+
+    def begin(how: str) -> io.StringIO:
+        out = io.StringIO()
+        logs.begin(how, out)
+        return out
+
+    yield begin
+    root.handlers, root.propagate = before[:2]
+    root.setLevel(before[2])
+
+
+def _say(text: Any) -> None:
+    log = logging.getLogger("fedloom.node")
+    log.debug("not said")
+    log.warning("refused a call of %s", text)
+    try:
+        raise RuntimeError("inside")
+    except RuntimeError:
+        log.exception("it failed")
+
+
+def test_a_log_for_machines_is_json(logged: Callable[[str], io.StringIO]) -> None:
+    out = logged("json")
+    _say('hub\n{"level": "info"}\x1b[2J\ud800')
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert (first["level"], first["logger"]) == ("warning", "fedloom.node") and "trace" not in first
+    assert first["message"].startswith("refused a call of hub\n") and first["time"].endswith("+00:00")
+    assert second["message"] == "it failed" and "RuntimeError: inside" in second["trace"]
+
+
+def test_a_log_for_people_has_no_line_that_a_caller_made(logged: Callable[[str], io.StringIO]) -> None:
+    out = logged("text")
+    _say("hub\r\n2026-01-01 00:00:00,000 INFO fedloom.node: all is well\x1b[2J")
+    lines = out.getvalue().splitlines()
+    assert "refused a call of hub" in lines[0] and lines[1].startswith("    2026-01-01")
+    assert "\x1b" not in out.getvalue() and "    RuntimeError: inside" in out.getvalue()
+    assert sum(not line.startswith(" ") for line in lines) == 2

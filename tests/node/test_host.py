@@ -1,0 +1,442 @@
+"""A host against callers that mean ill: only refusals come out, and what it knows stays as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom import message
+from fedloom.engines.base import Failure
+from fedloom.errors import ConfigError, EngineError
+from fedloom.net import parts, terms
+from fedloom.net.members import Member
+from fedloom.net.terms import Refused
+from fedloom.node import host as hosting
+from fedloom.node.config import NodeConfig
+from fedloom.node.host import Host
+from fedloom.node.peers import MOST_TASKS
+from fedloom.node.store import Store
+from fedloom.node.work import line as left
+from fedloom.party import Party
+from tests.node.hosts import RUN, Asked, config, doing, node, opening, which
+
+KINDS = ("open", "restore", "do", "digest", "close", "fetch", "", "_open", "answer", "\0")
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 2**62, -(2**63), 0.5, -1e308, "", "x", "../../etc", "A" * 32, "0" * 32, [], {}, [[]], [None],
+    {"": 0}, {"each": 0}, [{"each": None}], ["x", 1], torch.zeros(3), torch.tensor(float("nan")),
+)  # fmt: skip
+
+
+@pytest.fixture
+def ask(hosts: Callable[..., Asked]) -> Asked:
+    made = hosts()
+    made("open", opening())
+    made("do", doing(0, made.host))
+    return made
+
+
+def known(ask: Asked) -> tuple[Any, ...]:
+    """All that a host knows of its run, in memory and on disk."""
+    sitting = ask.host._sittings[RUN]
+    folder = ask.config.state / f"run-{RUN}"
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return message.digest(sitting.party.state()), sitting.last, sitting.start, files
+
+
+def test_any_bytes_of_any_kind_are_refused_and_change_nothing(ask: Asked) -> None:
+    before = known(ask)
+    chance = random.Random(0)
+    good = [opening(), doing(1, ask.host), which(), which(round=0)]
+    for n in range(400):
+        body = bytearray(chance.choice(good)) if n % 2 else bytearray(chance.randbytes(chance.randrange(60)))
+        for _ in range(chance.randrange(1, 4)):
+            if body:
+                body[chance.randrange(len(body))] = chance.randrange(256)
+        if chance.random() < 0.3:
+            del body[chance.randrange(len(body) + 1) :]
+        kind = chance.choice(["restore", "digest", "fetch", "", "x"]) if n % 2 else chance.choice(KINDS)
+        try:
+            ask(kind, bytes(body), chance.choice(["hub", "peer", "stranger", "second"]))
+        except Refused as refusal:
+            assert refusal.code in terms.CODES and refusal.words.isprintable() and len(refusal.words) < 300
+        else:
+            assert kind == "digest"  # a byte that did not matter
+    assert known(ask) == before
+
+
+FITTING: dict[str, Callable[[Any], bool]] = {
+    "call": lambda value: type(value) is int and value >= 0,
+    "round": lambda value: type(value) is int and value == 0,
+    "tasks": lambda value: isinstance(value, list) and not value,
+    "leave": lambda value: value is True,
+    "deadline": lambda value: type(value) is float and value > 0,
+}
+"""What a field may be of `VALUES`; of the others none fits."""
+
+
+@pytest.mark.parametrize("field", ["run", "start", "call", "round", "method", "tasks", "leave", "deadline"])
+def test_a_call_with_any_wrong_field_is_refused_and_changes_nothing(field: str, ask: Asked) -> None:
+    before = known(ask)
+    fits = FITTING.get(field, lambda _: False)
+    for value in VALUES:
+        if not fits(value):
+            ask.refused("do", doing(**{"call": 1, "host": ask.host, field: value}))
+            assert known(ask) == before, value
+
+
+def _refusal(ask: Asked, kind: str, body: bytes) -> Refused | None:
+    try:
+        ask(kind, body)
+    except Refused as refusal:
+        return refusal
+    return None
+
+
+@pytest.mark.parametrize("field", ["each", "parcels", "fault", "seed"])
+def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: Asked) -> None:
+    for value in VALUES:
+        before = known(ask)
+        task = {"each": None, "parcels": {}, "fault": None, "seed": 7, field: value}
+        if _refusal(ask, "do", doing(99, ask.host, tasks=[task])) is not None:
+            assert known(ask) == before, value
+        else:  # it was worked on; and the number of the call is used up
+            assert ask.host._sittings[RUN].last.call == 99
+            ask("restore", which(round=0))
+            ask("do", doing(0, ask.host))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "../../../../tmp/x"},
+        {"run": RUN.upper()},
+        {"run": RUN[:-1]},
+        {"run": RUN + "\n"},
+        {"run": ""},
+        {"version": "0.0.0"},
+        {"version": "\n" * 60_000},
+        {"protocol": 2},
+        {"party": -1},
+        {"party": 3},
+        {"party": 2**62},
+        {"members": []},
+        {"members": {"1": {}}},
+        {"members": {"1": {"name": "peer", "at": 3, "relay": "", "relay_name": ""}}},
+        {"resume": 1},
+        {"start": 1.0},
+    ],
+)
+def test_an_opening_that_does_not_fit_is_refused(changes: dict[str, Any], hosts: Callable[..., Asked]) -> None:
+    ask = hosts()
+    refusal = ask.refused("open", opening(**changes))
+    assert refusal.code in (terms.MALFORMED, terms.MISMATCH, terms.FAILED)
+    assert len(refusal.words) < 200
+    assert not list(ask.config.state.glob("run-*")) and not ask.host._sittings
+
+
+def test_no_text_of_an_exception_comes_out(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("patient 7: SECRET")
+
+    monkeypatch.setattr(hosting, "work", fail)
+    refusal = ask.refused("do", doing(1, ask.host))
+    assert (refusal.code, refusal.words, refusal.detail) == (
+        terms.FAILED,
+        "this node could not answer; its log says why",
+        "",
+    )
+    assert refusal.__cause__ is None
+    assert "SECRET" not in ask.host.audit.path.read_text()
+
+
+@pytest.mark.parametrize("method", ["_undo", "state", "load", "own_state", "take_notes", "net", "__init__", "nothing"])
+def test_only_what_a_page_defines_can_be_called(method: str, ask: Asked) -> None:
+    before = known(ask)
+    refusal = ask.refused("do", doing(1, ask.host, method=method))
+    assert refusal.code in (terms.REFUSED, terms.MALFORMED)
+    assert known(ask) == before
+
+
+HELPERS = ["adopt", "average", "fine_tune", "local_update", "loss_of", "meta_gradient", "models", "passes", "shared"]
+
+
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("method", HELPERS)
+def test_helpers_of_a_page_are_not_called(method: str, leave: bool, ask: Asked) -> None:
+    before = known(ask)
+    assert callable(getattr(ask.host._sittings[RUN].party, method))
+    refusal = ask.refused("do", doing(1, ask.host, method=method, leave=leave))
+    assert (refusal.code, "names in CALLS" in refusal.words) == (terms.REFUSED, True)
+    assert known(ask) == before
+
+
+def test_rows_of_a_holder_are_not_called_for(hosts: Callable[..., Asked]) -> None:
+    ask = hosts(methods=["split"], data={"mine": {"set": "digits"}})
+    columns = {"aligned": 24, "unaligned": 20}
+    text = config(method="split", columns=columns, params={"batch_size": 8}, data={"name": "mine", "clients": 3})
+    ask("open", opening(text, party=1))
+    before = known(ask)
+    for method in ("aligned_rows", "some_rows", "components", "calibrate", "alone"):
+        assert callable(getattr(ask.host._sittings[RUN].party, method))
+        body = doing(0, ask.host, method=method)
+        assert "names in CALLS" in ask.refused("do", body).words
+    assert known(ask) == before
+
+
+def test_a_page_that_names_no_calls_is_not_worked_for(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = known(ask)
+    monkeypatch.setattr(type(ask.host._sittings[RUN].party), "CALLS", ())
+    assert "must name in CALLS" in ask.refused("do", doing(1, ask.host)).words
+    assert known(ask) == before
+
+
+def test_who_may_not_is_told_nothing_of_what_there_is(ask: Asked) -> None:
+    """Another coordinator, a peer that is in no run, and a stranger hear the same of a run and of none."""
+    for caller in ("second", "peer", "stranger"):
+        for kind in ("digest", "restore", "do", "fetch", "close"):
+            for run in (RUN, "f" * 32):
+                bodies = {
+                    "do": doing(1, ask.host, run=run),
+                    "fetch": parts.pack({"run": run, "key": "0" * 32}),
+                    "restore": which(run=run, round=0),
+                }
+                said = []
+                try:
+                    ask(kind, bodies.get(kind, which(run=run)), caller)
+                except Refused as refusal:
+                    said.append((refusal.code, refusal.words))
+                if kind == "close" and caller == "second":
+                    assert not said
+                else:
+                    assert len(said) == 1
+                if run == RUN:
+                    heard = said
+            assert said == heard
+    assert RUN in ask.host._sittings
+
+
+@pytest.mark.parametrize("text", ["", "short", "g" * 32, "0" * 33])
+def test_a_secret_that_is_none_stops_the_node(text: str, tmp_path: Path) -> None:
+    config: NodeConfig = node(tmp_path)
+    config.state.mkdir()
+    (config.state / "secret").write_text(text)
+    with pytest.raises(ConfigError, match="is no secret"):
+        Host(config)
+
+
+def test_a_secret_is_the_same_for_ever(tmp_path: Path) -> None:
+    first, again = Host(node(tmp_path)), Host(node(tmp_path))
+    other = Host(node(tmp_path / "other"))
+    assert first._secret == again._secret != other._secret
+    assert Host(node(tmp_path, secret_noise=False))._secret is None
+
+
+def test_a_note_that_is_not_finite_is_left_out_and_undoes_nothing(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    inf, nan = float("inf"), float("nan")
+    noted = {"loss": inf, "gap": nan, "mixing": [0.5, nan], "norm": 1.5, "weights": [0.25, 0.75], "none": []}
+    monkeypatch.setattr(Party, "take_notes", lambda _: dict(noted))
+    before = known(ask)
+    head, replies = parts.unpack(ask("do", doing(1, ask.host, round=1)))
+    assert head["notes"] == {"norm": 1.5, "weights": [0.25, 0.75], "none": []}
+    assert len(replies) == 1 and ask.host._sittings[RUN].last.call == 1 and known(ask)[0] != before[0]
+
+
+def test_work_that_can_not_be_undone_does_not_stay_in_memory(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    sitting = ask.host._sittings[RUN]
+    before, body = message.digest(sitting.party.state()), doing(1, ask.host, round=1)
+
+    def full(*_: object) -> None:
+        raise OSError("the disk is gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "write", full)
+        broken.setattr(Store, "read", full)
+        assert ask.refused("do", body).code == terms.FAILED
+    assert message.digest(sitting.party.state()) != before
+    assert sitting.over and RUN not in ask.host._sittings
+    assert parts.unpack(ask("digest", which()))[0]["sha256"] == before  # as it is on disk
+    ask("do", body)
+    assert ask.host._sittings[RUN].last.call == 1
+
+
+def test_a_way_back_that_fails_leaves_nothing_in_memory_either(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = message.digest(ask.host._sittings[RUN].party.state())
+
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "go_back", full)
+        assert ask.refused("restore", which(round=0)).code == terms.FAILED
+    assert parts.unpack(ask("digest", which()))[0]["sha256"] == before
+
+
+def test_heavy_work_is_not_done_in_the_thread_of_the_network(
+    hosts: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where: dict[str, set[threading.Thread]] = {}
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*given: Any) -> Any:
+            where.setdefault(name, set()).add(threading.current_thread())
+            return real(*given)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(Store, "read")
+    watch(hosting, "prune")
+    watch(hosting, "digest")
+    ask = hosts()
+    member = {"name": "peer", "at": "", "relay": "", "relay_name": ""}
+    ask("open", opening(members={"1": member}))
+    body = doing(0, ask.host)
+    reply = ask("do", body)
+    sitting = ask.host._sittings[RUN]
+    sitting.last = replace(sitting.last, reply=b"")
+    assert ask("do", body) == reply
+    key = sitting.leave(0, b"left")
+    assert ask("fetch", parts.pack({"run": RUN, "key": key}), "peer") == b"left"
+    assert parts.unpack(ask("open", opening(members={"1": member})))[0]["goes_on"]
+    assert where.keys() == {"read", "prune", "digest"}
+    assert threading.current_thread() not in set.union(*where.values())
+
+
+def test_a_run_that_is_set_aside_is_over_and_can_be_opened_again(ask: Asked) -> None:
+    old, other = ask.host._sittings[RUN], "f" * 32
+    old.heard -= 1000
+    ask("open", opening(run=other), "second")
+    assert old.over and [*ask.host._sittings] == [other]
+
+    async def late() -> None:
+        with pytest.raises(Refused) as refusal:
+            await ask.host._work(lambda: pytest.fail("it was begun"), old)
+        assert refusal.value.code == terms.UNKNOWN
+
+    ask._loop.run_until_complete(late())
+    ask.host._sittings[other].heard -= 1000
+    assert parts.unpack(ask("open", opening()))[0]["goes_on"]
+
+
+def test_work_of_a_start_that_another_has_replaced_is_stale(ask: Asked) -> None:
+    old = ask.host._sittings[RUN]
+    ask("open", opening(start=2))
+
+    async def late() -> None:
+        with pytest.raises(Refused) as refusal:
+            await ask.host._work(lambda: pytest.fail("it was begun"), old)
+        assert refusal.value.code == terms.STALE
+
+    ask._loop.run_until_complete(late())
+    ask.host._drop(old)
+    assert ask.host._sittings[RUN].start == 2 and not ask.host._sittings[RUN].over
+
+
+def test_a_run_is_closed_even_if_its_model_can_not_be_written(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("the disk is full")
+
+    sitting = ask.host._sittings[RUN]
+    monkeypatch.setattr(Store, "write_model", full)
+    assert ask.refused("close", which()).code == terms.FAILED
+    assert sitting.over and not ask.host._sittings
+
+
+def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    sitting = ask.host._sittings[RUN]
+    with monkeypatch.context() as full:
+        full.setattr(ask.host, "_waiting", ask.config.queue)
+        assert ask.refused("close", which()).code == terms.BUSY
+    assert ask.host._sittings == {RUN: sitting} and not sitting.over
+    ask("close", which())
+    assert (sitting.store.folder / "model.safetensors").exists() and not ask.host._sittings
+
+
+def test_a_caller_can_not_fill_the_disk_with_marks(hosts: Callable[..., Asked]) -> None:
+    ask = hosts()
+    ask("open", opening())
+    for t in range(6):
+        ask("do", doing(t, ask.host, round=t, kept=[*range(t + 1)]))
+    marks = {path.name for path in ask.host._sittings[RUN].store.folder.glob("mark-*")}
+    assert marks == {"mark-4", "mark-5"}
+    ask("do", doing(6, ask.host, round=6, kept=[0, 1, 4, 5]))
+    marks = {path.name for path in ask.host._sittings[RUN].store.folder.glob("mark-*")}
+    assert marks == {"mark-4", "mark-5", "mark-6"}
+
+
+def test_what_is_left_for_peers_has_a_bound(ask: Asked) -> None:
+    sitting, reply = ask.host._sittings[RUN], {"x": torch.zeros(100)}
+
+    def line(call: int) -> Any:
+        return left(sitting, reply, True, object, call, [], 2 * ask.config.largest_mb << 20)
+
+    assert set(line(1)) == {"parcel", "what", "payload", "wire"}
+    each = sitting.left_bytes
+    assert each > 400
+    sitting.left_bytes = (2 * ask.config.largest_mb << 20) - each
+    assert "parcel" in line(2)
+    assert line(3) == {"failure": terms.BUSY, "injected": False} and len(sitting.left) == 2
+    sitting.hold(2, 4)  # the first was taken
+    assert sitting.left_bytes == each and "parcel" in line(4)
+    sitting.hold(2, 4)  # the last was undone
+    assert [call for call, _ in sitting.left.values()] == [2] and sitting.left_bytes == each
+    failed = left(sitting, Failure("raised"), True, object, 5, [], 0)
+    assert failed == {"failure": "raised", "injected": False}
+
+
+def test_a_call_has_a_bound_of_tasks(ask: Asked) -> None:
+    task = {"each": None, "parcels": {}, "fault": None, "seed": 7}
+    before = known(ask)
+    refusal = ask.refused("do", doing(1, ask.host, tasks=[task] * (MOST_TASKS + 1)))
+    assert refusal.code == terms.TOO_LARGE and known(ask) == before
+
+
+class _Line:
+    """A connection that takes its time to be let go of."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
+        raise Refused(terms.UNREACHABLE, "nobody is there")
+
+    async def wait(self, seconds: float) -> bool:
+        return False
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.closed += 1
+
+
+def test_a_peer_that_has_moved_is_connected_to_once_and_the_old_line_is_closed(tmp_path: Path) -> None:
+    made: list[tuple[str, _Line]] = []
+
+    async def connect(member: Member) -> _Line:
+        await asyncio.sleep(0)
+        if member.at == "nowhere":
+            raise EngineError("there is no such place")
+        made.append((member.at, _Line()))
+        return made[-1][1]
+
+    async def work() -> None:
+        host = Host(node(tmp_path), connect)
+        for at in ("here:1", "there:1"):
+            found = await asyncio.gather(*(host.peers.peer(Member("peer", at)) for _ in range(3)))
+            assert len(set(found)) == 1
+        assert [at for at, _ in made] == ["here:1", "there:1"]
+        with pytest.raises(EngineError):
+            await host.peers.peer(Member("peer", "nowhere"))
+        await host.peers.peer(Member("peer", "there:1"))
+        await host.close()
+        assert [(at, line.closed) for at, line in made] == [("here:1", 1), ("there:1", 1), ("there:1", 1)]
+
+    asyncio.run(asyncio.wait_for(work(), 20))

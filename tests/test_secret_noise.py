@@ -1,0 +1,114 @@
+"""Noise that hides something: who knows the run's seed can't make it again, if the party has a secret."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.errors import ConfigError
+from fedloom.experiment.place import for_nodes, place
+from fedloom.experiment.reading import check
+from fedloom.experiment.world import build
+from fedloom.methods import find
+from fedloom.rng import hidden_stream
+from fedloom.site import Site
+from tests.toy import Toy, common, sites
+
+X = torch.arange(6.0)
+SECRET = 2**128 - 1
+
+
+def drawn(site: Site, on: torch.Tensor = X, *keys: int) -> list[float]:
+    found: list[float] = site.noise(on, "privacy", *keys).standard_normal(4).tolist()
+    return found
+
+
+def test_without_a_secret_noise_is_the_stream_that_it_was() -> None:
+    site = Site(3, seed=5)
+    assert drawn(site, X, 1) == site.stream("privacy", 1).standard_normal(4).tolist()
+    assert drawn(site, X, 1) == drawn(site, X + 1, 1)
+
+
+def test_with_one_it_depends_on_it_and_on_what_it_hides() -> None:
+    site = Site(3, seed=5, secret=SECRET)
+    every = [
+        drawn(site), drawn(Site(3, seed=5)), drawn(replace(site, secret=SECRET - 1)), drawn(site, X + 1),
+        drawn(site, X.double()), site.noise(X, "other").standard_normal(4).tolist(),
+        *(site.noise([X, scale], "privacy").standard_normal(4).tolist() for scale in (1.0, 2.0)),
+    ]  # fmt: skip
+    assert len({tuple(numbers) for numbers in every}) == len(every)
+    assert drawn(site) == drawn(replace(site)) == drawn(site, X.clone())  # who resumes makes it again
+    assert (
+        site.stream("batches").integers(100, size=9).tolist()
+        == Site(3, seed=5).stream("batches").integers(100, size=9).tolist()
+    )
+
+
+def test_with_one_nothing_that_a_caller_chooses_gives_other_noise_for_the_same() -> None:
+    site = Site(3, seed=5, secret=SECRET)
+    every = [drawn(site), drawn(site, X, 1), drawn(site, X, 1, 2), drawn(replace(site, seed=6, id=4))]
+    assert every == [every[0]] * 4
+
+
+def test_a_secret_has_128_bits() -> None:
+    for wrong in (-1, 2**128):
+        with pytest.raises(ConfigError, match="secret"):
+            hidden_stream(wrong, "x", b"")
+    assert np.isfinite(hidden_stream(0, "x", b"").standard_normal())
+
+
+def test_a_proxy_is_not_the_mean_of_what_is_said_of_it() -> None:
+    params = {"dp": {"target": "phi", "sigma": 1.0, "clip": 0.1}, "probe_rows": 1000}  # all rows, in every round
+
+    def said(secret: int | None) -> list[torch.Tensor]:
+        places = [replace(site, secret=secret) for site in sites(3, make=common)]
+        method = find("afind-plus")
+        peer: Any = method.party_at(places[1])(method.configure("recommended", params), places[1])
+        phi = peer.proxy(0)[0]
+        assert all(torch.equal(peer.proxy(t)[0], phi) for t in range(5))
+        return [peer.private(phi, t, torch.tensor(by)) - phi for t in range(5) for by in (0, 2)]
+
+    plain, hidden = said(None), said(SECRET)
+    assert len({tuple(noise.tolist()) for noise in plain}) == 10  # each round and asker has its own
+    assert all(torch.equal(noise, hidden[0]) and noise.any() for noise in hidden)
+
+
+@pytest.mark.parametrize("target", ["phi", "update"])
+def test_afind_s_noise_can_not_be_made_again_with_the_seed_alone(target: str) -> None:
+    params = {"dp": {"target": target, "sigma": 1.0, "clip": 0.1}}
+    method = find("afind-plus")
+
+    def states(secret: int | None) -> dict[int, str]:
+        places = [replace(site, secret=secret) for site in sites(3, make=common)]
+        return Toy(method, places=places, **params).run(2).engine.digests()
+
+    known, hidden = states(None), states(SECRET)
+    assert hidden == states(SECRET) and all(known[i] != hidden[i] for i in known)
+
+
+def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
+    values = {
+        "method": "proto-evfl", "rounds": 1, "params": {"width": 8, "embedding_noise": 0.5},
+        "data": {"name": "breast_cancer", "clients": 3}, "columns": {"aligned": 24, "unaligned": 20, "held": 1},
+    }  # fmt: skip
+    sent = for_nodes(build(check({"run": values}).run))
+    plain, one, two = (place(sent, 1, secret=secret).party for secret in (None, 1, 2))
+    said = [party.introduce() for party in (plain, one, two, place(sent, 1, secret=1).party)]
+    assert torch.equal(said[1], said[3])
+    distances = [float((a - b).std()) for a, b in ((said[0], said[1]), (said[1], said[2]))]
+    assert all(0.5 < d < 1.0 for d in distances)  # two independent noises of 0.5 differ by 0.71
+    f = one.infer(one.aligned_rows())  # type: ignore[attr-defined]
+    rounds = [one._perturbed(f, "embeddings", t) for t in range(5)]  # type: ignore[attr-defined]
+    assert all(torch.equal(rounds[0], r) for r in rounds)
+    louder = sent.model_copy(update={"params": {"width": 8, "embedding_noise": 1.0}})
+    again = place(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]
+    assert float((2 * said[1] - again - f).std()) > 1  # or two runs with two scales would tell f
+    home = build(check({"run": {**values, "params": {"width": 8, "prototype_noise": 0.5}}}).run, secret=7).server
+    assert home is not None and home.site.secret == 7
+    home.prototypes = torch.ones_like(home.prototypes)
+    one, two = (home.prototypes_for(t)[1]["prototypes"] for t in (0, 1))  # type: ignore[attr-defined]
+    assert torch.equal(one, two) and not torch.equal(one, torch.ones_like(one))
