@@ -45,7 +45,7 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@ $(VENV)/.core
 
 # Flower pins old versions of what fedloom needs too, so it has an environment of its own, with the rest from ours.
-$(VENV)-flower/.done: $(VENV)/.dev
+$(VENV)-flower/.done: $(VENV)/bin/python
 	@echo "Installing Flower into $(VENV)-flower (once)..."
 	$(PYTHON) -m venv $(VENV)-flower
 	$(VENV)-flower/bin/python -m pip --disable-pip-version-check -q install flwr==1.41.0

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import tempfile
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +20,8 @@ settings.register_profile(
     "fedloom", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize="CI" in os.environ
 )
 settings.load_profile("fedloom")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What has been imported stays: the collector need not look at it again and again."""
+    gc.freeze()

@@ -284,7 +284,9 @@ class Network:
             return
         before = torch.get_rng_state()
         content = float(self.flat.double().sum()) + float(x.double().sum())
-        torch.manual_seed(int.from_bytes(struct.pack("<d", content), "little") >> 1)
+        # torch.manual_seed is slow, and needed only where chance has a generator of the device's own
+        chance = torch.default_generator if x.device.type == "cpu" else torch
+        chance.manual_seed(int.from_bytes(struct.pack("<d", content), "little") >> 1)
         try:
             yield
         finally:

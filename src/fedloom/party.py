@@ -217,7 +217,7 @@ class Party(Generic[ConfigT]):
     def seeded(self, purpose: str) -> Iterator[None]:
         """Within it torch's global generator is this party's own, for initialising a network."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(self.stream(purpose).integers(2**62)))
+            torch.default_generator.manual_seed(int(self.stream(purpose).integers(2**62)))
             yield
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches:

@@ -162,7 +162,7 @@ def test_resuming_a_finished_run_changes_nothing(whole: tuple[Path, dict[str, An
 
 COMMAND = [sys.executable, "-m", "fedloom", "run", "fedal", "--resume"]
 SETTINGS = [
-    "rounds=120",
+    "rounds=60",
     "params.tau=2",
     "data.clients=4",
     "models.pool=['mlp','linear']",
@@ -179,7 +179,7 @@ def test_killed_at_any_moment_it_ends_as_if_unbroken(tmp_path: Path) -> None:
         process = subprocess.Popen(
             [*COMMAND, *flags, "--out", str(folder)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        goal = 120 * checkpoints // 40
+        goal = 60 * checkpoints // 40
         while process.poll() is None:
             done = [int(p.stem.split("-")[1]) for p in folder.glob("checkpoints/round-*.ckpt")]
             if max(done, default=0) >= goal:
@@ -273,11 +273,12 @@ def test_what_can_not_run_is_refused_before_anything_is_written(tmp_path: Path) 
 
 @pytest.mark.parametrize("name", list(registry()))
 def test_every_method_runs_with_its_own_defaults(name: str) -> None:
-    """Rows are few, for speed; all else is what the name alone gives."""
+    """Rows and rounds are few, for speed; all else is what the name alone gives."""
     method = registry()[name]
+    short = {"pretrain": 1} if "pretrain" in method.config.model_fields else {}
     rounds = max(2, method.configure().least_rounds)
     few = {"test_fraction": 0.8, "test_rows": 60}
-    result, columns = fedloom.run(name, rounds=rounds, data=few), method.columns  # four parties, and one answer of all
+    result, columns = fedloom.run(name, rounds=rounds, data=few, params=short), method.columns  # four parties, and one answer of all
     assert result.summary["clients"] == (4 if columns else 10)
     assert len(result.summary["accuracy"]["per_client"]) == (1 if columns else 10)
     assert result.summary["failures"] == 0
@@ -360,7 +361,7 @@ def test_fedal_and_fedmd_learn_what_a_client_alone_can_not(tmp_path: Path) -> No
     found = fedloom.compare(
         ["fedal", "fedmd", "local"],
         seeds=[0, 1],
-        iterations=300,
+        iterations=150,
         data={"options": {"alpha": 0.1}, "clients": 6},
         models={"pool": ["mlp", "mlp-deep", "linear"]},
         evaluate={"points": 1},

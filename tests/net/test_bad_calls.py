@@ -470,8 +470,9 @@ def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machin
 
         def calls(rounds: range) -> None:
             for t in rounds:
-                replies = engine.call(engine.ids, "update", {"t": t}, None, (t, 0))
-                replies += engine.call(engine.ids, "public_digest", {}, None, None)
+                replies = engine.call(engine.ids, "public_digest", {}, None, None)
+                if t % 5 == 0:
+                    replies += engine.call(engine.ids, "update", {"t": t}, None, (t, 0))
                 assert not [r for r in replies if isinstance(r, Failure)]
             field.loop.run(ask(40 * len(rounds)), 600)
 
