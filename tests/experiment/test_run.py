@@ -278,7 +278,10 @@ def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     short = {"pretrain": 1} if "pretrain" in method.config.model_fields else {}
     rounds = max(2, method.configure().least_rounds)
     few = {"test_fraction": 0.8, "test_rows": 60}
-    result, columns = fedloom.run(name, rounds=rounds, data=few, params=short), method.columns  # four parties, and one answer of all
+    result, columns = (
+        fedloom.run(name, rounds=rounds, data=few, params=short),
+        method.columns,
+    )  # four parties, and one answer of all
     assert result.summary["clients"] == (4 if columns else 10)
     assert len(result.summary["accuracy"]["per_client"]) == (1 if columns else 10)
     assert result.summary["failures"] == 0
