@@ -141,6 +141,7 @@ class Proxy:
                 if carried > self.cut.get(way, 1 << 60):
                     self.cut.pop(way)
                     self.cuts += 1
+                    await asyncio.sleep(0.5)  # what an end has not read yet is lost with the line
                     for end in pair:
                         end.transport.abort()
                     return
