@@ -38,7 +38,7 @@ ALLOWED = {
 }
 FRONT = {
     *("__init__", "__main__", "api", "cli", "cli_net", "cli_reproduce", "cli_sweep", "cli_track"),
-    *("commands", "terminal", "catalogue", "watch"),
+    *("commands", "terminal", "progress", "catalogue", "watch"),
 }
 
 

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from fedloom.cli import _seeds, main
+from fedloom.cli import main
 from fedloom.errors import ConfigError
+from fedloom.experiment.reading import seeds_of
 from fedloom.methods import registry
 from fedloom.terminal import size
 
@@ -288,6 +289,6 @@ def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatc
 
 def test_small_things() -> None:
     assert [size(n) for n in (0, 999, 1500, 7_680_000, 3e12)] == ["0 B", "999 B", "1.5 kB", "7.7 MB", "3.0 TB"]
-    assert _seeds("0,2-4,9") == [0, 2, 3, 4, 9]
-    with pytest.raises(ConfigError, match="--seeds"):
-        _seeds("1-")
+    assert seeds_of("0,2-4,9") == [0, 2, 3, 4, 9]
+    with pytest.raises(ConfigError, match="0,1,2 or 0-4, not '1-'"):
+        seeds_of("1-")

@@ -141,9 +141,9 @@ def compare(
 
     [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
     """
-    from fedloom.experiment.reading import read
+    from fedloom.experiment.reading import read, seeds_of
 
-    compared = {"methods": names, "seeds": _seeds(seeds)}
+    compared = {"methods": names, "seeds": seeds_of(seeds)}
     flags = {"name": "", "rounds": rounds, "engine": _engine(engine, workers, device, federation), "compare": compared}
     _work(read(base or names[0], settings or (), flags), "compare", folder, resume, track or ())
 
@@ -521,7 +521,8 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
     from fedloom import report as reports
     from fedloom.experiment.compare import execute_all, summarise
     from fedloom.experiment.run import Stopped, execute
-    from fedloom.terminal import Progress, show_comparison, stop_on_signal
+    from fedloom.progress import Progress, stop_on_signal
+    from fedloom.terminal import show_comparison
     from fedloom.track.aside import tracking
 
     folder = _folder(experiment, called, folder, resume)
@@ -568,18 +569,6 @@ def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bo
     if not last:
         raise ConfigError(f"there is no run of {name!r} in runs/ to resume; name its folder with --out")
     return taken[last]
-
-
-def _seeds(text: str) -> list[int]:
-    """`0,2` or `0-4`, or both."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        try:
-            found += range(int(first), int(last) + 1) if dash else [int(first)]
-        except ValueError:
-            raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}") from None
-    return found
 
 
 def _cell(value: Any) -> str:

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.progress import Progress as Bars
 from rich.table import Table
 
 from fedloom.errors import ConfigError, FedloomError
 from fedloom.paths import refuse_file
 
 if TYPE_CHECKING:
-    from fedloom.experiment.pool import Standing
     from fedloom.reproduce.cost import Cost
     from fedloom.reproduce.plan import Plan, Planned
     from fedloom.reproduce.work import Done
 
 out = Console(highlight=False)
-LINES = 10
-"""How often a log says how far many runs are."""
 
 
 def register(app: typer.Typer) -> None:
@@ -91,7 +85,7 @@ def reproduce(
 
     The command ends with status 1 if a run failed, and with 130 if it was stopped.
     """
-    from fedloom.terminal import stop_on_signal
+    from fedloom.progress import Many, stop_on_signal
 
     plan = _plan(names or (), every, scale, seeds, only or (), settings or (), folder, ray, gpus)
     costs = show_plan(plan, workers)
@@ -217,63 +211,3 @@ def _show(done: Done) -> None:
             table.add_row(claim.verdict, escape(claim.text))
     out.print(table)
     out.print(f"page  {done.page}", soft_wrap=True)
-
-
-class Many:
-    """How far many runs are: a bar in a terminal, some ten lines in a log; each failure once."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bars = Bars(
-            TextColumn("runs"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bars.add_task("runs", total=None, news="")
-        self._told = 0
-
-    def __enter__(self) -> Many:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-    def show(self, now: Standing) -> None:
-        """Told of each change."""
-        if now.ended is not None and now.ended.reason and now.ended.state in ("failed", "left"):
-            title, reason = escape(now.ended.job.title), escape(now.ended.reason)
-            self._console.print(f"[bold red]{now.ended.state}[/]  {title}: {reason}", soft_wrap=True)
-        over = now.done + now.failed
-        left = "" if now.left is None or over == now.of else f"{_long(now.left)} left"
-        if self._console.is_terminal:
-            under_way = [f"{name} {share:.0%}" if share else name for name, share in now.running[:2]]
-            more = [f"and {len(now.running) - 2} more"] if len(now.running) > 2 else []
-            news = "  ".join(filter(None, [left, ", ".join([*under_way, *more])]))
-            self._bars.update(self._task, completed=over, total=now.of, news=escape(news))
-        elif now.ended is not None and now.ended.state != "kept" and LINES * over // now.of > self._told:
-            self._told = LINES * over // now.of
-            failed = f", {now.failed} failed" if now.failed else ""
-            self._console.print(f"{now.done}/{now.of} runs{failed}  {left}".rstrip(), soft_wrap=True)
-
-
-def _large(count: float) -> str:
-    """A count for people: 3.2 million."""
-    for size, name in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million"), (1e3, " thousand")):
-        if count >= size:
-            return f"{count / size:.1f}{name}"
-    return f"{count:.0f}"
-
-
-def _long(seconds: float) -> str:
-    """A time for people: 5 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} days"

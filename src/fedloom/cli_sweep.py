@@ -64,12 +64,11 @@ def sweep(
 
     The command ends with status 1 if a run failed, and with 130 if it was stopped.
     """
-    from fedloom.cli import _seeds
-    from fedloom.cli_reproduce import Many
+    from fedloom.experiment.reading import seeds_of
+    from fedloom.progress import Many, stop_on_signal
     from fedloom.sweep.read import read
-    from fedloom.terminal import stop_on_signal
 
-    asked = read(file, settings or (), None if seeds is None else _seeds(seeds))
+    asked = read(file, settings or (), None if seeds is None else seeds_of(seeds))
     folder = folder or Path("sweeps") / asked.name
     refuse_file(folder)
     _show_plan(asked, folder, workers)
@@ -95,9 +94,8 @@ def sweep(
 
 def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     """What is varied, how many runs that makes, and about how long they take."""
-    from fedloom.cli_reproduce import _large, _long
     from fedloom.experiment.pool import usual_workers
-    from fedloom.reproduce.cost import cost
+    from fedloom.reproduce.cost import cost, describe
     from fedloom.sweep.read import Range, shown
     from fedloom.sweep.work import planned
 
@@ -127,9 +125,9 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
         each = cost(sweep.own())
     except FedloomError:  # whatever is wrong is told by who runs it
         return
-    left = max(planned(sweep) - done, 0)
-    time = _long(left * each.seconds / (workers or usual_workers([sweep.own()])))
-    out.print(f"{done} runs are in the folder; about {_large(left * each.passes)} sample passes, {time} are left")
+    left = planned(sweep) - done
+    hands = min(workers or usual_workers([sweep.own()]), left)
+    out.print(f"{done} finished; left at most: {describe([each] * left, hands)}", soft_wrap=True)
 
 
 def _show(found: Found, page: Path) -> None:

@@ -17,7 +17,7 @@ from fedloom.experiment.pretraining import Training, train
 from fedloom.experiment.reading import read
 from fedloom.experiment.weights import Card
 from fedloom.experiment.world import data_of, pretrained_of
-from fedloom.terminal import stop_on_signal
+from fedloom.progress import stop_on_signal
 
 
 def pretrain(

@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 
 from fedloom.cli import main
-from fedloom.cli_reproduce import Many, _large, _long
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing
+from fedloom.progress import Many, _long
 from tests.experiment.held import hold, rounds, write
 from tests.reproduce.tiny import TINY
 
@@ -151,5 +151,4 @@ def test_progress_in_a_terminal_shows_what_runs() -> None:
 
 
 def test_numbers_for_people() -> None:
-    assert [_large(n) for n in (12, 3.2e6, 4e12)] == ["12", "3.2 million", "4.0 trillion"]
     assert [_long(s) for s in (5, 600, 7200, 864000)] == ["5 s", "10 min", "2 h", "10 days"]

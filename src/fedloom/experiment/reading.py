@@ -268,6 +268,22 @@ def _parsed(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where} is not valid TOML: {error}") from None
 
 
+def seeds_of(text: str) -> list[int]:
+    """`0,2` or `0-4`, or both.
+
+    Raises:
+        ConfigError: it is not written so.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        try:
+            found += range(int(first), int(last) + 1) if dash else [int(first)]
+        except ValueError:
+            raise ConfigError(f"seeds are numbers such as 0,1,2 or 0-4, not {text!r}") from None
+    return found
+
+
 def override(values: dict[str, Any], text: str) -> None:
     """Apply `a.b.c=value` in place.
 

@@ -1,0 +1,138 @@
+"""How far long work is, and a stop that saves first."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+
+if TYPE_CHECKING:
+    from fedloom.experiment.config import Experiment
+    from fedloom.experiment.pool import Standing
+    from fedloom.experiment.run import Status
+
+LINES = 10
+"""How often a log says how far many runs are."""
+
+
+class _Shown:
+    """Bars in a terminal, and nothing of them in a log."""
+
+    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
+        self._console = console
+        self._bars = Bars(*columns, console=console, disable=not console.is_terminal)
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+
+class Progress(_Shown):
+    """One bar a run in a terminal; one line a milestone in a log."""
+
+    def __init__(self, experiment: Experiment, console: Console) -> None:
+        super().__init__(
+            console,
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self._several = len({run.seed for run in experiment.runs()}) > 1
+        self._tasks: dict[str, Any] = {}
+
+    def show(self, status: Status) -> None:
+        """Told after each round."""
+        run = status.run
+        name = (run.name or run.method) + (f" seed {run.seed}" if self._several else "")
+        news = f"{status.measure} {status.accuracy:.1%}" if status.accuracy == status.accuracy else ""
+        if status.failures:
+            news += f"  {status.failures} failures"
+        news += f"  ({status.where})"
+        if not self._console.is_terminal:
+            if status.milestone:
+                self._console.print(f"{name}  round {status.round}/{status.rounds}  {news}", soft_wrap=True)
+            return
+        if name not in self._tasks:
+            self._tasks[name] = self._bars.add_task(name, total=status.rounds, news="")
+        self._bars.update(self._tasks[name], completed=status.round, news=news)
+
+
+class Many(_Shown):
+    """How far many runs are: a bar in a terminal, some ten lines in a log; each failure once."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            console,
+            TextColumn("runs"),
+            BarColumn(bar_width=28),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[news]}"),
+        )
+        self._task = self._bars.add_task("runs", total=None, news="")
+        self._told = 0
+
+    def show(self, now: Standing) -> None:
+        """Told of each change."""
+        if now.ended is not None and now.ended.reason and now.ended.state in ("failed", "left"):
+            title, reason = escape(now.ended.job.title), escape(now.ended.reason)
+            self._console.print(f"[bold red]{now.ended.state}[/]  {title}: {reason}", soft_wrap=True)
+        over = now.done + now.failed
+        left = "" if now.left is None or over == now.of else f"{_long(now.left)} left"
+        if self._console.is_terminal:
+            under_way = [f"{name} {share:.0%}" if share else name for name, share in now.running[:2]]
+            more = [f"and {len(now.running) - 2} more"] if len(now.running) > 2 else []
+            news = "  ".join(filter(None, [left, ", ".join([*under_way, *more])]))
+            self._bars.update(self._task, completed=over, total=now.of, news=escape(news))
+        elif now.ended is not None and now.ended.state != "kept" and LINES * over // now.of > self._told:
+            self._told = LINES * over // now.of
+            failed = f", {now.failed} failed" if now.failed else ""
+            self._console.print(f"{now.done}/{now.of} runs{failed}  {left}".rstrip(), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def stop_on_signal(after: str = "this round, and any pretraining in it") -> Iterator[Callable[[], bool]]:
+    """Within it the first Ctrl-C (or SIGTERM) asks the work to save and stop `after` a step; the second stops at once.
+
+    The first one is answered, as a step may take long.
+    """
+    asked = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        with contextlib.suppress(OSError):  # print can't be used here: it may have been interrupted itself
+            os.write(2, f"stopping after {after}; once more stops at once\n".encode())
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(s, ask) for s in signals]
+    try:
+        yield lambda: asked
+    finally:
+        for s, handler in zip(signals, before, strict=True):
+            signal.signal(s, handler)
+
+
+def _long(seconds: float) -> str:
+    """A time for people: 5 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} days"
