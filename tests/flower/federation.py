@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -75,9 +76,10 @@ class Federation:
         begun = self.flwr("run", str(ROOT / "examples" / "flower" / "app"), "--run-config", changes)
         assert begun is not None, "flwr run failed"
         run = str(begun["run-id"])
-        self._until(lambda: self._status(run).startswith("finished"), every=3.0)  # each look is a process of Flower's
-        log = self._do("log", run, "--show").stdout
-        return self._status(run), log
+        over = re.compile(rf"Finished task \d+ of run {run}\b")
+        self._until(lambda: over.search(self.log("superlink")))  # to ask for the status is a process each time
+        status: str = self._until(lambda: (now := self._status(run)).startswith("finished") and now)
+        return status, self._do("log", run, "--show").stdout
 
     def flwr(self, *words: str) -> dict[str, Any] | None:
         """What a command of Flower's says; None if it failed."""
@@ -128,13 +130,14 @@ class Federation:
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
 
-    def _until(self, true: Any, every: float = 0.5) -> None:
+    def _until(self, true: Any) -> Any:
         end = monotonic() + PATIENCE
-        while not true():
+        while not (found := true()):
             assert monotonic() < end, f"nothing came of it: see the logs in {self.folder}"
             gone = [name for name, process in self._running.items() if process.poll() is not None]
             assert not gone, "\n".join(f"{name} has ended:\n{self.log(name)}" for name in gone)
-            sleep(every)
+            sleep(0.5)
+        return found
 
 
 @contextmanager
