@@ -109,7 +109,7 @@ def solution(toy: Toy, lam: float, alpha: float) -> Tensor:
 
 @pytest.mark.parametrize("hvp", ["exact", "fd", "fd_normalised"])
 def test_a_quadratic_problem_is_solved_exactly_and_differences_are_exact_on_it(hvp: str) -> None:
-    toy = quadratic(hvp=hvp, lam=0.05, l2=1.0, meta_lr=0.3).run(1500)
+    toy = quadratic(hvp=hvp, lam=0.05, l2=1.0, meta_lr=0.3).run(600)
     want = solution(toy, 0.05, 0.1)
     assert float((theta_of(toy) - want).norm() / want.norm()) < (1e-11 if hvp == "exact" else 1e-8)
     duals = torch.stack([toy.party(i).dual["head.weight"][0] for i in range(N)])
@@ -178,7 +178,7 @@ def test_absent_clients_count_with_the_duals_that_the_server_knows() -> None:
         assert torch.allclose(theta_of(toy), theta, atol=1e-12, rtol=0)
         for i in there:
             assert torch.allclose(server.duals[str(i)]["head.weight"][0], duals[i], atol=1e-12, rtol=0)
-    assert torch.allclose(theta_of(toy.run(2000, start=7)), solution(toy, 0.2, 0.1), atol=1e-8, rtol=0)
+    assert torch.allclose(theta_of(toy.run(800, start=7)), solution(toy, 0.2, 0.1), atol=1e-8, rtol=0)
 
 
 class Gone(Faults):

@@ -280,7 +280,7 @@ def seeds_of(text: str) -> list[int]:
         try:
             found += range(int(first), int(last) + 1) if dash else [int(first)]
         except ValueError:
-            raise ConfigError(f"seeds are numbers such as 0,1,2 or 0-4, not {text!r}") from None
+            raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}") from None
     return found
 
 
