@@ -292,3 +292,37 @@ def test_small_things() -> None:
     assert seeds_of("0,2-4,9") == [0, 2, 3, 4, 9]
     with pytest.raises(ConfigError, match="--seeds takes numbers"):
         seeds_of("1-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "fedal", "-s", "models.pool=[mlp]"], "a shell needs quotes, as in -s 'models.pool="),
+        (["compare", "fedal", "local", "--seeds", "3-1"], "--seeds takes numbers"),
+        (["run", "search.toml"], "it is for fedloom sweep search.toml"),
+        (["run", "folder.toml"], "folder.toml is a folder, not a file"),
+        (["run", "fedal", "--out", "runs", "--resume"], "runs holds files but no run to go on with"),
+        (["data", "digits", "--plot", "who.xyz"], "--plot takes a file .png, .svg or .pdf, not who.xyz"),
+        (["data", "digits", "--plot", "nowhere/who.png"], "there is no folder nowhere"),
+        (["certs", "--revoke", "--out", "fed"], "name those whose certificates"),
+        (["certs", "a", "--out", "file"], "file is a file"),
+    ],
+)
+def test_more_mistakes_get_a_sentence(
+    fedloom: Callable[..., Done], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    (tmp_path / "search.toml").write_text("[sweep]")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "runs" / "fedal").mkdir(parents=True)
+    (tmp_path / "runs" / "fedal" / "config.toml").touch()
+    (tmp_path / "file").touch()
+    if "--revoke" in arguments:
+        fedloom("certs", "a", "--out", "fed")
+    done = fedloom(*arguments, code=2)
+    assert words in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr
+
+
+def test_a_relay_can_be_added_to_a_federation(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    fedloom("certs", "a", "b", "--out", "fed")
+    fedloom("certs", "--relay", "relay", "--out", "fed")
+    assert (tmp_path / "fed" / "relay" / "relay.toml").is_file()

@@ -86,5 +86,5 @@ def compare(
     experiment = check({"run": run_values, "compare": {**compared, **({"seeds": list(seeds)} if seeds else {})}})
     folder = Path(out) if out is not None else None
     if folder is not None:
-        settle(folder, resume=resume)
+        settle(folder, resume=resume, several=True)
     return execute_all(experiment, folder, resume=resume, progress=progress)

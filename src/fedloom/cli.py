@@ -21,7 +21,7 @@ from rich.table import Table
 from fedloom import cli_net, cli_reproduce, cli_sweep, cli_track
 from fedloom._version import __version__
 from fedloom.cli_track import Track
-from fedloom.errors import ConfigError, FedloomError
+from fedloom.errors import ConfigError, FedloomError, Interrupted
 
 if TYPE_CHECKING:
     from fedloom.experiment.config import Experiment
@@ -234,6 +234,7 @@ def data(
 
     [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
     """
+    _check_picture(plot)
     from fedloom.data.stats import describe, plot_counts
     from fedloom.experiment.reading import read
     from fedloom.experiment.world import data_of
@@ -533,8 +534,11 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
                 found = summarise(experiment.title, [result])
             else:
                 found = execute_all(experiment, folder, resume=resume, progress=progress.show, stop=stop)
-    except Stopped as stopped:
-        err.print(f"{stopped}; the same command with --out {folder} --resume goes on from there", soft_wrap=True)
+    except (Stopped, Interrupted) as stopped:
+        begun = (
+            f"with --out {folder} --resume goes on from there" if any(folder.glob("**/config.toml")) else "begins it"
+        )
+        err.print(f"{stopped}; the same command {begun}", soft_wrap=True)
         raise typer.Exit(130) from None
     show_comparison(found, out)
     if experiment.compare is None and "clients" in result.summary["accuracy"]:
@@ -555,7 +559,7 @@ def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bo
     from fedloom.experiment.run import settle
 
     if folder is not None:
-        settle(folder, resume=resume)
+        settle(folder, resume=resume, several=experiment.compare is not None)
         return folder
     name = experiment.run.name or Path(called.partition(".py:")[0]).stem
     taken = {
@@ -569,6 +573,14 @@ def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bo
     if not last:
         raise ConfigError(f"there is no run of {name!r} in runs/ to resume; name its folder with --out")
     return taken[last]
+
+
+def _check_picture(plot: Path | None) -> None:
+    """Before any work."""
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--plot takes a file .png, .svg or .pdf, not {plot}")
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot: there is no folder {plot.parent}")
 
 
 def _cell(value: Any) -> str:

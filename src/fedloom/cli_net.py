@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def certs(
-    names: Annotated[list[str], typer.Argument(metavar="NODE...", help="What the nodes are called.")],
+    names: Annotated[list[str] | None, typer.Argument(metavar="NODE...", help="What the nodes are called.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("federation"),
     address: Annotated[
         list[str] | None,
@@ -53,13 +53,13 @@ def certs(
     """
     work = _net("commands")
     if revoke:
-        work.revoke(names, folder, out)
+        work.revoke(names or (), folder, out)
         return
     from fedloom.methods import registry
 
     addresses = dict(_pair(text) for text in address or ())
     work.certs(
-        names,
+        names or (),
         folder,
         [name for name, method in registry().items() if not method.pooled],
         out,

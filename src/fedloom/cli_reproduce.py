@@ -83,9 +83,9 @@ def reproduce(
 
     After a Ctrl-C, a kill or a failure the same command does what is left, and nothing twice.
 
-    The command ends with status 1 if a run failed, and with 130 if it was stopped.
+    The command ends with status 1 if a run failed or was left to another process, and with 130 if it was stopped.
     """
-    from fedloom.progress import Many, stop_on_signal
+    from fedloom.progress import Many, closing, stop_on_signal
 
     plan = _plan(names or (), every, scale, seeds, only or (), settings or (), folder, ray, gpus)
     costs = show_plan(plan, workers)
@@ -98,10 +98,11 @@ def reproduce(
     with stop_on_signal("the rounds under way, each saved first") as stop, Many(out) as many:
         done = work(plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop)
     _show(done)
-    if done.stopped:
-        out.print("stopped; the same command does what is left")
-    if done.stopped or done.failed:
-        raise typer.Exit(130 if done.stopped else 1)
+    words, status = closing(done.ended)
+    if words:
+        out.print(words)
+    if status:
+        raise typer.Exit(status)
 
 
 def _plan(
@@ -185,8 +186,8 @@ def _counts(one: Planned, finished: set[str]) -> tuple[str, str, str]:
 
 def _costs(plan: Plan) -> dict[str, Cost]:
     """What each run comes to, by digest; that of one seed stands for all."""
+    from fedloom.experiment.pool import digest
     from fedloom.reproduce.cost import cost
-    from fedloom.reproduce.plan import digest
 
     known: dict[str, Cost] = {}
     found = {}

@@ -62,12 +62,14 @@ def sweep(
 
     After a Ctrl-C, a kill or a failure the same command does what is left, and nothing twice.
 
-    The command ends with status 1 if a run failed, and with 130 if it was stopped.
+    The command ends with status 1 if a run failed or was left to another process, and with 130 if it was stopped.
     """
     from fedloom.experiment.reading import seeds_of
-    from fedloom.progress import Many, stop_on_signal
+    from fedloom.progress import Many, closing, stop_on_signal
     from fedloom.sweep.read import read
+    from fedloom.track.trackers import check
 
+    check(track or ())
     asked = read(file, settings or (), None if seeds is None else seeds_of(seeds))
     folder = folder or Path("sweeps") / asked.name
     refuse_file(folder)
@@ -86,10 +88,11 @@ def sweep(
         found = work(asked, folder, workers=workers, progress=many.show, stop=stop)
     page = write(found, folder)
     _show(found, page)
-    if found.stopped:
-        out.print("stopped; the same command does what is left")
-    if found.stopped or found.failed:
-        raise typer.Exit(130 if found.stopped else 1)
+    words, status = closing(found.ended.values())
+    if words:
+        out.print(words)
+    if status:
+        raise typer.Exit(status)
 
 
 def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
@@ -97,7 +100,7 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     from fedloom.experiment.pool import usual_workers
     from fedloom.reproduce.cost import cost, describe
     from fedloom.sweep.read import Range, shown
-    from fedloom.sweep.work import planned
+    from fedloom.sweep.work import planned, work
 
     config = sweep.config
     table = Table("setting", "values", box=None, header_style="bold", pad_edge=False)
@@ -118,9 +121,11 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
         soft_wrap=True,
     )
     out.print(f"judged by {escape(config.measure)}: {'less' if config.less else 'more'} is better")
-    done = sum(1 for _ in (folder / "runs").glob("*/result.json"))
-    if done >= planned(sweep):
+    # stopped before it begins: what is finished of this sweep, whatever else the folder holds
+    there = work(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
+    if there is not None and not there.stopped:
         return
+    done = 0 if there is None else sum(one.state == "kept" for one in there.ended.values())
     try:
         each = cost(sweep.own())
     except FedloomError:  # whatever is wrong is told by who runs it

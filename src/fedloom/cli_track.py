@@ -37,7 +37,8 @@ def track(
 
     [bold]WANDB_MODE=offline fedloom track runs/mine --to wandb[/]  (then: wandb sync)
 
-    The same command sends what has come since. RUN/tracked.json has what was sent; without it all is sent anew.
+    The same command sends what has come since. RUN/tracked-NAME.json has what was sent; without it
+    all is sent anew.
 
     While a run goes on: fedloom run … --track tensorboard.
     """

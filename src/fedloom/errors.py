@@ -46,6 +46,10 @@ class EngineError(FedloomError):
     """The machines or processes that should run the parties can't be had, or are lost."""
 
 
+class Interrupted(EngineError):
+    """We were told to stop while we waited for them."""
+
+
 class CheckpointError(FedloomError):
     """A checkpoint is torn, foreign or missing."""
 

@@ -141,6 +141,8 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
             found.append(f"{where}: must be set")
         elif item["type"] in ("model_type", "dict_type"):
             found.append(f"{where}: must be a table, not {item['input']!r}")
+        elif item["type"] == "too_short":
+            found.append(f"{where}: must have at least {item['ctx']['min_length']}")
         else:
             text = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], dict | list) else f", not {item['input']!r}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +16,7 @@ from rich.progress import Progress as Bars
 
 if TYPE_CHECKING:
     from fedloom.experiment.config import Experiment
-    from fedloom.experiment.pool import Standing
+    from fedloom.experiment.pool import Ended, Standing
     from fedloom.experiment.run import Status
 
 LINES = 10
@@ -102,6 +102,21 @@ class Many(_Shown):
             self._told = LINES * over // now.of
             failed = f", {now.failed} failed" if now.failed else ""
             self._console.print(f"{now.done}/{now.of} runs{failed}  {left}".rstrip(), soft_wrap=True)
+
+
+def closing(ended: Iterable[Ended]) -> tuple[str, int]:
+    """The last words of a command that does many runs, and its status.
+
+    Returns:
+        Nothing and 0 if all is done; 1 if a run failed, or is left to another process that is at it; 130 if the command
+        was stopped.
+    """
+    every = [*ended]
+    if any(one.state == "stopped" or (one.state == "left" and not one.reason) for one in every):
+        return "stopped; the same command does what is left", 130
+    if any(one.state == "left" for one in every):
+        return "some runs are left to another process; the same command does what is left", 1
+    return "", int(any(one.state == "failed" for one in every))
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.errors import DataError, EngineError, MethodError
+from fedloom.errors import DataError, EngineError, Interrupted, MethodError
 from fedloom.experiment import live
 from fedloom.experiment.engine import start
 from fedloom.experiment.live import thinned
@@ -103,7 +103,7 @@ def test_a_stop_and_a_resumed_run(tmp_path: Path) -> None:
         (MethodError("a rule was broken\nTraceback: secret"), "failed", "a rule was broken"),
         (ZeroDivisionError("secret"), "failed", "ZeroDivisionError"),
         (KeyboardInterrupt(), "stopped", ""),
-        (EngineError("stopped while nodes were waited for; and more"), "stopped", "while nodes were waited for"),
+        (Interrupted("stopped while nodes were waited for"), "stopped", "while nodes were waited for"),
         (
             EngineError("a round was stopped while nodes were waited for"),
             "failed",

@@ -167,6 +167,14 @@ def test_what_could_run_code_or_read_files_is_found(tmp_path: Path) -> None:
     assert suspicious(RunConfig(models={"pool": ["my.nets:small"]}), ["my.nets:small"]) == []
 
 
+def test_where_a_node_has_folders_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cohort").mkdir()
+    told = {str(suspicious(RunConfig(pretrained={"model": m}))) for m in ("hf:~", "hf:cohort", "hf:nothing")}
+    assert len(told) == 1 and tmp_path.name not in told.pop()
+
+
 def test_who_goes_on_must_have_the_same_settings() -> None:
     marks = {fingerprint(build(run("fedal", **c))) for c in ({}, {"engine": {"workers": 2}}, {"name": "other"})}
     assert len(marks) == 1

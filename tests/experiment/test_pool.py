@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from fedloom.experiment import _pooled, pool
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers
 from fedloom.experiment.run import execute
+from fedloom.experiment.session import fingerprint
+from fedloom.experiment.world import build
 from tests.experiment.held import PAGE, hold, rounds, write
 
 DRIVER = """
@@ -150,8 +153,15 @@ def test_a_digest_tells_what_moves_a_number(page: Path) -> None:
     assert {digest(RunConfig(**{**values, **change})) for change in same} == {digest(run)}
     assert len({digest(run), *(digest(RunConfig(**{**values, **change})) for change in others)}) == len(others) + 1
     before = digest(a_run(page))
+    assert digest(a_run(page, "bad")) != before == digest(a_run(page, name="x", data={"clients": 2, "root": "/there"}))
+    assert digest(RunConfig(method=str(page))) == digest(RunConfig(method=f"{page}:counted"))
     page.write_text(PAGE + "# changed\n")
     assert digest(a_run(page)) != before and len(before) == 16
+
+
+def test_a_checkpoint_is_of_one_method_of_a_page(page: Path) -> None:
+    counted, bad, first = (build(a_run(page, method)) for method in ("counted", "bad", "counted"))
+    assert fingerprint(counted) == fingerprint(first) != fingerprint(bad)
 
 
 def test_a_pretrained_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
@@ -204,13 +214,39 @@ def test_a_folder_that_cannot_be_written_to_fails_alone(page: Path, tmp_path: Pa
     assert bad.reason == f"Is a directory: {tmp_path / 'bad' / '.lock'}"
 
 
-def test_one_run_at_a_time_on_a_gpu() -> None:
-    assert usual_workers([RunConfig()]) >= 1
+def test_a_run_whose_page_is_edited_meanwhile_fails_and_leaves_no_result(page: Path, tmp_path: Path) -> None:
+    """Of three: under way when the page is edited, not begun yet, and of another page."""
+    (tmp_path / "other").mkdir()
+    runs = [a_run(page, rounds=4, seed=0), a_run(page, rounds=4, seed=1), a_run(write(tmp_path / "other"), rounds=1)]
+    jobs = [Job(run, tmp_path / str(n), cost=3.0 - n) for n, run in enumerate(runs)]
+    held = hold(page, 0, 2)
+
+    def edit() -> bool:
+        if held.exists() and "0 2" in rounds(page):
+            page.write_text(PAGE + "# changed\n")
+            held.unlink()
+        return False
+
+    ended = run_all(jobs, workers=1, stop=edit)
+    assert [(one.state, "was changed since" in one.reason) for one in ended] == [
+        ("failed", True),
+        ("failed", True),
+        ("finished", False),
+    ]
+    assert not jobs[1].folder.exists() and not (jobs[0].folder / "result.json").exists()
+    planned = Job(runs[1], tmp_path / "4", digest="0" * 16)
+    assert [one.state for one in run_all([planned], workers=1)] == ["failed"] and not planned.folder.exists()
+
+
+def test_one_run_at_a_time_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
+    assert usual_workers([RunConfig()]) == 3
     assert usual_workers([RunConfig(), RunConfig(engine={"device": "cuda"})]) == 1
 
 
 def test_time_left_goes_by_the_cost_of_what_finished(page: Path, tmp_path: Path) -> None:
-    jobs = [Job(a_run(page, seed=n), tmp_path / str(n), cost=cost) for n, cost in enumerate((1.0, 2.0, 4.0))]
+    runs = [a_run(page, seed=seed) for seed in range(3)]
+    jobs = [Job(run, tmp_path / "x", cost=2.0**n, digest=digest(run)) for n, run in enumerate(runs)]
     seen: list[Standing] = []
     board = pool.Board(jobs, seen.append, hands=2)
     board.end(jobs[1], "kept")

@@ -20,6 +20,7 @@ from fedloom.flower import post as posts
 from fedloom.flower.letters import pack, unpack
 from fedloom.flower.post import Line, Post
 from fedloom.net import parts, terms
+from fedloom.net.frames import MOST_WORDS
 from fedloom.net.terms import Refused
 
 
@@ -96,6 +97,15 @@ def test_a_refusal_comes_back_with_its_words(grid: Grid, post: Post) -> None:
     with pytest.raises(Refused, match="a later call has been made") as caught:
         coming.result(10)
     assert caught.value.code == terms.STALE
+
+
+def test_words_of_a_node_can_not_move_a_terminal_s_cursor(grid: Grid, post: Post) -> None:
+    coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
+    until(lambda: bool(grid.pushed))
+    grid.reply(pack({"code": terms.MISMATCH, "words": "\x1b[2Jother\nrows" + "." * 5000}))
+    with pytest.raises(Refused) as caught:
+        coming.result(10)
+    assert caught.value.words.startswith("[2Jotherrows...") and len(caught.value.words) <= MOST_WORDS
 
 
 @pytest.mark.parametrize(("code", "meaning"), [(2, terms.FAILED), (3, terms.LATE), (5, terms.UNREACHABLE)])

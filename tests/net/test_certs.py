@@ -13,7 +13,7 @@ import sys
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -32,6 +33,7 @@ from rich.console import Console
 import fedloom.net
 from fedloom.errors import ConfigError, EngineError, FedloomError
 from fedloom.net import certs as authorities
+from fedloom.net import credentials
 from fedloom.net.certs import Authority, write
 from fedloom.net.commands import certs, revoke
 from fedloom.net.credentials import Credentials, endpoint
@@ -191,6 +193,40 @@ def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(authority: Au
     asyncio.run(calls())
 
 
+def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(authority: Authority) -> None:
+    server, caller = holder(authority, "hospital-a"), holder(authority, "coordinator")
+    fallen = holder(authority, "hospital-b")
+    authority.revoke("hospital-b")
+    assert caller.caller(context(fallen)) is None and caller.revoked is not None
+
+    async def calls() -> None:
+        async with served(server) as address, served(fallen) as other:
+            for change in (lambda file: write(file, b"torn"), Path.unlink):
+                for file in (caller.revoked, caller.certificate, caller.key):
+                    change(file)
+                assert await caller.check_server(address, "hospital-a") == server.certificate.read_bytes()
+                with pytest.raises(EngineError, match="can't be believed to be hospital-b: certificate revoked"):
+                    await caller.check_server(other, "hospital-b")
+
+    asyncio.run(calls())
+
+
+def test_a_list_that_is_old_or_another_ca_s_says_so(authority: Authority, tmp_path: Path) -> None:
+    me, other = holder(authority, "hospital-a"), Authority.create(tmp_path / "other")
+    found, stranger = me._list, holder(other, "hospital-b")
+    assert found is not None and found.against(credentials._shown(me.certificate.read_bytes())) == ""
+    assert "of another CA" in found.against(credentials._shown(stranger.certificate.read_bytes()))
+    found._ends = datetime(2020, 1, 2, tzinfo=UTC)
+    assert "ended on 2020-01-02" in found.against(credentials._shown(me.certificate.read_bytes()))
+    assert me.caller(context(me)) is None
+
+
+@pytest.mark.parametrize("address", ["x" * 70 + ".example:1", "..:1", "a\0b:1"])
+def test_what_is_no_address_is_said_so(authority: Authority, address: str) -> None:
+    with pytest.raises(EngineError, match="which is no address"):
+        asyncio.run(holder(authority, "coordinator").check_server(address, "hospital-a"))
+
+
 def test_credentials_say_what_is_wrong_with_their_files(
     authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +248,11 @@ def test_credentials_say_what_is_wrong_with_their_files(
     write(place / "locked.pem", secret, secret=True)
     with pytest.raises(ConfigError, match="has a password"):
         Credentials(good.ca, good.certificate, place / "locked.pem")
+    weak = rsa.generate_private_key(65537, 1024)
+    monkeypatch.setattr(authorities.ec, "generate_private_key", lambda _: weak)
+    with pytest.raises(ConfigError, match=r"can't be used \(.*KEY_TOO_SMALL\)"):
+        holder(authority, "hospital-c")
+    monkeypatch.undo()
     with pytest.raises(ConfigError, match="ended on"):
         holder(authority, "hospital-c", days=-0.02)
     monkeypatch.setattr(authorities, "_AGO", timedelta(hours=-1))

@@ -155,7 +155,10 @@ def test_a_secret_draw_has_other_people_each_time(files: list[Path], tmp_path: P
     assert len(audits(nodes, "matched")) == 8
 
 
-def test_who_is_matched_stays_so_when_a_run_goes_on(files: list[Path], tmp_path: Path) -> None:
+def test_who_is_matched_stays_so_when_a_run_goes_on(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the coordinator's clock was set back meanwhile."""
     with federation(tmp_path / "fed", 2, nodes_of(files)) as (path, nodes):
         run, out = run_of("split", federated(path, files, secret=True)), tmp_path / "run"
         seen: list[int] = []
@@ -165,6 +168,7 @@ def test_who_is_matched_stays_so_when_a_run_goes_on(files: list[Path], tmp_path:
         assert before is not None and len(audits(nodes, "matched")) == 2
         for node in nodes:  # as if it was restarted
             node.host._sittings.clear()
+        monkeypatch.setattr("fedloom.experiment.engine.time_ns", lambda: 1)
         result = execute(run, out, resume=True)
         after = Matched.load(out / FILE)
         assert after is not None and after.mark == before.mark and len(audits(nodes, "matched")) == 2

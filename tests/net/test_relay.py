@@ -28,6 +28,7 @@ from rich.console import Console
 
 from fedloom.errors import ConfigError, EngineError
 from fedloom.net import relay as relays
+from fedloom.net import tunnel as tunnels
 from fedloom.net.commands import certs, revoke
 from fedloom.net.credentials import Credentials
 from fedloom.net.members import Member, connect
@@ -451,6 +452,36 @@ def test_a_revoked_relay_is_not_used(tmp_path: Path) -> None:
             await again.close()
 
     run(test)
+
+
+def test_a_relay_that_is_revoked_is_let_go_of_by_both_sides(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet = Console(file=io.StringIO())
+    mine = tmp_path / "mine"
+    certs(["node", "other"], mine, ["fedal"], quiet, relay="relay")
+    monkeypatch.setattr(tunnels, "BEAT", 0.1)
+
+    async def test() -> None:
+        async with net(mine) as made, made.tunnel() as address:
+            _, writer = await asyncio.open_unix_connection(address.removeprefix("unix:"))
+            await until(lambda: made.relay.open == 1 and bool(made.exposure._carried))
+            revoke(["relay"], mine, quiet)
+            await until(lambda: not made.exposure.up and not made.exposure._carried)
+            await until(lambda: made.relay.nodes == () and not made.relay.open)
+            writer.close()
+
+    run(test)
+    why = "the certificate of relay does not count any more"
+    assert f" any more: {why}" in caplog.text and re.search(
+        f"no way to node through the relay at .*: {why}", caplog.text
+    )
+
+
+def test_the_words_of_a_relay_can_not_move_a_terminal_s_cursor() -> None:
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.ABORTED, nothing, nothing, "\x1b[2Jgo\nhome")
+    assert tunnels._why(error) == "[2Jgohome"
 
 
 def test_after_a_restart_of_the_relay_the_node_is_reached_again(fed: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from fedloom import message
 from fedloom.engines.base import Failure, Task
-from fedloom.errors import MessageError
+from fedloom.errors import EngineError, MessageError
 from fedloom.net import parts, terms
 from fedloom.net.engine import NetEngine
 from fedloom.net.members import Member, Waiting, Wire
-from fedloom.net.seat import Seat, Terms
+from fedloom.net.seat import MOST_NOTES, Seat, Terms
 from fedloom.net.terms import Refused
 
 LINE = {"failure": "raised", "injected": False}
@@ -83,6 +83,31 @@ def test_a_reason_is_one_of_those_known_and_notes_are_numbers() -> None:
     found = asyncio.run(seat(node).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
     assert found.results[0].reason == "raised" and "the log of a has it" in found.results[0].trace
     assert found.notes == {"a": 1.0, "c": [2.0]}
+
+
+def test_more_notes_than_a_page_makes_are_not_taken() -> None:
+    many = parts.pack({**GOOD, "notes": {f"{n}": 1.0 for n in range(1000)}})  # type: ignore[arg-type]
+    found = asyncio.run(seat(Node(many)).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
+    assert list(found.notes) == [f"{n}" for n in range(MOST_NOTES)]
+
+
+def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
+    members = {1: Member("a"), 2: Member("b"), 3: Member("c")}
+    common = Terms("0" * 32, 1, "{}", False, Waiting(fewest=2), members)
+    stale, good = Refused(terms.STALE, "a newer start has taken over"), parts.pack(GOOD)  # type: ignore[arg-type]
+
+    async def say(party: int, answer: bytes | Refused) -> Any:
+        task = Task(party, "update", {}, round=0)
+        node = Seat(party, members[party], Node(answer), common)
+        return (await node.tell([task], message.encode({}), False, None)).results[0].reason
+
+    async def says() -> None:
+        assert [await say(1, stale), await say(1, stale)] == [terms.STALE] * 2
+        assert [await say(1, good), await say(2, stale)] == ["raised", terms.STALE]  # the first takes it back
+        with pytest.raises(EngineError, match="gives way to the other"):
+            await say(3, stale)
+
+    asyncio.run(says())
 
 
 def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> None:

@@ -399,6 +399,27 @@ def test_a_node_that_is_revoked_is_not_talked_to(tmp_path: Path, fast: None) -> 
     run(work())
 
 
+def test_nothing_that_goes_wrong_ends_the_signs_of_life(
+    pki: Pki, fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        dial, tries = Link._dial, 0
+
+        async def broken(link: Link) -> object:
+            nonlocal tries
+            tries += 1
+            if tries < 4:
+                raise ValueError("embedded null byte")
+            return await dial(link)
+
+        monkeypatch.setattr(Link, "_dial", broken)
+        async with serving(Echo(), pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
+            assert await link.ask("echo", b"1", id="1", deadline=9) == b"1"
+
+    run(work())
+    assert caplog.text.count("node can't be asked for a sign of life") == 1
+
+
 def test_a_node_with_a_renewed_certificate_is_taken_back(tmp_path: Path, fast: None) -> None:
     async def work() -> None:
         pki, handler = Pki(tmp_path), Echo()

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 import grpc
+import grpc.aio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -204,6 +205,26 @@ def test_words_of_any_length_cross_cut() -> None:
             assert len(refusal.value.words) <= frames.MOST_WORDS
 
     run(work())
+
+
+def test_words_that_come_in_place_of_a_sign_of_life_can_not_move_a_terminal_s_cursor() -> None:
+    async def pulse(_: bytes, context: Any) -> None:
+        await context.abort(Status.UNAVAILABLE, "\x1b[2Jno\nroom " + "ä" * 500)
+
+    async def work() -> str:
+        server = grpc.aio.server()
+        rpcs = {"Pulse": grpc.unary_unary_rpc_method_handler(pulse)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(frames.SERVICE, rpcs),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with linked(port, None, own="hub", up=False) as link:
+            await _until(lambda: bool(link.trouble))
+            trouble = link.trouble
+        await server.stop(0)
+        return trouble
+
+    trouble = run(work())
+    assert trouble.startswith("[2Jnoroom ää") and len(trouble) <= frames.MOST_WORDS
 
 
 # -- a caller and a hostile node --------------------------------------------------------------------------------------

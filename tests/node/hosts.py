@@ -71,24 +71,29 @@ def which(**changes: Any) -> bytes:
     return parts.pack({"run": RUN, "start": 1, **changes})
 
 
-def doing(call: int, host: Host, *, round: int = 0, **changes: Any) -> bytes:
-    """A round's work of FedAvg; without weights where a method shares none."""
+def doing(
+    call: int, host: Host, *, round: int = 0, shared: Any = None, each: tuple[Any, ...] = (), **changes: Any
+) -> bytes:
+    """A round's work of FedAvg, without weights where a method shares none; or with other shared arguments, and a
+    task for each of further ones."""
     party: Any = host._sittings[RUN].party
-    shared = {"t": round, "weights": party.shared() if hasattr(party, "shared") else {}}
+    if shared is None:
+        shared = {"t": round, "weights": party.shared() if hasattr(party, "shared") else {}}
+    task: dict[str, Any] = {"each": None, "parcels": {}, "fault": None, "seed": 7}
     head = {
         "run": RUN,
         "start": 1,
         "call": call,
         "round": round,
         "method": "update",
-        "tasks": [{"each": None, "parcels": {}, "fault": None, "seed": 7}],
+        "tasks": [{**task, "each": n} for n in range(1, len(each) + 1)] or [task],
         "leave": False,
         "expect": spell(None),
         "kept": [],
         "floor": 0,
         "deadline": 60.0,
     }
-    return parts.pack({**head, **changes}, message.encode(shared))
+    return parts.pack({**head, **changes}, message.encode(shared), *map(message.encode, each))
 
 
 class Asked:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
+import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,17 +180,36 @@ def test_helpers_of_a_page_are_not_called(method: str, leave: bool, ask: Asked) 
     assert known(ask) == before
 
 
-def test_rows_of_a_holder_are_not_called_for(hosts: Callable[..., Asked]) -> None:
+@pytest.fixture
+def holder(hosts: Callable[..., Asked]) -> Asked:
+    """A host whose party holds columns."""
     ask = hosts(methods=["split"], data={"mine": {"set": "digits"}})
     columns = {"aligned": 24, "unaligned": 20}
     text = config(method="split", columns=columns, params={"batch_size": 8}, data={"name": "mine", "clients": 3})
     ask("open", opening(text, party=1))
-    before = known(ask)
+    return ask
+
+
+def test_rows_of_a_holder_are_not_called_for(holder: Asked) -> None:
+    before = known(holder)
     for method in ("aligned_rows", "some_rows", "components", "calibrate", "alone"):
-        assert callable(getattr(ask.host._sittings[RUN].party, method))
-        body = doing(0, ask.host, method=method)
-        assert "names in CALLS" in ask.refused("do", body).words
-    assert known(ask) == before
+        assert callable(getattr(holder.host._sittings[RUN].party, method))
+        body = doing(0, holder.host, method=method)
+        assert "names in CALLS" in holder.refused("do", body).words
+    assert known(holder) == before
+
+
+def test_a_contribution_is_for_the_test_people_however_it_is_asked_for(holder: Asked) -> None:
+    before, test, aligned = known(holder), {"on": "test"}, {"on": "aligned"}
+
+    def asking(**changes: Any) -> bytes:
+        return doing(0, holder.host, **{"method": "contribution", "round": -1, "shared": test, **changes})
+
+    for body in (asking(shared=aligned), asking(each=(aligned,)), asking(each=(test, aligned)), asking(shared={})):
+        assert "that all are tested on" in holder.refused("do", body).words
+    assert "of no round" in holder.refused("do", asking(round=0)).words
+    assert "reply" in parts.unpack(holder("do", asking()))[0]["lines"][0]
+    assert known(holder) == before
 
 
 def test_a_page_that_names_no_calls_is_not_worked_for(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +323,6 @@ def test_heavy_work_is_not_done_in_the_thread_of_the_network(
     body = doing(0, ask.host)
     reply = ask("do", body)
     sitting = ask.host._sittings[RUN]
-    sitting.last = replace(sitting.last, reply=b"")
     assert ask("do", body) == reply
     key = sitting.leave(0, b"left")
     assert ask("fetch", parts.pack({"run": RUN, "key": key}), "peer") == b"left"
@@ -341,6 +361,41 @@ def test_work_of_a_start_that_another_has_replaced_is_stale(ask: Asked) -> None:
     assert ask.host._sittings[RUN].start == 2 and not ask.host._sittings[RUN].over
 
 
+def test_an_older_start_does_not_work_on_what_a_newer_one_left_that_was_cut_short(
+    ask: Asked, hosts: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, body = parts.unpack(ask("digest", which()))[0], doing(1, ask.host, round=1)
+
+    def killed(*_: object) -> None:
+        raise OSError("the machine went down")
+
+    with monkeypatch.context() as cut:
+        cut.setattr(Store, "begin", killed)
+        assert ask.refused("open", opening(start=2, resume=True)).code == terms.FAILED
+    again = hosts()
+    assert again.refused("do", body).code == terms.UNKNOWN
+    assert again.refused("open", opening()).code == terms.STALE
+    again("open", opening(start=2, resume=True))
+    again("restore", which(start=2, round=1))
+    assert parts.unpack(again("digest", which(start=2)))[0] == wanted
+
+
+def test_a_party_that_was_never_called_goes_on_and_one_that_was_lost_does_not(hosts: Callable[..., Asked]) -> None:
+    ask = hosts()
+    ask("open", opening())
+    wanted = ask("digest", which())
+    for start, round in ((2, 1), (3, 1), (4, 5), (5, 5), (6, 8)):
+        ask("open", opening(start=start, resume=True))
+        ask("restore", which(start=start, round=round))
+        assert ask("digest", which(start=start)) == wanted
+        if start == 4:  # the only one in which it has a part, which does not count in the end
+            ask("do", doing(0, ask.host, start=start, round=round))
+    shutil.rmtree(ask.config.state / f"run-{RUN}")
+    for start in (7, 8):
+        ask("open", opening(start=start, resume=True))
+        assert ask.refused("restore", which(start=start, round=8)).code == terms.UNKNOWN
+
+
 def test_a_run_is_closed_even_if_its_model_can_not_be_written(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("the disk is full")
@@ -349,6 +404,31 @@ def test_a_run_is_closed_even_if_its_model_can_not_be_written(ask: Asked, monkey
     monkeypatch.setattr(Store, "write_model", full)
     assert ask.refused("close", which()).code == terms.FAILED
     assert sitting.over and not ask.host._sittings
+
+
+def test_a_start_in_which_nothing_was_done_leaves_nothing_and_spoils_nothing(ask: Asked) -> None:
+    ask("close", which())
+    model = ask.config.state / f"run-{RUN}" / "model.safetensors"
+    learnt = model.read_bytes()
+    ask("open", opening(start=2, resume=True))
+    ask("close", which(start=2))
+    assert model.read_bytes() == learnt
+    other = RUN[::-1]
+    ask("open", opening(run=other))
+    assert (ask.config.state / f"run-{other}").is_dir()
+    ask("close", which(run=other))
+    assert not (ask.config.state / f"run-{other}").exists()
+
+
+def test_what_is_dropped_for_newer_runs_is_told(hosts: Callable[..., Asked]) -> None:
+    idle = hosts(keep_runs=1)
+    for n in range(2):
+        old = idle.config.state / f"run-{n}"
+        old.mkdir(parents=True)
+        os.utime(old, (n, n))
+    idle("open", opening())
+    lines = [json.loads(line) for line in (idle.config.state / "audit.jsonl").read_text().splitlines()]
+    assert [line["run"] for line in lines if line["what"] == "dropped"] == ["0"]
 
 
 def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,6 +135,18 @@ def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[...,
     assert kept(asked) is None
 
 
+def test_a_shard_for_which_there_was_no_room_can_be_asked_for_again(
+    host: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, shard = host(), step("shard", client().request(), shard=0)
+    asked("match", begin())
+    with monkeypatch.context() as full:
+        full.setattr(asked.host, "_waiting", asked.config.queue)
+        assert asked.refused("match", shard).code == terms.BUSY
+    asked("match", shard)
+    assert asked.refused("match", shard).code == terms.MALFORMED
+
+
 def test_who_may_go_on_with_a_matching(host: Callable[..., Asked]) -> None:
     asked = host()
     asked("match", begin(start=5))

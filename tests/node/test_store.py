@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import hashlib
 import os
 import shutil
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fedloom import message
-from fedloom.errors import CheckpointError
-from fedloom.node.store import Entry, Store, prune
+from fedloom.errors import CheckpointError, ConfigError
+from fedloom.node import serve
+from fedloom.node.store import UNPLACED, Entry, Store, alone, prune
+from tests.node.hosts import node
 
 FACTS = {"caller": "hub", "start": 1, "party": 0, "members": {}, "config": "{}"}
 
@@ -180,6 +185,23 @@ def test_a_torn_state_does_not_stand_in_the_way_of_a_new_start(store: Store) -> 
     assert same(store.before(0), entry(-1, -1))
 
 
+def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
+    config, over = node(tmp_path), threading.Event()
+
+    def waited() -> bool:
+        with alone(config.state, wait=True):
+            return over.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with alone(config.state):
+            other = pool.submit(waited)
+            with pytest.raises(ConfigError, match="another process works on"):
+                asyncio.run(asyncio.wait_for(serve.run(config), 20))
+            assert not (config.state / "secret").exists()
+            over.set()
+        assert other.result(20)
+
+
 def test_the_newest_runs_are_kept_and_those_in_use(tmp_path: Path) -> None:
     for n in range(6):
         (tmp_path / f"run-{n}").mkdir()
@@ -233,6 +255,11 @@ class Coordinators(RuleBasedStateMachine):
             self.store.write(self._entry())
 
     @rule()
+    def a_round_without_it(self) -> None:
+        self.before = [*self.before[: self.round], self.now]
+        self.round += 1
+
+    @rule()
     def a_checkpoint(self) -> None:
         if self.saved[-1] != self.round:
             self.saved = [*self.saved[-1:], self.round]
@@ -243,7 +270,7 @@ class Coordinators(RuleBasedStateMachine):
         back = self.saved[0] if older else self.saved[-1]
         self.start, self.call = self.start + 1, -1
         self.store.set_aside(marks=True)
-        self.store.write(Entry(self.start, -1, -1, b"", {"n": -1}))
+        self.store.write(Entry(self.start, UNPLACED, -1, b"", {"n": -1}))
         self.store.begin({**FACTS, "start": self.start})
         expected = [*self.before, self.now][back]
         found = self.store.before(back)

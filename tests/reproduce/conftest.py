@@ -10,7 +10,9 @@ import pytest
 
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import execute
+from fedloom.report.read import read_run
 from fedloom.reproduce.found import Found, gather
+from fedloom.reproduce.measure import of
 from fedloom.reproduce.read import Cell, Reproduction, parsed
 
 TEXT = """
@@ -67,6 +69,11 @@ evaluate = { points = 2 }
 [paper]
 run = { iterations = 10 }
 """
+
+
+def value(folder: Path, measure: str) -> float | None:
+    """A measure of a run's folder."""
+    return of(read_run(folder), measure)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import pytest
 
 from fedloom.reproduce.claims import RULE, Judged, decide, judge
 from fedloom.reproduce.found import Found, Number
-from fedloom.reproduce.measure import value
 from fedloom.reproduce.read import Claim
-from tests.reproduce.conftest import Made
+from tests.reproduce.conftest import Made, value
 
 NEAR = [1.9, 2.0, 2.1]
 """Mean 2, s.d. 0.1: the interval is 2 ± 4.303 · 0.1 / √3 = 1.752 to 2.248."""
+SOME = "infinite in some seeds alone, or not to one side, as where a level is not always reached"
+NEITHER = "a difference is no number, as where neither reaches a level"
 FAR = [1.0, 2.0, 3.0]
 """Ten times as wide: −0.484 to 4.484."""
 
@@ -43,8 +44,16 @@ FAR = [1.0, 2.0, 3.0]
         ([2.0, 2.0], "more", 1, "not seen", "seen, but 2 seeds are too few"),
         ([2.0], "more", 1, "not testable here", "one seed says nothing about chance"),
         ([], "more", 0, "not testable here", "no seed has all of its runs"),
-        ([1.0, 2.0, math.inf], "more", 0, "not testable here", "the level was not reached in every run"),
-        ([1.0, 2.0, math.nan], "more", 0, "not testable here", "the level was not reached in every run"),
+        ([1.0, 2.0, math.inf], "more", 0, "not testable here", SOME),
+        ([math.inf, math.inf, -math.inf], "more", 0, "not testable here", SOME),
+        ([math.inf] * 3, "more", 9, "held", "the first is infinite in every seed"),
+        ([-math.inf] * 3, "less", 9, "held", "the second is infinite in every seed"),
+        ([math.inf] * 3, "less", 0, "not seen", "the opposite: the first is infinite in every seed"),
+        ([-math.inf] * 3, "more", 0, "not seen", "the opposite: the second is infinite in every seed"),
+        ([math.inf] * 3, "within", 9, "not seen", "they differ by more: the first is infinite in every seed"),
+        ([math.inf] * 2, "more", 0, "not seen", "seen, but 2 seeds are too few: the first is infinite in every seed"),
+        ([math.inf], "more", 0, "not testable here", "one seed says nothing about chance"),
+        ([math.inf, 2.0, math.nan], "more", 0, "not testable here", NEITHER),
     ],
 )
 def test_the_rule(differences: Sequence[float], rule: Any, by: float, verdict: str, said: str) -> None:
@@ -120,22 +129,44 @@ def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -
     found = made.found()
     place = found.places[LOCAL, "α = 5"]
     assert place.tries[1].run
-    other = place.tries[1].run.summary.model_copy(update={"test_sha256": "0" * 64})
-    run = replace(place.tries[1].run, summary=other)
-    tries = (place.tries[0], replace(place.tries[1], run=run), *place.tries[2:])
-    moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, tries=tries)})
-
-    def said(right: str) -> str:
-        return judge(Claim(text="So it is.", left=A, right=right), moved).found
-
-    assert said(LOCAL) == said("Local @ α = 5") == "the runs of a seed have other test rows"
-    across = Claim(text="So it is.", left="Local @ α = 5", right="Local @ α = 0.1")
-    assert judge(across, moved).mean is not None and "paired by seed only" in RULE
+    for change in ({"test_sha256": "0" * 64}, {"dataset": "another"}):
+        run = replace(place.tries[1].run, summary=place.tries[1].run.summary.model_copy(update=change))
+        tries = (place.tries[0], replace(place.tries[1], run=run), *place.tries[2:])
+        moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, tries=tries)})
+        by_rows, by_cells = (Claim(text="So it is.", left=A, right=right) for right in (LOCAL, "Local @ α = 5"))
+        said = {judge(claim, moved).found for claim in (by_rows, by_cells)}
+        assert said == {"the runs of a seed have other test rows"}
+        across = Claim(text="So it is.", left="Local @ α = 5", right="Local @ α = 0.1")
+        assert judge(across, moved).mean is not None and "paired by seed only" in RULE
 
 
 def test_what_is_infinite_is_no_number(made: Made) -> None:
     found = judged(made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",))
     assert (found.verdict, found.seeds[2], found.mean) == ("not testable here", None, None)
+    never = judged(made, table([1, 2, 3], [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="less")
+    assert (never.verdict, never.mean, never.ends) == ("held", None, None)
+    assert never.found == "the second is infinite in every seed" and "infinite to one side" in RULE
+    both = judged(made, table([math.inf] * 3, [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="within", by=1)
+    assert (both.verdict, both.found) == ("not testable here", NEITHER)
+    assert both.seeds == never.seeds == dict.fromkeys(range(3))
+
+
+def test_what_rounding_leaves_is_no_difference(made: Made) -> None:
+    numbers = table([0.3] * 3, [0.3] * 3, [0.1] * 3, [0.1] * 3)
+    found = judged(made, numbers, times=3, rule="less")
+    assert 0.3 - 3 * 0.1 < 0 and (found.verdict, found.seeds) == ("not seen", dict.fromkeys(range(3), 0.0))
+    assert judged(made, table([1e-9] * 3, [1e-9] * 3, [0.0] * 3, [0.0] * 3)).verdict == "held"
+
+
+def test_no_number_is_not_the_best(made: Made) -> None:
+    found = made.found()
+    for a, local in ((math.nan, 2.0), (2.0, math.nan)):
+        put = {(A, "α = 5"): Number({0: a}), (LOCAL, "α = 5"): Number({0: local})}
+        found.__dict__["numbers"] = {**found.numbers, **put}
+        assert found.best("α = 5") == set()
+    third = {("Large", "α = 5"): Number({0: 1.0})}
+    found.__dict__["numbers"] = {**found.numbers, **third}
+    assert found.best("α = 5") == {A}
 
 
 def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made) -> None:
@@ -144,6 +175,19 @@ def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made
     ways = [{}, {"rule": "less"}, {"by": 1}, {"measure": "own accuracy"}, {"times": 2}, {"right": 2.0}]
     assert len({one.evidence, *(judged(made, {}, **way).evidence for way in ways)}) == 1 + len(ways)
     assert judged(made, {}, left="Large").evidence == ""
+    kilo, mega = (judged(made, {}, measure="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
+    assert kilo != mega
+
+
+def test_columns_in_which_a_row_can_not_be_run_are_left_out_and_named(made: Made) -> None:
+    found = made.found()
+    at = (LOCAL, "α = 0.1")
+    cell = replace(found.places[at].cell, runs=(), untestable="no such data here")
+    some = replace(found, places={**found.places, at: replace(found.places[at], cell=cell, tries=())})
+    one = judge(Claim(text="So it is.", left=A, right=LOCAL), some)
+    assert one.left_out == ("α = 0.1",) and one.compared == f"{A} − Local, α = 5 (without α = 0.1)"
+    named = judge(Claim(text="So it is.", left=A, right=LOCAL, columns=("α = 5",)), some)
+    assert named.left_out == () and named.seeds == one.seeds
 
 
 def test_what_is_not_here_can_not_be_tested(made: Made) -> None:

@@ -118,11 +118,6 @@ def test_settings_over_all_others_win() -> None:
     assert len(cell.runs) == 1
 
 
-def test_nothing_chosen_is_an_error_that_names_what_there_is() -> None:
-    with pytest.raises(ConfigError, match="--only 'fedmd' is no row, column or cell"):
-        [*made().cells("small", only=["fedmd"])]
-
-
 def test_a_cell_that_is_no_valid_run_is_named() -> None:
     with pytest.raises(ConfigError, match=r"A @ one at the small scale: .*params"):
         [*made().cells("small", change={"params": {"no_such": 1}})]
@@ -140,6 +135,8 @@ def test_a_cell_that_is_no_valid_run_is_named() -> None:
         ('system = "fedal"', 'system = "fedal"\npictures = ["pie"]', "no picture 'pie'"),
         ('system = "fedal"', 'system = "fedal"\npictures = ["columns"]', "needs a value of each column"),
         ('name = "A"', 'name = "A @ B"', "can't hold ' @ '"),
+        ('place = "Table I"', 'place = "Table I"\nunit = "Mb"', "a unit 'Mb' would .* did you mean 'MB'"),
+        ('right = "B"', 'right = "B"\nunit = "KB"', "a unit 'KB' would .* did you mean 'kB'"),
         ("[small]", "[small", "mine is not valid TOML"),
     ],
 )
@@ -162,3 +159,6 @@ def test_merging_keeps_the_tables_below() -> None:
     }
     assert merged(under, {"data": {"partition": "iid"}})["data"] == {"clients": 4, "partition": "iid", "options": {}}
     assert under["data"]["options"] == {"alpha": 1.0}
+    assert merged({}, {"rounds": 1, "iterations": 2}) == {"rounds": 1, "iterations": 2}
+    with pytest.raises(ConfigError, match="give rounds or iterations, not both"):
+        [*made().cells("small", change={"rounds": 1, "iterations": 2})]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedloom.errors import DataError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import execute
 from fedloom.report.read import Run, read_run
-from fedloom.reproduce.measure import Unit, as_printed, curve, drawn, of, value
-from tests.reproduce.conftest import Made
+from fedloom.reproduce.measure import Unit, as_printed, curve, drawn, lower, of
+from tests.reproduce.conftest import Made, value
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +95,10 @@ def test_a_run_without_ways_shows_its_own_accuracy(made: Made) -> None:
     local = next(cell for cell in made.cells if cell.row.name == "Local")
     folder = made.folder(local.runs[0])
     assert not read_run(folder).summary.ways
-    assert value(folder, "own accuracy tuned") == value(folder, "own accuracy")
+    own = value(folder, "own accuracy")
+    ways = ("tuned", "1 step", "5 steps training")
+    assert [value(folder, f"own accuracy {way}") for way in ways] == [own] * 3
+    assert value(folder, "own accuracy std") not in (own, None) and value(folder, "own accuracy tunned") is None
 
 
 def test_scores_and_attacks_of_parties_with_columns(written: Run) -> None:
@@ -116,16 +117,6 @@ def test_the_skew_is_the_distance_from_the_mix_of_all(written: Run) -> None:
     assert of(replace(written, partition=held), "skew") == 0.5
     held = written.partition.model_copy(update={"counts": ((2, 2), (1, 1))})
     assert of(replace(written, partition=held), "skew") == 0
-
-
-def test_an_unfinished_run_has_none_and_a_damaged_one_says_so(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder, tmp_path / "run")
-    (tmp_path / "run" / "result.json").write_text("{")
-    with pytest.raises(DataError, match=r"result\.json is not valid JSON"):
-        value(tmp_path / "run", "accuracy")
-    (tmp_path / "run" / "result.json").unlink()
-    assert value(tmp_path / "run", "accuracy") is None
-    assert value(tmp_path / "nowhere", "accuracy") is None
 
 
 def test_numbers_are_written_in_their_unit() -> None:
@@ -147,6 +138,11 @@ def test_a_run_without_rounds_has_the_skew_of_its_split(tmp_path: Path) -> None:
     models = {"pool": ["linear"]}
     execute(RunConfig(method="local", rounds=0, data=data, models=models), tmp_path / "run")
     assert 0.5 < (value(tmp_path / "run", "skew") or 0) <= 1
+
+
+def test_of_which_measures_less_is_better() -> None:
+    less = ("bytes up", "mean over rounds of bytes up", "best seconds", "rounds until best", "attack told", "loss mean")
+    assert all(map(lower, less)) and not any(map(lower, ("accuracy", "best own accuracy", "largest agreement")))
 
 
 def test_a_curve_of_bytes_is_one_of_the_accuracy() -> None:

@@ -17,10 +17,9 @@ import pytest
 from fedloom.experiment.config import RunConfig
 from fedloom.reproduce import page
 from fedloom.reproduce.asked import Asked
-from fedloom.reproduce.measure import value
-from fedloom.reproduce.outcome import dumped, read_outcomes
-from fedloom.reproduce.page import Outcome
-from tests.reproduce.conftest import Made
+from fedloom.reproduce.index import write_index
+from fedloom.reproduce.outcome import Outcome, dumped, read_outcomes
+from tests.reproduce.conftest import Made, value
 
 A = "AFIND+ | <i>"
 
@@ -221,7 +220,7 @@ def test_the_pages_are_the_same_whenever_they_are_written(made: Made, written: t
 
 def test_the_index_has_every_claim_in_a_line(written: tuple[Path, Outcome]) -> None:
     target, outcome = written
-    path = page.write_index(target.parent)
+    path = write_index(target.parent)
     assert path == target.parent / "index.html"
     found = Tables(path.read_text())
     counts, claims = found.tables
@@ -247,12 +246,20 @@ def test_the_index_is_of_all_outcomes_that_are_there(written: tuple[Path, Outcom
     _, outcome = written
     for name, place in (("mine", "Table Z"), ("afind-figure-2", "Figure 2"), ("afind-table-2", "Table II")):
         put(tmp_path, replace(outcome, name=name, place=place, versions=("0.0.1",) if name == "mine" else ()))
-    (tmp_path / "torn").mkdir()
-    (tmp_path / "torn" / "outcome.json").write_text("{")
+    good = dumped(outcome).decode()
+    strange = {
+        "torn": "{",
+        "paper": good.replace('"system": "afind"', '"system": "mine"'),
+        "endless": re.sub(r'"seconds": [\d.e-]+', '"seconds": 1e999', good),
+    }
+    for name, text in strange.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "outcome.json").write_text(text)
     found, problems = read_outcomes(tmp_path)
-    assert [one.name for one in found] == ["afind-table-2", "afind-figure-2", "mine"] and len(problems) == 1
+    assert [one.name for one in found] == ["afind-table-2", "afind-figure-2", "mine"]
+    assert [problem.partition(" ")[0] for problem in problems] == [f"{name}/outcome.json" for name in sorted(strange)]
     assert replace(found[0], name=outcome.name, place=outcome.place, versions=outcome.versions) == outcome
-    text = page.write_index(tmp_path).read_text()
+    text = write_index(tmp_path).read_text()
     assert "torn/outcome.json can&#39;t be read" in text and "The runs of mine are of fedloom 0.0.1." in text
     counts, claims = Tables(text).tables
     assert counts[1][1:5] == ["3", "2", "0", "3"]  # two held once; what can't be run is no evidence
@@ -278,4 +285,4 @@ def test_what_was_asked_for_is_on_the_pages(made: Made, tmp_path: Path) -> None:
     assert command in shown and command in text and changed in text and changed.replace("'", "&#39;") in shown
     assert "Only Local was asked for." in shown and "Two seeds instead of the file&#39;s 3." in shown
     assert outcome.asked == asked == read_outcomes(target.parent)[0][0].asked
-    assert changed in (page.write_index(target.parent).parent / "claims.md").read_text()
+    assert changed in (write_index(target.parent).parent / "claims.md").read_text()

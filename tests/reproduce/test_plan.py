@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from itertools import pairwise
@@ -12,10 +13,11 @@ import pytest
 
 from fedloom.data.sources import load
 from fedloom.errors import ConfigError, DataError
+from fedloom.experiment.pool import digest
 from fedloom.experiment.reading import override
 from fedloom.reproduce import plan as planning
 from fedloom.reproduce.asked import flat
-from fedloom.reproduce.plan import absent, digest, fetch, plan, reproductions, unlisted
+from fedloom.reproduce.plan import absent, fetch, plan, reproductions, unlisted
 from fedloom.reproduce.read import Reproduction, canonical, parsed
 from fedloom.reproduce.work import work
 from tests.reproduce.tiny import TINY
@@ -75,6 +77,11 @@ def test_the_command_is_the_one_to_repeat(two: Mapping[str, Reproduction], tmp_p
     assert again == change
     assert one.asked.command("fedal-table-6", "paper").startswith("fedloom reproduce fedal-table-6 --scale paper")
     assert [*flat({"a": {"b": "1", "c": True, "d": [{"e": "x y"}]}})] == ['a.b="1"', "a.c=true", 'a.d=[{"e" = "x y"}]']
+    odd: dict[str, Any] = {"a": math.inf, "b": [-math.inf, 1e-7], "c": "inf"}
+    typed_again: dict[str, Any] = {}
+    for text in flat({**odd, "nan": math.nan}):
+        override(typed_again, text)
+    assert math.isnan(typed_again.pop("nan")) and typed_again == odd
 
 
 def test_settings_over_all_and_a_device_that_others_have(two: Mapping[str, Reproduction], tmp_path: Path) -> None:

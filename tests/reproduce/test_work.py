@@ -56,6 +56,26 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
     assert [(one["name"], one["runs"]) for one in index] == [("one", 4), ("two", 4)]
 
 
+def test_a_page_that_is_edited_meanwhile_moves_no_run_into_another_folder(tmp_path: Path) -> None:
+    """The runs of before keep their folders on the pages; what was not done yet is not done under a wrong name."""
+    page, out = tmp_path / "mine.py", tmp_path / "out"
+    good = PAGE.replace("raise RuntimeError", "fed.call(clients, 'local_train', shared={'t': t})")
+    page.write_text(good)
+    text = TINY.replace('"Local"\nrun = { method = "local" }', f'"Local"\nrun = {{ method = "{page}" }}')
+
+    def planned(seeds: int) -> Plan:
+        return plan({"one": parsed(text, "one")}, out, "small", seeds=seeds, only=["Local @ α = 5"])
+
+    first, more = planned(1), planned(2)
+    assert not work(first, workers=1).failed
+    page.write_text(good + "# changed\n")
+    done = work(more, workers=1)
+    assert [one.state for one in done.ended] == ["kept", "failed"] and done.outcomes[0].runs == 1
+    assert "was changed since this was planned" in (done.page.parent / "index.html").read_text()
+    assert [run.name for run in (out / "runs").iterdir()] == [*first.runs]
+    assert [one.state for one in work(planned(2), workers=1).ended] == ["finished"] * 2
+
+
 def test_what_cannot_be_run_is_told_before_any_work(tmp_path: Path) -> None:
     wrong = parsed(TINY.replace('"linear"', '"liner"'), "wrong")
     with pytest.raises(ConfigError, match="wrong: FedAL @ α = 5"):

@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import csv
+import fcntl
+import json
 import math
 import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from fedloom.cli import main
 from fedloom.errors import ConfigError, EngineError
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, is_finished
 from fedloom.experiment.reading import read as read_run_file
 from fedloom.experiment.run import execute
+from fedloom.progress import closing
 from fedloom.report.read import read_run
+from fedloom.report.words import NBSP
+from fedloom.reproduce.found import gather
 from fedloom.reproduce.measure import of
+from fedloom.reproduce.read import parsed
+from fedloom.reproduce.table import markdown
 from fedloom.sweep import page, work
+from fedloom.sweep.pictures import pictures
 from fedloom.sweep.read import Setting, Sweep, nested, read
 from fedloom.sweep.search import proposals
+from tests.reproduce.tiny import TINY
 
 RUN = """
 title = "How fast?"
@@ -74,6 +86,22 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (
+            "over = [{ rounds = [1, 2] }, { iterations = [3, 4] }]",
+            "over has rounds and iterations, of which a run has one",
+        ),
+        (
+            'over = [{ "data.options.alpha" = [0.1] }, { "data.options" = [{ alpha = 5.0 }] }]',
+            "over has data.options and data.options.alpha, which is a part of it",
+        ),
+        (
+            'search = "tpe"\nover."params.lr" = { low = 0.1, high = inf }',
+            "params.lr.high: input should be a finite number",
+        ),
+        (
+            'search = "tpe"\nover."params.lr" = { low = -inf, high = 1 }',
+            "params.lr.low: input should be a finite number",
+        ),
         (GRID + "saerch = 'grid'", "sweep.saerch: there is no such setting. Did you mean 'search'?"),
         (GRID + "trials = 3", "trials belongs to random and tpe"),
         (GRID + "seeds = [1, 1]", "holds 1 twice"),
@@ -154,6 +182,7 @@ def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     sweep = asked(GRID, "sweep.better=less", "data.clients=3", seeds=[4, 5])
     assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
     assert not asked(GRID).config.less
+    assert asked(GRID, "sweep.measure=bytes up").config.unit.name == "MB"
     assert asked(GRID, "sweep.measure=log loss").config.less and asked(GRID, "sweep.measure=bytes up").config.less
 
 
@@ -211,8 +240,7 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
         'seeds = [0, 1]\nconfirm = [7]\nover = [{ "params.lr" = [0.0001, 0.05] }, { "params.batch_size" = [16, 32] }]'
     )
     sweep, out = asked(text), tmp_path / "out"
-    count = iter(range(100))
-    stopped = work.work(sweep, out, stop=lambda: next(count) >= 4)
+    stopped = work.work(sweep, out, stop=lambda: len(here) >= 4)
     assert stopped.stopped and len(here) == 4
     page.write(stopped, out)
     assert "the same command goes on" in (out / "table.md").read_text()
@@ -232,6 +260,7 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
 
     page.write(found, out)
     text = (out / "table.md").read_text()
+    assert "same test rows" not in text
     assert "optimistic" in text and "which the search did not see" in text and "Quote the numbers" in text
     html = (out / "index.html").read_text()
     assert "How fast?" in html and html.count("<figure") == 2
@@ -244,6 +273,13 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     assert pair.mean == pytest.approx(first.mean - own.mean) and pair.ends is None
     again = read_run_file(str(out / "best.toml")).run
     assert again.params["lr"] == 0.05 and tomllib.loads((out / "best.toml").read_text())["seed"] == 0
+
+    for trial in (best, *found.confirmed):
+        for folder in trial.folders.values():  # as of a data set with test rows of its own
+            result = json.loads((folder / "result.json").read_text())
+            (folder / "result.json").write_text(json.dumps({**result, "test_sha256": "0"}))
+    page.write(found, out)
+    assert "These too are of the same test rows" in (out / "table.md").read_text()
 
 
 def test_a_measure_that_no_run_has_and_runs_that_fail(
@@ -260,6 +296,107 @@ def test_a_measure_that_no_run_has_and_runs_that_fail(
     assert "on purpose" in (tmp_path / "b" / "table.md").read_text()
     with pytest.raises(EngineError, match="no setting has a result"):
         work.work(asked('over.method = ["local"]'), tmp_path / "c")
+
+
+def test_data_are_got_for_what_is_to_do_alone(
+    asked: Callable[..., Sweep], here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[int] = []
+    monkeypatch.setattr(work, "absent", lambda runs: [*runs])
+    monkeypatch.setattr(work, "fetch", lambda runs: got.append(len(runs)))
+    sweep = asked('over."params.lr" = [0.001, 0.05]')  # 0.001 is FedAL's own rate
+    work.work(sweep, tmp_path, stop=lambda: True)
+    assert got == []
+    work.work(sweep, tmp_path)
+    assert got == [1, 1]
+    work.work(sweep, tmp_path)
+    assert got == [1, 1, 0, 0] and len(here) == 2
+
+
+def made(sweep: Sweep, folder: Path, values: Sequence[float]) -> work.Found:
+    """A sweep over one grid that came to these values; the file's own to the last."""
+    (batch,) = course(sweep, lambda _: 0.0)
+    trials = [
+        work.Trial(n, 0, setting, {0: folder / "runs" / str(n)}, {0: value})
+        for n, (setting, value) in enumerate(zip(batch, values, strict=False), 1)
+    ]
+    own = work.Trial(0, 0, {}, {0: folder / "runs" / "0"}, {0: values[-1]})
+    ended = {at: Ended(Job(sweep.own(), at), "finished") for t in (own, *trials) for at in t.folders.values()}
+    return work.Found(sweep, own, trials, ended=ended)
+
+
+def test_a_loss_is_less_and_has_no_percent_in_words_and_figures(asked: Callable[..., Sweep], tmp_path: Path) -> None:
+    found = made(asked(GRID, "sweep.measure=loss mean"), tmp_path, [0.25, 0.5, 1.5, 0.75, 2.0])
+    assert found.ranked[0].number == 1 and found.sweep.config.unit.name == ""
+    assert page.worth(found, found.ranked[0]) == "0.250"
+    by_rate, by_tau = pictures(found)[0].figures
+    assert "best with 0.001 0.250 and 0.05 0.750" in by_rate.svg
+    assert "best with 1 0.250 and 3 0.500" in by_tau.svg
+    more = made(asked(GRID), tmp_path, [0.25, 0.5, 0.5, 0.75, 0.1])
+    assert page.worth(more, more.ranked[0]) == f"75.0{NBSP}%"
+    assert "best with 0.001 50.0" in pictures(more)[0].figures[0].svg
+
+
+def test_a_page_of_another_sweep_in_the_folder_is_gone(asked: Callable[..., Sweep], tmp_path: Path) -> None:
+    out = tmp_path / "my sweeps" / "x"
+    found = made(asked(GRID), out, [0.25, 0.5, 0.5, 0.75, 0.1])
+    page.write(found, out)
+    assert f"    fedloom run '{out}/best.toml'\n" in (out / "table.md").read_text() and (out / "best.toml").is_file()
+    with (out / "table.md").open() as text, (out / "index.html").open() as html:
+        page.write(made(asked(GRID), out, [math.nan] * 5), out)
+        assert "No setting" not in text.read() and "No setting" not in html.read()  # who reads has it whole
+    assert "No setting is finished" in (out / "table.md").read_text() and not (out / "best.toml").exists()
+
+
+def test_what_people_call_things_is_no_markup(
+    asked: Callable[..., Sweep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "RUN", RUN.replace("How fast?", "<script>alert(1)</script> *now*"))
+    out = tmp_path / "x"
+    page.write(made(asked(GRID, "sweep.measure=a <b>|c"), out, [0.25, 0.5, 0.5, 0.75, 0.1]), out)
+    text = (out / "table.md").read_text()
+    assert text.startswith("# \\<script\\>alert(1)\\</script\\> \\*now\\*\n")
+    assert not re.search(r"(?<!\\)[<*]", text) and re.search(r"(?<!\\)\|c", text) is None
+    assert "\n| Setting | params.lr | params.tau | A \\<b\\>\\|c | Seed 0 |\n| --- | --: |" in text
+
+
+def test_the_caption_of_a_reproduction_is_no_markup_either(tmp_path: Path) -> None:
+    one = parsed('measure = "a <b> loss"\n' + TINY, "mine")
+    cells = [*one.cells("small")]
+    found = gather("mine", one, "small", cells, lambda run: tmp_path / run.method, {})
+    assert "A \\<b\\> loss" in markdown(found, []) and "<b>" not in markdown(found, [])
+
+
+def test_two_who_write_one_file_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "index.html"
+    (tmp_path / ".index.html.draft").write_text("what one who was killed left")
+    other = Thread(target=write_atomically, args=(path, b"other"))
+
+    def pieces() -> Iterator[bytes]:
+        yield b"one "
+        other.start()
+        other.join(0.2)  # it would end here if it did not wait
+        yield b"whole"
+
+    write_atomically(path, pieces())
+    other.join()
+    assert path.read_bytes() == b"other" and [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize(
+    ("states", "words", "status"),
+    [
+        ([("kept", ""), ("finished", "")], "", 0),
+        ([("failed", "x"), ("finished", "")], "", 1),
+        ([("failed", "x"), ("left", "another process is at it")], "some runs are left to another process", 1),
+        ([("left", ""), ("left", "another process is at it")], "stopped; the same command", 130),
+        ([("stopped", "after round 3"), ("finished", "")], "stopped; the same command", 130),
+    ],
+)
+def test_how_a_command_ends(states: list[tuple[Any, str]], words: str, status: int) -> None:
+    job = Job(RunConfig(), Path("x"))
+    said, code = closing(Ended(job, state, reason) for state, reason in states)
+    assert said.startswith(words) and bool(said) == bool(words) and code == status
 
 
 @pytest.mark.parametrize(
@@ -305,11 +442,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.toml").write_text(f'{RUN}\n[sweep]\nover."params.lr" = [0.001, 0.05]\n')
 
-    def call(*arguments: str) -> str:
+    def call(*arguments: str, code: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["fedloom", "sweep", "mine.toml", *arguments])
         with pytest.raises(SystemExit) as stop:
             main()
-        assert not stop.value.code
+        assert (stop.value.code or 0) == code
         return capsys.readouterr().out
 
     plan = call("--plan")
@@ -318,3 +455,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "page  sweeps/mine/index.html" in first and "params.lr = 0.05" in first
     # 0.001 is FedAL's own rate: one run serves both
     assert len([*(tmp_path / "sweeps" / "mine" / "runs").iterdir()]) == 2
+    assert "finished" not in call("--plan")  # nothing is left
+    assert "1 finished; left at most" in call("--plan", "-s", "sweep.over={'params.tau' = [3]}")  # the file's own
+    assert "0 finished; left at most" in call("--plan", "-s", "rounds=2")
+    run = next((tmp_path / "sweeps" / "mine" / "runs").iterdir())
+    (run / "result.json").unlink()
+    with (run / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        text = call("--workers", "1", code=1)
+    assert text.endswith("some runs are left to another process; the same command does what is left\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +20,7 @@ from fedloom.errors import ConfigError, DataError, EngineError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import Stopped, execute
 from fedloom.track.aside import tracking
-from fedloom.track.send import Sender, follow, marks, rounds, send
+from fedloom.track.send import Sender, follow, known, rounds, send, told
 from fedloom.track.trackers import TRACKERS, Told, check
 
 RUN = RunConfig(
@@ -85,7 +87,7 @@ def test_a_finished_run_is_sent_once(folder: Path, noted: type[Noted]) -> None:
     assert kind == "end" and result["bytes up"] > 0 and 0 < result["accuracy"] < 1
     count = len(noted.log)
     assert send(folder, "tensorboard") == 0 and len(noted.log) == count
-    assert marks(folder)["tensorboard"].finished
+    assert known(folder, "tensorboard").finished
 
 
 def test_a_run_that_was_stopped_goes_on_in_the_same_place_without_doubled_steps(
@@ -135,7 +137,7 @@ def test_what_was_sent_before_a_failure_is_not_sent_again(
     with monkeypatch.context() as broken, pytest.raises(EngineError, match=r"of https://there\.org/a@b"):
         broken.setattr(Noted, "measure", measure)
         send(folder, "tensorboard")
-    assert marks(folder)["tensorboard"].round == 1
+    assert known(folder, "tensorboard").round == 1
     assert send(folder, "tensorboard") == 3 and steps(noted.log) == [0, 1, 2, 3, 4]
 
 
@@ -147,6 +149,36 @@ def test_no_two_processes_send_one_run(folder: Path, noted: type[Noted]) -> None
         send(folder, "tensorboard")
     other.close()
     assert send(folder, "tensorboard") == 0 and steps(noted.log) == [0, 1, 2, 3, 4]
+
+
+def test_two_trackers_know_each_what_they_have(
+    folder: Path, noted: type[Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRACKERS, "mlflow", Noted)
+    send(folder, "tensorboard")
+    assert known(folder, "tensorboard").finished and known(folder, "mlflow").run == ""
+    assert send(folder, "mlflow") == 5
+    assert known(folder, "tensorboard").finished and known(folder, "mlflow").finished
+    assert send(folder, "tensorboard") == 0
+
+
+def test_a_run_that_is_finished_holds_no_file_open(folder: Path, noted: type[Noted]) -> None:
+    sender = Sender("tensorboard", wait=False)
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(2):  # it is sent, and found to be
+        sender.send(folder)
+        assert len(os.listdir("/dev/fd")) == before
+
+
+def test_a_mark_that_can_not_be_opened_is_not_called_damaged(
+    folder: Path, noted: type[Noted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as full, pytest.raises(OSError, match="Too many open files"):
+        full.setattr(Path, "read_text", refuse)
+        known(folder, "tensorboard")
 
 
 def test_what_follows_sees_a_run_that_begins_later(folder: Path, noted: type[Noted]) -> None:
@@ -181,10 +213,11 @@ def test_what_is_wrong_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_damaged_files_are_told(folder: Path, noted: type[Noted]) -> None:
-    (folder / "tracked.json").write_text("{")
-    with pytest.raises(DataError, match=r"tracked.json is damaged"):
-        send(folder, "tensorboard")
-    (folder / "tracked.json").unlink()
+    for text in ("{", "[1]", '{"rounds": 3}'):
+        (folder / "tracked-tensorboard.json").write_text(text)
+        with pytest.raises(DataError, match=r"tracked-tensorboard.json is damaged"):
+            send(folder, "tensorboard")
+    (folder / "tracked-tensorboard.json").unlink()
     (folder / "metrics.csv").write_text("round,stage,party,measure,value\n1,local,,accuracy,much\n")
     with pytest.raises(DataError, match=r"metrics.csv is damaged"):
         send(folder, "tensorboard")
@@ -212,6 +245,25 @@ def test_tensorboard_reads_what_a_run_beside_it_wrote(
     one, two = (json.loads((each / "result.json").read_text())["state_sha256"] for each in (tmp_path / "a", done))
     assert one == two
     assert "track" not in (tmp_path / "a" / "config.toml").read_text()
+
+
+def test_tensorboard_reads_each_round_once_of_a_run_whose_sender_was_killed(tmp_path: Path) -> None:
+    """Between a round and its mark: the round is sent again, to another file of the folder."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "mine"
+    looks = iter([False, True])
+    with pytest.raises(Stopped):
+        execute(RUN, folder, stop=lambda: next(looks))
+    assert send(folder, "tensorboard") == 3
+    (folder / "tracked-tensorboard.json").write_text('{"run": "tensorboard", "round": 1}')
+    for file in (folder / "tensorboard").iterdir():
+        file.rename(file.with_name("events.out.tfevents.0000000001.first"))  # files are read in the order of names
+    execute(RUN, folder, resume=True)
+    assert send(folder, "tensorboard") == 3
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("discriminator loss")] == [1, 2, 3, 4]
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
@@ -242,7 +294,7 @@ def test_what_wandb_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert options["resume"] == "allow" and options["config"]["data.clients"] == 2 and options["project"] == "fedloom"
     assert options["settings"]["disable_git"] and options["settings"]["x_disable_meta"]
     assert [step for step, _ in logged] == [0, 1, 2, 3, 4] and summary["result/failures"] == 0 and ended == [0]
-    assert marks(folder)["wandb"].run == options["id"]
+    assert known(folder, "wandb").run == options["id"]
 
 
 def test_what_mlflow_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,4 +331,5 @@ def test_what_mlflow_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     every = [metric for call in calls if call[0] == "batch" for metric in call[2]]
     assert {step for *_, step in every} == {0, 1, 2, 3, 4}
     assert len({(name, step) for name, _, _, step in every}) == len(every)
+    assert {at - step for _, _, at, step in every} == {told(folder).started}  # the same whenever it is sent again
     assert calls[-1] == ("over", "FINISHED") and ("result", "result/accuracy") in calls

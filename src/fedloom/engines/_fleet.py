@@ -19,7 +19,7 @@ from fedloom.engines._shard import Shard, versions
 from fedloom.errors import EngineError, FedloomError
 
 START: Final = 180.0
-"""Seconds that the first workers may take to start: on a busy node, or from a shared disk, torch alone takes a minute."""
+"""Seconds that the first workers may take to start: on a busy node or from a shared disk torch takes a minute."""
 PATIENCE: Final = 20.0
 """Seconds that a worker in a lost one's place may take, before the others take over."""
 KNOCK: Final = 5.0

@@ -80,10 +80,12 @@ class _Crew:
     def _order(self, hand: _Hand) -> None:
         """Give it the next job, if there is one."""
         hand.job = None
-        if self._left and not self._stopping:
-            hand.job = self._left.pop(0)
-            hand.send({"run": hand.job.run.model_dump_json(), "folder": str(hand.job.folder.resolve())})
-            self._board.begin(hand.job)
+        while self._left and not self._stopping and not hand.job:
+            job = self._left.pop(0)
+            if self._board.is_due(job):
+                hand.job = job
+                hand.send({"run": job.run.model_dump_json(), "folder": str(job.folder.resolve())})
+                self._board.begin(job)
 
     def _lose(self, hand: _Hand) -> None:
         """Its process has ended by itself, or was killed: only its job fails."""

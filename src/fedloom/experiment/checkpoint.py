@@ -7,13 +7,15 @@ that a torn one costs one interval and not the run. However many parties there a
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -27,18 +29,39 @@ _CHUNK = 1 << 20  # bytes
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace `path` by `data`, perhaps in pieces: a reader, or a crash, sees the old file or the new one, whole."""
+    """Replace `path` by `data`, perhaps in pieces: a reader, or a crash, sees the old file or the new one, whole. Those
+    who write it at the same time take turns."""
     draft = path.with_name(f".{path.name}.draft")
-    with draft.open("wb") as file:
+    with _alone(draft) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(draft, path)
+        os.replace(draft, path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextlib.contextmanager
+def _alone(draft: Path) -> Iterator[BinaryIO]:
+    """The draft, empty, when nobody else writes it. What one who was killed left of it is used again."""
+    while True:
+        with draft.open("ab") as file:
+            with contextlib.suppress(OSError):  # a disk that knows no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is(draft, file):  # else who had it before has made it the file itself
+                file.truncate(0)
+                yield file
+                return
+
+
+def _is(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def save(folder: Path, round: int, fingerprint: str, states: Mapping[str, Tree], records: Mapping[str, Any]) -> None:

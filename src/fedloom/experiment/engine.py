@@ -8,17 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from time import time_ns
+from typing import TYPE_CHECKING, Any, Final
 
 from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
 from fedloom.engines.base import Account
 from fedloom.errors import ConfigError, EngineError
+from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.place import config_sha256, differences, expected, for_nodes
 from fedloom.experiment.world import World
 
 if TYPE_CHECKING:
     from fedloom.net.members import Member, Waiting, Wire
+
+START: Final = ".start"
+"""In a run's folder: the number of its newest start."""
 
 
 def start(
@@ -132,6 +137,19 @@ def run_id(run: RunConfig, cfg: Any, own: str, folder: Path | None) -> str:
     return hashlib.sha256(marked.encode()).hexdigest()[:32]
 
 
+def next_start(folder: Path | None) -> int:
+    """The number of another start of a run, by which nodes know which is newer: the time in nanoseconds, but above the
+    number of the one before, as a clock may have been set back."""
+    before = folder / START if folder is not None else None
+    return max(time_ns(), int(before.read_text()) + 1 if before is not None and before.exists() else 0)
+
+
+def keep_start(folder: Path, start: int) -> None:
+    """Remember the number of a start, once nodes have taken part in it: what fails before leaves no folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / START, str(start).encode())
+
+
 def at_nodes(
     world: World,
     members: Sequence[Member],
@@ -166,7 +184,8 @@ def at_nodes(
     guests = [i for i in range(len(world.clients)) if i not in world.house]
     check_seats(len(guests), len(members), len(world.house))
     fewest = len(guests) if world.method.columns else world.method.least
-    return NetEngine(
+    number = next_start(folder)
+    engine = NetEngine(
         dict(zip(guests, members, strict=True)),
         [world.clients[i]() for i in world.house],
         world.names,
@@ -175,10 +194,14 @@ def at_nodes(
         run=world.known_as or run_id(run, world.cfg, own, folder),
         wire=wire,
         resume=resume,
+        start=number,
         waiting=replace(waiting, fewest=fewest),
         seed=run.seed,
         faults=run.faults,
     )
+    if folder is not None:
+        keep_start(folder, number)
+    return engine
 
 
 def account(engine: Engine, asked: EngineConfig) -> Account:

@@ -6,9 +6,10 @@ Nothing here is part of a protocol: no message is counted, and no method reads a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from fedloom.engines.base import UNREACHABLE, Engine, Failure
 from fedloom.errors import MessageError, MethodError
 from fedloom.experiment.attacked import leaks
 from fedloom.experiment.world import World
-from fedloom.message import Template, Tree, floats
+from fedloom.message import Shape, Template, Tree, floats
 
 GLOBAL, OWN = "accuracy", "own accuracy"
 """What the accuracy on the global test set, and on each client's own test rows, is called in `metrics.csv`."""
@@ -28,11 +29,21 @@ TRAINING = "training"
 
 CHANCE = "chance"
 """What the accuracy of always answering the most frequent class is called there, where only clients know it."""
+MEASURES = (
+    *(GLOBAL, OWN, "loss mean", CHANCE, "agreement", "recall", "attack", "bytes"),
+    *("balanced accuracy", "auc", "seen accuracy", "rare recall"),
+)
+"""How the names of all measures of a run begin, which no party may give to what it notes."""
 SCORE: Template = {"accuracy": floats(), "loss": floats(), "chance": floats(), "rows": int}
 """What a client says of itself where nobody else has its labels."""
 WITHHELD = (UNREACHABLE, "failed", "busy", "late", "refused")
 """Why a party may have no say in an evaluation: it is away, its machine is in trouble (as by a full disk), or it tells
 nobody how good its model is."""
+
+
+Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
+"""Raises MessageError unless the reply of this party, given with all others, can be used."""
+_log = logging.getLogger("fedloom")
 
 
 class Away(Exception):
@@ -48,11 +59,11 @@ def main_measure(world: World) -> str:
 def measures(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     """All that an evaluation finds: (measure, value, party), the party "" where it is of the whole federation.
 
-    Clients that can't be reached are left out of its means.
+    Clients that can't be reached are left out of its means, and so are those at nodes that fail or answer nonsense.
 
     Raises:
-        Away: nobody can be reached; or somebody can't, where all are needed.
-        MethodError: a party fails.
+        Away: nobody is left; or somebody is left out, where all are needed.
+        MethodError: a party that is no node's fails.
     """
     if world.run.data.own:
         return _told(world, engine)
@@ -87,9 +98,7 @@ def _told(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     """What each client says of itself on its own test rows, as it is and in each of the method's ways."""
     handout = world.server.handout() if world.server is not None else {}
     for way in ("", *world.cfg.ways):
-        scores = _ask(engine, "score", {"on": "own", "way": way, "handout": handout})
-        for i, score in scores.items():
-            _check_score(score, engine.name(i))
+        scores = _ask(engine, "score", {"on": "own", "way": way, "handout": handout}, _check_score)
         what = f"{OWN} {way}" if way else GLOBAL
         for called, group in groups(what, way, world).items():
             there = {i: float(scores[i]["accuracy"]) for i in group if i in scores}
@@ -102,19 +111,18 @@ def _told(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
             yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
 
 
-def _check_score(score: Any, who: str) -> None:
-    """Refuse a score that can't be one.
+def _check_score(i: int, scores: Mapping[int, Any]) -> None:
+    """A `Check` of what a client says of itself."""
+    score = scores[i]
+    message.check_like(score, SCORE)
+    shares = float(score["accuracy"]), float(score["chance"])
+    if not all(0 <= share <= 1 for share in shares) or score["rows"] < 1:
+        raise MessageError("a share lies between 0 and 1, and there are rows")
 
-    Raises:
-        MethodError: it can't.
-    """
-    try:
-        message.check_like(score, SCORE)
-        shares = float(score["accuracy"]), float(score["chance"])
-        if not all(0 <= share <= 1 for share in shares) or score["rows"] < 1:
-            raise MessageError("a share lies between 0 and 1")
-    except MessageError as error:
-        raise MethodError(f"{who} says of itself what can't be ({error}): are both sides of one version?") from None
+
+def _check_answers(labels: Sequence[np.ndarray], **also: Template) -> Check:
+    """A `Check` of the classes predicted for each party's labels (n,), and of what else a reply must have."""
+    return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
 
 
 def groups(what: str, way: str, world: World) -> dict[str, list[int]]:
@@ -135,7 +143,7 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     """The home's answers from what all parties contribute, and each party's own in the method's ways."""
     labels, classes, home = world.held.labels, world.held.classes, world.server
     assert home is not None
-    parts = _ask(engine, "contribution", {"on": "test"}, every=True)
+    parts = _contributions(world, engine, "test")
     probabilities, y = torch.softmax(home.decide(parts), -1).cpu().numpy(), labels["test"][0]
     if not np.isfinite(probabilities).all():
         raise MethodError(
@@ -157,7 +165,8 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
         for on, what in {"test": GLOBAL, "own": OWN}.items():
             if on not in labels:
                 continue
-            replies = _ask(engine, "answers", {"on": on, "way": way, "handout": home.handout()}, every=True)
+            asked = {"on": on, "way": way, "handout": home.handout()}
+            replies = _ask(engine, "answers", asked, _check_answers(labels[on]), every=True)
             each = [
                 float((reply["predicted"].cpu().numpy() == y).mean())
                 for reply, y in zip(replies.values(), labels[on], strict=True)
@@ -165,21 +174,46 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
             yield from ((f"{what} {way}", value, engine.name(i)) for i, value in zip(replies, each, strict=True))
             yield f"{what} {way} mean", float(np.mean(each)), ""
     if world.run.evaluate.attacks is not None:
-        yield from leaks(world, _ask(engine, "contribution", {"on": "aligned"}, every=True), engine.name)
+        yield from leaks(world, _contributions(world, engine, "aligned"), engine.name)
 
 
-def _ask(engine: Engine, method: str, arguments: dict[str, Any], *, every: bool = False) -> dict[int, Any]:
-    """The replies of those that can be reached, or of `every` party: an evaluation has no faults."""
+def _contributions(world: World, engine: Engine, on: str) -> dict[int, Any]:
+    """What all parties contribute for the rows named `on`: at nodes it must be such as that of the home's own house."""
+
+    def check(i: int, parts: Mapping[int, Any]) -> None:
+        message.check_finite(parts[i])
+        house = parts[world.house[0]]
+        if not isinstance(house, Failure) and (got := message.describe(parts[i])) != message.describe(house):
+            raise MessageError(f"expected {message.describe(house)}, got {got}")
+
+    return _ask(engine, "contribution", {"on": on}, check, every=True)
+
+
+def _ask(
+    engine: Engine, method: str, arguments: dict[str, Any], check: Check, *, every: bool = False
+) -> dict[int, Any]:
+    """The replies of those that can be reached, or of `every` party: an evaluation has no faults.
+
+    What is wrong with a node, or with its reply, must not end the run of all others: it is left out. What is wrong with
+    a party in this process is a mistake in the method's page, which must be seen.
+    """
     found = dict(zip(engine.ids, engine.call(engine.ids, method, arguments, None, None), strict=True))
-    away: list[int] = []
-    for i, reply in found.items():
-        if isinstance(reply, Failure):
-            if reply.reason not in WITHHELD:
-                raise MethodError(f"a party could not be evaluated:\n{reply.trace or reply.reason}")
-            away.append(i)
-    if away and (every or len(away) == len(found)):
-        raise Away(f"{', '.join(map(engine.name, away))} can't be asked")
-    return {i: reply for i, reply in found.items() if i not in away}
+    failed = {i: reply for i, reply in found.items() if isinstance(reply, Failure)}
+    for i in sorted(found.keys() - failed.keys()) if engine.remote else ():
+        try:
+            check(i, found)
+        except MessageError as error:
+            failed[i] = Failure("it answers what can't be", f"({error}): are both sides of one version?")
+    for i, failure in failed.items():
+        if failure.reason in WITHHELD:
+            continue
+        if not engine.remote:
+            raise MethodError(f"a party could not be evaluated:\n{failure.trace or failure.reason}")
+        why = f"{failure.reason} {failure.trace}".strip()
+        _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
+    if failed and (every or len(failed) == len(found)):
+        raise Away(f"{', '.join(map(engine.name, sorted(failed)))} can't be asked")
+    return {i: reply for i, reply in found.items() if i not in failed}
 
 
 @dataclass(frozen=True)
@@ -256,7 +290,8 @@ def look(
         way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
         handout: what the home hands out to everybody.
     """
-    replies = _ask(engine, "answers", {"on": on, "way": way, "handout": dict(handout or {})})
+    check = _check_answers(labels, loss=floats())
+    replies = _ask(engine, "answers", {"on": on, "way": way, "handout": dict(handout or {})}, check)
     labels = [labels[i] for i in replies]
     predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
     losses = [float(reply["loss"]) for reply in replies.values()]

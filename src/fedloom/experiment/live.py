@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
-from fedloom.errors import EngineError, FedloomError
+from fedloom.errors import FedloomError, Interrupted
 from fedloom.experiment.view import FILE, Member, Mishap, View, own_process
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _ending(error: BaseException) -> tuple[str, str]:
 
     if isinstance(error, Stopped | KeyboardInterrupt):
         return "stopped", ""
-    if isinstance(error, EngineError) and str(error).startswith(f"stopped {WAITING}"):
+    if isinstance(error, Interrupted):
         return "stopped", WAITING
     words = str(error).partition("\n")[0] if isinstance(error, FedloomError) else type(error).__name__
     return "failed", words[:300]

@@ -18,7 +18,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from random import SystemRandom
-from time import time_ns
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -33,7 +32,7 @@ from fedloom.data.party_files import Held
 from fedloom.data.roles import Roles, give_roles
 from fedloom.errors import ConfigError, DataError, EngineError, MessageError
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.engine import Reached, check_seats, reached, run_id
+from fedloom.experiment.engine import Reached, check_seats, keep_start, next_start, reached, run_id
 from fedloom.experiment.matched import Matched, file_sha256
 from fedloom.experiment.own import Files
 from fedloom.experiment.place import sent
@@ -96,9 +95,10 @@ def match(run: RunConfig, folder: Path | None, files: Files, *, resume: bool, no
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()
-    meeting = _Meeting(run, sent(run, method, None).model_dump_json(), id, nodes, own)
+    meeting = _Meeting(run, sent(run, method, None).model_dump_json(), id, nodes, own, next_start(folder))
     found = _in_a_loop(meeting.hold(held, sha256))
     if folder is not None:
+        keep_start(folder, found.start)
         found.save(folder / FILE)
     return replace(files, matched=found)
 
@@ -132,11 +132,12 @@ class _Meeting:
         id: of the run, at nodes.
         nodes: where they are.
         own: the hashes of our ids, in the order of the file.
+        start: see `next_start`.
     """
 
-    def __init__(self, run: RunConfig, config: str, id: str, nodes: Reached, own: Sequence[bytes]) -> None:
+    def __init__(self, run: RunConfig, config: str, id: str, nodes: Reached, own: Sequence[bytes], start: int) -> None:
         self._run, self._config, self._id, self._nodes, self._own = run, config, id, nodes, own
-        self._start = time_ns()
+        self._start = start
         self._numbers = count()
 
     async def hold(self, held: Held, sha256: str) -> Matched:

@@ -161,11 +161,12 @@ def _short(value: Any) -> str:
 
 
 def config_sha256(run: RunConfig, cfg: Any) -> str:
-    """Of all settings that can move a number, and of the method's page if it is the user's own."""
+    """Of all settings that can move a number, so not of where data lie; and of the method's page if it is one's own."""
     left_out = {"engine", "name", "preset", "params", "method"}
     page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
     method = page.read_bytes() if run.method_is_file else run.method.encode()
-    values = run.model_dump_json(exclude=left_out) + cfg.model_dump_json()
+    placeless = run.model_copy(update={"data": run.data.model_copy(update={"root": None})})
+    values = placeless.model_dump_json(exclude=left_out) + cfg.model_dump_json()
     return hashlib.sha256(f"{__version__}\n{values}\n".encode() + method).hexdigest()
 
 
@@ -218,5 +219,7 @@ def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
     found = [f"{setting}: nothing may be read here that a config names" for setting, value in files.items() if value]
     for setting, name in names:
         if name not in allowed and (":" in name or external.is_external(name)):
-            found.append(f"{setting}: {_short(name)} would run code here, or load it, and is not allowed by name")
+            # pretrained.model may have become the path of a folder here, which is nobody else's business
+            which = "this model" if setting == "pretrained.model" else _short(name)
+            found.append(f"{setting}: {which} would run code here, or load it, and is not allowed by name")
     return found

@@ -11,7 +11,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +28,7 @@ from fedloom.models import external
 
 State = Literal["kept", "finished", "failed", "stopped", "left"]
 """How a job ended: it was finished before; it is now; it failed; it was stopped, or never begun, as all should stop."""
+CHANGED = "its page, or another file of your own, was changed since this was planned: repeat the command"
 LOCAL = "local"
 """In place of a Ray cluster's address: one that is started on this machine."""
 TOGETHER = ("auto", "batched")
@@ -42,17 +43,27 @@ class Job:
         folder: its own, which nothing else is written to.
         name: what a person calls it; its method and seed if empty.
         cost: how long it takes, in any unit; the longest is done first.
+        digest: of the run when it was planned; empty for that when all are begun.
     """
 
     run: RunConfig
     folder: Path
     name: str = ""
     cost: float = 1.0
+    digest: str = ""
 
     @property
     def title(self) -> str:
         """The name."""
         return self.name or f"{self.run.name or self.run.method} seed {self.run.seed}"
+
+    @property
+    def as_planned(self) -> bool:
+        """Whether its run still has the digest of the plan: a page may be edited while others are at work."""
+        try:
+            return digest(self.run) == self.digest
+        except (FedloomError, OSError):  # in the middle of an edit
+            return False
 
 
 @dataclass(frozen=True)
@@ -112,9 +123,10 @@ def run_all(
         stop: asked again and again; when it says so, runs under way save a checkpoint after their round.
 
     Raises:
-        ConfigError: a folder holds another run, or two jobs share one.
+        ConfigError: a folder holds another run, two jobs share one, or a run is not valid.
         EngineError: no process can be started, or there is no such cluster.
     """
+    jobs = [replace(job, digest=job.digest or digest(job.run)) for job in jobs]
     folders = [job.folder.resolve() for job in jobs]
     if len(set(folders)) < len(folders):
         raise ConfigError("two runs can't share a folder: name one for each")
@@ -149,10 +161,11 @@ def digest(run: RunConfig) -> str:
     Raises:
         ConfigError: as `RunConfig.resolve` does.
     """
-    _, cfg, _ = run.resolve()
+    method, cfg, _ = run.resolve()
     named = (run.pretrained.file, run.topology.file, run.columns.manifest, *(run.columns.files or ()))
     files = [_content(Path(path)) for path in named if path and Path(path).is_file()]
-    place = [run.engine.name in TOGETHER, run.engine.device, *files, *_own(run)]
+    which = [method.name] if run.method_is_file else []  # the page itself counts anyway, but may hold several
+    place = [run.engine.name in TOGETHER, run.engine.device, *files, *_own(run), *which]
     return hashlib.sha256(f"{config_sha256(run, cfg)}\n{json.dumps(place)}".encode()).hexdigest()[:16]
 
 
@@ -224,6 +237,12 @@ class Board:
     ended: dict[int, Ended] = field(default_factory=dict)
     under_way: dict[int, tuple[Job, float, float]] = field(default_factory=dict)
 
+    def is_due(self, job: Job) -> bool:
+        """Whether it is still to be done; it has failed if it was changed."""
+        if not (due := job.as_planned):
+            self.end(job, "failed", CHANGED)
+        return due
+
     def begin(self, job: Job) -> None:
         """It is under way."""
         self.under_way[id(job)] = (job, monotonic(), 0.0)
@@ -235,7 +254,10 @@ class Board:
         self._show()
 
     def end(self, job: Job, state: State, reason: str = "", seconds: float = 0.0) -> None:
-        """It has ended so."""
+        """It has ended so; but a run that is finished and was changed meanwhile has failed, and leaves no result."""
+        if state == "finished" and not job.as_planned:
+            (job.folder / "result.json").unlink(missing_ok=True)
+            state, reason = "failed", CHANGED
         self.under_way.pop(id(job), None)
         self.ended[id(job)] = ended = Ended(job, state, reason, seconds)
         self._show(ended)

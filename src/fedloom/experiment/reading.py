@@ -36,6 +36,9 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
         ConfigError: with everything that is wrong, one problem a line.
     """
     values = table(source, overrides, flags)
+    for key, command in {"sweep": "sweep", "rows": "reproduce"}.items():
+        if key in values:
+            raise ConfigError(f"{source} has a table {key}: it is for fedloom {command} {source}")
     top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
     given = {k for k, v in (flags or {}).items() if v is not None} | {o.partition("=")[0] for o in overrides}
     if "compare" in top and "seed" in given:  # what is asked for speaks for the whole comparison
@@ -237,7 +240,7 @@ def _values(source: str) -> dict[str, Any]:
     path = Path(source)
     if source.endswith(".toml"):
         if not path.is_file():
-            raise ConfigError(f"there is no file {source}")
+            raise ConfigError(f"{source} is a folder, not a file" if path.is_dir() else f"there is no file {source}")
         return _parsed(path.read_text(encoding="utf-8"), source)
     if ".py" in source:
         return {"method": source}
@@ -280,7 +283,9 @@ def seeds_of(text: str) -> list[int]:
         try:
             found += range(int(first), int(last) + 1) if dash else [int(first)]
         except ValueError:
-            raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}") from None
+            found = []
+        if not found:
+            raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}")
     return found
 
 
@@ -296,6 +301,8 @@ def override(values: dict[str, Any], text: str) -> None:
     try:
         value = tomllib.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
+        if raw.startswith(("[", "{")):
+            raise ConfigError(f"{key}: {raw} can't be read; a shell needs quotes, as in -s '{key}=[\"mlp\"]'") from None
         value = raw  # a bare word
     *path, last = key.split(".")
     table = values

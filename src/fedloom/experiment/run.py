@@ -148,8 +148,8 @@ def _alone() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def settle(folder: Path, *, resume: bool) -> None:
-    """Refuse a folder that a run must not write to.
+def settle(folder: Path, *, resume: bool, several: bool = False) -> None:
+    """Refuse a folder that a run must not write to, or `several` runs, each in a folder within.
 
     Raises:
         ConfigError: it is no folder; it is not empty and `resume` is not set; or it is to be resumed, and holds
@@ -159,5 +159,5 @@ def settle(folder: Path, *, resume: bool) -> None:
     if not resume and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; add --resume to go on with its run, or choose another --out")
     held = {p.name for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
-    if held and "config.toml" not in held:
+    if held and not (("config.toml" in held) if several else (folder / "config.toml").is_file()):
         raise ConfigError(f"{folder} holds files but no run to go on with; choose another --out")

@@ -20,7 +20,7 @@ from fedloom.errors import CheckpointError, EngineError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
-from fedloom.experiment.evaluate import Away, main_measure, measures
+from fedloom.experiment.evaluate import MEASURES, Away, main_measure, measures
 from fedloom.experiment.live import Live
 from fedloom.experiment.place import config_sha256
 from fedloom.experiment.record import Record, environment, write_json
@@ -28,7 +28,7 @@ from fedloom.experiment.summary import partition, summarise, traffic
 from fedloom.experiment.world import World
 from fedloom.federation import Federation
 from fedloom.message import Tree
-from fedloom.party import Party
+from fedloom.party import Note, Party
 
 MILESTONES = 20
 """How often a run is saved, if saving is quick."""
@@ -256,13 +256,24 @@ class Session:
         gathered: dict[str, list[float]] = {}
         for party, notes in self.engine.notes().items():
             for name, value in notes.items():
-                if not isinstance(value, list):
+                if name.startswith(MEASURES) or (name == "mixing" and not _weighs(value, len(self.engine.ids))):
+                    self._leave_out(name, party)
+                elif not isinstance(value, list):
                     gathered.setdefault(name, []).append(value)
                     self._warn(name, value, party)
                 elif name == "mixing" and look_at:
                     self.record.mix(round, self.engine.name(party), value)
         for name, values in gathered.items():
             self.record.measure(round, iteration, stage, name, float(np.mean(values)))
+
+    def _leave_out(self, note: str, party: int) -> None:
+        """Tell the user, once for each party, of a note that can't be taken."""
+        if ("", party) not in self._warned:
+            self._warned.add(("", party))
+            why = "is not one weight for each party" if note == "mixing" else "has the name of a measure of the run"
+            logging.getLogger("fedloom").warning(
+                "round %d: what %s notes as %r %s, and is left out", self.done + 1, self.engine.name(party), note, why
+            )
 
     def _warn(self, note: str, value: float, party: int) -> None:
         """Tell the user, once for each party, of a note that means something is wrong."""
@@ -330,6 +341,11 @@ def _role(server: Party[Any] | None) -> str:
     return type(server).__name__.lower() if server else "coordinator"
 
 
+def _weighs(note: Note, parties: int) -> bool:
+    """Whether a note is a vector over all parties."""
+    return isinstance(note, list) and len(note) == parties
+
+
 def _evenly(points: int, rounds: int) -> set[int]:
     """At most `points` evenly spaced numbers of rounds; the last is always one."""
     points = min(points, rounds)
@@ -338,5 +354,5 @@ def _evenly(points: int, rounds: int) -> set[int]:
 
 def fingerprint(world: World) -> str:
     """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
-    held = f"{world.held.digest}\n{world.graph}\n{world.pretrained}"
+    held = f"{world.method.name}\n{world.held.digest}\n{world.graph}\n{world.pretrained}"
     return hashlib.sha256(f"{config_sha256(world.run, world.cfg)}\n{held}".encode()).hexdigest()

@@ -116,7 +116,7 @@ def read(folder: Path) -> View:
             f"{folder} has no {FILE}, which a run writes from its start on; name the folder of a run or comparison"
         ) from None
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error}") from None
+        raise DataError(f"{path} can't be read: {error.strerror}") from None
     except ValidationError as error:
         raise DataError(f"{path} is not as a run writes it: {error.errors()[0]['msg']}; repeat the run") from None
 

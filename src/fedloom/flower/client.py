@@ -8,8 +8,6 @@ would send it to the SuperLink.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +46,7 @@ def _answered(content: Any, node_config: Any) -> bytes:
     from fedloom.net.terms import Refused
     from fedloom.node.config import read
     from fedloom.node.host import Host
+    from fedloom.node.store import alone
 
     if not isinstance(node_config.get("fedloom"), str):
         raise Refused(terms.FAILED, "this SuperNode was started without the path of its node.toml")
@@ -65,16 +64,5 @@ def _answered(content: Any, node_config: Any) -> bytes:
         finally:
             await host.close()
 
-    with _alone(config.state):
+    with alone(config.state, wait=True):
         return asyncio.run(ask())
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process works on this folder."""
-    import fcntl
-
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -21,6 +21,7 @@ from flwr.app import Message
 
 from fedloom.flower.letters import ACTION, pack, unpack
 from fedloom.net import parts, terms
+from fedloom.net.frames import printable
 from fedloom.net.terms import Refused
 
 LOOK: Final = 0.2
@@ -173,7 +174,7 @@ class Post:
                     raise Refused(code, "the SuperNode gave no answer; its own log may say why")
                 (code, words), body = unpack(message.content, "code", "words")
                 if code:
-                    raise Refused(code if code in terms.CODES else terms.FAILED, words[:1000])
+                    raise Refused(code if code in terms.CODES else terms.FAILED, printable(words))
                 with suppress(InvalidStateError):
                     letter.answer.set_result(body)
             except Refused as refusal:

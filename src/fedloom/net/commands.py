@@ -18,6 +18,7 @@ from fedloom.net import relay as relays
 from fedloom.net.certs import CA, CA_KEY, REVOKED, Authority, write
 from fedloom.net.credentials import endpoint
 from fedloom.net.folder import COORDINATOR, FEDERATION, NODE, RELAY, Place, Relayed
+from fedloom.paths import refuse_file
 
 FIRST_PORT = 7443
 RELAY_ADDRESS = "127.0.0.1:7500"
@@ -57,6 +58,7 @@ def certs(
         ConfigError: a name can't be one, is there already, or is not there to renew; nothing has been written then.
     """
     addresses = addresses or {}
+    refuse_file(folder)
     authority = Authority(folder) if (folder / CA).exists() else None
     _check_names(names, folder, relay)
     (_check_there if renew else _check_new)(names, folder, authority)
@@ -93,6 +95,8 @@ def revoke(names: Sequence[str], folder: Path, out: Console) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(f"{name!r} has no certificate of this CA; it signed for {', '.join(sorted(known))}")
+    if not names:
+        raise ConfigError("name those whose certificates you take back")
     for name in names:
         count = authority.revoke(name)
         out.print(f"{name}: {count} certificate{'s' * (count != 1)} revoked" if count else f"{name} is revoked already")

@@ -42,7 +42,7 @@ class Credentials:
 
     Raises:
         ConfigError: a file is missing or unreadable, the key is of another certificate, or the certificate is out of
-            its time, or not of this CA.
+            its time, not of this CA, or too weak for OpenSSL.
     """
 
     ca: Path
@@ -53,6 +53,7 @@ class Credentials:
     _certificate: bytes = field(init=False, repr=False, compare=False)
     _key: bytes = field(init=False, repr=False, compare=False)
     _list: _Revoked | None = field(init=False, repr=False, compare=False)
+    _client: ssl.SSLContext = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("ca", "certificate", "key"):
@@ -63,6 +64,16 @@ class Credentials:
         _check_key(self.key, self._key, self.certificate, chain[0])
         revoked = None if self.revoked is None else _Revoked(self.revoked, authorities)
         object.__setattr__(self, "_list", revoked)
+        client = ssl.create_default_context(cadata=self._ca.decode())
+        try:
+            client.load_cert_chain(self.certificate, self.key)
+        except ssl.SSLError as error:
+            why = error.reason or "no reason told"
+            raise ConfigError(
+                f"{self.certificate} and {self.key} can't be used ({why}); ask the CA for new ones"
+            ) from None
+        client.set_alpn_protocols(["h2"])
+        object.__setattr__(self, "_client", client)
 
     @property
     def name(self) -> str:
@@ -93,7 +104,7 @@ class Credentials:
                 return None
             if not shown.begins <= datetime.now(UTC) <= shown.ends:
                 return None
-            if self._list is not None and self._list.has(shown):
+            if self._list is not None and self._list.against(shown):
                 return None
             return shown.name or None
         return None
@@ -115,23 +126,27 @@ class Credentials:
         Raises:
             EngineError: nobody answers there, or not who should; the text says why.
         """
+        unbelieved = f"the server at {address} can't be believed to be {name}"
         try:
-            context = ssl.create_default_context(cadata=self._ca.decode())
-            context.load_cert_chain(self.certificate, self.key)
-            context.set_alpn_protocols(["h2"])
-            if self.revoked is not None:
-                context.load_verify_locations(self.revoked)
-                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
             async with asyncio.timeout(seconds):
-                der = await _handshake(address, name, context)
+                der = await _handshake(address, name, self._client)
         except ssl.SSLError as error:
             why = (getattr(error, "verify_message", "") or error.reason or "no TLS").rstrip(".")
             if getattr(error, "verify_code", 0) == _OTHER_NAME:
                 why += f"; correct the name or the address in {listed}"
-            raise EngineError(f"the server at {address} can't be believed to be {name}: {why}") from None
+            raise EngineError(f"{unbelieved}: {why}") from None
         except (OSError, TimeoutError) as error:
             raise EngineError(f"{name} does not answer at {address}: {str(error) or 'too late'}") from None
-        return ssl.DER_cert_to_PEM_cert(der).encode()
+        except ValueError as error:  # such as a label too long for the Internet's names
+            raise EngineError(f"{name} can't be reached at {address!r}, which is no address: {error}") from None
+        pem = ssl.DER_cert_to_PEM_cert(der).encode()
+        try:
+            why = "" if self._list is None else self._list.against(_shown(pem))
+        except (ValueError, x509.DuplicateExtension):
+            why = "no certificate that we can read"
+        if why:
+            raise EngineError(f"{unbelieved}: {why}")
+        return pem
 
 
 def endpoint(address: str) -> tuple[str, int] | str:
@@ -194,8 +209,8 @@ class _Revoked:
         self._stamp = self._now()
         self._take()
 
-    def has(self, shown: _Shown) -> bool:
-        """Whether a certificate is revoked, or can't be known not to be: an old list, or one of another CA."""
+    def against(self, shown: _Shown) -> str:
+        """Why a certificate does not count: it is revoked, or can't be known not to be. "" if it does."""
         stamp = self._now()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -203,7 +218,11 @@ class _Revoked:
                 self._take()
             except ConfigError as error:
                 log.warning("%s; the list read before stays in force", error)
-        return shown.issuer != self._issuer or shown.serial in self._serials or datetime.now(UTC) > self._ends
+        if shown.issuer != self._issuer:
+            return "certificate of another CA than the list of revoked ones"
+        if datetime.now(UTC) > self._ends:
+            return f"the list of revoked certificates ended on {self._ends:%Y-%m-%d}; copy a newer one of the CA"
+        return "certificate revoked" if shown.serial in self._serials else ""
 
     def _now(self) -> tuple[int, ...]:
         """Changes when the file does."""

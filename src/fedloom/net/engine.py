@@ -44,6 +44,7 @@ class NetEngine(Engine):
         run: the run's id, 32 hexadecimal digits, the same when it is resumed.
         wire: how nodes are reached.
         resume: whether nodes may be asked to go back to an earlier checkpoint.
+        start: a number above those of all earlier starts of the run; None for the time in nanoseconds.
         waiting: see there.
 
     Raises:
@@ -65,13 +66,14 @@ class NetEngine(Engine):
         wire: Wire,
         waiting: Waiting,
         resume: bool = False,
+        start: int | None = None,
         seed: int = 0,
         faults: Faults | None = None,
     ) -> None:
         super().__init__(names, seed=seed, faults=faults)
         self._house = LocalEngine(house, seed=seed) if house else None
         self._differences, self._wire, self._waiting = differences, wire, waiting
-        self._common = Terms(run, time_ns(), config, resume, waiting, dict(members))
+        self._common = Terms(run, time_ns() if start is None else start, config, resume, waiting, dict(members))
         self._notes: dict[int, dict[str, Note]] = {}
         self._lost: set[tuple[int, int]] = set()
         self._seats: dict[int, Seat] = {}

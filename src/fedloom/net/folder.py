@@ -35,12 +35,12 @@ revoked = "revoked.pem"
 callers = $callers
 # Who may fetch what a run leaves here for it, and whom this node fetches from.
 peers = $peers
-# What may be run here; delete what you do not want.
-methods = $methods
 # The longest run.
 most_rounds = 1000
 # The smallest batch: the fewer rows in a step, the more it tells about each.
 least_batch = 1
+# What may be run here; delete what you do not want. In its place, tables [methods.NAME] say more of each.
+methods = $methods
 
 # What a run learns from that says data.name = "digits".
 [data.digits]

@@ -85,6 +85,11 @@ class Garbled(Exception):
     """A frame that the other end should not have sent."""
 
 
+def printable(words: str) -> str:
+    """As much of another's words as is believed, without what would move a terminal's cursor or break a log's line."""
+    return "".join(c for c in words[:MOST_WORDS] if c.isprintable())
+
+
 def digest(data: bytes | bytearray) -> str:
     """Tells one content from another."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,6 @@ from fedloom.net.frames import (
     CODE,
     LARGEST,
     LARGEST_PIECE,
-    MOST_WORDS,
     NAME,
     PULSE,
     PULSES,
@@ -31,6 +31,7 @@ from fedloom.net.frames import (
     Garbled,
     framed,
     pieces,
+    printable,
     total_of,
     unframed,
 )
@@ -42,6 +43,7 @@ PARTING: Final = 5.0
 """Seconds that the end of a stream may take, after its answer has come."""
 _PAUSES: Final = 0.02, 0.5
 """Seconds between two attempts: at first, and at most."""
+_log = logging.getLogger("fedloom.net")
 
 
 @dataclass(frozen=True)
@@ -305,8 +307,7 @@ class Link:
         status, name = error.code(), self.address.name
         code = str(dict(error.trailing_metadata() or ()).get(CODE, "")).replace("-", " ")
         if code in terms.CODES:
-            words = "".join(c for c in (error.details() or "")[:MOST_WORDS] if c.isprintable())
-            refusal = Refused(code, words)
+            refusal = Refused(code, printable(error.details() or ""))
             return _Broken(refusal) if code == terms.BUSY else refusal
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             return _Late()
@@ -329,9 +330,13 @@ class Link:
                 await pulse(self.run.encode(), timeout=seconds, metadata=self._metadata, wait_for_ready=self.up)
                 self._alive()
             except grpc.aio.AioRpcError as error:
-                self.trouble = error.details() or error.code().name
+                self.trouble = printable(error.details() or "") or error.code().name
             except (FedloomError, OSError) as error:
                 self.trouble = str(error)
+            except Exception as error:  # whatever it is, the other end must be found again
+                said, self.trouble = self.trouble, f"{type(error).__name__}: {error}"
+                if self.trouble != said:
+                    _log.exception("%s can't be asked for a sign of life", self.address.name)
             if monotonic() - self._life > SILENCE and (self.up or self._only is not None):
                 self._lost()
             await asyncio.sleep(max(0.05, begun + (PULSE if self.up else PULSE / 4) - monotonic()))

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from fedloom.errors import EngineError
+from fedloom.errors import EngineError, Interrupted
 from fedloom.net.credentials import Credentials
 from fedloom.net.tunnel import Tunnel, reach
 from fedloom.net.wire import LARGEST, Address, Link, local
@@ -101,10 +101,10 @@ class Waiting:
         """Give up waiting if we are told to stop.
 
         Raises:
-            EngineError: we are.
+            Interrupted: we are.
         """
         if self.stop():
-            raise EngineError("stopped while nodes were waited for; the same command with --resume goes on")
+            raise Interrupted("stopped while nodes were waited for")
 
 
 class Line(Link):

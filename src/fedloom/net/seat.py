@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 from typing import Any, Final, NamedTuple
 
 from fedloom import message
@@ -31,6 +31,8 @@ REASONS: Final = frozenset(
 """What a node may say of a call that gave no reply; anything else is taken for "raised"."""
 PARTING: Final = 5.0
 """Seconds that a node has to hear that a run is closed."""
+MOST_NOTES: Final = 64
+"""Notes of one reply that are taken."""
 _ANSWER: Final = {"lines": object, "notes": object, "missing": object}
 _OPENED: Final = {"goes_on": bool, "call": int, "tells": bool, "facts": object}
 _log = logging.getLogger("fedloom.net")
@@ -50,6 +52,7 @@ class Terms:
         numbers: of the calls, rising.
         kept: the rounds of the coordinator's checkpoints.
         floor: what calls before this number left for peers has been taken.
+        stale: parties whose nodes say that a newer start has taken over.
     """
 
     run: str
@@ -61,6 +64,7 @@ class Terms:
     numbers: Iterator[int] = field(default_factory=count)
     kept: tuple[int, ...] = ()
     floor: int = 0
+    stale: set[int] = field(default_factory=set)
 
     def which(self, **more: Tree) -> bytes:
         """The body of a call that is about the run."""
@@ -106,20 +110,22 @@ class Seat:
 
         Raises:
             Refused: it can't be had.
-            EngineError: we were told to stop.
+            Interrupted: we were told to stop.
         """
         told, now = False, asyncio.get_running_loop().time
         while True:
             try:
                 if await self.link.wait(min(0.5, end - now())) or now() >= end:
                     return await self.open()
+                words = self.link.trouble or "no answer yet"
             except Refused as why:
                 if why.code not in (terms.UNREACHABLE, terms.TAKEN) or now() >= end:
                     raise
-                if why.code == terms.TAKEN and not told:
-                    _log.warning("waiting for %s: %s", self.member.name, why.words)
-                    told = True
+                words = why.words
                 await asyncio.sleep(0.5)
+            if not told:
+                _log.warning("waiting up to %.0f s for %s: %s", end - now(), self.member.name, words)
+                told = True
             self._common.waiting.heed()
 
     async def open(self) -> dict[str, Any]:
@@ -212,14 +218,28 @@ class Seat:
             try:
                 answer = await self.ask("do", body, number)
                 self._worked = True
+                common.stale.discard(self.party)
                 return self._taken(tasks, answer, number)
             except Refused as why:
                 if why.code == terms.STALE:
-                    raise EngineError(f"{self.member.name}: {why.words}; this process gives way to the other") from None
+                    self._give_way(why.words)
                 trace = self._pointer(number, why.words) if why.code in (terms.FAILED, terms.MALFORMED) else ""
                 return Told([Failure(why.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
                 return Told([Failure("not a message", f"{self.member.name}: {error}") for _ in tasks])
+
+    def _give_way(self, words: str) -> None:
+        """A node says that a newer start of the coordinator has taken over. Where there is one, the others say so too.
+
+        Raises:
+            EngineError: too few nodes are left for a round.
+        """
+        common = self._common
+        if self.party not in common.stale:
+            _log.warning("%s: %s; so far without it", self.member.name, words)
+        common.stale.add(self.party)
+        if len(common.members) - len(common.stale) < common.waiting.fewest:
+            raise EngineError(f"{self.member.name}: {words}; this process gives way to the other")
 
     def _taken(self, tasks: Sequence[Task], answer: bytes, number: int) -> Told:
         """What an answer holds. Whatever a node may have put there, only these errors come of it: see above."""
@@ -264,11 +284,11 @@ def parcels(value: Any) -> Any:
 
 
 def noted(notes: Any) -> dict[str, Note]:
-    """Notes that are notes."""
+    """Notes that are notes, as far as there are not too many."""
     if not isinstance(notes, dict):
         return {}
     return {
         name: value
-        for name, value in notes.items()
+        for name, value in islice(notes.items(), MOST_NOTES)
         if isinstance(value, float) or (isinstance(value, list) and all(isinstance(v, float) for v in value))
     }

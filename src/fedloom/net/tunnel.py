@@ -20,6 +20,7 @@ import grpc.aio
 
 from fedloom.errors import EngineError
 from fedloom.net.credentials import Credentials, endpoint
+from fedloom.net.frames import printable
 from fedloom.net.relay import ACCEPT, AWAY, BEAT, DIAL, LISTEN, NUMBER, PIECE, TARGET, WIRE
 
 log = logging.getLogger("fedloom.tunnel")
@@ -201,7 +202,11 @@ class _Route:
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[Any]:
-        """A connection of its own, once it stands, to a relay that has the right name and is not revoked."""
+        """A connection of its own, once it stands, to a relay that has the right name and is not revoked.
+
+        Raises:
+            EngineError: there is none; or, in the middle of what is done within, the relay was revoked.
+        """
         only = None
         if self._credentials.revoked is not None:
             only = await self._credentials.check_server(self.address, self._name, CONNECTING, self._listed)
@@ -213,7 +218,23 @@ class _Route:
                     await channel.channel_ready()
             except TimeoutError:
                 raise EngineError(f"{self._name} does not answer at {self.address}, or can't be believed") from None
-            yield channel
+            try:
+                async with asyncio.timeout(None) as within:
+                    watch = asyncio.create_task(self._watch(only, within))
+                    try:
+                        yield channel
+                    finally:
+                        watch.cancel()
+            except TimeoutError:
+                if not within.expired():
+                    raise
+                raise EngineError(f"the certificate of {self._name} does not count any more") from None
+
+    async def _watch(self, only: bytes | None, within: asyncio.Timeout) -> None:
+        """End what is done within as soon as the relay's certificate does not count any more."""
+        while only is None or self._credentials.caller({"x509_pem_cert": [only]}) is not None:
+            await asyncio.sleep(BEAT)
+        within.reschedule(asyncio.get_running_loop().time())
 
 
 async def _news(channel: Any) -> AsyncIterator[str]:
@@ -261,7 +282,7 @@ async def _send(call: Any, reader: asyncio.StreamReader) -> None:
 def _why(error: Exception) -> str:
     """In words for the log."""
     if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.details()}"
+        return printable(error.details() or "") or error.code().name
     return str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -34,7 +34,7 @@ from fedloom.node.config import NodeConfig
 from fedloom.node.matching import Matcher, recall
 from fedloom.node.peers import Peer, Peers
 from fedloom.node.sitting import Sitting, light
-from fedloom.node.store import Entry, Store, prune
+from fedloom.node.store import UNPLACED, Entry, Store, prune
 from fedloom.node.work import work
 from fedloom.party import Party
 
@@ -201,10 +201,11 @@ class Host:
             before = store.facts()
             if before is not None and before["caller"] != caller:
                 raise Refused(terms.REFUSED, "this run is another coordinator's")
-            if before is not None and before["start"] > asked["start"]:
+            goes_on, newest = False, -1 if before is None else before["start"]
+            if newest == asked["start"] and (last := await asyncio.to_thread(store.read)) is not None:
+                goes_on, newest = last.start == newest, last.start  # that of a newer one which was cut short
+            if newest > asked["start"]:
                 raise Refused(terms.STALE, "a newer start of this run has taken over")
-            goes_on = before is not None and before["start"] == asked["start"]
-            goes_on = goes_on and await asyncio.to_thread(store.read) is not None
             now = self._sittings.get(run)  # it may have been given up meanwhile
             if now is None or now.over or now.start != asked["start"] or not goes_on:
                 now = await self._seat(run, facts, store, fresh=not goes_on, resume=asked["resume"])
@@ -235,10 +236,10 @@ class Host:
                 if run in self._sittings:
                     self._sittings[run].over = True
                 store.set_aside(marks=resume)
-                last = Entry(facts["start"], -1, -1, state=made.party.state())
+                last = Entry(facts["start"], UNPLACED if resume else -1, -1, state=made.party.state())
                 store.write(last)
                 store.begin(facts)
-            elif last is None:
+            elif last is None or last.start != facts["start"]:
                 raise Refused(terms.UNKNOWN, "there is no such run here: open it first")
             else:
                 made.party.load(last.state)  # type: ignore[arg-type]
@@ -247,7 +248,9 @@ class Host:
 
         sitting = await self._work(make)
         self._sittings[run] = sitting
-        await asyncio.to_thread(prune, self._folder, self.config.keep_runs, {*self._sittings})
+        for who, dropped in await asyncio.to_thread(prune, self._folder, self.config.keep_runs, {*self._sittings}):
+            self.audit.write("dropped", who, run=dropped)
+            _log.info("run %s of %s is dropped, its model too: keep_runs are kept", dropped[:8], who)
         return sitting
 
     def _asked_for(self, caller: str, text: str) -> tuple[RunConfig, Method]:
@@ -361,16 +364,20 @@ class Host:
         sitting = self._sittings.get(_run_id(asked["run"]))
         if sitting is not None and sitting.caller == caller and sitting.start == asked["start"]:
 
-            def end() -> None:
+            def end() -> str:
                 try:
+                    if max(sitting.last.call, sitting.last.round) < 0:
+                        sitting.store.forget()
+                        return "nothing was done in it"
                     sitting.store.write_model(sitting.party, sitting.place.facts)
+                    return f"the node's own model is in {sitting.store.folder}"
                 finally:
                     sitting.over = True
 
             async with sitting.lock:
-                await self._work(end, sitting)
+                told = await self._work(end, sitting)
             self.audit.write("closed", caller, run=sitting.run)
-            _log.info("run %s is closed; the node's own model is in %s", sitting.run[:8], sitting.store.folder)
+            _log.info("run %s is closed; %s", sitting.run[:8], told)
         return parts.pack({})
 
     # -- calls -----------------------------------------------------------------------------------------------
@@ -379,13 +386,13 @@ class Host:
         begun = monotonic()
         asked, rest = parts.unpack(body, _DO)
         sitting = await self._sitting(caller, asked)
-        self._may(sitting, asked, rest)
+        self._may(sitting, asked)
         async with sitting.lock:
             if asked["call"] < max(sitting.last.call, 0):
                 raise Refused(terms.STALE, "a later call has been made")
             again = asked["call"] == sitting.last.call
             if again:
-                reply = sitting.last.reply or (await asyncio.to_thread(sitting.store.read)).reply  # type: ignore[union-attr]
+                reply = sitting.last.reply
             else:
                 brought, missing = await self.peers.bring(sitting, asked["tasks"], begun + asked["deadline"])
                 reply = await self._work(
@@ -407,8 +414,8 @@ class Host:
             )
             return reply
 
-    def _may(self, sitting: Sitting, asked: Mapping[str, Any], rest: Sequence[memoryview]) -> None:
-        """Refuse a call that the coordinator may not make, whatever its round would do.
+    def _may(self, sitting: Sitting, asked: Mapping[str, Any]) -> None:
+        """Refuse a call that the coordinator may not make, whatever its arguments.
 
         Raises:
             Refused: with what it may.
@@ -419,10 +426,8 @@ class Host:
                 raise Refused(terms.REFUSED, "this node does not tell how good its model is")
             if sitting.place.own and method == "answers":
                 raise Refused(terms.REFUSED, "what a model says of this node's own rows stays here; ask for the score")
-            if method == "contribution" and (parts.decoded(rest, 0) or {}).get("on") != "test":
-                raise Refused(terms.REFUSED, "a contribution is for the people that all are tested on")
-            if asked["leave"]:
-                raise Refused(terms.REFUSED, "a look from outside is not for peers")
+            if asked["leave"] or asked["round"] != -1:
+                raise Refused(terms.REFUSED, "a look from outside is not for peers, and of no round")
         elif not party.CALLS and not party.TO_PEERS:
             raise Refused(
                 terms.REFUSED, "the method's page must name in CALLS what the home may call; it names nothing"

@@ -219,11 +219,11 @@ class Matcher:
         mine = [matching.own[place] for place in matching.cut[number]]
 
         def work() -> tuple[bytes, bytes, int]:
+            matching.next += 1  # also if it fails; but not for a queue that is full
             server = Server(mine, most=matching.theirs - matching.asked)
             response = server.respond(request)
             return server.setup(), response, server.asked
 
-        matching.next += 1  # also if it fails
         setup, response, asked = await self._try(work, "answer a step of the matching")
         matching.asked += asked
         matching.told = matching.next == len(matching.cut)

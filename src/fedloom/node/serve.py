@@ -14,6 +14,7 @@ from fedloom.net.tunnel import Exposure, expose
 from fedloom.net.wire import Server, serve
 from fedloom.node.config import NodeConfig
 from fedloom.node.host import Host
+from fedloom.node.store import alone
 
 _log = logging.getLogger("fedloom.node")
 
@@ -61,16 +62,21 @@ async def start(config: NodeConfig, host: Host | None = None) -> Node:
 
 
 async def run(config: NodeConfig, ready: Callable[[Node], None] = lambda _: None) -> None:
-    """Take calls until SIGINT or SIGTERM."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    node = await start(config)
-    ready(node)
-    _log.info("%s takes calls at %s", config.name, config.listen or f"{config.relay} (relay)")
-    try:
-        await stopped.wait()
-    finally:
-        await node.stop()
-        _log.info("%s has stopped", config.name)
+    """Take calls until SIGINT or SIGTERM, alone on the node's folder.
+
+    Raises:
+        ConfigError, EngineError: see `start`; or another process works on the folder.
+    """
+    with alone(config.state):
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+        node = await start(config)
+        ready(node)
+        _log.info("%s takes calls at %s", config.name, config.listen or f"{config.relay} (relay)")
+        try:
+            await stopped.wait()
+        finally:
+            await node.stop()
+            _log.info("%s has stopped", config.name)

@@ -8,26 +8,29 @@ changed nothing leaves no trace: made again it gives the same reply.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import safetensors.torch
 
 from fedloom import message
 from fedloom._version import __version__
-from fedloom.errors import CheckpointError, MessageError
+from fedloom.errors import CheckpointError, ConfigError, MessageError
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.message import Limits, Tree
 from fedloom.party import Party
 
+UNPLACED: Final = -2
+"""In place of a call's number: a party made anew for a start that resumes, before it is told where to go on."""
 _LIMITS = Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
 _SUM = hashlib.blake2b().digest_size
 
@@ -38,7 +41,7 @@ class Entry:
 
     Attributes:
         start: of the coordinator whose call it was.
-        call: the number of the call; -1 before the first.
+        call: the number of the call; -1 before the first, or `UNPLACED`.
         round: the round of it.
         reply: to it, as it was sent; what repeats of the call get.
         state: of the party.
@@ -115,6 +118,11 @@ class Store:
         about = {name: str(facts[name]) for name in ("method", "network", "classes", "shape") if name in facts}
         write_atomically(self.folder / "model.safetensors", safetensors.torch.save(tensors, about))
 
+    def forget(self) -> None:
+        """Drop the run's folder, if all that it has is how the party was at first."""
+        if {path.name for path in self.folder.glob("*")} <= {"run.json", "state"}:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
     def mark(self, round: int, keep: Collection[int]) -> None:
         """Keep the state as what it is before this round; drop marks but those that lead back to rounds to keep.
 
@@ -164,27 +172,52 @@ class Store:
         """Drop the state, for another start of the run.
 
         Args:
-            marks: keep what `before` needs: the marks, and how the earlier start ended. Those of another version of
-                fedloom are dropped, and so is a torn state.
+            marks: keep what `before` needs: the marks, and how the last start ended that was not `UNPLACED`. Those of
+                another version of fedloom are dropped, and so is a torn state.
         """
         state, end = self.folder / "state", self.folder / "end"
         marks = marks and self.facts() is not None
         if marks:
             with suppress(CheckpointError):
                 last = self.read()
-                if last is not None and last.call >= 0:
+                if last is not None and last.call != UNPLACED:
                     os.replace(state, end)
         for path in [state] if marks else [state, end, *self.folder.glob("mark-*")]:
             path.unlink(missing_ok=True)
 
 
-def prune(folder: Path, keep: int, using: Collection[str]) -> None:
-    """Drop all but so many of the newest runs' folders of each coordinator, and none that is in use."""
+@contextmanager
+def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a node's folder: two processes that both work on it would undo each other's work.
+
+    Raises:
+        ConfigError: another one holds it, and is not to be waited for.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            words = "stop that one, or give this one another folder as state"
+            raise ConfigError(f"state: another process works on {folder}: {words}") from None
+        except OSError:  # a disk that knows no locks
+            pass
+        yield
+
+
+def prune(folder: Path, keep: int, using: Collection[str]) -> list[tuple[str, str]]:
+    """Drop all but so many of the newest runs' folders of each coordinator, and none that is in use.
+
+    Returns:
+        The coordinator and the run of each that was dropped.
+    """
     runs = [path for path in folder.glob("run-*") if path.is_dir() and path.name.removeprefix("run-") not in using]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    newer = Counter[str]()
+    newer, dropped = Counter[str](), []
     for path in runs:
         caller = str((Store(path).facts() or {}).get("caller"))
         newer[caller] += 1
         if newer[caller] > keep:
             shutil.rmtree(path, ignore_errors=True)
+            dropped.append((caller, path.name.removeprefix("run-")))
+    return dropped

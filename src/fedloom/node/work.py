@@ -104,8 +104,11 @@ def _task(
         task["seed"] % 2**63,
         asked["round"],
     )
+    given = arguments(order, lambda sent: brought[sent.held])
+    if order.method == "contribution" and given.get("on") != "test":  # of all arguments: a task's own go before shared
+        raise Refused(terms.REFUSED, "a contribution is for the people that all are tested on")
     try:
-        reply = run(sitting.party, order, arguments(order, lambda sent: brought[sent.held]), watch.keep)
+        reply = run(sitting.party, order, given, watch.keep)
     except MethodError as error:
         _log.error("%s", error)
         raise Refused(terms.MALFORMED, "the method's page has no such call") from None

@@ -184,14 +184,18 @@ def _pairs(found: Comparison, measure: str, differences: Sequence[Difference]) -
 
 
 def interval(d: Difference, most: float = 1.0) -> tuple[float, float] | None:
-    """The 95 % interval of the mean difference by Student's t over seeds, within ±`most`; None below two seeds."""
-    seeds = len(d.per_seed)
-    if d.mean is None or d.std_over_seeds is None or seeds < 2:
+    """That of `student` over the seeds of a difference."""
+    return student(d.per_seed, most)
+
+
+def student(values: Sequence[float], most: float = np.inf) -> tuple[float, float] | None:
+    """The 95 % interval of the mean of finite values by Student's t, within ±`most`; None below two values."""
+    if len(values) < 2:
         return None
-    freedom = seeds - 1
+    freedom = len(values) - 1
     quantile = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 1.96 + 2.4 / freedom + 3 / freedom**2
-    half = quantile * d.std_over_seeds / seeds**0.5
-    return max(-most, d.mean - half), min(most, d.mean + half)
+    mean, half = float(np.mean(values)), quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return max(-most, mean - half), min(most, mean + half)
 
 
 def verdict(d: Difference) -> str:

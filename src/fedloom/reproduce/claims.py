@@ -12,8 +12,7 @@ from typing import Literal
 import numpy as np
 
 from fedloom.report import words
-from fedloom.report.schema import Difference
-from fedloom.report.several import interval
+from fedloom.report.several import student
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import Unit, as_printed
 from fedloom.reproduce.read import AT, Claim
@@ -22,12 +21,16 @@ Verdict = Literal["held", "not seen", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("held", "not seen", "not testable here")
 SEEDS = 3
 """With fewer no claim is held."""
+ROUNDING = 1e-12
+"""Two sides that differ by no more than this share of the larger are equal: the rest is what sums were rounded by."""
 RULE = (
     f"A claim is held if, over at least three seeds, the whole 95{words.NBSP}% interval (Student's t) of the mean "
-    "paired difference lies on the side that is claimed, beyond the margin if the claim has one; it is not testable "
-    "here if its runs can't be made, any planned seed is missing, or there is but one; otherwise it is not seen, and "
-    "the words say whether the opposite is. In one column the runs of a seed must have the same test rows; columns "
-    "differ by design, so what is compared across them is paired by seed only."
+    "paired difference lies on the side that is claimed, beyond the margin if the claim has one; differences that are "
+    "infinite to one side in all seeds, as where one of the two never reaches a level, lie on that side beyond any "
+    "margin. It is not testable here if its runs can't be made, any planned seed is missing, there is but one, or a "
+    "difference is no number or infinite in some seeds alone; otherwise it is not seen, and the words say whether the "
+    "opposite is. In one column the runs of a seed must have the same test rows; columns differ by design, so what is "
+    "compared across them is paired by seed only."
 )
 
 
@@ -36,9 +39,9 @@ class Decision:
     """What paired differences say.
 
     Attributes:
-        mean: of the differences.
-        ends: of the 95 % interval of their mean; None below two seeds.
-        words: why, if it is not held.
+        mean: of the differences; None where they are infinite.
+        ends: of the 95 % interval of their mean; None there too, and below two seeds.
+        words: why, if it is not held; and which side is infinite, if one is.
     """
 
     verdict: Verdict
@@ -82,44 +85,41 @@ def decide(differences: Sequence[float], rule: Literal["more", "less", "within"]
     """
     if not len(differences):
         return _untested("no seed has all of its runs")
-    if not np.isfinite(differences).all():
-        return _untested("the level was not reached in every run")
-    mean = float(np.mean(differences))
-    ends = _interval(differences)
-    if ends is None:
+    if np.isnan(differences).any():
+        return _untested("a difference is no number, as where neither reaches a level")
+    infinite = bool(np.isinf(differences).any())
+    if infinite and len({*differences}) > 1:
+        return _untested("infinite in some seeds alone, or not to one side, as where a level is not always reached")
+    mean = None if infinite else float(np.mean(differences))
+    if len(differences) < 2:
         return Decision("not testable here", mean, None, "one seed says nothing about chance")
-    low, high = ends if rule != "less" else (-ends[1], -ends[0])
+    ends = None if infinite else student(differences)
+    low, high = ends or (differences[0], differences[0])
+    if rule == "less":
+        low, high = -high, -low
     if rule == "within":
         seen = -by <= low and high <= by
         against = "they differ by more" if low > by or high < -by else ""
     else:
         seen = low > by
         against = "the opposite" if high < 0 else "less than that" if by and high < by else ""
-    if seen and len(differences) >= SEEDS:
-        return Decision("held", mean, ends)
-    words = f"seen, but {len(differences)} seeds are too few" if seen else against or "these seeds do not tell"
-    return Decision("not seen", mean, ends, words)
+    held = seen and len(differences) >= SEEDS
+    few = f"seen, but {len(differences)} seeds are too few" if seen and not held else ""
+    why = "" if held else few or against or "these seeds do not tell"
+    if infinite:
+        side = f"the {'first' if differences[0] > 0 else 'second'} is infinite in every seed"
+        why = f"{why}: {side}" if why else side
+    return Decision("held" if held else "not seen", mean, ends, why)
 
 
 def _untested(why: str) -> Decision:
     return Decision("not testable here", None, None, why)
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float] | None:
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return interval(
-        Difference(
-            first="",
-            other="",
-            mean=float(np.mean(values)),
-            std_over_seeds=deviation,
-            std_over_clients=None,
-            clients_better=0,
-            clients=0,
-            per_seed=tuple(values),
-        ),
-        math.inf,
-    )
+def _minus(left: float, right: float) -> float:
+    """The difference, without what is rounding alone; nan where both are infinite to one side."""
+    alike = math.isfinite(left) and math.isclose(left, right, rel_tol=ROUNDING)
+    return 0.0 if alike else left - right
 
 
 def judge(claim: Claim, found: Found) -> Judged:
@@ -135,7 +135,7 @@ def judge(claim: Claim, found: Found) -> Judged:
         ours = _by_seed(left, claim, found, unit)
         theirs = _by_seed(right, claim, found, unit) if right else dict.fromkeys(ours, float(claim.right))
         both = sorted(ours.keys() & theirs.keys())
-        seeds = {seed: ours[seed] - claim.times * theirs[seed] for seed in both}
+        seeds = {seed: _minus(ours[seed], claim.times * theirs[seed]) for seed in both}
         planned = {one.config.seed for at in (*left, *right) for one in found.places[at].tries}
         if planned - seeds.keys():
             decision = _untested(f"{len(planned - seeds.keys())} of {len(planned)} seeds are missing")

@@ -143,8 +143,10 @@ class Found:
         values = {}
         for row in self.rows:
             number = self.numbers.get((row, column))
-            shown = None if number is None else number.paper[0] if paper and number.paper else number.mean
-            if number is not None and shown is not None and (number.paper is not None or not paper):
+            if number is None:
+                continue
+            shown = number.mean if not paper else number.paper[0] if number.paper else None
+            if shown is not None and not math.isnan(shown):
                 values[row] = shown
         if len(values) < 2:
             return set()

@@ -17,8 +17,9 @@ rounds until 60 % [MEASURE]                 measure, first reached a level, infi
 attack told                                 the most that an attack finds out by what a party is told
 skew                                        total variation between a client's class mix and that of all, mean
 
-A run without ways, such as one of a method that tunes nothing, shows its own accuracy as it is. Any other measure is
-looked up in `metrics.csv`: its last value, or the mean of its parties' where there is none of all.
+A run without ways, such as one of a method that tunes nothing, shows its own accuracy as it is in the place of that
+which is tuned or after some steps. Any other measure is looked up in `metrics.csv`: its last value, or the mean of its
+parties' where there is none of all.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from fedloom.report import words
 from fedloom.report.learning import sent
 from fedloom.report.measures import GLOBAL, OWN, SCORES
-from fedloom.report.read import Run, read_run
-from fedloom.reproduce.read import Reproduction
+from fedloom.report.read import Run
+from fedloom.reproduce.read import FACTORS, Reproduction
 
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
@@ -43,6 +43,8 @@ TOLD = ("gradients direct", "gradients nearest", "prototypes")
 ATTACK = "attack "
 _UNTIL = re.compile(r"(bytes|rounds|iterations) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
 _CLIENT = re.compile(r"(.+) of client (\d+)")
+_PREPARED = re.compile(rf"{OWN} (tuned|\d+ steps?)( training)?")
+"""The ways of the registered methods that share rows."""
 _BYTES = {
     "bytes up": ("up",),
     "bytes down": ("down",),
@@ -52,20 +54,8 @@ _BYTES = {
 }
 
 
-def value(folder: Path, measure: str) -> float | None:
-    """A measure of a run's folder: shares in [0, 1], bytes, seconds or as it is.
-
-    Returns:
-        None if the run is not finished, or did not measure it.
-
-    Raises:
-        DataError: a file of a finished run is missing or damaged.
-    """
-    return of(read_run(folder), measure) if (folder / "result.json").is_file() else None
-
-
 def of(run: Run, measure: str) -> float | None:
-    """The same of a run that was read; None if it did not measure it."""
+    """A measure of a finished run: shares in [0, 1], bytes, seconds or as it is; None if it did not measure it."""
     s = run.summary
     name = _named(run, measure)
     if name in s.scores:
@@ -88,8 +78,7 @@ def _named(run: Run, measure: str) -> str:
     s = run.summary
     if measure.casefold() in s.scores:
         return measure.casefold()
-    untuned = measure.startswith(f"{OWN} ") and not s.ways and OWN in s.measures
-    return OWN if untuned and not _CLIENT.fullmatch(measure) else measure
+    return OWN if not s.ways and OWN in s.measures and _PREPARED.fullmatch(measure) else measure
 
 
 def _derived(run: Run, measure: str) -> float | None:
@@ -134,7 +123,7 @@ def skew(run: Run) -> float | None:
 
 def lower(measure: str) -> bool:
     """Whether less of it is better."""
-    return "loss" in measure or measure.startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
+    return "loss" in measure or _plain(measure).startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
 
 
 def drawn(measure: str) -> str:
@@ -210,7 +199,7 @@ class Unit:
     @property
     def factor(self) -> float:
         """By which a raw value is multiplied."""
-        return {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}.get(self.name, 1.0)
+        return FACTORS.get(self.name, 1.0)
 
     @property
     def apart(self) -> str:

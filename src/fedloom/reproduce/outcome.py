@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from fedloom.errors import DataError
 from fedloom.reproduce.asked import WHOLE, Asked
 from fedloom.reproduce.claims import Judged
-from fedloom.reproduce.read import SYSTEMS, Scale, shipped
+from fedloom.reproduce.read import SYSTEMS, Scale, System, shipped
 
 FILE = "outcome.json"
 
@@ -33,7 +33,7 @@ class Outcome:
     name: str
     title: str
     place: str
-    system: str
+    system: System
     scale: Scale
     claims: tuple[Judged, ...]
     cells: Mapping[str, int]
@@ -56,9 +56,11 @@ def read_outcome(path: Path) -> Outcome:
         DataError: it can't be read.
     """
     try:
-        return _OUTCOME.validate_json(path.read_bytes())
-    except (OSError, ValidationError):
+        found = _OUTCOME.validate_json(path.read_bytes())
+        dumped(found)  # with what JSON has no word for, such as 1e999, the page over all could not be written
+    except (OSError, ValueError):
         raise DataError(f"{path.parent.name}/{path.name} can't be read: repeat its fedloom reproduce") from None
+    return found
 
 
 def read_outcomes(folder: Path) -> tuple[list[Outcome], list[str]]:

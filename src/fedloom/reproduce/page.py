@@ -17,15 +17,12 @@ from fedloom.reproduce import table
 from fedloom.reproduce.asked import WHOLE, Asked
 from fedloom.reproduce.claims import RULE, VERDICTS, Judged, judge
 from fedloom.reproduce.found import Found, gather, missing, seeds, untestable
-from fedloom.reproduce.index import write_index
 from fedloom.reproduce.made import facts, warnings
 from fedloom.reproduce.outcome import FILE, Outcome, dumped
 from fedloom.reproduce.picture import Picture, row_look
 from fedloom.reproduce.pictures import pictures
 from fedloom.reproduce.read import SYSTEMS, Reproduction, Scale
 from fedloom.reproduce.read import Cell as Place
-
-__all__ = ["Outcome", "write", "write_index"]
 
 PAGE, NUMBERS = "index.html", "table.csv"
 """The files of a reproduction's folder; each picture has a CSV beside them."""

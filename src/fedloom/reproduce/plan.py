@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +13,7 @@ from fedloom.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import digest, is_finished
 from fedloom.reproduce.asked import Asked, flat
-from fedloom.reproduce.read import AT, SYSTEMS, Cell, Reproduction, Scale, canonical, parsed, read, shipped
-
-__all__ = ["Plan", "Planned", "absent", "digest", "fetch", "plan", "reproductions"]
+from fedloom.reproduce.read import SYSTEMS, Cell, Reproduction, Scale, canonical, match, parsed, read, shipped
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,8 @@ class Plan:
     Attributes:
         out: the folder of all that is written.
         pages: that of all pages; where settings were changed or a part was chosen it is not that of the whole tables.
+        digests: of every run of every cell, by its settings as JSON. What counts is what they were when it was planned:
+            a page of one's own may be edited while runs are under way.
         problems: by name, why one can't be run here.
     """
 
@@ -51,6 +50,7 @@ class Plan:
     scale: Scale
     pages: Path
     planned: tuple[Planned, ...]
+    digests: Mapping[str, str]
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -60,7 +60,7 @@ class Plan:
 
     def folder(self, run: RunConfig) -> Path:
         """Where a run writes to, whichever tables show it."""
-        return self.out / "runs" / digest(run)
+        return self.out / "runs" / self.digests[run.model_dump_json()]
 
     def target(self, name: str) -> Path:
         """The folder of a table's page."""
@@ -77,7 +77,7 @@ class Plan:
         for one in self.planned:
             for cell in one.cells:
                 for run in cell.runs:
-                    titles.setdefault(digest(run), f"{one.name}: {cell.name}, seed {run.seed}")
+                    titles.setdefault(self.folder(run).name, f"{one.name}: {cell.name}, seed {run.seed}")
         return titles
 
 
@@ -146,25 +146,30 @@ def plan(
     Raises:
         ConfigError: an `only` fits nowhere.
     """
-    fitting = {name: [pattern for pattern in only if fits(one, pattern)] for name, one in found.items()}
+    fitting = {
+        name: [pattern for pattern in only if any(match(each, pattern) for each in one.names)]
+        for name, one in found.items()
+    }
     for pattern in only:
         if not any(pattern in each for each in fitting.values()):
-            names = {name for one in found.values() for name in _names(one)}
+            names = {name for one in found.values() for name in one.names}
             raise ConfigError(f"--only {pattern!r} is no row, column or cell.{did_you_mean(pattern, names)}")
     asked = Asked((*flat(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds)
     pages = out / asked.folder(scale, max((one.scale(scale).seeds for one in found.values()), default=1))
-    planned, problems = [], {}
+    planned, digests, problems = [], dict[str, str](), dict[str, str]()
     for name, one in found.items():
         if only and not fitting[name]:
             continue
         try:
             cells = tuple(_moved(cell, device) for cell in one.cells(scale, seeds, fitting[name], change))
-            runs = {digest(run): run for cell in cells for run in cell.runs}
+            each = {run.model_dump_json(): run for cell in cells for run in cell.runs}
+            digests |= {text: digest(run) for text, run in each.items() if text not in digests}
+            runs = {digests[text]: run for text, run in each.items()}
         except FedloomError as error:
             problems[name] = str(error)
         else:
             planned.append(Planned(name, one, scale, cells, runs, replace(asked, only=tuple(fitting[name]))))
-    return Plan(out, scale, pages, tuple(planned), problems)
+    return Plan(out, scale, pages, tuple(planned), digests, problems)
 
 
 def _moved(cell: Cell, device: str | None) -> Cell:
@@ -173,16 +178,6 @@ def _moved(cell: Cell, device: str | None) -> Cell:
         return cell
     runs = [run.model_copy(update={"engine": run.engine.model_copy(update={"device": device})}) for run in cell.runs]
     return replace(cell, runs=tuple(runs))
-
-
-def fits(one: Reproduction, pattern: str) -> bool:
-    """Whether it has a row, column or cell of that name."""
-    return any(fnmatch.fnmatchcase(name.casefold(), pattern.casefold()) for name in _names(one))
-
-
-def _names(one: Reproduction) -> list[str]:
-    rows, columns = [row.name for row in one.rows], [column.name for column in one.columns]
-    return [*rows, *columns, *(f"{row}{AT}{column}" for row in rows for column in columns)]
 
 
 # -- data -------------------------------------------------------------------------------------------------

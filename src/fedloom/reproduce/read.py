@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedloom.errors import ConfigError, did_you_mean
 from fedloom.experiment.config import RunConfig
@@ -21,6 +21,7 @@ from fedloom.method import problems
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")
+System = Literal["fedal", "afind", "evfl", "augfl"]
 SYSTEMS = {
     "fedal": "FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial Learning",
     "afind": "Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated Learning (AFIND+)",
@@ -28,8 +29,20 @@ SYSTEMS = {
     "augfl": "AugFL: Augmenting Federated Learning with Pretrained Models",
 }
 """The papers, by the first word of a file's name."""
+FACTORS = {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}
+"""By which a raw value is multiplied to be in a unit; of any other unit it is as it is."""
 PICTURES = ("curves", "bytes", "columns", "bars", "holdings", "choices")
 AT = " @ "
+
+
+def _in_its_case(unit: str) -> str:
+    for known in FACTORS:
+        if unit != known and unit.casefold() == known.casefold():
+            raise ValueError(f"a unit {unit!r} would leave numbers as they are: did you mean {known!r}?")
+    return unit
+
+
+_Unit = Annotated[str, AfterValidator(_in_its_case)]
 
 
 class _Table(BaseModel):
@@ -90,7 +103,7 @@ class Claim(_Table):
     """Over which the mean is taken; None for all that both have."""
     measure: str | None = None
     """None for the file's."""
-    unit: str | None = None
+    unit: _Unit | None = None
     """Of another measure; None for the file's."""
     untestable: dict[Scale, str] = Field(default_factory=dict)
     """Why it can't be tested at a scale."""
@@ -140,7 +153,7 @@ class Reproduction(_Table):
 
     title: str = Field(min_length=1)
     """What it shows, in a line."""
-    system: Literal["fedal", "afind", "evfl", "augfl"]
+    system: System
     """The paper: a key of `SYSTEMS`."""
     place: str
     """Where it stands in the paper, such as `Table VI`."""
@@ -148,7 +161,7 @@ class Reproduction(_Table):
     """What a reader should know: what the paper did and does not say."""
     measure: str = "accuracy"
     """What a cell shows: see `fedloom.reproduce.measure`."""
-    unit: str = "%"
+    unit: _Unit = "%"
     """Of the numbers as published and shown; shares become percent, and bytes MB, where it says so."""
     better: Literal["more", "less"] = "more"
     """Which is better."""
@@ -164,7 +177,7 @@ class Reproduction(_Table):
     paper: ScaleConfig
 
     @model_validator(mode="after")
-    def _names(self) -> Reproduction:
+    def _consistent(self) -> Reproduction:
         rows, columns = [r.name for r in self.rows], [c.name for c in self.columns]
         for kind, names in (("row", rows), ("column", columns)):
             if twice := sorted({n for n in names if names.count(n) > 1}):
@@ -186,6 +199,12 @@ class Reproduction(_Table):
             raise ValueError("the picture 'columns' needs a value of each column")
         return self
 
+    @property
+    def names(self) -> list[str]:
+        """Of all rows, columns and cells, as `--only` calls them."""
+        every = (name for row in self.rows for column in self.columns for name in _called(row, column))
+        return [*dict.fromkeys(every)]
+
     def scale(self, scale: Scale) -> ScaleConfig:
         """What the cells of a scale share."""
         return self.small if scale == "small" else self.paper
@@ -202,15 +221,11 @@ class Reproduction(_Table):
             change: settings over all others.
 
         Raises:
-            ConfigError: a cell is no valid run, or nothing is chosen.
+            ConfigError: a cell is no valid run.
         """
-        names = [name for row in self.rows for column in self.columns for name in _called(row, column)]
-        for pattern in only:
-            if not any(_match(name, pattern) for name in names):
-                raise ConfigError(f"--only {pattern!r} is no row, column or cell.{did_you_mean(pattern, names)}")
         for row in self.rows:
             for column in self.columns:
-                if only and not any(_match(n, pattern) for pattern in only for n in _called(row, column)):
+                if only and not any(match(n, pattern) for pattern in only for n in _called(row, column)):
                     continue
                 why = row.untestable.get(scale) or column.untestable.get(scale) or ""
                 runs = () if why else tuple(self._runs(row, column, scale, seeds, change or {}))
@@ -235,19 +250,20 @@ def _called(row: Row, column: Column) -> tuple[str, str, str]:
     return row.name, column.name, f"{row.name}{AT}{column.name}"
 
 
-def _match(name: str, pattern: str) -> bool:
+def match(name: str, pattern: str) -> bool:
+    """Whether a name is what a pattern with * and ? says, in any case."""
     return fnmatch.fnmatchcase(name.casefold(), pattern.casefold())
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """One table of settings over another: tables within are merged too. `rounds` and `iterations` replace each other,
-    and a partition drops the options of the one before."""
+    """One table of settings over another: tables within are merged too. `rounds` and `iterations` replace each other
+    (of both in one table, whoever checks the run tells), and a partition drops the options of the one before."""
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
         found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     for one, other in (("rounds", "iterations"), ("iterations", "rounds")):
-        if one in over:
+        if one in over and other not in over:
             found.pop(other, None)
     if "partition" in over and "options" in under:
         found["options"] = over.get("options", {})

@@ -124,7 +124,7 @@ def markdown(found: Found, judged: Sequence[Judged]) -> str:
     chances = [chance(found, column) for column in found.columns]
     if any(chances):
         lines.append(["chance", *(text or words.NONE for text in chances)])
-    parts += [f"{caption(found)}.", grid([corner(found), *found.columns], lines, numbers=True)]
+    parts += [f"{plain(caption(found))}.", grid([corner(found), *found.columns], lines, numbers=True)]
     parts += ["\n".join(f"- {plain(line)}" for line in (*untestable(found), *missing(found)))]
     if judged:
         lines = [[c.text, c.compared, c.verdict, c.found, str(len(c.seeds) or words.NONE)] for c in judged]

@@ -74,7 +74,7 @@ def work(
     fetch(absent(left))
     each = costs or [1.0] * len(runs)
     jobs = [
-        Job(run, plan.out / "runs" / key, titles[key], cost)
+        Job(run, plan.out / "runs" / key, titles[key], cost, key)
         for (key, run), cost in zip(runs.items(), each, strict=True)
     ]
     ended = run_all(jobs, workers=workers, ray=ray, gpus=gpus, progress=progress, stop=stop)

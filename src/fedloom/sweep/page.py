@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import toml
 from fedloom.experiment.record import write_csv
 from fedloom.report import words
 from fedloom.report.page import Cell, Page, Section, Table, cells, render
 from fedloom.report.words import MINUS, NBSP, NONE
 from fedloom.reproduce.claims import decide
+from fedloom.reproduce.table import grid, plain
 from fedloom.sweep.pictures import pictures
 from fedloom.sweep.read import shown, told
 from fedloom.sweep.work import Found, Trial
+
+BEST = "best.toml"
+"""The best setting, for `fedloom run`."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +58,12 @@ def write(found: Found, out: Path) -> Path:
     write_csv(out / "trials.csv", *_csv(found, out))
     if found.ranked:
         best = found.sweep.run(found.ranked[0].setting, found.sweep.config.seeds[0])
-        (out / "best.toml").write_text(toml(best), encoding="utf-8")
+        write_atomically(out / BEST, toml(best).encode())
+    else:  # of another sweep
+        (out / BEST).unlink(missing_ok=True)
     page = _page(found, out)
-    (out / "table.md").write_text(_markdown(page), encoding="utf-8")
-    (out / "index.html").write_bytes(render(page).encode())
+    write_atomically(out / "table.md", _markdown(page).encode())
+    write_atomically(out / "index.html", render(page).encode())
     return out / "index.html"
 
 
@@ -120,9 +128,8 @@ def _page(found: Found, out: Path) -> Page:
     sweep, config = found.sweep, found.sweep.config
     sections = []
     if found.ranked:
-        shown_at = out.name if out.is_absolute() else out.as_posix()
         text = [f"{words.capital(config.measure)} over seeds: see the table of all settings. To run the best alone:"]
-        sections.append(Section("Best setting", text=text, command=f"fedloom run {shown_at}/best.toml"))
+        sections.append(Section("Best setting", text=text, command=shlex.join(["fedloom", "run", str(out / BEST)])))
     if differences := pairs(found):
         sections.append(_differences(found, differences))
     sections += pictures(found)
@@ -250,22 +257,17 @@ def _csv(found: Found, out: Path) -> tuple[Sequence[str], list[list[Any]]]:
 
 def _markdown(page: Page) -> str:
     """The words and tables of the page."""
-    lines = [f"# {page.title}", "", page.subtitle, ""]
-    lines += [f"> {page.warning}", ""] if page.warning else []
-    lines += [page.lead, ""]
+    parts = [f"# {plain(page.title)}", plain(page.subtitle)]
+    parts += [f"> {plain(page.warning)}"] if page.warning else []
+    parts += [plain(page.lead)]
     for section in page.sections:
         if section.figures and not section.tables:
             continue
-        lines += [f"## {section.heading}", ""]
-        lines += [line for text in section.text for line in (text, "")]
-        lines += ["```", section.command, "```", ""] if section.command else []
+        parts += [f"## {plain(section.heading)}", *map(plain, section.text)]
+        parts += [f"    {section.command}"] if section.command else []
         for table in section.tables:
-            lines += [f"{table.caption}.", "", _row(table.columns)]
-            lines.append(_row(["---" if i < table.words else "---:" for i in range(len(table.columns))]))
-            lines += [*(_row([cell.text for cell in row]) for row in table.rows), ""]
-        lines += [*(f"- {point}" for point in section.points), *([""] if section.points else [])]
-    return "\n".join(lines)
-
-
-def _row(texts: Sequence[str]) -> str:
-    return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+            lines = [[cell.text for cell in row] for row in table.rows]
+            numbers = table.words < len(table.columns)
+            parts += [f"{plain(table.caption)}.", grid(table.columns, lines, numbers=numbers)]
+        parts += ["\n".join(f"- {plain(point)}" for point in section.points)] if section.points else []
+    return "\n\n".join(parts) + "\n"

@@ -34,8 +34,8 @@ class _Table(BaseModel):
 class Range(_Table):
     """Numbers between two ends, for random and tpe."""
 
-    low: float
-    high: float
+    low: float = Field(allow_inf_nan=False)
+    high: float = Field(allow_inf_nan=False)
     log: bool = False
     """Whether they are drawn evenly on a logarithmic scale."""
     int: bool = False
@@ -108,6 +108,11 @@ class SweepConfig(_Table):
             raise ValueError("over holds a table without a setting: name what is varied, or leave it away")
         if twice := sorted({k for k in keys if keys.count(k) > 1}):
             raise ValueError(f"over has {twice[0]} in two tables: vary it in one")
+        if {"rounds", "iterations"} <= {*keys}:
+            raise ValueError("over has rounds and iterations, of which a run has one: vary one of them")
+        for key, inner in product(keys, keys):
+            if inner.startswith(f"{key}."):
+                raise ValueError(f"over has {key} and {inner}, which is a part of it: vary one of them")
         for key in keys:
             if key.partition(".")[0] in NOT_VARIED:
                 raise ValueError(f"over can't vary {key}: {NOT_VARIED[key.partition('.')[0]]}")

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom.errors import ConfigError, EngineError
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import Ended, Job, Standing, digest, run_all
+from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
 from fedloom.report.read import read_run
 from fedloom.reproduce.measure import of
 from fedloom.reproduce.plan import absent, fetch
@@ -107,7 +107,6 @@ def work(
     out: Path,
     *,
     workers: int | None = None,
-    cost: float = 1.0,
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Found:
@@ -117,14 +116,13 @@ def work(
         sweep: what to do.
         out: its folder; each run has one in `out/runs`, by its digest.
         workers, progress, stop: see `fedloom.experiment.pool.run_all`.
-        cost: how long a run takes, in any unit.
 
     Raises:
         ConfigError: no run has the measure; or a setting that was drawn is no valid run.
         DataError: a data set can't be had.
         EngineError: no process can be started; or every setting that was tried failed, or none has a finite value.
     """
-    hand = _Hand(sweep, out, workers, cost, progress, stop)
+    hand = _Hand(sweep, out, workers, progress, stop)
     config, best = sweep.config, Setting()
     (own,) = hand.try_all([(0, 0, {})], config.seeds)
     found = Found(sweep, own, ended=hand.ended)
@@ -160,7 +158,6 @@ class _Hand:
     sweep: Sweep
     out: Path
     workers: int | None
-    cost: float
     progress: Callable[[Standing], None]
     stop: Callable[[], bool]
     ended: dict[Path, Ended] = field(default_factory=dict)
@@ -174,9 +171,11 @@ class _Hand:
             folders.append({seed: self.out / "runs" / digest(run) for seed, run in runs.items()})
             for seed, folder in folders[-1].items():
                 name = f"trial {number} seed {seed}" if number else f"the file's own, seed {seed}"
-                jobs.setdefault(folder, Job(runs[seed], folder, name, self.cost))
+                jobs.setdefault(folder, Job(runs[seed], folder, name))
         new = {folder: job for folder, job in jobs.items() if folder not in self.ended}
-        fetch(absent({str(folder): job.run for folder, job in new.items()}))
+        if not self.stop():
+            left = {str(folder): job.run for folder, job in new.items() if not is_finished(job.run, folder)}
+            fetch(absent(left))
         before: Counter[str] = Counter(one.state for one in self.ended.values())
         ended = run_all(
             [*new.values()],

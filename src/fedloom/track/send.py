@@ -1,7 +1,8 @@
 """From a run's folder to a tracker: what is new since the last time, as often as one likes.
 
-What was sent stands in the folder's `tracked.json`. Measures are taken from `metrics.csv`, which a run writes when it
-saves: so nothing is sent that a run, resumed after a kill, would do again, and no round is sent twice.
+What a tracker was sent stands in the folder's `tracked-NAME.json`, which one process at a time writes. Measures are
+taken from `metrics.csv`, which a run writes when it saves: so nothing is sent that a run, resumed after a kill, would
+do again, and no round is sent twice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from typing import Any
 from fedloom.errors import DataError, EngineError
 from fedloom.track.trackers import TRACKERS, Plain, Told, Tracker
 
-FILE = "tracked.json"
 PAUSE = 1.0
 """Seconds between two looks at folders that are followed."""
 FINAL = ("accuracy", "own_accuracy")
@@ -67,9 +67,12 @@ class Sender:
             Exception: whatever the tracker raises.
         """
         self._lock(folder)
-        mark = self._open[folder][1] if folder in self._open else marks(folder).get(self.name, Mark())
+        mark = self._open[folder][1] if folder in self._open else known(folder, self.name)
         result = _result(folder)
-        if mark.finished or not (folder / "metrics.csv").is_file():
+        if mark.finished:
+            self._unlock(folder)
+            return 0
+        if not (folder / "metrics.csv").is_file():
             return 0
         new = [(step, values) for step, values in rounds(folder) if step > mark.round]
         if not new and result is None:
@@ -84,6 +87,7 @@ class Sender:
             mark.finished = True
             del self._open[folder]
             _note(folder, self.name, mark)
+            self._unlock(folder)
         return len(new)
 
     def close(self) -> None:
@@ -95,8 +99,8 @@ class Sender:
 
     def release(self) -> None:
         """Let other processes send the runs."""
-        while self._locks:
-            os.close(self._locks.popitem()[1])
+        for folder in [*self._locks]:
+            self._unlock(folder)
 
     def _lock(self, folder: Path) -> None:
         """From now on only this process sends the run to the tracker."""
@@ -109,6 +113,9 @@ class Sender:
             os.close(lock)
             raise DataError(f"{folder} is being sent to {self.name} by its run: wait for its end") from None
         self._locks[folder] = lock
+
+    def _unlock(self, folder: Path) -> None:
+        os.close(self._locks.pop(folder))
 
     def _tracker(self, folder: Path, mark: Mark) -> Tracker:
         if folder not in self._open:
@@ -247,21 +254,26 @@ def _result(folder: Path) -> dict[str, float] | None:
     return {**means, **ways, **result.get("scores", {}), **sent, **rest}
 
 
-def marks(folder: Path) -> dict[str, Mark]:
-    """What each tracker has of a run, by its name."""
+def known(folder: Path, name: str) -> Mark:
+    """What a tracker has of a run.
+
+    Raises:
+        DataError: the file that says so is damaged.
+    """
+    file = folder / f"tracked-{name}.json"
     try:
-        return {name: Mark(**mark) for name, mark in json.loads((folder / FILE).read_text(encoding="utf-8")).items()}
+        return Mark(**json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{folder / FILE} is damaged ({reason(error)}): remove it, and the run is sent anew") from None
+        return Mark()
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{file} is damaged ({reason(error)}): remove it, and the run is sent anew") from None
 
 
 def _note(folder: Path, name: str, mark: Mark) -> None:
-    found = {**marks(folder), name: mark}
-    draft = folder / f".{FILE}.draft"
-    draft.write_text(json.dumps({each: asdict(one) for each, one in found.items()}, indent=2) + "\n", encoding="utf-8")
-    draft.replace(folder / FILE)
+    """Only for who has the lock."""
+    draft = folder / f".tracked-{name}.json.draft"
+    draft.write_text(json.dumps(asdict(mark), indent=2) + "\n", encoding="utf-8")
+    draft.replace(folder / f"tracked-{name}.json")
 
 
 def _state(folder: Path) -> tuple[int, ...]:

@@ -1,0 +1,125 @@
+"""What a node says of its model and notes beside it: it may spoil its own numbers, and nobody else's."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.engines.base import Failure
+from fedloom.errors import MethodError
+from fedloom.experiment import run as runs
+from fedloom.experiment.evaluate import MEASURES
+from fedloom.experiment.place import place
+from fedloom.experiment.run import execute
+from fedloom.experiment.world import World
+from fedloom.net import terms
+from fedloom.party import Note, Party
+from fedloom.report import write
+from tests.experiment.nodes import Nodes
+from tests.experiment.test_nodes import COLUMNS, ROWS, run
+
+LOCAL = {**ROWS, "method": "local"}
+ATTACKED = {**COLUMNS, "evaluate": {"attacks": 2}}
+ZEROS = torch.zeros(60, dtype=torch.int64)
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let runs have their parties at nodes from now on, of which one says and notes what a test lets it."""
+
+    def begin(
+        liar: int, says: Callable[..., Any] = lambda _, reply: reply, notes: dict[str, Note] | None = None
+    ) -> None:
+        class Lying(Nodes):
+            def _done(self, task: Any) -> Any:
+                reply = super()._done(task)
+                return says(task, reply) if task.party == liar else reply
+
+            def notes(self) -> dict[int, dict[str, Note]]:
+                return {**super().notes(), **({liar: notes} if notes else {})}
+
+        def start(world: World, *_: Any, **__: Any) -> Nodes:
+            return Lying(world, partial(place), {})
+
+        monkeypatch.setitem(runs.execute.__kwdefaults__, "start", start)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "text",
+        {"predicted": ZEROS},
+        {"predicted": ZEROS[:3], "loss": torch.tensor(1.0)},
+        {"predicted": ZEROS.float(), "loss": torch.tensor(1.0)},
+        {"predicted": ZEROS, "loss": "much"},
+        Failure("raised", "(the log of b has it)"),
+        Failure(terms.STALE),
+    ],
+)
+def test_an_answer_that_can_t_be_is_left_out(reply: Any, nodes: Any, caplog: pytest.LogCaptureFixture) -> None:
+    nodes(1, lambda task, honest: reply if task.method == "answers" and task.shared["on"] == "test" else honest)
+    found = execute(run(LOCAL)).summary
+    assert found["accuracy"]["clients"] == [0, 2] and len(found["own_accuracy"]["per_client"]) == 3
+    assert "client-1 is left out of an evaluation: " in caplog.text
+
+
+@pytest.mark.parametrize("on", ["test", "aligned"])
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda x: "text", lambda x: x[:3], lambda x: x[:, :1], lambda x: x.double(), lambda x: x * float("nan")],
+    ids=["text", "few", "narrow", "double", "nan"],
+)
+def test_without_one_party_s_part_columns_are_not_evaluated(
+    wrong: Any, on: str, nodes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks = []
+
+    def says(task: Any, reply: Any) -> Any:
+        looks.extend([task] if task.method == "contribution" and task.shared["on"] == on else [])
+        return wrong(reply) if looks and task is looks[-1] and len(looks) == 2 else reply
+
+    nodes(2, says)
+    result = execute(run(ATTACKED))
+    assert "party-2 is left out of an evaluation: it answers what can't be" in caplog.text
+    assert "round 1, " in caplog.text and "not evaluated, as party-2 can't be asked" in caplog.text
+    assert {row[0] for row in result.metrics if row[4] == "accuracy mean"} == {0, 2, 3, 4}
+
+
+def test_a_mistake_in_a_page_is_seen_where_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Party, "answers", lambda self, **_: 1 / 0)
+    with pytest.raises(MethodError, match="ZeroDivisionError"):
+        execute(run(LOCAL))
+
+
+@pytest.mark.parametrize("values", [ROWS, ATTACKED], ids=["rows", "columns"])
+def test_what_a_run_measures_is_known_by_how_it_begins(values: dict[str, Any]) -> None:
+    found = {row[4] for row in execute(run(values, rounds=1)).metrics if row[0] == 0}
+    assert len(found) > 5 and all(name.startswith(MEASURES) for name in found)
+
+
+def test_a_note_is_no_measure(nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nodes(1)
+    honest = execute(run(LOCAL)).summary
+    lies = dict.fromkeys(("accuracy mean", "own accuracy std", "agreement", "chance", "loss mean", "bytes up"), 0.999)
+    nodes(1, notes={**lies, "mixing": [1.0] * 50, "temperature": 0.5})
+    result = execute(run(LOCAL), tmp_path)
+    for key in ("accuracy", "own_accuracy", "agreement", "chance"):
+        assert result.summary[key] == honest[key]
+    assert {row[5] for row in result.metrics if row[4] == "temperature"} == {0.5}
+    assert caplog.text.count("what client-1 notes as") == 1
+    assert not (tmp_path / "mixing.csv").exists() and write(tmp_path).is_file()
+
+
+def test_weights_of_all_parties_are_taken(nodes: Any, tmp_path: Path) -> None:
+    nodes(1, notes={"mixing": [0.5, 0.5, 0.0]})
+    execute(run(LOCAL), tmp_path)
+    with (tmp_path / "mixing.csv").open() as file:
+        assert {tuple(row[1:]) for row in csv.reader(file)} == {("party", "weights"), ("client-1", "0:0.5 1:0.5")}
