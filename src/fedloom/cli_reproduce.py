@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -158,6 +159,10 @@ def show_plan(plan: Plan, workers: int | None) -> list[float]:
     for one in plan.planned:
         table.add_row(escape(one.name), escape(one.reproduction.place), *_counts(one, finished))
     out.print(table)
+    for one in plan.planned:
+        for why, count in Counter(cell.untestable for cell in one.cells if cell.untestable).items():
+            which = f"{count} cell{'s' * (count != 1)} of {one.name} not at this scale"
+            out.print(f"{which}: {escape(why)}", soft_wrap=True)
     left = {key: run for key, run in runs.items() if key not in finished}
     shared = sum(len(one.runs) for one in plan.planned) - len(runs)
     more = f" ({shared} more are shared)" if shared else ""

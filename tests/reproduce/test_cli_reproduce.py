@@ -49,6 +49,7 @@ def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_a_plan_runs_nothing(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     shown = fedloom("reproduce", "tiny.toml", "--plan").stdout
     assert "4 of 6     8     0" in shown and "8 runs, 0 finished, 8 to do" in shown
+    assert "2 cells of tiny not at this scale: " in shown
     assert "sample passes, about" in shown
     shown = fedloom("reproduce", "tiny.toml", "--plan", "--scale", "paper").stdout
     assert "data not here: svhn" in shown

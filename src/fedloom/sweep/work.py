@@ -171,7 +171,7 @@ class _Hand:
             folders.append({seed: self.out / "runs" / digest(run) for seed, run in runs.items()})
             for seed, folder in folders[-1].items():
                 name = f"trial {number} seed {seed}" if number else f"the file's own, seed {seed}"
-                jobs.setdefault(folder, Job(runs[seed], folder, name))
+                jobs.setdefault(folder, Job(runs[seed], folder, name, digest=folder.name))
         new = {folder: job for folder, job in jobs.items() if folder not in self.ended}
         if not self.stop():
             left = {str(folder): job.run for folder, job in new.items() if not is_finished(job.run, folder)}
