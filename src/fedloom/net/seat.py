@@ -124,7 +124,7 @@ class Seat:
                 words = why.words
                 await asyncio.sleep(0.5)
             if not told:
-                _log.warning("waiting up to %.0f s for %s: %s", end - now(), self.member.name, words)
+                _log.warning("waiting for %s, at most %.0f s: %s", self.member.name, end - now(), words)
                 told = True
             self._common.waiting.heed()
 
