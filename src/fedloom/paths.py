@@ -1,11 +1,16 @@
-"""What a user names: an import path `package.module:name`, and a folder to write to."""
+"""What a user names: an import path `package.module:name`, and a folder to write to; and locks of files."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # no Unix
+    fcntl = None  # type: ignore[assignment]
 
 from fedloom.errors import ConfigError, FedloomError
 
@@ -33,3 +38,24 @@ def refuse_file(folder: Path) -> None:
     for one in (folder, *folder.parents):
         if one.exists() and not one.is_dir():
             raise ConfigError(f"{one} is a file; --out takes a folder")
+
+
+def lock(file: IO[Any] | int, *, wait: bool = False) -> bool:
+    """Whether we got the lock of an open file; the kernel lets go of it when the file is closed, also after a kill.
+
+    Args:
+        file: open for writing.
+        wait: until another process lets go.
+
+    Returns:
+        False if another process has it. On a disk or a system that knows no locks everybody gets it.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True

@@ -20,15 +20,11 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Final
 
-try:
-    import fcntl
-except ImportError:  # no Unix
-    fcntl = None  # type: ignore[assignment]
-
 from fedloom.errors import CheckpointError, FedloomError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import is_finished
 from fedloom.experiment.run import Result, Status, Stopped, execute
+from fedloom.paths import lock
 
 LOG: Final = "run.log"
 """What a run warned of, and why it failed, in its folder."""
@@ -116,15 +112,7 @@ def _words(error: Exception) -> str:
 def _alone(folder: Path) -> Iterator[bool]:
     """Whether no other process is at this folder, as none will be within it: the kernel lets go even after a kill."""
     with (folder / LOCK).open("a") as file:
-        alone = True
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            alone = False
-        except OSError:  # a disk that knows no locks
-            pass
-        yield alone
+        yield lock(file)
 
 
 class _Log(logging.FileHandler):

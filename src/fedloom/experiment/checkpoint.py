@@ -8,7 +8,6 @@ that a torn one costs one interval and not the run. However many parties there a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,6 +21,7 @@ import torch
 from fedloom import message
 from fedloom.errors import CheckpointError, MessageError
 from fedloom.message import Limits, Tree
+from fedloom.paths import lock
 
 KEEP = 2
 _LIMITS = Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
@@ -49,8 +49,7 @@ def _alone(draft: Path) -> Iterator[BinaryIO]:
     """The draft, empty, when nobody else writes it. What one who was killed left of it is used again."""
     while True:
         with draft.open("ab") as file:
-            with contextlib.suppress(OSError):  # a disk that knows no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file, wait=True)
             if _is(draft, file):  # else who had it before has made it the file itself
                 file.truncate(0)
                 yield file

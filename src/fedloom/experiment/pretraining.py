@@ -10,7 +10,6 @@ Differs: an epoch is made of full batches, topped up from its own start.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import inspect
 import json
@@ -39,7 +38,7 @@ from fedloom.message import Limits
 from fedloom.models.parts import Norm
 from fedloom.network import Network
 from fedloom.optim import SGD
-from fedloom.paths import callable_at
+from fedloom.paths import callable_at, lock
 from fedloom.rng import stream
 from fedloom.site import epoch_plan
 
@@ -290,9 +289,9 @@ def _only_one(file: Path) -> Iterator[None]:
     """Within it no other process does the same: it waits, and then finds the file."""
     with _writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(file.with_name(f"{file.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
+        held = os.open(file.with_name(f"{file.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock(held, wait=True)
         yield
     finally:
-        os.close(lock)
+        os.close(held)

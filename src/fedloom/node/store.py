@@ -8,7 +8,6 @@ changed nothing leaves no trace: made again it gives the same reply.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,7 @@ from fedloom.errors import CheckpointError, ConfigError, MessageError
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.message import Limits, Tree
 from fedloom.party import Party
+from fedloom.paths import lock
 
 UNPLACED: Final = -2
 """In place of a call's number: a party made anew for a start that resumes, before it is told where to go on."""
@@ -195,13 +195,9 @@ def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        if not lock(file, wait=wait):
             words = "stop that one, or give this one another folder as state"
-            raise ConfigError(f"state: another process works on {folder}: {words}") from None
-        except OSError:  # a disk that knows no locks
-            pass
+            raise ConfigError(f"state: another process works on {folder}: {words}")
         yield
 
 

@@ -8,7 +8,6 @@ do again, and no round is sent twice.
 from __future__ import annotations
 
 import csv
-import fcntl
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import DataError, EngineError
+from fedloom.paths import lock
 from fedloom.track.trackers import TRACKERS, Plain, Told, Tracker
 
 PAUSE = 1.0
@@ -106,13 +106,11 @@ class Sender:
         """From now on only this process sends the run to the tracker."""
         if folder in self._locks:
             return
-        lock = os.open(folder / f".{self.name}.lock", os.O_WRONLY | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if self._wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            os.close(lock)
-            raise DataError(f"{folder} is being sent to {self.name} by its run: wait for its end") from None
-        self._locks[folder] = lock
+        file = os.open(folder / f".{self.name}.lock", os.O_WRONLY | os.O_CREAT, 0o644)
+        if not lock(file, wait=self._wait):
+            os.close(file)
+            raise DataError(f"{folder} is being sent to {self.name} by its run: wait for its end")
+        self._locks[folder] = file
 
     def _unlock(self, folder: Path) -> None:
         os.close(self._locks.pop(folder))
