@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedloom.errors import ConfigError
 from fedloom.experiment.pool import Standing
 from fedloom.reproduce.plan import Plan, plan
-from fedloom.reproduce.read import parsed
+from fedloom.reproduce.read import merged, parsed, read
 from fedloom.reproduce.work import work
 from tests.reproduce.tiny import TINY
 
@@ -54,6 +55,33 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
     assert again.outcomes[0].runs == 4 == seen[-1].done and again.page == pages / "one" / "index.html"
     index = json.loads((pages / "claims.json").read_text())
     assert [(one["name"], one["runs"]) for one in index] == [("one", 4), ("two", 4)]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "rows", "settings"),
+    [
+        ("fedal-table-6", "α = 5", ["FedAL", "FedMD"], {"data": {"options": {"rows": 20}}}),
+        ("afind-table-2", "CIFAR-10, c = 5", ["FedAvg-FT", "+ i + ii + iii"], {}),
+        ("evfl-table-8", "zero 3", ["FedHSSL", "Proto-EVFL"], {"columns": {"aligned": 50, "unaligned": 100}}),
+        ("augfl-table-2", "EMNIST", ["Per-FedAvg", "AugFL with PM"], {"data": {"server": 100}}),
+    ],
+)
+def test_published_tables_are_run(
+    name: str, column: str, rows: list[str], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two cells of each paper for real, if only for three rounds of digits: from its own file to its page."""
+    few = merged({"rounds": 3, "data": {"name": "digits"}, "models": {"pool": ["mlp"]}}, settings)
+    only = [f"{row} @ {column}" for row in rows]
+    made = plan({name: read(name)}, tmp_path, "small", seeds=1, only=only, change=few)
+    able = [cell for one in made.planned for cell in one.cells if cell.runs]
+    assert len(able) == len(made.runs) == 2, made.problems
+    done = work(made, workers=1)
+    assert {one.state for one in done.ended} == {"finished"}
+    (found,) = done.outcomes
+    assert found.runs == len(made.runs) and found.cells["all"] == len(able)
+    assert not found.cells["none"] and not found.cells["some"]
+    page = (made.pages / name / "index.html").read_text()
+    assert all(f"{cell.published[0]:g}" in page for cell in able if cell.published)
 
 
 def test_a_page_that_is_edited_meanwhile_moves_no_run_into_another_folder(tmp_path: Path) -> None:

@@ -130,12 +130,13 @@ def _scene(run: RunConfig, method: Method, cfg: object, rounds: int, sizes: Size
     _, classes, rows, official = sizes
     data = run.data
     server = data.server_rows(rows) if not method.columns else 0
-    held = official or int((rows - server) * data.test_fraction)
-    rest = rows - server - (0 if official else held)
+    left = max(rows - server, 0)  # too few rows are told by who runs it
+    held = official or int(left * data.test_fraction)
+    rest = left - (0 if official else held)
     public = min(1000, rest // 5) if data.public is None else data.public
     test = min(held, data.test_rows or held)
     present = data.training
-    own = _share(run, (rest - public) / data.clients)
+    own = _share(run, max(rest - public, 0) / data.clients)
     aligned = 0
     if method.columns:
         aligned = min(run.columns.aligned or 200, rest)
