@@ -12,39 +12,16 @@ import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from fedloom.cli import main
 from fedloom.errors import ConfigError
 from fedloom.experiment.reading import seeds_of
 from fedloom.methods import registry
 from fedloom.terminal import size
+from tests.command import Done
 
 FAST = ["-s", "models.pool=['linear']", "-s", "data.clients=3", "-s", "evaluate.points=2"]
-
-
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """The command, called in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def call(*arguments: str, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        done = Done(*capsys.readouterr())
-        assert (stop.value.code or 0) == code, done
-        return done
-
-    return call
 
 
 def test_a_first_run_a_second_and_their_reports(fedloom: Callable[..., Done], tmp_path: Path) -> None:

@@ -10,40 +10,22 @@ import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from rich.console import Console
 
-from fedloom.cli import main
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing
 from fedloom.progress import Many, _long
+from tests.command import Done
 from tests.experiment.held import hold, rounds, write
 from tests.reproduce.tiny import TINY
 
 
-class Done(NamedTuple):
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """The command, called in a folder with a table of one's own."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
+@pytest.fixture(autouse=True)
+def table(tmp_path: Path) -> None:
+    """A table of one's own in the test's folder."""
     (tmp_path / "tiny.toml").write_text(TINY)
-
-    def call(*arguments: str, code: int = 0) -> Done:
-        monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        done = Done(*capsys.readouterr())
-        assert (stop.value.code or 0) == code, done
-        return done
-
-    return call
 
 
 def test_a_plan_runs_nothing(fedloom: Callable[..., Done], tmp_path: Path) -> None:

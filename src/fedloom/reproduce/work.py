@@ -29,16 +29,6 @@ class Done:
     outcomes: Sequence[Outcome]
     page: Path
 
-    @property
-    def failed(self) -> list[Ended]:
-        """The runs that failed."""
-        return [one for one in self.ended if one.state == "failed"]
-
-    @property
-    def stopped(self) -> bool:
-        """Whether some runs were stopped, or left."""
-        return any(one.state in ("stopped", "left") for one in self.ended)
-
 
 def work(
     plan: Plan,
