@@ -20,12 +20,13 @@ from torch.nn import functional as F
 
 from benchmarks.timing import ratio
 from benchmarks.toy import CLASSES, sites
-from fedloom import graphs, models
+from fedloom import models
+from fedloom.core import graphs
+from fedloom.core.context import Site
+from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, LocalEngine
-from fedloom.federation import Federation
 from fedloom.methods import find
 from fedloom.methods.peer import afind
-from fedloom.site import Site
 
 PEERS, ROWS, BATCH, LR = 8, 150, 50, 0.02
 IMAGE, SMALL = (1, 28, 28), (3, 32, 32)

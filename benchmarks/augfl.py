@@ -19,10 +19,10 @@ from torch.nn import functional as F
 
 from benchmarks.timing import ratio
 from fedloom import models
+from fedloom.core.context import Rows, Site
+from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
-from fedloom.federation import Federation
 from fedloom.methods import find
-from fedloom.site import Rows, Site
 
 CLIENTS, CLASSES, SHAPE = 40, 10, (1, 28, 28)
 

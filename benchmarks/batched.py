@@ -17,9 +17,9 @@ from benchmarks.fedavg import BATCH, LR, plain
 from benchmarks.timing import ratio
 from benchmarks.toy import SHAPE, sites
 from fedloom import methods
+from fedloom.core.context import Site
+from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
-from fedloom.federation import Federation
-from fedloom.site import Site
 
 
 def rounds(make: Callable[..., Engine], architecture: str, clients: int, rows: int, device: str, shape=SHAPE):

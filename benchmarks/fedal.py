@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from benchmarks.timing import ratio
 from benchmarks.toy import CLASSES, sites
 from fedloom import methods
+from fedloom.core.context import Site
+from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
-from fedloom.federation import Federation
 from fedloom.methods.distillation.fedal import mlp
-from fedloom.site import Site
 
 CLIENTS, ROWS, BATCH, TAU = 10, 200, 32, 5
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from benchmarks.timing import ratio
 from benchmarks.toy import CLASSES, SHAPE, sites
 from fedloom import methods, models
+from fedloom.core.context import Site
+from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
-from fedloom.federation import Federation
-from fedloom.site import Site
 
 CLIENTS, ROWS, BATCH, LR, ROUNDS = 20, 300, 32, 0.01, 2
 

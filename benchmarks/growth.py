@@ -24,9 +24,9 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedloom import methods, models
+from fedloom.core.context import Rows, Site
+from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
-from fedloom.federation import Federation
-from fedloom.site import Rows, Site
 
 CLIENTS = (10, 100, 1_000, 10_000)
 ROWS, BATCH = 20, 10

@@ -19,9 +19,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from fedloom.net.certs import Authority
-from fedloom.net.credentials import Credentials
-from fedloom.net.wire import Address, Link, serve
+from fedloom.remote.certs import Authority
+from fedloom.remote.credentials import Credentials
+from fedloom.remote.wire import Address, Link, serve
 
 SIZES = {"empty": 0, "40 KB": 40_000, "1 MB": 1_000_000, "50 MB": 50_000_000}
 _BARE = "/bare/Call"

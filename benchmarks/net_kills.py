@@ -23,9 +23,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedloom.cli.federation import certs
 from fedloom.methods import registry
-from fedloom.net.commands import certs
-from fedloom.node.store import Store
+from fedloom.remote.node.store import Store
 
 NODES = ("a", "b", "c")
 BEHIND = "c"

@@ -20,12 +20,12 @@ import torch
 from rich.console import Console
 
 from benchmarks.net_kills import free_port
+from fedloom.cli.federation import certs
+from fedloom.core.federation import Federation
 from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import build
-from fedloom.federation import Federation
 from fedloom.methods import registry
-from fedloom.net.commands import certs
 
 NODES = ("a", "b", "c")
 

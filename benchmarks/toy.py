@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from fedloom import models
-from fedloom.site import PublicSet, Rows, Site
+from fedloom.core.context import PublicSet, Rows, Site
 
 SHAPE, CLASSES = (1, 28, 28), 10
 

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 from benchmarks.timing import ratio
 from fedloom import models
+from fedloom.core.context import Rows, Site
+from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
-from fedloom.federation import Federation
 from fedloom.methods import find
 from fedloom.methods.vertical.proto_evfl import Fusion, class_means, similarities, to_prototypes, transport_cost
-from fedloom.site import Rows, Site
 
 PARTIES, CLASSES, WIDTH, BATCH, OWN = 4, 10, 64, 64, 4000
 

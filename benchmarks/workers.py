@@ -19,9 +19,9 @@ import torch
 from benchmarks.fedavg import BATCH, CLIENTS, LR, ROUNDS, ROWS, plain
 from benchmarks.toy import sites
 from fedloom import methods
+from fedloom.core.context import Site
+from fedloom.core.federation import Federation
 from fedloom.engines import WorkersEngine
-from fedloom.federation import Federation
-from fedloom.site import Site
 
 WORKERS = 2
 JOB = "from benchmarks.workers import ours; engine, run = ours(rounds={}); run(); engine.close()"

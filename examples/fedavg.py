@@ -3,8 +3,8 @@
 from torch.nn import functional as F
 
 from fedloom import Method, MethodConfig, Party
-from fedloom.message import Shape, weighted_mean
-from fedloom.optim import SGD
+from fedloom.core.message import Shape, weighted_mean
+from fedloom.core.optim import SGD
 
 
 class Config(MethodConfig):

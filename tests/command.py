@@ -22,7 +22,9 @@ def fedloom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     """The command, called in the test's folder; `code` is the status that it must end with."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    from fedloom.cli import main  # which Flower's environment, where this file is read too, has other libraries for
+    from fedloom.cli import (
+        main,  # only here: this file is also read in Flower's environment, which lacks Typer's version
+    )
 
     def call(*arguments: str, code: int = 0) -> Done:
         monkeypatch.setattr(sys, "argv", ["fedloom", *arguments])

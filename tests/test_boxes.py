@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.boxes import TRIED, Box, Fit, Folds, alone, flat, soft_rows, takes_weights
-from fedloom.errors import ModelError
+from fedloom.core.black_box import TRIED, Box, Fit, Folds, alone, flat, soft_rows, takes_weights
+from fedloom.core.errors import ModelError
 from fedloom.models import BLACK_BOXES, build, check_name, is_black_box
 from fedloom.models.black_boxes import make
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.reading import seeds_of
 from fedloom.methods import registry
-from fedloom.terminal import size
+from fedloom.report.terminal import size
 from tests.command import Done
 
 FAST = ["-s", "models.pool=['linear']", "-s", "data.clients=3", "-s", "evaluate.points=2"]

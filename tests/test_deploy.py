@@ -16,27 +16,20 @@ import pytest
 import torch
 
 import fedloom
-from fedloom import message
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedloomError
+from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
 from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
-from fedloom.deploy import (
-    Exported,
-    export,
-    load_active,
-    load_party,
-    read_embeddings,
-    write_embeddings,
-)
+from fedloom.deploy import Exported, export, load_active, load_party, read_embeddings, write_embeddings
 from fedloom.deploy.exchange import gathered
 from fedloom.deploy.folder import CARD, STATE, digest
 from fedloom.deploy.rows import prepared
-from fedloom.errors import CheckpointError, ConfigError, DataError, FedloomError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.reading import read
 from fedloom.experiment.session import fingerprint
 from fedloom.experiment.world import World, build
-from fedloom.party import Party
 
 SMALL = {
     "proto-evfl": {"steps": 4, "epochs": 2, "width": 8},

@@ -56,7 +56,7 @@ def test_config_in_the_docs_is_valid(text: str) -> None:
 
 def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each `fedloom …` line parses: its command, options and names exist. What it would do is not done."""
-    from fedloom import cli
+    from fedloom.cli import app as cli
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.toml").write_text('method = "fedal"\n')
@@ -71,7 +71,7 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
         raise SystemExit
 
     monkeypatch.setattr("fedloom.reproduce.work.work", planned)
-    monkeypatch.setattr("fedloom.sweep.work.work", planned)
+    monkeypatch.setattr("fedloom.reproduce.sweep.work.work", planned)
     shown = "\n".join(blocks(ROOT / "README.md", ""))
     lines = re.findall(r"^fedloom (.*?)(?:\s+#.*)?$", shown, re.M)
     assert len(lines) >= 6

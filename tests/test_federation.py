@@ -11,15 +11,15 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedloom import message
+from fedloom.core import message
+from fedloom.core.context import Site
+from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.ledger import COLUMNS, Ledger
+from fedloom.core.message import floats
+from fedloom.core.party import Party
 from fedloom.engines import IsolatedEngine, LocalEngine
-from fedloom.errors import MessageError, MethodError
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.ledger import COLUMNS, Ledger
-from fedloom.message import floats
-from fedloom.party import Party
-from fedloom.site import Site
 
 BAD: Mapping[str, Any] = {
     "nan": lambda: torch.tensor([1.0, float("nan")]),

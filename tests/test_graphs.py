@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom import graphs
+from fedloom.core import graphs
+from fedloom.core.errors import ConfigError
+from fedloom.core.graphs import Graph, Others, edges, regular, ring, small_world
 from fedloom.data import partitions
-from fedloom.errors import ConfigError
-from fedloom.graphs import Graph, Others, edges, regular, ring, small_world
 
 
 def reached(graph: Graph) -> set[int]:

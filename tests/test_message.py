@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.errors import MessageError
-from fedloom.message import (
+from fedloom.core.errors import MessageError
+from fedloom.core.message import (
     DEFAULT,
     Limits,
     Shape,

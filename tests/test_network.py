@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import models
-from fedloom.errors import ModelError, StateError
-from fedloom.network import Network
-from fedloom.optim import SGD, Adam
-from fedloom.site import Batches
+from fedloom.core.context import Batches
+from fedloom.core.errors import ModelError, StateError
+from fedloom.core.network import Network
+from fedloom.core.optim import SGD, Adam
 
 X = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(0, 3, (24,), generator=torch.Generator().manual_seed(1))

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import MethodError, StateError
-from fedloom.optim import SGD, Adam
-from fedloom.party import Party
-from fedloom.site import Batches, PublicSet, Recent, Rows, Site, aligned_plan, epoch_plan, sample_plan
+from fedloom.core.context import Batches, PublicSet, Recent, Rows, Site, aligned_plan, epoch_plan, sample_plan
+from fedloom.core.errors import MethodError, StateError
+from fedloom.core.optim import SGD, Adam
+from fedloom.core.party import Party
 from tests.toy import CLASSES, FEATURES, common, rows
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.errors import ConfigError
+from fedloom.core.context import Site
+from fedloom.core.errors import ConfigError
+from fedloom.core.rng import hidden_stream
 from fedloom.experiment.place import for_nodes, place
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import build
 from fedloom.methods import find
-from fedloom.rng import hidden_stream
-from fedloom.site import Site
 from tests.toy import Toy, common, sites
 
 X = torch.arange(6.0)

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedloom.core.context import Site
+from fedloom.core.federation import Federation
+from fedloom.core.message import floats
+from fedloom.core.optim import SGD
+from fedloom.core.party import Party
 from fedloom.engines import IsolatedEngine, LocalEngine
-from fedloom.federation import Federation
-from fedloom.message import floats
-from fedloom.optim import SGD
-from fedloom.party import Party
-from fedloom.site import Site
 
 ENGINES = ["local", "isolated"]
 

@@ -24,12 +24,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedloom import watch as watching
 from fedloom.cli import main
-from fedloom.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.view import FILE, Member, Mishap, Process, View, own_process
-from fedloom.watch import page, screen
-from fedloom.watch.sight import look, newest
+from fedloom.report import watch as watching
+from fedloom.report.watch import page, screen
+from fedloom.report.watch.sight import look, newest
 
 NOW = 1_800_000_000.0
 ELSEWHERE = Process(host="another", id=1, born="1")

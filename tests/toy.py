@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.message import leaves
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.message import leaves
-from fedloom.method import Method
 from fedloom.models.parts import Classifier
-from fedloom.party import Party
-from fedloom.site import PublicSet, Rows, Site
 
 FEATURES, CLASSES = 6, 4
 

@@ -10,8 +10,8 @@ import job
 import torch
 
 from fedloom import Federation, Party, Site, methods, models
+from fedloom.core.context import Rows
 from fedloom.engines import Engine, LocalEngine, WorkersEngine
-from fedloom.site import Rows
 
 PAGE = Path(__file__).parents[2] / "examples" / "fedavg.py"
 

@@ -21,23 +21,23 @@ from fedloom._version import __version__
 
 if TYPE_CHECKING:
     from fedloom.api import Experiment, Result, RunConfig, compare, read, run
+    from fedloom.core.context import Site
+    from fedloom.core.errors import FedloomError
+    from fedloom.core.federation import Federation
+    from fedloom.core.method import Method, MethodConfig
+    from fedloom.core.party import Party
     from fedloom.data.sources import load
     from fedloom.data.split import split
-    from fedloom.errors import FedloomError
-    from fedloom.federation import Federation
-    from fedloom.method import Method, MethodConfig
-    from fedloom.party import Party
-    from fedloom.site import Site
 
 _HOMES = {
     "fedloom.data.sources": ("load",),
     "fedloom.data.split": ("split",),
-    "fedloom.errors": ("FedloomError",),
+    "fedloom.core.errors": ("FedloomError",),
     "fedloom.api": ("Experiment", "Result", "RunConfig", "compare", "read", "run"),
-    "fedloom.federation": ("Federation",),
-    "fedloom.method": ("Method", "MethodConfig"),
-    "fedloom.party": ("Party",),
-    "fedloom.site": ("Site",),
+    "fedloom.core.federation": ("Federation",),
+    "fedloom.core.method": ("Method", "MethodConfig"),
+    "fedloom.core.party": ("Party",),
+    "fedloom.core.context": ("Site",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.compare import execute_all
 from fedloom.experiment.config import Experiment, RunConfig
 from fedloom.experiment.reading import check, read

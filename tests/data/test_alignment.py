@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedloom.core.errors import ConfigError, DataError, MessageError
 from fedloom.data.alignment import BACKENDS, Alignment, align, normalise, roles
-from fedloom.errors import ConfigError, DataError, MessageError
 
 KEY = bytes(range(32))
 LISTS = [["Ann", "bob", " Cy ", "Dee", "7"], ["cy", "ANN", "zed", 7], [7, "ann", "bob", "cy", "zed"]]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.errors import DataError
 from fedloom.data.cells import cut, usual_grid, windows
 from fedloom.data.columns import Parties, View, simulate
 from fedloom.data.dataset import Dataset
@@ -18,7 +19,6 @@ from fedloom.data.schema import TableEncoder
 from fedloom.data.sources import load, load_raw
 from fedloom.data.split import split
 from fedloom.data.tables import Table
-from fedloom.errors import DataError
 
 DIGITS = load("digits")
 

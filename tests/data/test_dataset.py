@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset, image_dataset, table_dataset
-from fedloom.errors import DataError
 
 
 def images() -> Dataset:

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.dataset import image_dataset
 from fedloom.data.flower import from_flwr, partition_at
 from fedloom.data.split import split
-from fedloom.errors import ConfigError, DataError
 
 pytest.importorskip("datasets")
 LABELS = np.array([0, 1, 2, 0, 1, 2, 0, 0])

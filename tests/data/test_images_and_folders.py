@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedloom.core.errors import DataError
 from fedloom.data.images import decode_images
 from fedloom.data.sources import load
-from fedloom.errors import DataError
 
 PIL_Image = pytest.importorskip("PIL.Image")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.errors import DataError
 from fedloom.data.columns import simulate
 from fedloom.data.imbalance import cosine, describe_parties, imbalance_degree, ratio, weighted_cosine
-from fedloom.errors import DataError
 
 COUNTS = st.lists(st.integers(0, 10**6), min_size=2, max_size=12).filter(any)
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.core.errors import DataError
 from fedloom.data.columns import Parties
 from fedloom.data.manifest import PATTERN, make_manifest, manifest, read_views
 from fedloom.data.recipes import prepare
-from fedloom.errors import DataError
 
 PIL_Image = pytest.importorskip("PIL.Image")
 

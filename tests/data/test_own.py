@@ -8,8 +8,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from fedloom.core.errors import DataError
 from fedloom.data.own import Column, Form, read_public, read_rows
-from fedloom.errors import DataError
 
 TABLE = Form("table", ("well", "ill"), "outcome", (Column("age"), Column("ward", ("north", "south", "?"))))
 PICTURES = Form("image", ("cat", "dog"), shape=(1, 4, 5))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.errors import DataError
 from fedloom.data.dealing import fill_up
 from fedloom.data.partitions import (
     PARTITIONS,
@@ -22,7 +23,6 @@ from fedloom.data.partitions import (
     random_classes,
 )
 from fedloom.data.stats import describe
-from fedloom.errors import DataError
 
 seeds = st.integers(0, 2**31)
 alphas = st.floats(-4, 4).map(lambda power: 10.0**power)

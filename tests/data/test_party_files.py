@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.core.errors import DataError
 from fedloom.data.columns import Parties
 from fedloom.data.csvfiles import class_numbers, column_values, read_csv
 from fedloom.data.imbalance import describe_parties
 from fedloom.data.party_files import from_files
 from fedloom.data.recipes import prepare
-from fedloom.errors import DataError
 
 
 def match(ids: list[list[str]]) -> list[np.ndarray]:

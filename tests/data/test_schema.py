@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.errors import DataError
 from fedloom.data.schema import TableEncoder
 from fedloom.data.sources import load, load_raw
 from fedloom.data.tables import Table
-from fedloom.errors import DataError
 
 
 def words(*values: str | None) -> np.ndarray:

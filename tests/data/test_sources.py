@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.core.errors import DataError
 from fedloom.data import hub
 from fedloom.data.sources import SOURCES, load
-from fedloom.errors import DataError
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.split import Split, public_hash, split
-from fedloom.errors import DataError
 
 seeds = st.integers(0, 2**32 - 1)
 

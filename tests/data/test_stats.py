@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.errors import DataError
 from fedloom.data.stats import PartitionStats, describe, plot_counts
-from fedloom.errors import DataError
 
 LABELS = np.array([0, 0, 1, 1, 2, 2, 2, 0])
 

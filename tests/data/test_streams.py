@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.errors import ConfigError
-from fedloom.rng import stream
+from fedloom.core.errors import ConfigError
+from fedloom.core.rng import stream
 
 numbers = st.integers(0, 2**32 - 1)
 places = st.tuples(numbers, st.text(max_size=5), st.lists(numbers, max_size=4).map(tuple))

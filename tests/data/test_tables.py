@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedloom.core.errors import DataError
 from fedloom.data.tables import encode_table
-from fedloom.errors import DataError
 
 
 def words(*values: str | None) -> np.ndarray:

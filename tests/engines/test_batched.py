@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom import message, methods, models
+from fedloom import methods, models
+from fedloom.core import message
+from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.engine import Failure
+from fedloom.core.errors import MethodError
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.message import floats, leaves
+from fedloom.core.method import Method, MethodConfig
+from fedloom.core.optim import SGD, Adam
+from fedloom.core.party import Party
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
-from fedloom.engines.base import Failure
-from fedloom.engines.together import run_together
-from fedloom.errors import MethodError
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.message import floats, leaves
-from fedloom.method import Method, MethodConfig
-from fedloom.optim import SGD, Adam
-from fedloom.party import Party
-from fedloom.site import PublicSet, Rows, Site
+from fedloom.engines._vmap_context import run_together
 from tests.toy import CLASSES, FEATURES, rows, sites
 
 FEDAVG = methods.load(Path(__file__).parents[2] / "examples" / "fedavg.py")

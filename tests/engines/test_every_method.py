@@ -14,6 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.core.federation import Federation
+from fedloom.core.message import leaves
+from fedloom.core.method import Method
 from fedloom.engines import Engine
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.engine import start
@@ -21,9 +24,6 @@ from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import execute
 from fedloom.experiment.world import World, build
-from fedloom.federation import Federation
-from fedloom.message import leaves
-from fedloom.method import Method
 from fedloom.methods import registry
 
 ROUNDS = 3

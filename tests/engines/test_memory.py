@@ -15,17 +15,18 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom import message, methods
+from fedloom import methods
+from fedloom.core import message
+from fedloom.core.context import Site
+from fedloom.core.engine import Failure
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.optim import SGD, Adam
+from fedloom.core.party import Party
 from fedloom.engines import LocalEngine
-from fedloom.engines.base import Failure
 from fedloom.engines.memory import Arena
-from fedloom.errors import ConfigError
 from fedloom.experiment import checkpoint
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.optim import SGD, Adam
-from fedloom.party import Party
-from fedloom.site import Site
 from tests.test_three_pages import Peer, gossip
 from tests.toy import Toy, network, sites
 

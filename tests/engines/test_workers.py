@@ -14,16 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom import message, methods
-from fedloom.engines import Engine, LocalEngine, WorkersEngine, _boxes
+from fedloom import methods
+from fedloom.core import message
+from fedloom.core.context import Site
+from fedloom.core.errors import MethodError
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.message import floats
+from fedloom.core.optim import SGD, Adam
+from fedloom.core.party import Party
+from fedloom.engines import Engine, LocalEngine, WorkersEngine, _shared_buffer
 from fedloom.engines._queue import Queue
-from fedloom.errors import MethodError
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.message import floats
-from fedloom.optim import SGD, Adam
-from fedloom.party import Party
-from fedloom.site import Site
 from tests.toy import CLASSES, network, sites
 
 Make = Callable[..., Engine]
@@ -268,7 +269,7 @@ def echoes(n: int = 3, make: Make | None = None) -> Engine:
 
 def test_messages_of_many_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above what a socket holds, and above what stays in a box; each, shared, own state, and from peer to peer."""
-    monkeypatch.setattr(_boxes, "KEPT", 1 << 20)
+    monkeypatch.setattr(_shared_buffer, "KEPT", 1 << 20)
     big = {i: {"own": torch.arange(500_000) + i} for i in range(3)}
     with echoes() as engine:
         shared = {"x": torch.arange(1_000_000, dtype=torch.float32)}
@@ -301,16 +302,18 @@ def test_a_frame_arrives_whole_or_not_at_all() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         big = os.urandom(3_000_000)
-        thread = threading.Thread(target=_boxes.send, args=(theirs, {"text": "\ud800", "n": float("inf")}, b"", big))
+        thread = threading.Thread(
+            target=_shared_buffer.send, args=(theirs, {"text": "\ud800", "n": float("inf")}, b"", big)
+        )
         thread.start()
-        frame = _boxes.receive(ours)
+        frame = _shared_buffer.receive(ours)
         thread.join()
         assert frame is not None and frame[0] == {"text": "\ud800", "n": float("inf")} and frame[1] == big
-        _boxes.send(theirs, {}, b"abc")
+        _shared_buffer.send(theirs, {}, b"abc")
         head = ours.recv(16)
         theirs.send(head[:-1])
         theirs.close()
-        assert _boxes.receive(ours) is None
+        assert _shared_buffer.receive(ours) is None
 
 
 @pytest.mark.parametrize(
@@ -318,9 +321,9 @@ def test_a_frame_arrives_whole_or_not_at_all() -> None:
     [None, object, int, [float, {"a": floats(2, None), "b": [str, bool]}], {}, {"items": int}, torch.zeros(2, 3)],
 )
 def test_a_template_survives_its_spelling(template: Any) -> None:
-    spelt = message.decode(message.encode(_boxes.spell(template)))
+    spelt = message.decode(message.encode(_shared_buffer.spell(template)))
     expected = floats(2, 3) if isinstance(template, Tensor) else template
-    assert _boxes.unspell(spelt) == expected
+    assert _shared_buffer.unspell(spelt) == expected
 
 
 @pytest.mark.parametrize("make", [LocalEngine, workers(2)])

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom import message
+from fedloom.core import message
+from fedloom.core.context import Site
+from fedloom.core.engine import Account
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
+from fedloom.core.optim import SGD
+from fedloom.core.party import Party
 from fedloom.engines import Engine, LocalEngine, WorkersEngine
-from fedloom.engines.base import Account
-from fedloom.errors import ConfigError
-from fedloom.federation import Federation
-from fedloom.optim import SGD
-from fedloom.party import Party
-from fedloom.site import Site
 from tests.engines.test_workers import Echo, Gossip, Make, echoes, fedal, outcome, workers
 from tests.toy import sites
 

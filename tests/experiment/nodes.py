@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from fedloom import message
+from fedloom.core import message
+from fedloom.core.engine import UNREACHABLE, Failure, Parcel, Task
+from fedloom.core.message import Template, Tree
+from fedloom.core.party import Note
 from fedloom.engines import Account, Engine, LocalEngine
-from fedloom.engines.base import UNREACHABLE, Failure, Parcel, Task
 from fedloom.experiment.place import Place, expected, for_nodes
 from fedloom.experiment.world import World
-from fedloom.message import Template, Tree
-from fedloom.party import Note
 
 
 class Nodes(Engine):

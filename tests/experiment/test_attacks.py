@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
+from fedloom.core.rng import stream
 from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, execute
 from fedloom.experiment.world import World, build
-from fedloom.federation import Federation
 from fedloom.methods.vertical.proto_evfl import class_means
 from fedloom.protect.attacks import known_rows, nearest, success
-from fedloom.rng import stream
 
 ALIGNED = 70  # no multiple of the batch size
 CONTROL = {"embeddings nearest", "completion", "chance"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment import config
 from fedloom.experiment.columns import ALIGNED, ColumnsConfig
 from fedloom.experiment.reading import check, read

@@ -14,14 +14,14 @@ from rich.console import Console
 
 import fedloom
 from fedloom.cli import main
-from fedloom.errors import ConfigError, MethodError
+from fedloom.core.errors import ConfigError, MethodError
 from fedloom.experiment import compare, summary
 from fedloom.experiment.compare import execute_all, summarise
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Result, execute
 from fedloom.experiment.world import build
 from fedloom.report import measures
-from fedloom.terminal import show_comparison
+from fedloom.report.terminal import show_comparison
 
 PARTIES, ALIGNED, WIDTH, CLASSES, ROUNDS = 4, 40, 8, 10, 3
 SMALL: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedloom import methods
-from fedloom.errors import ConfigError, MethodError
+from fedloom.core.errors import ConfigError, MethodError
 from fedloom.experiment import config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check, experiments, read

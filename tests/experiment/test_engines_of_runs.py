@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from fedloom.core.engine import Account, Failure, Parcel, Task, names
+from fedloom.core.errors import ConfigError, EngineError
+from fedloom.core.message import Template, Tree
 from fedloom.engines import Engine, LocalEngine, Lost
-from fedloom.engines.base import Account, Failure, Parcel, Task, names
-from fedloom.errors import ConfigError, EngineError
 from fedloom.experiment import run as runs
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import World
-from fedloom.message import Template, Tree
 
 SMALL: dict[str, Any] = {
     "rounds": 6,

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines.base import Failure
-from fedloom.errors import MethodError
+from fedloom.core.engine import Failure
+from fedloom.core.errors import MethodError
+from fedloom.core.party import Note, Party
 from fedloom.experiment import run as runs
 from fedloom.experiment.evaluate import MEASURES
 from fedloom.experiment.place import place
 from fedloom.experiment.run import execute
 from fedloom.experiment.world import World
-from fedloom.net import terms
-from fedloom.party import Note, Party
+from fedloom.remote import rpc_errors
 from fedloom.report import write
 from tests.experiment.nodes import Nodes
 from tests.experiment.test_nodes import COLUMNS, ROWS, run
@@ -61,7 +61,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         {"predicted": ZEROS.float(), "loss": torch.tensor(1.0)},
         {"predicted": ZEROS, "loss": "much"},
         Failure("raised", "(the log of b has it)"),
-        Failure(terms.STALE),
+        Failure(rpc_errors.STALE),
     ],
 )
 def test_an_answer_that_can_t_be_is_left_out(reply: Any, nodes: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.errors import DataError, EngineError, Interrupted, MethodError
+from fedloom.core.errors import DataError, EngineError, Interrupted, MethodError
 from fedloom.experiment import live
 from fedloom.experiment.engine import start
 from fedloom.experiment.live import thinned
@@ -126,7 +126,7 @@ def test_how_a_run_was_cut_short(error: BaseException, state: str, words: str, t
 
 
 def test_the_net_s_own_words_for_a_stop() -> None:
-    from fedloom.net.members import Waiting
+    from fedloom.remote.members import Waiting
 
     with pytest.raises(EngineError) as caught:
         Waiting(stop=lambda: True).heed()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute

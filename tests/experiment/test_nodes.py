@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom import message
+from fedloom.core import message
+from fedloom.core.context import Site
+from fedloom.core.engine import UNREACHABLE
+from fedloom.core.errors import EngineError, MethodError
+from fedloom.core.federation import Federation
+from fedloom.core.party import Party
 from fedloom.engines import LocalEngine
-from fedloom.engines.base import UNREACHABLE
-from fedloom.errors import EngineError, MethodError
 from fedloom.experiment import checkpoint
 from fedloom.experiment import run as runs
 from fedloom.experiment.evaluate import state_sha256
@@ -24,10 +27,7 @@ from fedloom.experiment.place import place
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import World, build
-from fedloom.federation import Federation
-from fedloom.party import Party
 from fedloom.report import write
-from fedloom.site import Site
 from tests.experiment.nodes import Nodes
 
 ROWS: dict[str, Any] = {

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment import run as runs
 from fedloom.experiment.own import Files
 from fedloom.experiment.place import Place, differences, expected, for_nodes, place
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import execute
 from fedloom.experiment.world import World, build
-from fedloom.net import terms
+from fedloom.remote import rpc_errors
 from fedloom.report import write
 from tests.experiment.nodes import Nodes
 from tests.node.hosts import Asked, node, opening
@@ -164,7 +164,7 @@ def test_a_node_s_policy_has_enough_rows_on_both_sides(
     try:
         if refused:
             found = asked.refused("open", opening(text))
-            assert found.code == terms.REFUSED and "at least 20 rows" in found.words
+            assert found.code == rpc_errors.REFUSED and "at least 20 rows" in found.words
             assert not any(word.isdigit() and word != "20" for word in found.words.split())
             assert not list(asked.config.state.glob("run-*"))
         else:
@@ -252,7 +252,7 @@ def test_too_few_rows_are_refused(disk: dict[str, Path], tmp_path: Path) -> None
 def test_a_score_that_can_t_be_is_left_out(
     wrong: dict[str, Any], federation: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fedloom.party import Party
+    from fedloom.core.party import Party
 
     honest = Party.score
     lies = {1: wrong}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedloom import message
-from fedloom.errors import ConfigError
+from fedloom.core import message
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.place import differences, expected, for_nodes, place, suspicious
 from fedloom.experiment.reading import check

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.errors import ConfigError, EngineError
+from fedloom.core.errors import ConfigError, EngineError
 from fedloom.experiment import _pooled, pool
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fedloom
-from fedloom import message, models
-from fedloom.errors import CheckpointError, ConfigError, MethodError, ModelError
+from fedloom import models
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, ConfigError, MethodError, ModelError
 from fedloom.experiment import pretrained, pretraining, weights, world
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pretrained import PretrainedConfig

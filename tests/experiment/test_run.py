@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 import fedloom
+from fedloom.core.context import PublicSet
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, ModelError
 from fedloom.engines import LocalEngine
-from fedloom.errors import CheckpointError, ConfigError, DataError, ModelError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.compare import execute_all
 from fedloom.experiment.evaluate import agreement
@@ -26,7 +27,6 @@ from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Stopped, agree, execute
 from fedloom.experiment.world import build
 from fedloom.methods import registry
-from fedloom.site import PublicSet
 
 SMALL: dict[str, Any] = {
     "rounds": 6,
@@ -219,7 +219,7 @@ def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(
 def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
     import hashlib
 
-    from fedloom import message
+    from fedloom.core import message
 
     data = message.encode({"round": 3})
     body = len(data).to_bytes(8, "little") + data

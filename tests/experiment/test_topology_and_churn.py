@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom import message
 from fedloom.cli import main
-from fedloom.errors import CheckpointError, ConfigError, MethodError
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, ConfigError, MethodError
+from fedloom.core.message import leaves
 from fedloom.experiment.config import Away, ChurnConfig, RunConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.session import Session, fingerprint
 from fedloom.experiment.world import build
-from fedloom.message import leaves
 
 PAGE = """
 import torch
 
-from fedloom.method import Method, MethodConfig
-from fedloom.optim import SGD
-from fedloom.party import Party
+from fedloom.core.method import Method, MethodConfig
+from fedloom.core.optim import SGD
+from fedloom.core.party import Party
 
 
 class Peer(Party[MethodConfig]):

@@ -16,8 +16,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from fedloom import message, report
-from fedloom.errors import CheckpointError, ConfigError, DataError
+from fedloom import report
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.message import leaves
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.config import DataConfig, RunConfig
 from fedloom.experiment.engine import start
@@ -27,17 +29,16 @@ from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.session import Session
 from fedloom.experiment.world import build, data_of
-from fedloom.message import leaves
 from fedloom.report import words
+from fedloom.report.terminal import named, show_comparison
 from fedloom.report.unseen import in_order
-from fedloom.terminal import named, show_comparison
 
 PAGE = """
 import torch
 from torch.nn import functional as F
 from fedloom import Method, MethodConfig, Party
-from fedloom.message import weighted_mean
-from fedloom.optim import SGD
+from fedloom.core.message import weighted_mean
+from fedloom.core.optim import SGD
 
 class Config(MethodConfig):
     lr: float = 0.1

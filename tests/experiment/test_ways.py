@@ -22,8 +22,8 @@ PAGE = """
 import torch
 from torch.nn import functional as F
 from fedloom import Method, MethodConfig, Party
-from fedloom.message import weighted_mean
-from fedloom.optim import SGD
+from fedloom.core.message import weighted_mean
+from fedloom.core.optim import SGD
 
 class Config(MethodConfig):
     tune: bool = True

@@ -16,12 +16,12 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own")
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.flower import post as posts
-from fedloom.flower.letters import pack, unpack
-from fedloom.flower.post import Line, Post
-from fedloom.net import parts, terms
-from fedloom.net.frames import MOST_WORDS
-from fedloom.net.terms import Refused
+from fedloom.remote import parts, rpc_errors
+from fedloom.remote.flower import post as posts
+from fedloom.remote.flower.letters import pack, unpack
+from fedloom.remote.flower.post import Line, Post
+from fedloom.remote.frames import MOST_WORDS
+from fedloom.remote.rpc_errors import Refused
 
 
 class Grid:
@@ -93,22 +93,24 @@ def test_bytes_go_out_and_come_back_as_they_are(grid: Grid, post: Post) -> None:
 def test_a_refusal_comes_back_with_its_words(grid: Grid, post: Post) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
-    grid.reply(pack({"code": terms.STALE, "words": "a later call has been made"}))
+    grid.reply(pack({"code": rpc_errors.STALE, "words": "a later call has been made"}))
     with pytest.raises(Refused, match="a later call has been made") as caught:
         coming.result(10)
-    assert caught.value.code == terms.STALE
+    assert caught.value.code == rpc_errors.STALE
 
 
 def test_words_of_a_node_can_not_move_a_terminal_s_cursor(grid: Grid, post: Post) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
-    grid.reply(pack({"code": terms.MISMATCH, "words": "\x1b[2Jother\nrows" + "." * 5000}))
+    grid.reply(pack({"code": rpc_errors.MISMATCH, "words": "\x1b[2Jother\nrows" + "." * 5000}))
     with pytest.raises(Refused) as caught:
         coming.result(10)
     assert caught.value.words.startswith("[2Jotherrows...") and len(caught.value.words) <= MOST_WORDS
 
 
-@pytest.mark.parametrize(("code", "meaning"), [(2, terms.FAILED), (3, terms.LATE), (5, terms.UNREACHABLE)])
+@pytest.mark.parametrize(
+    ("code", "meaning"), [(2, rpc_errors.FAILED), (3, rpc_errors.LATE), (5, rpc_errors.UNREACHABLE)]
+)
 def test_of_an_error_of_flower_nothing_but_the_code_counts(grid: Grid, post: Post, code: int, meaning: str) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
@@ -125,7 +127,7 @@ def test_an_answer_that_is_none_is_refused(grid: Grid, post: Post, content: Reco
     grid.reply(content)
     with pytest.raises(Refused) as caught:
         coming.result(10)
-    assert caught.value.code in (terms.MALFORMED, terms.FAILED)
+    assert caught.value.code in (rpc_errors.MALFORMED, rpc_errors.FAILED)
 
 
 def test_a_call_goes_again_to_a_node_that_was_restarted(grid: Grid, post: Post) -> None:
@@ -148,7 +150,7 @@ def test_a_node_that_goes_fails_its_calls_and_no_others(grid: Grid, post: Post) 
     grid.nodes = grid.nodes[1:]
     with pytest.raises(Refused) as caught:
         gone.result(10)
-    assert caught.value.code == terms.UNREACHABLE and changes
+    assert caught.value.code == rpc_errors.UNREACHABLE and changes
     sent = next(n for n, message in enumerate(grid.pushed) if message.metadata.dst_node_id == 1)
     grid.reply(pack({"code": "", "words": ""}, b"here"), to=sent)
     assert other.result(10) == b"here"
@@ -167,7 +169,7 @@ def test_a_superlink_in_trouble_fails_calls_until_it_is_back(grid: Grid, post: P
         while True:
             coming.result(10)
             coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
-    assert caught.value.code == terms.UNREACHABLE
+    assert caught.value.code == rpc_errors.UNREACHABLE
     grid.trouble, before = None, len(grid.pushed)
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: len(grid.pushed) > before)
@@ -181,7 +183,7 @@ def test_a_line_gives_up_after_the_deadline_and_the_post_forgets(grid: Grid, pos
         assert await line.wait(10)
         with pytest.raises(Refused) as caught:
             await line.ask("do", b"x", id="1", deadline=0.1)
-        assert caught.value.code == terms.LATE
+        assert caught.value.code == rpc_errors.LATE
 
     asyncio.run(ask())
     until(lambda: not post._letters)

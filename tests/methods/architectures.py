@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.method import Method
-from fedloom.site import Site
+from fedloom.core.context import Site
+from fedloom.core.method import Method
 from tests.toy import Toy, network, sites
 
 GROUPS = (0, 1, 2, 0, 1)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.context import Rows, Site
+from fedloom.core.engine import Failure
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.message import leaves, map_tensors
+from fedloom.core.method import Method
 from fedloom.engines import Engine, IsolatedEngine, LocalEngine
-from fedloom.engines.base import Failure
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.message import leaves, map_tensors
-from fedloom.method import Method
-from fedloom.site import Rows, Site
 
 FEATURES, CLASSES, WIDTH, TESTED = 5, 3, 4, 25
 

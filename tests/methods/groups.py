@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from fedloom.site import Rows, Site
+from fedloom.core.context import Rows, Site
 from tests.toy import CLASSES, Toy, common, rows, sites
 
 

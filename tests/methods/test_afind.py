@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError, MethodError, ModelError
+from fedloom.core.errors import ConfigError, MethodError, ModelError
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
 from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import build
-from fedloom.faults import Faults
-from fedloom.federation import Federation
 from fedloom.methods import find
 from fedloom.methods.learner import Learner
 from fedloom.methods.peer import afind

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError, ModelError
-from fedloom.faults import Faults
-from fedloom.method import Method
+from fedloom.core.context import Rows, Site
+from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.faults import Faults
+from fedloom.core.method import Method
 from fedloom.methods import crd
 from fedloom.methods.meta import augfl
-from fedloom.site import Rows, Site
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
 
 AUGFL, KD_ONLY, CE_ONLY, LOCAL_ONLY = (methods.find(n) for n in ("augfl", "kd-only", "server-ce-only", "local-only"))

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from fedloom import methods
-from fedloom.boxes import TRIED, Box
-from fedloom.errors import ConfigError, MethodError, ModelError, NotReady
+from fedloom.core.black_box import TRIED, Box
+from fedloom.core.context import Site
+from fedloom.core.errors import ConfigError, MethodError, ModelError, NotReady
+from fedloom.core.faults import Faults
+from fedloom.core.losses import cap_rows
+from fedloom.core.message import leaves
+from fedloom.core.method import Method
 from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import build
-from fedloom.faults import Faults
-from fedloom.losses import cap_rows
-from fedloom.message import leaves
-from fedloom.method import Method
 from fedloom.methods.distillation.fedal import BlackBox
 from fedloom.models.black_boxes import make
-from fedloom.site import Site
 from tests.toy import CLASSES, FEATURES, Toy, sites
 
 ABLE = [m for m in methods.registry().values() if m.black_box]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import fedloom.methods
+from fedloom.core.party import Party
 from fedloom.engines import local
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import execute
 from fedloom.methods import registry
-from fedloom.party import Party
 from tests.engines.test_every_method import run_of
 
 CLASSES = {c for m in registry().values() for c in (m.client, m.black_box) if c is not None}

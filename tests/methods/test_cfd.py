@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError, MessageError
+from fedloom.core.context import PublicSet, Site
+from fedloom.core.errors import ConfigError, MessageError
+from fedloom.core.faults import Faults
+from fedloom.core.losses import kl, kl_gradient
+from fedloom.core.message import Tree
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.world import build
-from fedloom.faults import Faults
-from fedloom.losses import kl, kl_gradient
-from fedloom.message import Tree
 from fedloom.methods.distillation.cfd import Client, Server
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
-from fedloom.site import PublicSet, Site
 from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
 
 CFD, LOCAL = methods.find("cfd"), methods.find("local")

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedloom.core.context import Rows, Site
 from fedloom.methods import find
 from fedloom.methods.learner import Learner, LearnerConfig
 from fedloom.methods.peer.ditto import PERSONAL
-from fedloom.site import Rows, Site
 from tests.toy import Toy, common, equal, rows, sites
 
 DITTO, GOSSIP = find("ditto"), find("gossip")

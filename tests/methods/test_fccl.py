@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError
-from fedloom.faults import Faults
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
 from fedloom.methods.distillation.fccl import EPS, FIRST, Client, correlation_loss, standardised
 from tests.toy import CLASSES, Toy, equal, network, rows, sites
 

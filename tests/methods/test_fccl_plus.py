@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError, ModelError
-from fedloom.faults import Faults
-from fedloom.losses import kl
+from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.faults import Faults
+from fedloom.core.losses import kl
 from fedloom.methods.distillation.fccl import correlation_loss
 from fedloom.methods.distillation.fccl_plus import Both, Client, cosines, others, others_kl, parted
 from tests.toy import CLASSES, Toy, common, equal, rows, sites

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError
-from fedloom.faults import Faults
+from fedloom.core.context import Rows, Site
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
 from fedloom.methods.distillation.fd import Client, Config, Server
-from fedloom.site import Rows, Site
 from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
 
 FD, LOCAL = methods.find("fd"), methods.find("local")

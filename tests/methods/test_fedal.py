@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError
-from fedloom.faults import Faults
-from fedloom.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
+from fedloom.core.context import Site
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
+from fedloom.core.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation.fedal import Client, Config, Server, target_of, without
-from fedloom.site import Site
 from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
 
 FEDAL, FEDMD, FEDMD_LF, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "fedmd-lf", "local"))

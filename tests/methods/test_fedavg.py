@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.faults import Faults
-from fedloom.site import Site
+from fedloom.core.context import Site
+from fedloom.core.faults import Faults
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
 
 FEDAVG, FEDAVG_FT = (methods.find(n) for n in ("fedavg", "fedavg-ft"))

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ModelError
-from fedloom.faults import Faults
+from fedloom.core.context import Site
+from fedloom.core.errors import ModelError
+from fedloom.core.faults import Faults
+from fedloom.core.rng import stream
 from fedloom.methods.meta import fedcp
-from fedloom.rng import stream
-from fedloom.site import Site
 from tests.toy import CLASSES, FEATURES, Toy, common, equal
 
 FEDCP = methods.find("fedcp")

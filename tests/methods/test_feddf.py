@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 import fedloom
 from fedloom import methods
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import World, build
-from fedloom.faults import Faults
 from fedloom.methods.distillation.feddf import averaged, floats_of
 from tests.methods.architectures import GROUPS, group_networks, grouped, size
 from tests.toy import CLASSES, Toy, equal

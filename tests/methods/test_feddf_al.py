@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError
-from fedloom.faults import Faults
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
 from fedloom.methods.distillation.fedal import mlp
 from tests.methods.architectures import GROUPS, group_networks, grouped, size
 from tests.methods.test_feddf import close, floats, models_of

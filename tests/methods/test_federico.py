@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.faults import Faults
+from fedloom.core.context import epoch_plan
+from fedloom.core.faults import Faults
 from fedloom.methods.peer.federico import WORST, draw, expectation
-from fedloom.site import epoch_plan
 from tests.methods.groups import accuracy, asked, mates, planted, row_losses, told, weights_of
 from tests.toy import Toy, common, equal, rows, sites
 

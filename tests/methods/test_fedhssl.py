@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import ConfigError, MethodError
-from fedloom.faults import Faults
+from fedloom.core.errors import ConfigError, MethodError
+from fedloom.core.faults import Faults
 from fedloom.methods import find
 from fedloom.methods.vertical.fedhssl import CROSS, HEAD, LOCAL, TOP, Config
 from tests.methods.test_ss_vfl import Vertical, agree, cosines, same

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import methods
-from fedloom.errors import MethodError, ModelError
+from fedloom.core.errors import MethodError, ModelError
 from tests.methods.test_fedavg import BODY, MODEL, by_hand, close
 from tests.toy import Toy, common, equal
 

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError, MethodError
-from fedloom.faults import Faults
+from fedloom.core.context import epoch_plan
+from fedloom.core.errors import ConfigError, MethodError
+from fedloom.core.faults import Faults
+from fedloom.core.rng import stream
 from fedloom.methods.meta import fedpcl
-from fedloom.rng import stream
-from fedloom.site import epoch_plan
 from tests.methods.test_fedproto import few
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, sites
 

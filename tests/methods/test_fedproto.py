@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import MethodError, ModelError
-from fedloom.faults import Faults
+from fedloom.core.context import Rows, Site
+from fedloom.core.errors import MethodError, ModelError
+from fedloom.core.faults import Faults
 from fedloom.methods.features import class_means
 from fedloom.models.parts import Classifier
-from fedloom.site import Rows, Site
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
 
 FEDPROTO = methods.find("fedproto")

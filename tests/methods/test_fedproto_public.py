@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError, ModelError
+from fedloom.core.context import Site
+from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.faults import Faults
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.world import build
-from fedloom.faults import Faults
 from fedloom.methods.distillation.fedproto_public import LARGEST, Adapted, Client, Config, Server
 from fedloom.models.parts import Classifier
-from fedloom.site import Site
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, sites
 
 PROTO, LOCAL = methods.find("fedproto-public"), methods.find("local")

@@ -14,8 +14,8 @@ from torch import Tensor
 import fedloom
 from fedloom import methods
 from fedloom.cli import main
-from fedloom.errors import ModelError
-from fedloom.faults import Faults
+from fedloom.core.errors import ModelError
+from fedloom.core.faults import Faults
 from tests.toy import Toy, common, equal
 
 GOSSIP, ALONE = (methods.find(n) for n in ("gossip", "alone"))

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fedloom import methods
-from fedloom.errors import MethodError
+from fedloom.core.context import Site
+from fedloom.core.errors import MethodError
+from fedloom.core.optim import SGD
 from fedloom.methods.holder import Extractor, Holder, HolderConfig, Home, classifier
-from fedloom.optim import SGD
-from fedloom.site import Site
 from tests.methods.columns import CLASSES, TESTED, WIDTH, Columns, people
 
 SPLIT = methods.find("split")

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 import torch
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
 from fedloom.experiment.evaluate import state_sha256
-from fedloom.faults import Faults
 from fedloom.methods import find
 from tests.toy import CLASSES, Toy, common
 

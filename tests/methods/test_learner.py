@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ModelError
+from fedloom.core.context import Site
+from fedloom.core.errors import ModelError
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.methods.learner import TUNING, Learner, LearnerConfig, shared_names
-from fedloom.site import Site
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
 
 GOSSIP, ALONE, FEDAVG = (methods.find(n) for n in ("gossip", "alone", "fedavg"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedloom import methods
-from fedloom.faults import Faults
+from fedloom.core.faults import Faults
 from fedloom.methods.peer.pens import Peer, lowest
 from tests.methods.groups import accuracy, asked, mates, planted, row_losses, told, weights_of
 from tests.toy import Toy, equal

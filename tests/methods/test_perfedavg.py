@@ -11,9 +11,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.faults import Faults
+from fedloom.core.context import Site
+from fedloom.core.faults import Faults
 from fedloom.methods.meta import augfl
-from fedloom.site import Site
 from tests.methods.test_fedavg import MODEL, close, initial
 from tests.toy import Toy, common, equal
 

@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.engines.base import Failure
-from fedloom.errors import MethodError
+from fedloom.core.context import Rows, aligned_plan
+from fedloom.core.engine import Failure
+from fedloom.core.errors import MethodError
+from fedloom.core.faults import Faults
+from fedloom.core.message import leaves
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.world import build
-from fedloom.faults import Faults
-from fedloom.message import leaves
 from fedloom.methods.vertical import proto_evfl
 from fedloom.methods.vertical.proto_evfl import (
     TOO_ALIKE,
@@ -41,7 +42,6 @@ from fedloom.methods.vertical.proto_evfl import (
     to_rows,
     transport_cost,
 )
-from fedloom.site import Rows, aligned_plan
 from tests.methods.columns import CLASSES, TESTED, WIDTH, Columns, extractor, moved, same
 
 PROTO = methods.find("proto-evfl")

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.reading import read
 from fedloom.experiment.run import execute
 from fedloom.methods.holder import Principal

@@ -14,15 +14,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
+from fedloom.core.context import aligned_plan
+from fedloom.core.errors import ConfigError, MethodError
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.message import leaves
 from fedloom.engines import LocalEngine
-from fedloom.errors import ConfigError, MethodError
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import build
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.message import leaves
-from fedloom.site import aligned_plan
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor, moved, same
 
 SPLIT, ALONE, POOLED = (methods.find(n) for n in ("split", "active-only", "pooled"))

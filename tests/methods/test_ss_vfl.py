@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.faults import Faults
+from fedloom.core.federation import Federation
+from fedloom.core.message import leaves
 from fedloom.engines import LocalEngine
 from fedloom.experiment.config import EngineConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import World, build
-from fedloom.faults import Faults
-from fedloom.federation import Federation
-from fedloom.message import leaves
 from fedloom.methods import find
 from fedloom.methods.vertical.ss_vfl import (
     Config,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import methods
+from fedloom.core.context import Site
+from fedloom.core.optim import SGD
+from fedloom.core.party import Party
 from fedloom.methods.variance import variance
-from fedloom.optim import SGD
-from fedloom.party import Party
-from fedloom.site import Site
 from tests.toy import CLASSES, FEATURES, Toy, equal
 
 FEDAL = methods.find("fedal")

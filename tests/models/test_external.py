@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import ModelError
+from fedloom.core.errors import ModelError
 from fedloom.models import external
 
 GREY, COLOUR = (1, 8, 8), (3, 8, 8)

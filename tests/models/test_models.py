@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import ModelError
+from fedloom.core.errors import ModelError
 from fedloom.models import MODELS, Norm, build, check_name
 from fedloom.models.parts import groups
 from fedloom.models.resnet import BasicBlock, PreActivationBlock

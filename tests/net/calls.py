@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
 from typing import Any
 
-from fedloom import message
 from fedloom._version import __version__
-from fedloom.engines._boxes import spell
+from fedloom.core import message
+from fedloom.core.message import Template, Tree
+from fedloom.engines._shared_buffer import spell
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.place import for_nodes
 from fedloom.experiment.world import build
-from fedloom.message import Template, Tree
-from fedloom.net import parts
-from fedloom.net.credentials import Credentials
-from fedloom.net.members import Line, Member, connect
+from fedloom.remote import parts
+from fedloom.remote.credentials import Credentials
+from fedloom.remote.members import Line, Member, connect
 from tests.net.nodes import Loop
 
 Ask = Callable[[str, bytes, str], bytes]

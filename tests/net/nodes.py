@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.methods import registry
-from fedloom.net.members import connect
-from fedloom.node.config import NodeConfig
-from fedloom.node.host import Host
-from fedloom.node.serve import Node, start
+from fedloom.remote.members import connect
+from fedloom.remote.node.config import NodeConfig
+from fedloom.remote.node.host import Host
+from fedloom.remote.node.serve import Node, start
 
 
 class Loop:

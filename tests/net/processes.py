@@ -22,15 +22,15 @@ from typing import Any
 
 from rich.console import Console
 
-from fedloom import message
+from fedloom.cli import federation as commands
+from fedloom.core import message
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.reading import check
 from fedloom.methods import registry
-from fedloom.net import commands
-from fedloom.net.certs import Authority
-from fedloom.net.credentials import Credentials
-from fedloom.net.members import Member
-from fedloom.node.store import Entry, Store
+from fedloom.remote.certs import Authority
+from fedloom.remote.credentials import Credentials
+from fedloom.remote.members import Member
+from fedloom.remote.node.store import Entry, Store
 from tests.net.nodes import Loop, loop
 from tests.net.proxy import Proxy, proxy
 

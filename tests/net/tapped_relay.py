@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fedloom.net import commands, relay
+from fedloom.cli import federation
+from fedloom.remote import relay
 
 
 class Tapped(relay.Relay):
@@ -22,4 +23,4 @@ class Tapped(relay.Relay):
 
 if __name__ == "__main__":
     relay.Relay = Tapped  # type: ignore[misc]
-    commands.relay(Path(sys.argv[1]), Console(highlight=False))
+    federation.relay(Path(sys.argv[1]), Console(highlight=False))

@@ -26,15 +26,16 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from rich.console import Console
 
-from fedloom.engines.base import Failure
+from fedloom.cli import federation
+from fedloom.core.engine import Failure
 from fedloom.experiment import engine as engines
 from fedloom.experiment.run import execute
 from fedloom.experiment.world import build
-from fedloom.net import commands, parts, terms
-from fedloom.net.certs import Authority, write
-from fedloom.net.frames import ASK, CLIENT, framed
-from fedloom.net.terms import Refused
-from fedloom.node.host import Host
+from fedloom.remote import parts, rpc_errors
+from fedloom.remote.certs import Authority, write
+from fedloom.remote.frames import ASK, CLIENT, framed
+from fedloom.remote.node.host import Host
+from fedloom.remote.rpc_errors import Refused
 from tests.net.calls import Caller, Wire
 from tests.net.nodes import Loop, config, loop
 from tests.net.processes import Machines, identity, open_files, resident, run_of, threads
@@ -94,18 +95,18 @@ def test_late_and_disordered_calls_are_refused(caller: Caller) -> None:
     caller.open()
     caller.do(5)
     now = caller.sha256()
-    assert refused(lambda: caller.do(3))[0] == terms.STALE
+    assert refused(lambda: caller.do(3))[0] == rpc_errors.STALE
     caller.do(9, t=1)
-    assert refused(lambda: caller.do(5))[0] == terms.STALE
+    assert refused(lambda: caller.do(5))[0] == rpc_errors.STALE
     assert caller.sha256() != now
     now = caller.sha256()
     start = caller.start
     caller.start = time_ns()
-    assert refused(lambda: caller.do(10, t=2))[0] == terms.UNKNOWN  # a start that was not announced
+    assert refused(lambda: caller.do(10, t=2))[0] == rpc_errors.UNKNOWN  # a start that was not announced
     caller.open(resume=True)
     newer, caller.start = caller.start, start
-    assert refused(lambda: caller.do(10, t=2)) == (terms.STALE, "a newer start of this run has taken over")
-    assert refused(lambda: caller.open())[0] == terms.STALE
+    assert refused(lambda: caller.do(10, t=2)) == (rpc_errors.STALE, "a newer start of this run has taken over")
+    assert refused(lambda: caller.open())[0] == rpc_errors.STALE
     caller.start = newer
     assert caller.sha256() != now  # as at first, until it is told where to go on
 
@@ -113,9 +114,9 @@ def test_late_and_disordered_calls_are_refused(caller: Caller) -> None:
 def test_calls_of_a_run_that_is_another_s(caller: Caller) -> None:
     caller.open()
     run, caller.run = caller.run, secrets.token_hex(16)
-    assert refused(lambda: caller.do(1))[0] == terms.UNKNOWN
+    assert refused(lambda: caller.do(1))[0] == rpc_errors.UNKNOWN
     words = "another run is under way here: wait, resume that one, or ask who runs the node"
-    assert refused(lambda: caller.open()) == (terms.TAKEN, words)
+    assert refused(lambda: caller.open()) == (rpc_errors.TAKEN, words)
     caller.run = run
     caller.do(1)
 
@@ -124,7 +125,7 @@ def test_calls_of_a_run_that_is_another_s(caller: Caller) -> None:
 def test_a_call_of_what_is_not_the_page_s(method: str, caller: Caller) -> None:
     caller.open()
     before = caller.sha256()
-    assert refused(lambda: caller.do(1, method))[0] in (terms.REFUSED, terms.MALFORMED)
+    assert refused(lambda: caller.do(1, method))[0] in (rpc_errors.REFUSED, rpc_errors.MALFORMED)
     assert caller.sha256() == before
 
 
@@ -139,7 +140,7 @@ def test_a_node_killed_between_its_write_and_its_reply_works_once(tmp_path: Path
         caller._ask = asking(there, second)
         assert caller.do(1) == reply
         assert caller.sha256() == sha
-        assert refused(lambda: caller.do(0))[0] == terms.STALE
+        assert refused(lambda: caller.do(0))[0] == rpc_errors.STALE
         other = caller.do(2, t=1)
         there.run(host.close())
         there.run(second.close())
@@ -207,7 +208,7 @@ def test_an_older_start_s_call_in_the_queue_is_not_done_after_a_takeover(tmp_pat
 
         opened, told = there.run(both())
         assert isinstance(opened, bytes)
-        assert isinstance(told, Refused) and told.code == terms.STALE
+        assert isinstance(told, Refused) and told.code == rpc_errors.STALE
         caller.restore(1)
         assert caller.sha256() == wanted
         there.run(host.close())
@@ -230,7 +231,7 @@ def test_more_calls_than_the_queue_holds_are_told_so(tmp_path: Path) -> None:
 
         replies = there.run(many())
         assert replies[:3] == [0, 1, 2]  # in the order in which they came
-        assert {(type(r), r.code) for r in replies[3:]} == {(Refused, terms.BUSY)}
+        assert {(type(r), r.code) for r in replies[3:]} == {(Refused, rpc_errors.BUSY)}
         there.run(host.answer("coordinator", "digest", which))  # there is room again
         there.run(host.close())
 
@@ -330,7 +331,7 @@ def test_oversize_and_malformed_calls_leave_a_node_as_it_was(field: Machines) ->
                 try:
                     caller.raw(kind, body)
                 except Refused as refusal:
-                    assert refusal.code in terms.CODES and len(refusal.words) < 200
+                    assert refusal.code in rpc_errors.CODES and len(refusal.words) < 200
     for _ in range(20):  # no TLS at all
         with socket.create_connection(("127.0.0.1", field.nodes[0].line.port)) as plain:
             plain.sendall(chance.randbytes(500))
@@ -390,10 +391,13 @@ def test_a_peer_is_no_coordinator(field: Machines) -> None:
     """Its certificate is as good as the coordinator's, but of another name."""
     wire = Wire(field.loop, field.member(0), field.credentials("node-1"))
     caller = Caller(wire.ask, RUN)
-    assert refused(caller.open)[0] == terms.REFUSED
-    assert refused(lambda: caller.do(1))[0] == terms.REFUSED
+    assert refused(caller.open)[0] == rpc_errors.REFUSED
+    assert refused(lambda: caller.do(1))[0] == rpc_errors.REFUSED
     nothing = parts.pack({"run": caller.run, "key": "x"})
-    assert refused(lambda: caller.raw("fetch", nothing)) == (terms.REFUSED, "you are no peer of this node in this run")
+    assert refused(lambda: caller.raw("fetch", nothing)) == (
+        rpc_errors.REFUSED,
+        "you are no peer of this node in this run",
+    )
     wire.close()
 
 
@@ -402,8 +406,8 @@ def test_a_certificate_that_is_revoked_while_it_is_used(field: Machines) -> None
     caller = Caller(wire.ask, RUN)
     caller.open()
     caller.do(1)
-    commands.revoke(["second"], field.folder, Console(quiet=True))
-    assert refused(lambda: caller.do(2, t=1))[0] == terms.REFUSED  # on the same connection
+    federation.revoke(["second"], field.folder, Console(quiet=True))
+    assert refused(lambda: caller.do(2, t=1))[0] == rpc_errors.REFUSED  # on the same connection
     wire.close()
     first = Wire(field.loop, field.member(0), field.credentials())
     other = Caller(first.ask, RUN)
@@ -412,7 +416,7 @@ def test_a_certificate_that_is_revoked_while_it_is_used(field: Machines) -> None
             other.open()
             break
         except Refused as refusal:
-            assert refusal.code == terms.TAKEN
+            assert refusal.code == rpc_errors.TAKEN
     other.close()
     first.close()
 

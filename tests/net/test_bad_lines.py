@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom import message
+from fedloom.core import message
 from fedloom.experiment.config import EngineConfig
 from fedloom.experiment.run import execute
-from fedloom.net import parts
+from fedloom.remote import parts
 from tests.net.calls import Caller, Wire
 from tests.net.nodes import federation, loop
 from tests.net.processes import Machines, machines, run_of, until
@@ -122,7 +122,7 @@ def weights_sent(run: Any, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 def test_a_relay_sees_nothing_and_may_die(hidden: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers behind it exchange models. It is killed in the middle and started again: the numbers are the same."""
-    monkeypatch.setattr("fedloom.net.link.SILENCE", 60.0)
+    monkeypatch.setattr("fedloom.remote.rpc_client.SILENCE", 60.0)
     run = run_of("gossip", rounds=5, clients=2)
     here = execute(run)
 

@@ -30,15 +30,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from rich.console import Console
 
-import fedloom.net
-from fedloom.errors import ConfigError, EngineError, FedloomError
-from fedloom.net import certs as authorities
-from fedloom.net import credentials
-from fedloom.net.certs import Authority, write
-from fedloom.net.commands import certs, revoke
-from fedloom.net.credentials import Credentials, endpoint
-from fedloom.net.relay import read as read_relay
-from fedloom.node.config import read as read_node
+import fedloom.remote
+from fedloom.cli.federation import certs, revoke
+from fedloom.core.errors import ConfigError, EngineError, FedloomError
+from fedloom.remote import certs as authorities
+from fedloom.remote import credentials
+from fedloom.remote.certs import Authority, write
+from fedloom.remote.credentials import Credentials, endpoint
+from fedloom.remote.node.config import read as read_node
+from fedloom.remote.relay import read as read_relay
 
 
 @pytest.fixture
@@ -300,7 +300,7 @@ def test_addresses() -> None:
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(EngineError, match=r"pip install 'fedloom\[net\]'"):
-        importlib.reload(fedloom.net)
+        importlib.reload(fedloom.remote)
 
 
 def make(folder: Path, *names: str, **options: Any) -> str:

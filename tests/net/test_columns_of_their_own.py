@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import reached, run_id
 from fedloom.experiment.matched import Matched
@@ -20,7 +20,7 @@ from fedloom.experiment.own import Files
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.methods import registry
-from fedloom.node.serve import Node
+from fedloom.remote.node.serve import Node
 from fedloom.report import write
 from tests.net.nodes import federation
 from tests.net.processes import Machines, machines

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines.base import Failure
+from fedloom.core.engine import Failure
 from fedloom.experiment import engine as engines
 from fedloom.experiment.run import Status, execute
 from fedloom.experiment.world import build
 from fedloom.methods import registry
-from fedloom.net.engine import NetEngine
+from fedloom.remote.engine import NetEngine
 from tests.engines.test_every_method import run_of as run_of_every_method
 from tests.net.processes import Machines, coordinator, run_of, until
 
@@ -133,7 +133,7 @@ def test_what_was_worked_out_before_a_kill_is_not_worked_out_again(
     field: Machines, tmp_path: Path, engine: Callable[[], NetEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node works and writes, its reply does not arrive, it is killed: the repeated call gets the reply there was."""
-    monkeypatch.setattr("fedloom.net.link.SILENCE", 60.0)
+    monkeypatch.setattr("fedloom.remote.rpc_client.SILENCE", 60.0)
     victim = field.nodes[0]
     seen: dict[str, Any] = {}
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom import message
-from fedloom.errors import MessageError
-from fedloom.net import parts
+from fedloom.core import message
+from fedloom.core.errors import MessageError
+from fedloom.remote import parts
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.integers(-5, 5)), st.lists(st.binary(max_size=20), max_size=4))

@@ -26,14 +26,14 @@ import grpc.aio
 import pytest
 from rich.console import Console
 
-from fedloom.errors import ConfigError, EngineError
-from fedloom.net import relay as relays
-from fedloom.net import tunnel as tunnels
-from fedloom.net.commands import certs, revoke
-from fedloom.net.credentials import Credentials
-from fedloom.net.members import Member, connect
-from fedloom.net.relay import ACCEPT, DIAL, NUMBER, PIECE, TARGET, Relay, RelayConfig
-from fedloom.net.tunnel import Exposure, expose, reach
+from fedloom.cli.federation import certs, revoke
+from fedloom.core.errors import ConfigError, EngineError
+from fedloom.remote import relay as relays
+from fedloom.remote import tunnel as tunnels
+from fedloom.remote.credentials import Credentials
+from fedloom.remote.members import Member, connect
+from fedloom.remote.relay import ACCEPT, DIAL, NUMBER, PIECE, TARGET, Relay, RelayConfig
+from fedloom.remote.tunnel import Exposure, expose, reach
 
 PATIENCE = 60.0
 """Seconds that something may take on a very busy machine before a test gives up."""
@@ -563,7 +563,7 @@ def test_a_frozen_relay_is_noticed_and_a_killed_one_comes_back(fed: Path, tmp_pa
 
     def start() -> subprocess.Popen[bytes]:
         code = f"from pathlib import Path; relay(Path({str(config)!r}), Console())"
-        head = "from rich.console import Console; from fedloom.net.commands import relay; "
+        head = "from rich.console import Console; from fedloom.cli.federation import relay; "
         return subprocess.Popen([sys.executable, "-c", head + code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     async def test() -> None:
@@ -613,7 +613,7 @@ def test_a_relay_s_config_says_all_that_is_wrong(fed: Path, tmp_path: Path) -> N
 
 
 def test_a_relay_needs_no_pytorch() -> None:
-    code = "import sys, fedloom.net.commands, fedloom.node.logs; sys.exit('torch' in sys.modules)"
+    code = "import sys, fedloom.cli.federation, fedloom.remote.node.logs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

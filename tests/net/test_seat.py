@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from fedloom import message
-from fedloom.engines.base import Failure, Task
-from fedloom.errors import EngineError, MessageError
-from fedloom.net import parts, terms
-from fedloom.net.engine import NetEngine
-from fedloom.net.members import Member, Waiting, Wire
-from fedloom.net.seat import MOST_NOTES, Seat, Terms
-from fedloom.net.terms import Refused
+from fedloom.core import message
+from fedloom.core.engine import Failure, Task
+from fedloom.core.errors import EngineError, MessageError
+from fedloom.remote import parts, rpc_errors
+from fedloom.remote.engine import NetEngine
+from fedloom.remote.members import Member, Waiting, Wire
+from fedloom.remote.node_session import MOST_NOTES, Seat, Terms
+from fedloom.remote.rpc_errors import Refused
 
 LINE = {"failure": "raised", "injected": False}
 GOOD = {"lines": [LINE], "notes": {}, "missing": []}
@@ -94,7 +94,7 @@ def test_more_notes_than_a_page_makes_are_not_taken() -> None:
 def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
     members = {1: Member("a"), 2: Member("b"), 3: Member("c")}
     common = Terms("0" * 32, 1, "{}", False, Waiting(fewest=2), members)
-    stale, good = Refused(terms.STALE, "a newer start has taken over"), parts.pack(GOOD)  # type: ignore[arg-type]
+    stale, good = Refused(rpc_errors.STALE, "a newer start has taken over"), parts.pack(GOOD)  # type: ignore[arg-type]
 
     async def say(party: int, answer: bytes | Refused) -> Any:
         task = Task(party, "update", {}, round=0)
@@ -102,8 +102,8 @@ def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
         return (await node.tell([task], message.encode({}), False, None)).results[0].reason
 
     async def says() -> None:
-        assert [await say(1, stale), await say(1, stale)] == [terms.STALE] * 2
-        assert [await say(1, good), await say(2, stale)] == ["raised", terms.STALE]  # the first takes it back
+        assert [await say(1, stale), await say(1, stale)] == [rpc_errors.STALE] * 2
+        assert [await say(1, good), await say(2, stale)] == ["raised", rpc_errors.STALE]  # the first takes it back
         with pytest.raises(EngineError, match="gives way to the other"):
             await say(3, stale)
 
@@ -112,7 +112,7 @@ def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
 
 def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> None:
     opened = parts.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
-    node = Node(parts.pack(GOOD), Refused(terms.UNKNOWN, "no such run"), opened, parts.pack(GOOD))  # type: ignore[arg-type]
+    node = Node(parts.pack(GOOD), Refused(rpc_errors.UNKNOWN, "no such run"), opened, parts.pack(GOOD))  # type: ignore[arg-type]
     there, task = seat(node), Task(1, "update", {}, round=0)
 
     async def twice() -> None:
@@ -124,7 +124,7 @@ def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> N
 
 
 def test_a_party_made_anew_is_none_to_hash() -> None:
-    node = Node(Refused(terms.UNKNOWN, "no such run"))
+    node = Node(Refused(rpc_errors.UNKNOWN, "no such run"))
     with pytest.raises(Refused):
         asyncio.run(seat(node).ask("digest", b""))
     assert node.asked == ["digest"]
@@ -142,7 +142,7 @@ def test_a_long_text_crosses_in_pieces() -> None:
 
 def test_what_all_must_answer_is_asked_again_of_one_who_was_away() -> None:
     opened = parts.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
-    away = Refused(terms.UNREACHABLE, "a gives no sign of life")
+    away = Refused(rpc_errors.UNREACHABLE, "a gives no sign of life")
     node = Node(opened, away, parts.pack({"sha256": "12"}), parts.pack({}))
 
     async def connect(member: Member, changed: Any) -> Any:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.errors import EngineError
-from fedloom.net import link as links
-from fedloom.net import terms
-from fedloom.net.terms import Refused
-from fedloom.net.wire import PIECE, Address, Link, digest, serve
+from fedloom.core.errors import EngineError
+from fedloom.remote import rpc_client as links
+from fedloom.remote import rpc_errors
+from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.wire import PIECE, Address, Link, digest, serve
 from tests.net.wires import Echo, Pki, Proxy, linked, run, serving
 
 MB = 1 << 20
@@ -167,7 +167,7 @@ def test_an_id_is_one_callers_own_and_one_content(pki: Pki) -> None:
             await _until(lambda: len(handler.calls) == 2)
             with pytest.raises(Refused, match="another call has this id") as refusal:
                 await hub.ask("echo", b"nine", id="1", deadline=9)
-            assert refusal.value.code == terms.MALFORMED
+            assert refusal.value.code == rpc_errors.MALFORMED
             go.set()
             assert (await mine, await yours) == (b"mine", b"yours")
 
@@ -188,7 +188,7 @@ def test_a_caller_who_gave_up_finds_the_answer(pki: Pki) -> None:
         async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
             with pytest.raises(Refused) as refusal:
                 await link.ask("echo", b"1", id="1", deadline=0.3)
-            assert refusal.value.code == terms.LATE
+            assert refusal.value.code == rpc_errors.LATE
             cancelled = asyncio.ensure_future(link.ask("echo", b"1", id="1", deadline=9))
             await asyncio.sleep(0.1)
             cancelled.cancel()
@@ -204,7 +204,7 @@ def test_a_busy_node_is_asked_again_until_the_deadline(pki: Pki) -> None:
     async def work() -> None:
         async def busy(kind: str, body: bytes) -> bytes:
             if kind == "never" or len(handler.calls) < 3:
-                raise Refused(terms.BUSY, "not now")
+                raise Refused(rpc_errors.BUSY, "not now")
             return body
 
         handler = Echo(busy)
@@ -213,12 +213,12 @@ def test_a_busy_node_is_asked_again_until_the_deadline(pki: Pki) -> None:
             assert len(handler.calls) == 3
             with pytest.raises(Refused, match="not now") as refusal:
                 await link.ask("never", b"1", id="2", deadline=0.5)
-            assert refusal.value.code == terms.BUSY
+            assert refusal.value.code == rpc_errors.BUSY
 
     run(work())
 
 
-@pytest.mark.parametrize("code", [code for code in terms.CODES if code != terms.BUSY])
+@pytest.mark.parametrize("code", [code for code in rpc_errors.CODES if code != rpc_errors.BUSY])
 def test_a_refusal_crosses_with_its_code_and_words_and_without_its_detail(code: str, pki: Pki) -> None:
     async def work() -> None:
         async def refuse(kind: str, body: bytes) -> bytes:
@@ -270,7 +270,7 @@ def test_no_text_of_an_exception_crosses(pki: Pki, caplog: pytest.LogCaptureFixt
         ):
             with pytest.raises(Refused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
-            assert refusal.value.code == terms.FAILED
+            assert refusal.value.code == rpc_errors.FAILED
             assert refusal.value.words == "the node could not answer; its log says why"
             assert "SECRET" not in repr(refusal.value.__context__)
 
@@ -316,7 +316,7 @@ def test_a_node_that_goes_is_missed_and_taken_back(pki: Pki, fast: None) -> None
             line.stopped.set()  # frozen, with its connections open
             with pytest.raises(Refused) as refusal:
                 await asking
-            assert refusal.value.code == terms.UNREACHABLE
+            assert refusal.value.code == rpc_errors.UNREACHABLE
             with pytest.raises(Refused, match="gives no sign of life"):
                 await link.ask("echo", b"1", id="2", deadline=30)
             line.stopped.clear()
@@ -372,7 +372,7 @@ def test_a_caller_that_is_revoked_is_told_so_at_its_next_call(tmp_path: Path) ->
             pki.authority.revoke("hub")
             with pytest.raises(Refused, match="node does not accept this certificate") as refusal:
                 await link.ask("echo", b"", id="2", deadline=9)
-            assert refusal.value.code == terms.REFUSED
+            assert refusal.value.code == rpc_errors.REFUSED
         assert len(handler.calls) == 1
 
     run(work())
@@ -390,7 +390,7 @@ def test_a_node_that_is_revoked_is_not_talked_to(tmp_path: Path, fast: None) -> 
             await _until(lambda: not link.up)
             with pytest.raises(Refused) as refusal:
                 await link.ask("echo", b"1", id="2", deadline=9)
-            assert refusal.value.code == terms.UNREACHABLE
+            assert refusal.value.code == rpc_errors.UNREACHABLE
             await _until(lambda: "revoked" in link.trouble)
             async with linked(server.port, pki.of("hub", revoked=True), up=False) as another:
                 assert not await another.wait(1)
@@ -493,7 +493,7 @@ def test_calls_under_way_on_a_link_that_is_closed_end_as_unreachable() -> None:
                 await asyncio.sleep(0)
             await link.close()
             for found in await asyncio.gather(*calls, return_exceptions=True):
-                assert isinstance(found, Refused) and found.code == terms.UNREACHABLE
+                assert isinstance(found, Refused) and found.code == rpc_errors.UNREACHABLE
             assert not link.up
 
     run(work())

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.net import desk, frames, terms
-from fedloom.net import link as links
-from fedloom.net.frames import LARGEST_PIECE, PIECE, Garbled, framed, unframed
-from fedloom.net.terms import Refused
+from fedloom.remote import frames, rpc_errors, rpc_server
+from fedloom.remote import rpc_client as links
+from fedloom.remote.frames import LARGEST_PIECE, PIECE, Garbled, framed, unframed
+from fedloom.remote.rpc_errors import Refused
 from tests.net.wires import LIMIT, ByHand, Echo, first, hostile, linked, run, serving
 
 Status = grpc.StatusCode
@@ -95,7 +95,7 @@ def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(monkeypa
         assert (await hand.status(first(id="3", bytes=1)))[0] is Status.RESOURCE_EXHAUSTED
         async with linked(server.port, None, own="hub") as hub:
             assert await hub.ask("echo", bytes(LIMIT), id="1", deadline=9) == bytes(LIMIT)
-            monkeypatch.setattr(desk, "KEPT", 0.05)
+            monkeypatch.setattr(rpc_server, "KEPT", 0.05)
             await waiting[0].write(b"3")
             await _until(lambda: waiting[0].done())
             assert await waiting[0].code() is Status.INVALID_ARGUMENT
@@ -111,7 +111,7 @@ def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(monkeypa
 
 def test_calls_that_nobody_fetches_the_answer_of_have_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
-        monkeypatch.setattr(desk, "MOST_CALLS", 8)
+        monkeypatch.setattr(rpc_server, "MOST_CALLS", 8)
         for n in range(8):
             call = hand.call()
             await call.write(first(id=str(n)))
@@ -134,7 +134,7 @@ def test_answers_that_nobody_fetches_have_a_size(monkeypatch: pytest.MonkeyPatch
         return bytes(1000)
 
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
-        monkeypatch.setattr(desk, "MOST_KEPT", 1500)
+        monkeypatch.setattr(rpc_server, "MOST_KEPT", 1500)
         for n in range(2):
             call = hand.call()
             await call.write(first(id=str(n)))
@@ -147,8 +147,8 @@ def test_answers_that_nobody_fetches_have_a_size(monkeypatch: pytest.MonkeyPatch
 
 def test_streams_of_one_caller_have_a_number_and_must_begin(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
-        monkeypatch.setattr(desk, "MOST_CALLS", 4)
-        monkeypatch.setattr(desk, "OPENING", 0.3)
+        monkeypatch.setattr(rpc_server, "MOST_CALLS", 4)
+        monkeypatch.setattr(rpc_server, "OPENING", 0.3)
         idle = [hand.call() for _ in range(4)]
         await asyncio.gather(*(call.wait_for_connection() for call in idle))
         await _until(lambda: server.desk._streams["mallory"] == 4)
@@ -162,7 +162,7 @@ def test_streams_of_one_caller_have_a_number_and_must_begin(monkeypatch: pytest.
 
 def test_a_caller_who_takes_its_answer_and_stays_does_not_keep_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
-        monkeypatch.setattr(desk, "OPENING", 0.3)
+        monkeypatch.setattr(rpc_server, "OPENING", 0.3)
         call = hand.call()
         await call.write(first())
         while await call.read() is not grpc.aio.EOF:
@@ -177,7 +177,7 @@ def test_a_stranger_is_refused_before_anything_is_read() -> None:
     class Policy(Echo):
         def most(self, caller: str) -> int:
             if caller != "hub":
-                raise Refused(terms.REFUSED, "this node does not know you")
+                raise Refused(rpc_errors.REFUSED, "this node does not know you")
             return LIMIT
 
     async def work() -> None:
@@ -194,13 +194,13 @@ def test_a_stranger_is_refused_before_anything_is_read() -> None:
 
 def test_words_of_any_length_cross_cut() -> None:
     async def long(_: str, body: bytes) -> bytes:
-        raise Refused(terms.MISMATCH, "\n\x1b[31m" + "ä" * 100_000)
+        raise Refused(rpc_errors.MISMATCH, "\n\x1b[31m" + "ä" * 100_000)
 
     async def work() -> None:
         async with serving(Echo(long), None) as server, linked(server.port, None, own="hub") as link:
             with pytest.raises(Refused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
-            assert refusal.value.code == terms.MISMATCH
+            assert refusal.value.code == rpc_errors.MISMATCH
             assert refusal.value.words.isprintable() and refusal.value.words.endswith("ä")
             assert len(refusal.value.words) <= frames.MOST_WORDS
 
@@ -261,7 +261,7 @@ def test_an_answer_that_is_announced_too_large_is_not_taken() -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 * MB
     finally:
         tracemalloc.stop()
-    assert (refusal.code, count) == (terms.TOO_LARGE, 1)
+    assert (refusal.code, count) == (rpc_errors.TOO_LARGE, 1)
 
 
 def test_an_answer_without_end_takes_no_memory() -> None:
@@ -276,7 +276,7 @@ def test_an_answer_without_end_takes_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 16 * MB
     finally:
         tracemalloc.stop()
-    assert (refusal.code, count) == (terms.MALFORMED, links.STRIKES)
+    assert (refusal.code, count) == (rpc_errors.MALFORMED, links.STRIKES)
 
 
 async def _wrong_sum(frames_in: Any, context: Any) -> None:
@@ -339,7 +339,7 @@ async def _invented_code(frames_in: Any, context: Any) -> None:
 )
 def test_answers_that_cannot_be_read_are_asked_for_a_few_times_only(script: Any) -> None:
     refusal, count = asked(script)
-    assert (refusal.code, count) == (terms.MALFORMED, links.STRIKES)
+    assert (refusal.code, count) == (rpc_errors.MALFORMED, links.STRIKES)
     assert "boo" not in refusal.words
 
 
@@ -354,13 +354,13 @@ def test_a_node_that_has_more_than_there_is_gets_nothing(have: int) -> None:
             assert not await anext(frames_in)
 
     refusal, count = asked(script, b"12345")
-    assert (refusal.code, count) == (terms.MALFORMED, links.STRIKES)
+    assert (refusal.code, count) == (rpc_errors.MALFORMED, links.STRIKES)
 
 
 def test_a_node_that_only_says_that_it_is_busy_holds_nobody_beyond_the_deadline() -> None:
     async def work() -> None:
         async def script(frames_in: Any, context: Any) -> None:
-            await context.abort(Status.RESOURCE_EXHAUSTED, "later", ((frames.CODE, terms.BUSY),))
+            await context.abort(Status.RESOURCE_EXHAUSTED, "later", ((frames.CODE, rpc_errors.BUSY),))
 
         async with hostile(script) as (port, count), linked(port, None, own="hub") as link:
             with pytest.raises(Refused, match="later"):

@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from fedloom.net import frames
-from fedloom.net.certs import Authority
-from fedloom.net.credentials import Credentials
-from fedloom.net.wire import Address, Link, Server, serve
+from fedloom.remote import frames
+from fedloom.remote.certs import Authority
+from fedloom.remote.credentials import Credentials
+from fedloom.remote.wire import Address, Link, Server, serve
 
 LIMIT = 8 << 20
 

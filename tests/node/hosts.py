@@ -7,14 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedloom import message
 from fedloom._version import __version__
-from fedloom.engines._boxes import spell
+from fedloom.core import message
+from fedloom.engines._shared_buffer import spell
 from fedloom.experiment.reading import check
-from fedloom.net import parts
-from fedloom.net.terms import Refused
-from fedloom.node.config import NodeConfig
-from fedloom.node.host import Host
+from fedloom.remote import parts
+from fedloom.remote.node.config import NodeConfig
+from fedloom.remote.node.host import Host
+from fedloom.remote.rpc_errors import Refused
 
 RUN = "0123456789abcdef" * 2
 ROWS: dict[str, Any] = {

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from fedloom.net import terms
-from fedloom.net.wire import digest
-from fedloom.node import audit, logs
-from fedloom.node.audit import Audit
+from fedloom.remote import rpc_errors
+from fedloom.remote.node import audit, logs
+from fedloom.remote.node.audit import Audit
+from fedloom.remote.wire import digest
 from tests.node.hosts import RUN, Asked, doing, opening, which
 
 
@@ -53,7 +53,7 @@ def test_each_call_is_one_line_without_contents(hosts: Callable[..., Asked]) -> 
     }
     assert lines[1].items() - lines[2].items() <= {("what", "answered"), ("time", lines[1]["time"])}
     (refused,) = ask.audited("refused")
-    assert (refused["what"], refused["code"]) == ("refused", terms.MALFORMED)
+    assert (refused["what"], refused["code"]) == ("refused", rpc_errors.MALFORMED)
     assert all(len(json.dumps(line)) < 500 for line in [*lines, refused])
     assert not any("patient" in path.read_text() for path in (ask.host.audit.path, ask.host.audit.refusals))
 
@@ -72,7 +72,7 @@ def test_nothing_is_answered_that_cannot_be_written_down(
         patch.setattr(Audit, "_append", full)
         for kind, sent in (("do", body), ("do", body), ("digest", which()), ("open", opening())):
             refusal = ask.refused(kind, sent)
-            assert (refusal.code, refusal.words) == (terms.FAILED, "this node can't keep its state at present")
+            assert (refusal.code, refusal.words) == (rpc_errors.FAILED, "this node can't keep its state at present")
     ask("do", body)  # the work was done once, and this answer is written down
     assert ask.audited()[-1]["what"] == "answered again"
 
@@ -183,14 +183,14 @@ def test_a_log_for_machines_is_json(logged: Callable[[str], io.StringIO]) -> Non
     out = logged("json")
     _say('hub\n{"level": "info"}\x1b[2J\ud800')
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (first["level"], first["logger"]) == ("warning", "fedloom.node") and "trace" not in first
+    assert (first["level"], first["logger"]) == ("warning", "fedloom.remote.node") and "trace" not in first
     assert first["message"].startswith("refused a call of hub\n") and first["time"].endswith("+00:00")
     assert second["message"] == "it failed" and "RuntimeError: inside" in second["trace"]
 
 
 def test_a_log_for_people_has_no_line_that_a_caller_made(logged: Callable[[str], io.StringIO]) -> None:
     out = logged("text")
-    _say("hub\r\n2026-01-01 00:00:00,000 INFO fedloom.node: all is well\x1b[2J")
+    _say("hub\r\n2026-01-01 00:00:00,000 INFO fedloom.remote.node: all is well\x1b[2J")
     lines = out.getvalue().splitlines()
     assert "refused a call of hub" in lines[0] and lines[1].startswith("    2026-01-01")
     assert "\x1b" not in out.getvalue() and "    RuntimeError: inside" in out.getvalue()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.methods import registry
-from fedloom.net import terms
-from fedloom.node.config import NodeConfig, read
+from fedloom.remote import rpc_errors
+from fedloom.remote.node.config import NodeConfig, read
 from tests.node.hosts import Asked, config, opening
 
 GOOD = """
@@ -211,10 +211,10 @@ def test_each_rule_lets_through_what_fits_and_refuses_the_rest(
 ) -> None:
     ask = hosts(**policy)
     refusal = ask.refused("open", opening(config(**unfit)))
-    assert (refusal.code, refusal.words) == (terms.REFUSED, words)
+    assert (refusal.code, refusal.words) == (rpc_errors.REFUSED, words)
     assert "hidden-cohort" not in refusal.words and str(ask.config.state) not in refusal.words
     assert ask.audited("refused")[-1] | {"time": ""} == {
-        "time": "", "what": "refused", "caller": "hub", "code": terms.REFUSED, "words": words,
+        "time": "", "what": "refused", "caller": "hub", "code": rpc_errors.REFUSED, "words": words,
     }  # fmt: skip
     assert not list(ask.config.state.glob("run-*"))
     ask("open", opening(config(**fits)))
@@ -226,7 +226,7 @@ def test_each_rule_lets_through_what_fits_and_refuses_the_rest(
 def test_a_bound_is_not_passed_by_what_is_no_number(table: str, value: str, hosts: Callable[..., Asked]) -> None:
     ask = hosts(methods={"fedavg": {table: {"lr": 0.1}}})
     text = config(params={"batch_size": 8, "lr": 0.1}).replace('"lr": 0.1', f'"lr": {value}')
-    assert ask.refused("open", opening(text)).code in (terms.REFUSED, terms.MISMATCH)
+    assert ask.refused("open", opening(text)).code in (rpc_errors.REFUSED, rpc_errors.MISMATCH)
 
 
 def test_a_setting_that_a_method_lacks_is_bounded_by_refusing(hosts: Callable[..., Asked]) -> None:
@@ -237,14 +237,14 @@ def test_a_setting_that_a_method_lacks_is_bounded_by_refusing(hosts: Callable[..
 def test_rows_of_ones_own_are_not_shared_out(hosts: Callable[..., Asked], tmp_path: Path) -> None:
     ask = hosts(data={"mine": {"rows": tmp_path / "mine.csv"}})
     refusal = ask.refused("open", opening())
-    assert refusal.code == terms.REFUSED and "this node's own rows" in refusal.words
+    assert refusal.code == rpc_errors.REFUSED and "this node's own rows" in refusal.words
 
 
 @pytest.mark.parametrize("caller", ["peer", "stranger", "node", ""])
 def test_only_named_callers_start_runs(caller: str, hosts: Callable[..., Asked]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(), caller)
-    assert (refusal.code, refusal.words) == (terms.REFUSED, "this node takes runs from others, not from you")
+    assert (refusal.code, refusal.words) == (rpc_errors.REFUSED, "this node takes runs from others, not from you")
     assert ask.audited("refused")[-1]["caller"] == caller
 
 
@@ -255,7 +255,7 @@ def test_a_run_cannot_go_on_beyond_its_rounds(hosts: Callable[..., Asked]) -> No
     ask("open", opening())
     ask("do", doing(0, ask.host, round=2))
     assert ask.refused("do", doing(1, ask.host, round=3)).words.startswith("a run may have 3 rounds here")
-    assert ask.refused("do", doing(1, ask.host, round=-1)).code == terms.REFUSED
+    assert ask.refused("do", doing(1, ask.host, round=-1)).code == rpc_errors.REFUSED
 
 
 @pytest.mark.parametrize(
@@ -281,10 +281,10 @@ def test_a_config_that_would_run_code_or_read_files_is_refused(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a party was being made")
 
-    monkeypatch.setattr("fedloom.node.host.place", never)
+    monkeypatch.setattr("fedloom.remote.node.host.place", never)
     ask = hosts()
     refusal = ask.refused("open", opening(config(**{name: value})))
-    assert refusal.code in (terms.REFUSED, terms.MISMATCH)
+    assert refusal.code in (rpc_errors.REFUSED, rpc_errors.MISMATCH)
     assert not list(ask.config.state.glob("run-*"))
 
 
@@ -325,7 +325,7 @@ def test_a_factory_that_the_node_names_is_let_through(hosts: Callable[..., Asked
 def test_a_config_that_is_none_is_refused_in_fixed_words(text: str, hosts: Callable[..., Asked]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(text))
-    assert refusal.code in (terms.MISMATCH, terms.MALFORMED)
+    assert refusal.code in (rpc_errors.MISMATCH, rpc_errors.MALFORMED)
     assert refusal.words in (
         "this node can't read the run's config: are both of one version?",
         "that is no valid message",

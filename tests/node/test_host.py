@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom import message
-from fedloom.engines.base import Failure
-from fedloom.errors import ConfigError, EngineError
-from fedloom.net import parts, terms
-from fedloom.net.members import Member
-from fedloom.net.terms import Refused
-from fedloom.node import host as hosting
-from fedloom.node.config import NodeConfig
-from fedloom.node.host import Host
-from fedloom.node.peers import MOST_TASKS
-from fedloom.node.store import Store
-from fedloom.node.work import line as left
-from fedloom.party import Party
+from fedloom.core import message
+from fedloom.core.engine import Failure
+from fedloom.core.errors import ConfigError, EngineError
+from fedloom.core.party import Party
+from fedloom.remote import parts, rpc_errors
+from fedloom.remote.members import Member
+from fedloom.remote.node import host as hosting
+from fedloom.remote.node.config import NodeConfig
+from fedloom.remote.node.host import Host
+from fedloom.remote.node.peers import MOST_TASKS
+from fedloom.remote.node.store import Store
+from fedloom.remote.node.work import line as left
+from fedloom.remote.rpc_errors import Refused
 from tests.node.hosts import RUN, Asked, config, doing, node, opening, which
 
 KINDS = ("open", "restore", "do", "digest", "close", "fetch", "", "_open", "answer", "\0")
@@ -68,7 +68,7 @@ def test_any_bytes_of_any_kind_are_refused_and_change_nothing(ask: Asked) -> Non
         try:
             ask(kind, bytes(body), chance.choice(["hub", "peer", "stranger", "second"]))
         except Refused as refusal:
-            assert refusal.code in terms.CODES and refusal.words.isprintable() and len(refusal.words) < 300
+            assert refusal.code in rpc_errors.CODES and refusal.words.isprintable() and len(refusal.words) < 300
         else:
             assert kind == "digest"  # a byte that did not matter
     assert known(ask) == before
@@ -139,7 +139,7 @@ def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: 
 def test_an_opening_that_does_not_fit_is_refused(changes: dict[str, Any], hosts: Callable[..., Asked]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(**changes))
-    assert refusal.code in (terms.MALFORMED, terms.MISMATCH, terms.FAILED)
+    assert refusal.code in (rpc_errors.MALFORMED, rpc_errors.MISMATCH, rpc_errors.FAILED)
     assert len(refusal.words) < 200
     assert not list(ask.config.state.glob("run-*")) and not ask.host._sittings
 
@@ -151,7 +151,7 @@ def test_no_text_of_an_exception_comes_out(ask: Asked, monkeypatch: pytest.Monke
     monkeypatch.setattr(hosting, "work", fail)
     refusal = ask.refused("do", doing(1, ask.host))
     assert (refusal.code, refusal.words, refusal.detail) == (
-        terms.FAILED,
+        rpc_errors.FAILED,
         "this node could not answer; its log says why",
         "",
     )
@@ -163,7 +163,7 @@ def test_no_text_of_an_exception_comes_out(ask: Asked, monkeypatch: pytest.Monke
 def test_only_what_a_page_defines_can_be_called(method: str, ask: Asked) -> None:
     before = known(ask)
     refusal = ask.refused("do", doing(1, ask.host, method=method))
-    assert refusal.code in (terms.REFUSED, terms.MALFORMED)
+    assert refusal.code in (rpc_errors.REFUSED, rpc_errors.MALFORMED)
     assert known(ask) == before
 
 
@@ -176,7 +176,7 @@ def test_helpers_of_a_page_are_not_called(method: str, leave: bool, ask: Asked) 
     before = known(ask)
     assert callable(getattr(ask.host._sittings[RUN].party, method))
     refusal = ask.refused("do", doing(1, ask.host, method=method, leave=leave))
-    assert (refusal.code, "names in CALLS" in refusal.words) == (terms.REFUSED, True)
+    assert (refusal.code, "names in CALLS" in refusal.words) == (rpc_errors.REFUSED, True)
     assert known(ask) == before
 
 
@@ -280,7 +280,7 @@ def test_work_that_can_not_be_undone_does_not_stay_in_memory(ask: Asked, monkeyp
     with monkeypatch.context() as broken:
         broken.setattr(Store, "write", full)
         broken.setattr(Store, "read", full)
-        assert ask.refused("do", body).code == terms.FAILED
+        assert ask.refused("do", body).code == rpc_errors.FAILED
     assert message.digest(sitting.party.state()) != before
     assert sitting.over and RUN not in ask.host._sittings
     assert parts.unpack(ask("digest", which()))[0]["sha256"] == before  # as it is on disk
@@ -296,7 +296,7 @@ def test_a_way_back_that_fails_leaves_nothing_in_memory_either(ask: Asked, monke
 
     with monkeypatch.context() as broken:
         broken.setattr(Store, "go_back", full)
-        assert ask.refused("restore", which(round=0)).code == terms.FAILED
+        assert ask.refused("restore", which(round=0)).code == rpc_errors.FAILED
     assert parts.unpack(ask("digest", which()))[0]["sha256"] == before
 
 
@@ -340,7 +340,7 @@ def test_a_run_that_is_set_aside_is_over_and_can_be_opened_again(ask: Asked) -> 
     async def late() -> None:
         with pytest.raises(Refused) as refusal:
             await ask.host._work(lambda: pytest.fail("it was begun"), old)
-        assert refusal.value.code == terms.UNKNOWN
+        assert refusal.value.code == rpc_errors.UNKNOWN
 
     ask._loop.run_until_complete(late())
     ask.host._sittings[other].heard -= 1000
@@ -354,7 +354,7 @@ def test_work_of_a_start_that_another_has_replaced_is_stale(ask: Asked) -> None:
     async def late() -> None:
         with pytest.raises(Refused) as refusal:
             await ask.host._work(lambda: pytest.fail("it was begun"), old)
-        assert refusal.value.code == terms.STALE
+        assert refusal.value.code == rpc_errors.STALE
 
     ask._loop.run_until_complete(late())
     ask.host._drop(old)
@@ -371,10 +371,10 @@ def test_an_older_start_does_not_work_on_what_a_newer_one_left_that_was_cut_shor
 
     with monkeypatch.context() as cut:
         cut.setattr(Store, "begin", killed)
-        assert ask.refused("open", opening(start=2, resume=True)).code == terms.FAILED
+        assert ask.refused("open", opening(start=2, resume=True)).code == rpc_errors.FAILED
     again = hosts()
-    assert again.refused("do", body).code == terms.UNKNOWN
-    assert again.refused("open", opening()).code == terms.STALE
+    assert again.refused("do", body).code == rpc_errors.UNKNOWN
+    assert again.refused("open", opening()).code == rpc_errors.STALE
     again("open", opening(start=2, resume=True))
     again("restore", which(start=2, round=1))
     assert parts.unpack(again("digest", which(start=2)))[0] == wanted
@@ -393,7 +393,7 @@ def test_a_party_that_was_never_called_goes_on_and_one_that_was_lost_does_not(ho
     shutil.rmtree(ask.config.state / f"run-{RUN}")
     for start in (7, 8):
         ask("open", opening(start=start, resume=True))
-        assert ask.refused("restore", which(start=start, round=8)).code == terms.UNKNOWN
+        assert ask.refused("restore", which(start=start, round=8)).code == rpc_errors.UNKNOWN
 
 
 def test_a_run_is_closed_even_if_its_model_can_not_be_written(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +402,7 @@ def test_a_run_is_closed_even_if_its_model_can_not_be_written(ask: Asked, monkey
 
     sitting = ask.host._sittings[RUN]
     monkeypatch.setattr(Store, "write_model", full)
-    assert ask.refused("close", which()).code == terms.FAILED
+    assert ask.refused("close", which()).code == rpc_errors.FAILED
     assert sitting.over and not ask.host._sittings
 
 
@@ -435,7 +435,7 @@ def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: Asked, monkeypat
     sitting = ask.host._sittings[RUN]
     with monkeypatch.context() as full:
         full.setattr(ask.host, "_waiting", ask.config.queue)
-        assert ask.refused("close", which()).code == terms.BUSY
+        assert ask.refused("close", which()).code == rpc_errors.BUSY
     assert ask.host._sittings == {RUN: sitting} and not sitting.over
     ask("close", which())
     assert (sitting.store.folder / "model.safetensors").exists() and not ask.host._sittings
@@ -464,7 +464,7 @@ def test_what_is_left_for_peers_has_a_bound(ask: Asked) -> None:
     assert each > 400
     sitting.left_bytes = (2 * ask.config.largest_mb << 20) - each
     assert "parcel" in line(2)
-    assert line(3) == {"failure": terms.BUSY, "injected": False} and len(sitting.left) == 2
+    assert line(3) == {"failure": rpc_errors.BUSY, "injected": False} and len(sitting.left) == 2
     sitting.hold(2, 4)  # the first was taken
     assert sitting.left_bytes == each and "parcel" in line(4)
     sitting.hold(2, 4)  # the last was undone
@@ -477,7 +477,7 @@ def test_a_call_has_a_bound_of_tasks(ask: Asked) -> None:
     task = {"each": None, "parcels": {}, "fault": None, "seed": 7}
     before = known(ask)
     refusal = ask.refused("do", doing(1, ask.host, tasks=[task] * (MOST_TASKS + 1)))
-    assert refusal.code == terms.TOO_LARGE and known(ask) == before
+    assert refusal.code == rpc_errors.TOO_LARGE and known(ask) == before
 
 
 class _Line:
@@ -487,7 +487,7 @@ class _Line:
         self.closed = 0
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
-        raise Refused(terms.UNREACHABLE, "nobody is there")
+        raise Refused(rpc_errors.UNREACHABLE, "nobody is there")
 
     async def wait(self, seconds: float) -> bool:
         return False

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom import message
 from fedloom._version import __version__
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError
 from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.roles import Client, announce
-from fedloom.errors import CheckpointError
 from fedloom.experiment.matched import Matched
 from fedloom.experiment.reading import check
-from fedloom.net import parts, terms
+from fedloom.remote import parts, rpc_errors
 from tests.node.hosts import RUN, Asked
 
 THEIRS, OURS = [f"P{n}" for n in range(10)], [f"P{n}" for n in range(4, 16)]
@@ -83,7 +83,7 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., Asked])
     assert there is not None and there.caller == "hub" and there.party == 1 and there.classes == 2
     people = [*there.aligned.tolist(), *there.test.tolist()]
     assert len({*people}) == 5 and {*people} < {*range(6)} and {*there.unaligned.tolist()} == {*range(12)} - {*people}
-    assert asked.refused("match", keep()).code == terms.UNKNOWN  # it is over
+    assert asked.refused("match", keep()).code == rpc_errors.UNKNOWN  # it is over
     lines = {line["what"]: line for line in asked.audited()}
     assert lines["began to match"]["ids"] == 12 and lines["began to match"]["ids_of_caller"] == 10
     assert (lines["matched"]["aligned"], lines["matched"]["test"], lines["matched"]["unaligned"]) == (3, 2, 7)
@@ -111,7 +111,7 @@ def test_a_matching_is_begun_as_the_policy_has_it(
 ) -> None:
     asked = host(**data)
     assert words in asked.refused("match", begin(text, **head)).words
-    assert asked.refused("match", step("shard", client().request(), shard=0)).code == terms.UNKNOWN
+    assert asked.refused("match", step("shard", client().request(), shard=0)).code == rpc_errors.UNKNOWN
 
 
 def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[..., Asked]) -> None:
@@ -125,13 +125,13 @@ def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[...,
         keep(),
         step("dance"),
     ):
-        assert asked.refused("match", wrong).code == terms.MALFORMED
-    assert asked.refused("match", step("ids")).code == terms.REFUSED
+        assert asked.refused("match", wrong).code == rpc_errors.MALFORMED
+    assert asked.refused("match", step("ids")).code == rpc_errors.REFUSED
     for request in (client([f"P{n}" for n in range(11)]).request(), b"\xff" * 50):
         asked("match", begin(start=2))  # one that fails is over, too
-        assert asked.refused("match", step("shard", request, shard=0, start=2)).code == terms.MALFORMED
+        assert asked.refused("match", step("shard", request, shard=0, start=2)).code == rpc_errors.MALFORMED
         again = step("shard", client().request(), shard=0, start=2)
-        assert asked.refused("match", again).code == terms.MALFORMED
+        assert asked.refused("match", again).code == rpc_errors.MALFORMED
     assert kept(asked) is None
 
 
@@ -142,24 +142,24 @@ def test_a_shard_for_which_there_was_no_room_can_be_asked_for_again(
     asked("match", begin())
     with monkeypatch.context() as full:
         full.setattr(asked.host, "_waiting", asked.config.queue)
-        assert asked.refused("match", shard).code == terms.BUSY
+        assert asked.refused("match", shard).code == rpc_errors.BUSY
     asked("match", shard)
-    assert asked.refused("match", shard).code == terms.MALFORMED
+    assert asked.refused("match", shard).code == rpc_errors.MALFORMED
 
 
 def test_who_may_go_on_with_a_matching(host: Callable[..., Asked]) -> None:
     asked = host()
     asked("match", begin(start=5))
     shard = step("shard", client().request(), shard=0, start=5)
-    assert asked.refused("match", shard, caller="second").code == terms.UNKNOWN
-    assert asked.refused("match", shard, caller="peer").code == terms.REFUSED
-    assert asked.refused("match", begin(start=4)).code == terms.STALE
-    assert asked.refused("match", begin(start=6), caller="second").code == terms.REFUSED
-    assert asked.refused("match", begin(run="1" * 32), caller="second").code == terms.TAKEN
-    assert asked.refused("match", step("shard", client().request(), shard=0, start=6)).code == terms.UNKNOWN
+    assert asked.refused("match", shard, caller="second").code == rpc_errors.UNKNOWN
+    assert asked.refused("match", shard, caller="peer").code == rpc_errors.REFUSED
+    assert asked.refused("match", begin(start=4)).code == rpc_errors.STALE
+    assert asked.refused("match", begin(start=6), caller="second").code == rpc_errors.REFUSED
+    assert asked.refused("match", begin(run="1" * 32), caller="second").code == rpc_errors.TAKEN
+    assert asked.refused("match", step("shard", client().request(), shard=0, start=6)).code == rpc_errors.UNKNOWN
     asked("match", shard)
     asked("match", begin(start=6))  # a newer start takes over
-    assert asked.refused("match", keep(start=5)).code == terms.STALE
+    assert asked.refused("match", keep(start=5)).code == rpc_errors.STALE
     asked("match", step("leave", start=6))
     asked("match", begin(run="1" * 32), caller="second")
 
@@ -192,7 +192,7 @@ def test_roles_that_can_t_be_are_refused(change: dict[str, Any], host: Callable[
     asked = host()
     asked("match", begin())
     asked("match", step("shard", client().request(), shard=0))
-    assert asked.refused("match", keep(**change)).code == terms.MALFORMED
+    assert asked.refused("match", keep(**change)).code == rpc_errors.MALFORMED
     assert kept(asked) is None
     asked("match", keep())
     assert kept(asked) is not None
@@ -206,7 +206,7 @@ def test_few_people_are_refused_and_not_counted(host: Callable[..., Asked]) -> N
         roles = {name: torch.tensor(ROLES[name], dtype=torch.int64) for name in ("dealt", "unused")}
         roles |= {"aligned": torch.tensor(aligned), "test": torch.tensor(test)}
         refusal = asked.refused("match", keep(roles=roles))
-        assert refusal.code == terms.REFUSED and "at least 3 rows" in refusal.words and "2" not in refusal.words
+        assert refusal.code == rpc_errors.REFUSED and "at least 3 rows" in refusal.words and "2" not in refusal.words
         assert kept(asked) is None
     asked("match", keep(roles=roles | {"aligned": torch.tensor([0, 1, 5])}))
     there = kept(asked)

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fedloom import message
-from fedloom.errors import CheckpointError, ConfigError
-from fedloom.node import serve
-from fedloom.node.store import UNPLACED, Entry, Store, alone, prune
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.remote.node import serve
+from fedloom.remote.node.store import UNPLACED, Entry, Store, alone, prune
 from tests.node.hosts import node
 
 FACTS = {"caller": "hub", "start": 1, "party": 0, "members": {}, "config": "{}"}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedloom.core.rng import stream
 from fedloom.protect.attacks import chance, completion, direct, known_rows, nearest, success, to_prototypes
-from fedloom.rng import stream
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

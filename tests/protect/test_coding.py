@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom import message
-from fedloom.engines.base import verdict
-from fedloom.errors import MessageError
+from fedloom.core import message
+from fedloom.core.engine import verdict
+from fedloom.core.errors import MessageError
 from fedloom.methods.distiller import without
 from fedloom.protect.coding import LARGEST, Coding, decode, encode, like
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedloom.core.rng import stream
 from fedloom.protect.privacy import clipped_tree, epsilon, noisy
-from fedloom.rng import stream
 
 
 def normal(x: float) -> float:

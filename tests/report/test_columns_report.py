@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedloom import report
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.run import Result
 from fedloom.report import several

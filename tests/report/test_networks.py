@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from fedloom import report
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 from fedloom.experiment.compare import networks, summarise
 from fedloom.experiment.run import Result
-from fedloom.terminal import show_comparison
+from fedloom.report.terminal import show_comparison
 from tests.report.test_report import write_run
 
 KINDS = ["forest", "mlp", "forest"]

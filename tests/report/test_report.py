@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom import ledger, report
-from fedloom.errors import DataError
+from fedloom import report
+from fedloom.core import ledger
+from fedloom.core.errors import DataError
 from fedloom.experiment import record
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.run import Result

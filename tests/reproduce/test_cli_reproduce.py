@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedloom.cli.progress import Many, _long
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing
-from fedloom.progress import Many, _long
 from tests.command import Done
 from tests.experiment.held import hold, rounds, write
 from tests.reproduce.tiny import TINY

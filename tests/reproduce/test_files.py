@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.reproduce.read import SCALES, Reproduction, Scale, merged, parsed, read, shipped
 
 PUBLISHED = [

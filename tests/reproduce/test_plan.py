@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources import load
-from fedloom.errors import ConfigError, DataError
 from fedloom.experiment.pool import digest
 from fedloom.experiment.reading import override
 from fedloom.reproduce import plan as planning

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.pool import Standing
 from fedloom.reproduce.plan import Plan, plan
 from fedloom.reproduce.read import merged, parsed, read

@@ -17,23 +17,23 @@ from typing import Any
 import pytest
 
 from fedloom.cli import main
-from fedloom.errors import ConfigError, EngineError
+from fedloom.cli.progress import closing
+from fedloom.core.errors import ConfigError, EngineError
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, is_finished
 from fedloom.experiment.reading import read as read_run_file
 from fedloom.experiment.run import execute
-from fedloom.progress import closing
 from fedloom.report.read import read_run
 from fedloom.report.words import NBSP
 from fedloom.reproduce.found import gather
 from fedloom.reproduce.measure import of
 from fedloom.reproduce.read import parsed
+from fedloom.reproduce.sweep import page, work
+from fedloom.reproduce.sweep.pictures import pictures
+from fedloom.reproduce.sweep.read import Setting, Sweep, nested, read
+from fedloom.reproduce.sweep.search import proposals
 from fedloom.reproduce.table import markdown
-from fedloom.sweep import page, work
-from fedloom.sweep.pictures import pictures
-from fedloom.sweep.read import Setting, Sweep, nested, read
-from fedloom.sweep.search import proposals
 from tests.reproduce.tiny import TINY
 
 RUN = """
@@ -151,7 +151,7 @@ def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> Non
 
 
 def test_a_missing_extra_is_told_before_any_work(asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.sweep.read.find_spec", lambda name: None)
+    monkeypatch.setattr("fedloom.reproduce.sweep.read.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tpe needs an extra: pip install 'fedloom\[sweep\]'"):
         asked(GRID, "sweep.search=tpe")
 

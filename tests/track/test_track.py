@@ -16,12 +16,12 @@ from typing import Any, ClassVar
 import pytest
 
 from fedloom.cli import main
-from fedloom.errors import ConfigError, DataError, EngineError
+from fedloom.core.errors import ConfigError, DataError, EngineError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import Stopped, execute
-from fedloom.track.aside import tracking
-from fedloom.track.send import Sender, follow, known, rounds, send, told
-from fedloom.track.trackers import TRACKERS, Told, check
+from fedloom.report.track.aside import tracking
+from fedloom.report.track.send import Sender, follow, known, rounds, send, told
+from fedloom.report.track.trackers import TRACKERS, Told, check
 
 RUN = RunConfig(
     method="fedal", rounds=4, data={"clients": 2}, models={"pool": ("linear",)}, evaluate={"points": 2}
@@ -203,7 +203,7 @@ def test_what_is_wrong_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(ConfigError, match="wandb needs an extra"):
         check(["wandb"])
-    monkeypatch.setattr("fedloom.track.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("fedloom.report.track.trackers.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"mlflow needs an extra: pip install 'fedloom\[mlflow\]'"):
         check(["mlflow"])
     with pytest.raises(ConfigError), tracking(tmp_path, ["wandb"]):

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset
-from fedloom.errors import DataError
 
 # Part of every key: raise it when what is decoded from the same files changes.
 _VERSION = 1

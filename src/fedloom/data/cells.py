@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 
 def usual_grid(parties: int) -> tuple[int, int]:

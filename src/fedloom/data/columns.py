@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError
+from fedloom.core.rng import stream
 from fedloom.data.cells import cut, usual_grid, windows
 from fedloom.data.dataset import Dataset
 from fedloom.data.draws import deal_unaligned, first_rows, line_up, mixes
@@ -17,8 +19,6 @@ from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
 from fedloom.data.tables import Table
 from fedloom.data.views import Parties, View
-from fedloom.errors import DataError
-from fedloom.rng import stream
 
 __all__ = ["Parties", "View", "simulate"]
 

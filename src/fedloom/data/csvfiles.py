@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.tables import is_number
-from fedloom.errors import DataError, did_you_mean
 
 _GAPS = {"", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"}
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 Kind = Literal["image", "table"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 
 def check_rows(labels: np.ndarray, clients: int, each: int) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedloom.core.errors import DataError
+from fedloom.core.rng import stream
 from fedloom.data.dealing import proportional
-from fedloom.errors import DataError
-from fedloom.rng import stream
 
 
 def line_up(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndarray:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.images import decode_images
-from fedloom.errors import DataError
 
 _ENDINGS = {".png", ".jpg", ".jpeg"}
 

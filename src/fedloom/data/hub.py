@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import key_of, remember
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.images import decode_images
 from fedloom.data.tables import Table
-from fedloom.errors import DataError, did_you_mean
 
 _LABEL_NAMES = ("label", "labels", "target", "class", "y")
 _TEST_NAMES = ("test", "validation", "valid", "val")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 _GREY = {"1", "L", "LA", "La"}
 _COLOUR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.schema import TableEncoder
 from fedloom.data.views import Parties, View
-from fedloom.errors import DataError
 
 
 def ratio(counts: Sequence[float] | np.ndarray) -> float:

@@ -20,12 +20,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.csvfiles import class_numbers, read_csv
 from fedloom.data.folders import is_image
 from fedloom.data.images import decode_images
 from fedloom.data.roles import give_roles
 from fedloom.data.views import Parties, View
-from fedloom.errors import DataError
 
 COLUMNS = ("sample_id", "party", "view", "path", "label")
 PATTERN = r"(?P<sample>.+_[^_]+)_[^_]+_[^_]+_(?P<view>[^_]+)\.(png|jpe?g)"

@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.csvfiles import read_csv
 from fedloom.data.dataset import Dataset, Kind, image_dataset, level, table_dataset
 from fedloom.data.folders import is_image
 from fedloom.data.hub import Hints, read_raw_files
 from fedloom.data.images import decode_images
 from fedloom.data.tables import MISSING, Table, is_number, texts
-from fedloom.errors import DataError
 
 SHOWN = 5
 """How many lines of a file an error names."""

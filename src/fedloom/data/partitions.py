@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.dealing import (
     check_classes,
     check_rows,
@@ -22,7 +23,6 @@ from fedloom.data.dealing import (
     proportional,
     shuffled_by_class,
 )
-from fedloom.errors import DataError, did_you_mean
 
 PartitionFunction = Callable[..., list[np.ndarray]]
 OptionValue = int | float | None

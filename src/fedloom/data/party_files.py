@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.csvfiles import class_numbers, column_values, read_csv
 from fedloom.data.recipes import table_view
 from fedloom.data.roles import give_roles
 from fedloom.data.views import Parties, View
-from fedloom.errors import DataError
 
 Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
 """The ids of each party -> for each party (P,) its row numbers of the people that all have, in one order."""

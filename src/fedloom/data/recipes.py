@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.cells import cut, windows
 from fedloom.data.schema import TableEncoder
 from fedloom.data.views import View
-from fedloom.errors import DataError
 
 
 def table_view(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.draws import first_rows, line_up
 from fedloom.data.split import hold_out
-from fedloom.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.tables import MISSING, is_number, texts
-from fedloom.errors import DataError, did_you_mean
 
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2

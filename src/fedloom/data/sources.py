@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import files_key, key_of, remember
 from fedloom.data.dataset import Dataset, Kind, image_dataset, table_dataset
 from fedloom.data.folders import is_image, read_class_folders
 from fedloom.data.hub import Hints, read_files, read_hub, read_raw_files, read_raw_hub, table_endings
 from fedloom.data.tables import Table
-from fedloom.errors import DataError, did_you_mean
 
 ROOT_VARIABLE = "FEDLOOM_DATA"
 

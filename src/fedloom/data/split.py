@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError
+from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
 from fedloom.data.partitions import PartitionFunction, check_options, find_partition
-from fedloom.errors import DataError
-from fedloom.rng import stream
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from typing import IO
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

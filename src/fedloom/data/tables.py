@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset, table_dataset
-from fedloom.errors import DataError
 
 MISSING = "?"
 _MOST_CATEGORIES = 1000

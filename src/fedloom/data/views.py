@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Kind
-from fedloom.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

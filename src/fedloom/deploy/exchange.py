@@ -1,7 +1,7 @@
 """What crosses after training: files of embeddings, from a party to the active one. And the predictions' table.
 
-A file of embeddings is a message (`fedloom.message`). It says whose they are, of which export, and in which order of
-people, as the SHA-256 of all ids in turn: enough to refuse what does not fit, and no list of people.
+A file of embeddings is a message (`fedloom.core.message`). It says whose they are, of which export, and in which order
+of people, as the SHA-256 of all ids in turn: enough to refuse what does not fit, and no list of people.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom import message
+from fedloom.core import message
+from fedloom.core.errors import DataError, MessageError
+from fedloom.core.message import Limits, Template, Tree
 from fedloom.data.alignment.ids import digests
 from fedloom.deploy.folder import Card
-from fedloom.errors import DataError, MessageError
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.message import Limits, Template, Tree
 
 FORMAT = "fedloom-embeddings/1"
 _LIMITS = Limits(max_bytes=1 << 36)

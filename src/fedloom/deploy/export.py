@@ -16,19 +16,19 @@ import torch
 
 from fedloom import methods
 from fedloom._version import __version__
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
 from fedloom.deploy.folder import ACTIVE, CARD, STATE, digest
 from fedloom.deploy.roles import kept, load_active, load_party, predicts_alone
-from fedloom.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns
 from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
 from fedloom.experiment.world import World, build
-from fedloom.method import Method
 from fedloom.methods.vertical.split import OnItsOwn
-from fedloom.party import Party
 
 TRIED = 256
 """Test rows on which folders are compared with the run, at most."""

@@ -1,7 +1,7 @@
 """The folder of one party: `party.json` says what it is, `state.safetensors` holds its numbers.
 
-The tensors are a message (`fedloom.message`): a safetensors file that holds no code, with one encoding. The card names
-its SHA-256. Both are read as if a stranger had written them.
+The tensors are a message (`fedloom.core.message`): a safetensors file that holds no code, with one encoding. The card
+names its SHA-256. Both are read as if a stranger had written them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedloom import message
-from fedloom.errors import CheckpointError, ConfigError
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.message import Limits, Tree
+from fedloom.core.method import problems
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.message import Limits, Tree
-from fedloom.method import problems
 
 CARD, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"

@@ -15,16 +15,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom import message, methods, models
+from fedloom import methods, models
+from fedloom.core import message
+from fedloom.core.context import Rows, Site
+from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.message import Template
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
 from fedloom.deploy.folder import ALL, WIDEST, Card, Inputs, digest, sound
 from fedloom.deploy.rows import RawRows, check_inputs, prepared
-from fedloom.errors import CheckpointError, ConfigError, DataError
-from fedloom.message import Template
-from fedloom.method import Method
 from fedloom.methods.holder import Holder
-from fedloom.party import Party
-from fedloom.site import Rows, Site
 
 KEPT = {"party": ("params", "buffers", "prototypes", "prior"), "active": ("params", "buffers")}
 """What of the state of each role is used after training. The active party's other memory is of other parties."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cells import windows
 from fedloom.data.csvfiles import column_values, read_csv
 from fedloom.data.images import decode_images
@@ -18,7 +19,6 @@ from fedloom.data.recipes import prepare
 from fedloom.data.schema import Number, TableEncoder, Words
 from fedloom.data.tables import texts
 from fedloom.deploy.folder import Inputs
-from fedloom.errors import DataError, did_you_mean
 
 RawRows: TypeAlias = Mapping[str, Any] | np.ndarray | Sequence[Any] | str | os.PathLike[str]
 """Rows of a table: a CSV file, or column -> values. Pictures: (n, C, H, W) uint8, whole or as the party holds them, in

@@ -4,7 +4,7 @@ An engine holds the parties and runs their methods. It knows nothing of rounds, 
 look like: that is the federation's business.
 """
 
-from fedloom.engines.base import Account, Delivery, Engine, Failure, Lost
+from fedloom.core.engine import Account, Delivery, Engine, Failure, Lost
 from fedloom.engines.batched import BatchedEngine
 from fedloom.engines.isolated import IsolatedEngine
 from fedloom.engines.local import LocalEngine

@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 import ray
 import torch
 
-from fedloom import message
 from fedloom._version import __version__
-from fedloom.engines._boxes import unspell
-from fedloom.engines._freight import Freight, Packed, Pool, opened, packed, place, unpack
-from fedloom.engines.base import Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core import message
+from fedloom.core.context import PublicSet, Rows
+from fedloom.core.engine import Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core.errors import MessageError
+from fedloom.core.message import Tree
+from fedloom.core.party import Note, Party
+from fedloom.engines._ray_bundle import Freight, Packed, Pool, opened, packed, place, unpack
+from fedloom.engines._shared_buffer import unspell
 from fedloom.engines.memory import Arena
-from fedloom.errors import MessageError
-from fedloom.message import Tree
-from fedloom.party import Note, Party
-from fedloom.site import PublicSet, Rows
 
 Key: TypeAlias = tuple[int, int]
 """Where an answer was left: the number of the worker, and of the answer."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from fedloom import message
-from fedloom.engines._boxes import LIMITS, Box, Undo, receive, send, unspell
-from fedloom.engines.base import Failure, Parcel, Task, arguments, parcel, run
+from fedloom.core import message
+from fedloom.core.engine import Failure, Parcel, Task, arguments, parcel, run
+from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.party import Party
+from fedloom.engines._shared_buffer import LIMITS, Box, Undo, receive, send, unspell
 from fedloom.engines.memory import Arena
-from fedloom.errors import MessageError, MethodError
-from fedloom.party import Party
 
 
 @dataclass(frozen=True)

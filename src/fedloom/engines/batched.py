@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom import message
-from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, arguments, disturbed, names, parcel, run
-from fedloom.engines.stacked import NotBatchable, Uneven
-from fedloom.engines.together import run_together
-from fedloom.errors import MessageError
-from fedloom.faults import Faults
-from fedloom.message import Template, Tree
-from fedloom.network import INFERENCE_ROWS, Network
-from fedloom.party import Note, Party
+from fedloom.core import message
+from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, arguments, disturbed, names, parcel, run
+from fedloom.core.errors import MessageError
+from fedloom.core.faults import Faults
+from fedloom.core.message import Template, Tree
+from fedloom.core.network import INFERENCE_ROWS, Network
+from fedloom.core.party import Note, Party
+from fedloom.engines._vmap_context import run_together
+from fedloom.engines._vmap_network import NotBatchable, Uneven
 
 CPU_BUDGET = 1 << 27
 """Bytes that a batch of parties may take on a CPU, where larger ones fall out of its caches and are slower."""

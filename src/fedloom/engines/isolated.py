@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedloom import message
-from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
-from fedloom.errors import MessageError
-from fedloom.faults import Faults
-from fedloom.message import Template, Tree
-from fedloom.party import Note, Party
+from fedloom.core import message
+from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core.errors import MessageError
+from fedloom.core.faults import Faults
+from fedloom.core.message import Template, Tree
+from fedloom.core.party import Note, Party
 
 
 class IsolatedEngine(Engine):

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core.faults import Faults
+from fedloom.core.message import Template, Tree
+from fedloom.core.party import Note, Party
 from fedloom.engines.memory import Arena
-from fedloom.faults import Faults
-from fedloom.message import Template, Tree
-from fedloom.party import Note, Party
 
 
 class LocalEngine(Engine):

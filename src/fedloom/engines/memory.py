@@ -23,11 +23,11 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from fedloom import message
-from fedloom._layout import ALIGNMENT
-from fedloom.errors import ConfigError
-from fedloom.message import Limits, Tree
-from fedloom.party import Party
+from fedloom.core import message
+from fedloom.core._layout import ALIGNMENT
+from fedloom.core.errors import ConfigError
+from fedloom.core.message import Limits, Tree
+from fedloom.core.party import Party
 
 SLAB = 1 << 28
 """Bytes mapped at once. What nobody wrote to takes no room, neither in memory nor on disk."""

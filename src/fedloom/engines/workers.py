@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from fedloom import message
-from fedloom.engines._boxes import LIMITS, Box, Undo, spell
-from fedloom.engines._crew import Crew, Seat
+from fedloom.core import message
+from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, names, run
+from fedloom.core.errors import ConfigError, MessageError, MethodError
+from fedloom.core.faults import Faults
+from fedloom.core.message import Size, Template, Tree
+from fedloom.core.party import Note, Party
+from fedloom.engines._shared_buffer import LIMITS, Box, Undo, spell
 from fedloom.engines._worker import Shared
-from fedloom.engines.base import Account, Engine, Failure, Parcel, Task, names, run
+from fedloom.engines._worker_pool import Crew, Seat
 from fedloom.engines.memory import Arena
-from fedloom.errors import ConfigError, MessageError, MethodError
-from fedloom.faults import Faults
-from fedloom.message import Size, Template, Tree
-from fedloom.party import Note, Party
 
 _Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
 """What tasks share lies here in our box: by the identity of the arguments, and the method."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any, Final
 
-from fedloom.errors import CheckpointError, FedloomError
+from fedloom.core.errors import CheckpointError, FedloomError
+from fedloom.core.paths import lock
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import is_finished
 from fedloom.experiment.run import Result, Status, Stopped, execute
-from fedloom.paths import lock
 
 LOG: Final = "run.log"
 """What a run warned of, and why it failed, in its folder."""

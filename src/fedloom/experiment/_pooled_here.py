@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from fedloom.errors import EngineError
+from fedloom.core.errors import EngineError
 
 if TYPE_CHECKING:
     from fedloom.experiment.pool import Board, Job

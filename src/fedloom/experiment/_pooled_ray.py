@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ray
 from ray import exceptions as lost
 
-from fedloom.engines._fleet import Fleet
+from fedloom.engines._ray_pool import Fleet
 from fedloom.experiment import _pooled
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.alignment import Alignment, Progress, align
-from fedloom.errors import ConfigError, DataError
 from fedloom.experiment.checkpoint import write_atomically
 
 _SHOWN = 20  # columns that an error names

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from torch import Tensor
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
+from fedloom.core.rng import stream
 from fedloom.experiment.world import World
 from fedloom.methods.holder import Home
 from fedloom.protect import attacks
-from fedloom.rng import stream
 
 
 def leaks(world: World, embedded: Mapping[int, Tensor], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:

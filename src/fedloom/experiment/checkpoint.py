@@ -1,7 +1,7 @@
 """Checkpoints: written whole or not at all, checked when read, never trusted because of their name.
 
-A file is a row of messages (safetensors and JSON, see `fedloom.message`), each after its length in 8 bytes: first what
-the run has written down, then each party's state. The SHA-256 of all that ends it. The last two files are kept, so
+A file is a row of messages (safetensors and JSON, see `fedloom.core.message`), each after its length in 8 bytes: first
+what the run has written down, then each party's state. The SHA-256 of all that ends it. The last two files are kept, so
 that a torn one costs one interval and not the run. However many parties there are, one state at a time is in memory.
 """
 
@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 import torch
 
-from fedloom import message
-from fedloom.errors import CheckpointError, MessageError
-from fedloom.message import Limits, Tree
-from fedloom.paths import lock
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, MessageError
+from fedloom.core.message import Limits, Tree
+from fedloom.core.paths import lock
 
 KEEP = 2
 _LIMITS = Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)

@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from fedloom.core.errors import ConfigError
 from fedloom.data.columns import Parties, simulate
 from fedloom.data.csvfiles import read_csv
-from fedloom.errors import ConfigError
 
 ALIGNED = 200
 CUT = ("unaligned", "held", "grid", "balanced", "ratio", "majority", "rare", "rare_rows")

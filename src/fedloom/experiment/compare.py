@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.errors import ConfigError
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.config import Experiment, RunConfig
 from fedloom.experiment.record import write_json
 from fedloom.experiment.run import Result, Status, execute

@@ -9,15 +9,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedloom import graphs, methods, models
-from fedloom.errors import ConfigError
+from fedloom import methods, models
+from fedloom.core import graphs
+from fedloom.core.errors import ConfigError
+from fedloom.core.faults import Faults
+from fedloom.core.graphs import Graph
+from fedloom.core.method import Method, problems
+from fedloom.core.rng import stream
 from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.own import FormConfig
 from fedloom.experiment.pretrained import PretrainedConfig
-from fedloom.faults import Faults
-from fedloom.graphs import Graph
-from fedloom.method import Method, problems
-from fedloom.rng import stream
 
 
 class _Section(BaseModel):

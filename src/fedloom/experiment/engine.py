@@ -11,16 +11,16 @@ from pathlib import Path
 from time import time_ns
 from typing import TYPE_CHECKING, Any, Final
 
+from fedloom.core.engine import Account
+from fedloom.core.errors import ConfigError, EngineError
 from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
-from fedloom.engines.base import Account
-from fedloom.errors import ConfigError, EngineError
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.place import config_sha256, differences, expected, for_nodes
 from fedloom.experiment.world import World
 
 if TYPE_CHECKING:
-    from fedloom.net.members import Member, Waiting, Wire
+    from fedloom.remote.members import Member, Waiting, Wire
 
 START: Final = ".start"
 """In a run's folder: the number of its newest start."""
@@ -50,7 +50,7 @@ def start(
     if asked.name == "isolated":
         return IsolatedEngine(world.clients, **common)  # type: ignore[arg-type]
     if asked.name == "ray":
-        from fedloom.engines.cluster import RayEngine
+        from fedloom.engines.ray import RayEngine
 
         return RayEngine(
             world.clients,
@@ -80,7 +80,7 @@ class Reached:
         wire: how they are reached.
         waiting: how long to wait for them.
         own: what they call us.
-        secret_draw: see `fedloom.net.federation`.
+        secret_draw: see `fedloom.remote.federation`.
     """
 
     members: Sequence[Member]
@@ -98,8 +98,8 @@ def reached(run: RunConfig) -> Reached:
         EngineError: the extra is missing.
     """
     try:
-        from fedloom.net.federation import DEFAULT, read
-        from fedloom.net.members import Waiting, Wire, connect
+        from fedloom.remote.federation import DEFAULT, read
+        from fedloom.remote.members import Waiting, Wire, connect
     except ImportError as error:
         raise EngineError(f"the net engine needs an extra ({error}): pip install 'fedloom[net]'") from None
     found = read(Path(run.engine.federation or DEFAULT))
@@ -173,7 +173,7 @@ def at_nodes(
     Raises:
         ConfigError, EngineError: it can't be had here.
     """
-    from fedloom.net.engine import NetEngine
+    from fedloom.remote.engine import NetEngine
 
     run = world.run
     if run.evaluate.attacks is not None:

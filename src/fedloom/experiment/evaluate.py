@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fedloom import message
-from fedloom.engines.base import UNREACHABLE, Engine, Failure
-from fedloom.errors import MessageError, MethodError
+from fedloom.core import message
+from fedloom.core.engine import UNREACHABLE, Engine, Failure
+from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.message import Shape, Template, Tree, floats
 from fedloom.experiment.attacked import leaks
 from fedloom.experiment.world import World
-from fedloom.message import Shape, Template, Tree, floats
 
 GLOBAL, OWN = "accuracy", "own accuracy"
 """What the accuracy on the global test set, and on each client's own test rows, is called in `metrics.csv`."""

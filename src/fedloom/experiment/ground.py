@@ -10,20 +10,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom import graphs, models
+from fedloom import models
+from fedloom.core import graphs
+from fedloom.core.context import Rows, Site
+from fedloom.core.errors import ConfigError
+from fedloom.core.graphs import Graph
+from fedloom.core.method import Method
+from fedloom.core.party import Party
+from fedloom.core.rng import stream
 from fedloom.data.columns import Parties, View
 from fedloom.data.own import Known
-from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns, ByOwnColumns, Holdings
 from fedloom.experiment.networks import EXTRACTORS, architectures_of, boxed, grouped, networks
 from fedloom.experiment.own import Files
 from fedloom.experiment.stock import apart, own_columns, shared
-from fedloom.graphs import Graph
-from fedloom.method import Method
-from fedloom.party import Party
-from fedloom.rng import stream
-from fedloom.site import Rows, Site
 
 
 @dataclass(frozen=True)

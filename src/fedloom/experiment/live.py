@@ -17,14 +17,14 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
-from fedloom.errors import FedloomError, Interrupted
+from fedloom.core.errors import FedloomError, Interrupted
 from fedloom.experiment.view import FILE, Member, Mishap, View, own_process
 
 if TYPE_CHECKING:
+    from fedloom.core.federation import Federation
     from fedloom.engines import Engine
     from fedloom.experiment.record import Record
     from fedloom.experiment.world import World
-    from fedloom.federation import Federation
 
 PAUSE = 0.5
 """Least seconds between two writes for rounds."""

@@ -10,10 +10,10 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from fedloom import message
-from fedloom.errors import CheckpointError, MessageError
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, MessageError
+from fedloom.core.message import Limits, Tree
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.message import Limits, Tree
 
 _LIMITS: Final = Limits(max_bytes=1 << 40)
 _SUM: Final = hashlib.sha256().digest_size

@@ -23,25 +23,25 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 import torch
 
-from fedloom import message
 from fedloom._version import __version__
+from fedloom.core import message
+from fedloom.core.errors import ConfigError, DataError, EngineError, MessageError
+from fedloom.core.message import Tree
 from fedloom.data.alignment import MOST, learnt_privately, shard_count, shards
 from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.roles import Client, announce, follow, library
 from fedloom.data.party_files import Held
 from fedloom.data.roles import Roles, give_roles
-from fedloom.errors import ConfigError, DataError, EngineError, MessageError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import Reached, check_seats, keep_start, next_start, reached, run_id
 from fedloom.experiment.matched import Matched, file_sha256
 from fedloom.experiment.own import Files
 from fedloom.experiment.place import sent
-from fedloom.message import Tree
-from fedloom.net import parts, terms
-from fedloom.net.terms import Refused
+from fedloom.remote import parts, rpc_errors
+from fedloom.remote.rpc_errors import Refused
 
 if TYPE_CHECKING:
-    from fedloom.net.members import Connection, Member
+    from fedloom.remote.members import Connection, Member
 
 FILE: Final = ".matching"
 """In a run's folder. Until the run is under way it is the only file there, and makes no run of it."""
@@ -224,7 +224,7 @@ class _Meeting:
                 found = await asyncio.to_thread(client.intersection, bytes(rest[0]), bytes(rest[1]))
                 places |= {mine[place] for place in found}
         if guest.lost and guest.places != places:
-            raise Refused(terms.MISMATCH, "its rows have changed while they were matched")
+            raise Refused(rpc_errors.MISMATCH, "its rows have changed while they were matched")
         guest.places = frozenset(places)
 
     async def _keep(self, guest: _Guest, head: Mapping[str, Tree], rest: Sequence[bytes]) -> None:
@@ -235,7 +235,7 @@ class _Meeting:
         try:
             await self._ask(guest, "keep", head, *rest)
         except Refused as why:
-            guest.lost = why.code == terms.UNKNOWN
+            guest.lost = why.code == rpc_errors.UNKNOWN
             raise
 
     async def _ask(
@@ -260,7 +260,7 @@ class _Meeting:
         away, wrong = [], []
         for guest, end in zip(guests, ends, strict=True):
             name = guest.member.name
-            if isinstance(end, Refused) and end.code == terms.UNREACHABLE:
+            if isinstance(end, Refused) and end.code == rpc_errors.UNREACHABLE:
                 away.append(f"{name} at {guest.link.where}: {guest.link.trouble or 'no answer'}")
             elif isinstance(end, Refused):
                 wrong.append(f"{name} takes no part: {end.words}")
@@ -279,15 +279,15 @@ class _Meeting:
         end = loop.time() + patience
         while True:
             if not await guest.link.wait(max(0.0, end - loop.time())):
-                raise Refused(terms.UNREACHABLE, "no sign of life")
+                raise Refused(rpc_errors.UNREACHABLE, "no sign of life")
             began = loop.time()
             try:
                 return await work()
             except Refused as why:
                 if loop.time() - began > patience:
                     end = loop.time() + patience
-                lost += why.code in (terms.UNREACHABLE, terms.UNKNOWN)
-                again = why.code in (terms.UNREACHABLE, terms.UNKNOWN, terms.TAKEN) and lost < TRIES
+                lost += why.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN)
+                again = why.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN) and lost < TRIES
                 if not again or loop.time() >= end:
                     raise
                 _log.warning("matching with %s begins again: %s", guest.member.name, why.words)

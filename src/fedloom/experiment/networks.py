@@ -11,15 +11,15 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from fedloom import models
-from fedloom.boxes import Box
+from fedloom.core.black_box import Box
+from fedloom.core.context import Site
+from fedloom.core.errors import ConfigError
+from fedloom.core.method import Method
+from fedloom.core.rng import stream
 from fedloom.data.own import Known
-from fedloom.errors import ConfigError
 from fedloom.experiment.config import RunConfig, refuse_black_boxes, refuse_settings
-from fedloom.method import Method
 from fedloom.methods.features import Features
 from fedloom.models.black_boxes import make
-from fedloom.rng import stream
-from fedloom.site import Site
 
 SMALL = {
     "image": ("mlp", "mlp-large", "mlp-deep", "cnn-small"),

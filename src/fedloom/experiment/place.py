@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from fedloom._version import __version__
+from fedloom.core.context import Site
+from fedloom.core.engine import names
+from fedloom.core.errors import ConfigError
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.data.own import Known
-from fedloom.engines.base import names
-from fedloom.errors import ConfigError
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.ground import Ground, ground
 from fedloom.experiment.holdings import Holdings
@@ -20,10 +23,7 @@ from fedloom.experiment.matched import Matched
 from fedloom.experiment.own import Files
 from fedloom.experiment.pretrained import PretrainedConfig, architecture, named
 from fedloom.experiment.world import World, pretrained_of
-from fedloom.method import Method
 from fedloom.models import external
-from fedloom.party import Party
-from fedloom.site import Site
 
 SHOWN = 60
 """Characters of a value that a difference shows."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
+from fedloom.core.errors import ConfigError, EngineError, FedloomError
 from fedloom.data.cache import files_key
 from fedloom.data.sources import SOURCES
-from fedloom.errors import ConfigError, EngineError, FedloomError
 from fedloom.experiment import _pooled_here
 from fedloom.experiment.config import RunConfig, validated
 from fedloom.experiment.place import config_sha256

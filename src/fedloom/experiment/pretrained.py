@@ -18,16 +18,16 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from torch import nn
 
 from fedloom import models
+from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.method import Method
+from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
 from fedloom.data.own import Known
-from fedloom.errors import ConfigError, ModelError
 from fedloom.experiment import weights
 from fedloom.experiment.pretraining import Training, trained
-from fedloom.method import Method
 from fedloom.models import external
 from fedloom.models.parts import Norm
 from fedloom.models.rescaled import Level, Rescaled
-from fedloom.rng import stream
 
 AUTO = "auto"
 """In place of a model's name: the clients' network."""

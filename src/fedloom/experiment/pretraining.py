@@ -28,19 +28,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom import message, models
+from fedloom import models
 from fedloom._version import __version__
+from fedloom.core import message
+from fedloom.core.context import epoch_plan
+from fedloom.core.errors import CheckpointError, ConfigError, MessageError, ModelError, StateError
+from fedloom.core.message import Limits
+from fedloom.core.network import Network
+from fedloom.core.optim import SGD
+from fedloom.core.paths import callable_at, lock
+from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
-from fedloom.errors import CheckpointError, ConfigError, MessageError, ModelError, StateError
 from fedloom.experiment import weights
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.message import Limits
 from fedloom.models.parts import Norm
-from fedloom.network import Network
-from fedloom.optim import SGD
-from fedloom.paths import callable_at, lock
-from fedloom.rng import stream
-from fedloom.site import epoch_plan
 
 Progress: TypeAlias = Callable[[int, int, float], None]
 """Told after each epoch: how many are done, of how many, and the mean loss of the last."""

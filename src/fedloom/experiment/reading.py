@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedloom import methods
-from fedloom.errors import ConfigError, DataError, FedloomError, did_you_mean
+from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
+from fedloom.core.method import Method, problems
 from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.config import EngineConfig, Experiment, RunConfig
 from fedloom.experiment.pretrained import AUTO
-from fedloom.method import Method, problems
 
 
 def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Experiment:
@@ -112,7 +112,7 @@ def _counted(experiment: Experiment) -> Experiment:
 
 def _nodes(run: RunConfig) -> int:
     """How many nodes the run's federation has."""
-    from fedloom.net import federation
+    from fedloom.remote import federation
 
     return len(federation.read(Path(run.engine.federation or federation.DEFAULT)).nodes)
 

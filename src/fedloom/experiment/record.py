@@ -28,10 +28,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedloom import ledger as ledgers
 from fedloom._version import __version__
+from fedloom.core import ledger as ledgers
+from fedloom.core.federation import Federation, Trouble
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.federation import Federation, Trouble
 
 METRICS = ("round", "iteration", "stage", "party", "measure", "value")
 FAILURES = ("round", "party", "kind", "reason")

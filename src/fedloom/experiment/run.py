@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedloom.core.engine import UNREACHABLE, Failure
+from fedloom.core.errors import ConfigError, DataError, EngineError
+from fedloom.core.paths import refuse_file
 from fedloom.engines import Engine, Lost
-from fedloom.engines.base import UNREACHABLE, Failure
-from fedloom.errors import ConfigError, DataError, EngineError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.own import Files
 from fedloom.experiment.secret import secret
 from fedloom.experiment.session import Result, Session, Status, Stopped
 from fedloom.experiment.world import build
-from fedloom.paths import refuse_file
 
 if TYPE_CHECKING:
-    from fedloom.net.federation import FederationConfig
+    from fedloom.remote.federation import FederationConfig
 
 __all__ = ["Result", "Status", "Stopped", "agree", "execute", "settle"]
 
@@ -78,7 +78,7 @@ def _federation(run: RunConfig) -> FederationConfig | None:
     if run.engine.name != "net":
         return None
     try:
-        from fedloom.net.federation import DEFAULT, read
+        from fedloom.remote.federation import DEFAULT, read
     except ImportError:
         return None
     return read(Path(run.engine.federation or DEFAULT))

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom import message
+from fedloom.core import message
+from fedloom.core.errors import CheckpointError, EngineError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Tree
+from fedloom.core.party import Note, Party
 from fedloom.engines import Engine, Lost
-from fedloom.errors import CheckpointError, EngineError
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
@@ -26,9 +29,6 @@ from fedloom.experiment.place import config_sha256
 from fedloom.experiment.record import Record, environment, write_json
 from fedloom.experiment.summary import partition, summarise, traffic
 from fedloom.experiment.world import World
-from fedloom.federation import Federation
-from fedloom.message import Tree
-from fedloom.party import Note, Party
 
 MILESTONES = 20
 """How often a run is saved, if saving is quick."""

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.context import PublicSet, Rows
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.dataset import Dataset
 from fedloom.data.flower import partition_at
 from fedloom.data.own import Form, Known, Outline, read_public, read_rows
 from fedloom.data.party_files import Held
 from fedloom.data.sources import load
 from fedloom.data.split import Split, hold_out, public_hash, rows_hash, split
-from fedloom.errors import ConfigError, DataError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByOwnColumns, ByRows, Holdings
 from fedloom.experiment.own import Apart, Files
-from fedloom.site import PublicSet, Rows
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import numpy as np
 
 from fedloom import models
 from fedloom._version import __version__
+from fedloom.core.errors import CheckpointError
+from fedloom.core.federation import Federation
+from fedloom.core.ledger import Entry
 from fedloom.engines import Account
-from fedloom.errors import CheckpointError
 from fedloom.experiment import weights
 from fedloom.experiment.evaluate import CHANCE, OWN, groups, state_sha256
 from fedloom.experiment.record import Record
 from fedloom.experiment.world import World, pretrained_of
-from fedloom.federation import Federation
-from fedloom.ledger import Entry
 
 SCORES = {
     "accuracy": "accuracy mean",

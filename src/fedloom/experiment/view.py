@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 FILE = "live.json"
 QUIET = 60.0

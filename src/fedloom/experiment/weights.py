@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fedloom.core.errors import CheckpointError
 from fedloom.data.dataset import Dataset
-from fedloom.errors import CheckpointError
 from fedloom.experiment.checkpoint import write_atomically
 
 KEY = "fedloom"

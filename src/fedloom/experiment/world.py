@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedloom.engines.base import names
-from fedloom.errors import ConfigError
+from fedloom.core.engine import names
+from fedloom.core.errors import ConfigError
+from fedloom.core.graphs import Graph
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.ground import Ground, ground, parties_of
 from fedloom.experiment.holdings import Holdings
@@ -19,9 +22,6 @@ from fedloom.experiment.networks import COMMON, check_statistics, check_widths, 
 from fedloom.experiment.own import Files
 from fedloom.experiment.pretrained import Pretrained, PretrainedConfig, prepare
 from fedloom.experiment.stock import data_of
-from fedloom.graphs import Graph
-from fedloom.method import Method
-from fedloom.party import Party
 
 __all__ = ["World", "build", "data_of", "parties_of", "pretrained_of"]
 

@@ -13,8 +13,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
-from fedloom.errors import MethodError, did_you_mean
-from fedloom.method import Method
+from fedloom.core.errors import MethodError, did_you_mean
+from fedloom.core.method import Method
 
 PAGES = (
     "fedloom.methods.distillation.fedal",

@@ -18,9 +18,9 @@ from pydantic import Field, field_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.message import Tree
-from fedloom.method import MethodConfig
-from fedloom.party import Party
+from fedloom.core.message import Tree
+from fedloom.core.method import MethodConfig
+from fedloom.core.party import Party
 
 Hessian: TypeAlias = Literal["exact", "fd", "fd_normalised", "first_order"]
 """How a Hessian-vector product is had: exactly, by a second pass back through the graph of the gradient; by a central

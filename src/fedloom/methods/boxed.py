@@ -20,12 +20,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from fedloom.boxes import Box, Folds
-from fedloom.errors import MethodError, NotReady
-from fedloom.message import Tree
+from fedloom.core.black_box import Box, Folds
+from fedloom.core.context import RECENT
+from fedloom.core.errors import MethodError, NotReady
+from fedloom.core.message import Tree
+from fedloom.core.party import Party
 from fedloom.methods.distiller import UNANSWERED, DistillerConfig
-from fedloom.party import Party
-from fedloom.site import RECENT
 
 ConfigT = TypeVar("ConfigT", bound=DistillerConfig)
 

@@ -18,12 +18,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.message import Template
-from fedloom.method import MethodConfig
-from fedloom.optim import Adam
-from fedloom.party import Party
+from fedloom.core.context import Batches
+from fedloom.core.message import Template
+from fedloom.core.method import MethodConfig
+from fedloom.core.optim import Adam
+from fedloom.core.party import Party
 from fedloom.protect.coding import Coding, decode, encode, like
-from fedloom.site import Batches
 
 UNANSWERED = "tests unanswered"
 """The note of a black box that could not answer for test rows."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import ModelError
+from fedloom.core.errors import ModelError
 
 
 class Features(nn.Module):

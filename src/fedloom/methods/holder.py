@@ -19,12 +19,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import MethodError
-from fedloom.message import Tree
-from fedloom.method import MethodConfig
-from fedloom.optim import Optimiser
-from fedloom.party import Party
-from fedloom.site import aligned_plan
+from fedloom.core.context import aligned_plan
+from fedloom.core.errors import MethodError
+from fedloom.core.message import Tree
+from fedloom.core.method import MethodConfig
+from fedloom.core.optim import Optimiser
+from fedloom.core.party import Party
 
 PRINCIPAL_ROWS = 2000
 """From so many own rows the principal components are taken."""

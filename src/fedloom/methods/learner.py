@@ -19,11 +19,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import ModelError
-from fedloom.federation import Federation
-from fedloom.message import Template, Tree, floats, weighted_mean
+from fedloom.core.errors import ModelError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Template, Tree, floats, weighted_mean
+from fedloom.core.optim import SGD
 from fedloom.methods.adapter import Adapter, AdapterConfig
-from fedloom.optim import SGD
 
 TUNED = "tuned"
 """The way of evaluation after fine-tuning on one's own rows."""

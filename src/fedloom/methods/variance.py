@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.party import Party
+from fedloom.core.party import Party
 
 
 def variance(party: Party[Any], loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
-from fedloom.errors import ModelError, did_you_mean
+from fedloom.core.errors import ModelError, did_you_mean
 from fedloom.models import custom
 from fedloom.models.black_boxes import BLACK_BOXES, is_black_box
 from fedloom.models.cnn import celeba_cnn, cnn, strided

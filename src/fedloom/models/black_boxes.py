@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.errors import ModelError
+from fedloom.core.errors import ModelError
 from fedloom.models import custom
 
 

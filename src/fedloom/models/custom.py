@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import ModelError
-from fedloom.paths import callable_at
+from fedloom.core.errors import ModelError
+from fedloom.core.paths import callable_at
 
 PROBE_ROWS = 2
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import ModelError
+from fedloom.core.errors import ModelError
 
 LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
 """What stands before the colon, and what must be installed."""

@@ -33,7 +33,7 @@ class Classifier(nn.Module):
     """A body and a linear head, which is all that the networks here differ in."""
 
     channels_last = True
-    """It works in this memory format as well, which is faster on a CPU: see `fedloom.network`."""
+    """It works in this memory format as well, which is faster on a CPU: see `fedloom.core.network`."""
 
     def __init__(self, body: nn.Module, width: int, classes: int) -> None:
         """`body` maps `(B, ...)` to `(B, width)`."""

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedloom.message import Shape, Template, floats
+from fedloom.core.message import Shape, Template, floats
 
 Coding: TypeAlias = Literal["float32", "float16", "int8", "top-k"]
 LARGEST = 1e30

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import MessageError
+from fedloom.core.errors import MessageError
 
 
 def quantised(p: Tensor, bits: int) -> Tensor:

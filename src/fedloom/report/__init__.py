@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 from fedloom.report.page import render
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 T = TypeVar("T", bound=BaseModel)
 

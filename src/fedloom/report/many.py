@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from fedloom.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.report import words
 from fedloom.report.measures import GLOBAL
 from fedloom.report.read import Run

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 from fedloom.report.files import damaged, model, parsed, table, text
 from fedloom.report.measures import SCORES
 from fedloom.report.schema import Comparison, Flow, Measure, Mixing, Partition, Summary, Trouble

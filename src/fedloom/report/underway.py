@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 from fedloom.report.files import checked, damaged, parsed
 from fedloom.report.measures import GLOBAL, OWN
 from fedloom.report.schema import Flow, Measure, Partition, Summary

@@ -17,12 +17,12 @@ from typing import TypeAlias
 import torch
 
 from fedloom import models
+from fedloom.core.method import Method
 from fedloom.data.cells import usual_grid
 from fedloom.data.sources import load
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.networks import COMMON, EXTRACTORS, architectures_of
 from fedloom.experiment.pretrained import AUTO
-from fedloom.method import Method
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.reproduce.declared import testing, training
 from fedloom.reproduce.passes import Scene, epochs

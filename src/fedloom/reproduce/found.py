@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 from fedloom.experiment.config import RunConfig
 from fedloom.report import words
 from fedloom.report.read import Run, read_run

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 from fedloom.reproduce.asked import WHOLE, Asked
 from fedloom.reproduce.claims import Judged
 from fedloom.reproduce.read import SYSTEMS, Scale, System, shipped

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.data.sources import ROOT_VARIABLE, SOURCES, load
-from fedloom.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import digest, is_finished
 from fedloom.reproduce.asked import Asked, flat

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from fedloom.errors import ConfigError, did_you_mean
+from fedloom.core.errors import ConfigError, did_you_mean
+from fedloom.core.method import problems
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check
-from fedloom.method import problems
 
 Scale = Literal["small", "paper"]
 SCALES: tuple[Scale, ...] = ("small", "paper")

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from fedloom import models
+from fedloom.core.network import Network
+from fedloom.core.optim import Adam
 from fedloom.models import Norm
-from fedloom.network import Network
-from fedloom.optim import Adam
 from fedloom.reproduce.passes import Passes
 
 Shape: TypeAlias = tuple[int, ...]

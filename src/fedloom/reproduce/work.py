@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedloom.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.pool import Ended, Job, Standing, run_all
 from fedloom.reproduce.plan import Plan, absent, fetch, unlisted
 

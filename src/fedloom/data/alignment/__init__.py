@@ -32,9 +32,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedloom.core.errors import ConfigError
 from fedloom.data.alignment.ids import digests, normalise
 from fedloom.data.alignment.roles import Client, Server, announce, follow, library
-from fedloom.errors import ConfigError
 
 __all__ = [
     "BACKENDS",

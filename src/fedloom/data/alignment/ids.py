@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from fedloom.errors import DataError
+from fedloom.core.errors import DataError
 
 _EXAMPLES = 3
 

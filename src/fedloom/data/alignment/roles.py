@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.errors import DataError, MessageError
+from fedloom.core.errors import DataError, MessageError
 
 LARGEST = 4_000_000
 """Bytes of a message at most: about 114,000 ids, and below what gRPC takes unless told otherwise."""

@@ -22,12 +22,12 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor, nn
 
-from fedloom.errors import ModelError
-from fedloom.federation import Federation
-from fedloom.message import Shape, Template, Tree, weighted_mean
-from fedloom.method import Method
+from fedloom.core.errors import ModelError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Shape, Template, Tree, weighted_mean
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.methods.learner import Learner, LearnerConfig, shared_names, weights_like
-from fedloom.party import Party
 
 
 class Config(LearnerConfig):

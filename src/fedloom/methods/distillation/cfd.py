@@ -39,15 +39,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError
-from fedloom.federation import Federation
-from fedloom.losses import kl_gradient
-from fedloom.message import Shape, Template, Tree
-from fedloom.method import Method
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation
+from fedloom.core.losses import kl_gradient
+from fedloom.core.message import Shape, Template, Tree
+from fedloom.core.method import Method
+from fedloom.core.optim import Adam
+from fedloom.core.party import Party
 from fedloom.methods.boxed import Boxed
 from fedloom.methods.distiller import CodedConfig, Distiller, OnPublicRows
-from fedloom.optim import Adam
-from fedloom.party import Party
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
 
 

@@ -50,12 +50,12 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.losses import kl
-from fedloom.message import Template, Tree
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.losses import kl
+from fedloom.core.message import Template, Tree
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.methods.distiller import CodedConfig, Distiller, copied
-from fedloom.party import Party
 
 EPS = 1e-5
 """Added to a variance before it divides."""

@@ -38,13 +38,13 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.losses import kl
-from fedloom.message import Template, Tree
-from fedloom.method import Method
+from fedloom.core.losses import kl
+from fedloom.core.message import Template, Tree
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.methods.distillation.fccl import CorrelatedConfig, correlation_loss, round
 from fedloom.methods.distiller import Distiller
 from fedloom.methods.features import Features
-from fedloom.party import Party
 from fedloom.protect.coding import like
 
 SHORT = 1e-4

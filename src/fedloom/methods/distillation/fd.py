@@ -39,13 +39,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.losses import kl_gradient
-from fedloom.message import Shape, floats
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.losses import kl_gradient
+from fedloom.core.message import Shape, floats
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.methods.distiller import Distiller, DistillerConfig
 from fedloom.methods.features import class_means
-from fedloom.party import Party
 from fedloom.protect.coding import LARGEST
 
 

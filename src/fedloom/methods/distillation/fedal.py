@@ -39,15 +39,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
-from fedloom.message import Tree
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
+from fedloom.core.message import Tree
+from fedloom.core.method import Method
+from fedloom.core.optim import SGD, Adam
+from fedloom.core.party import Party
 from fedloom.methods.boxed import Boxed
 from fedloom.methods.distiller import CodedConfig, Distiller, without
 from fedloom.methods.variance import variance
-from fedloom.optim import SGD, Adam
-from fedloom.party import Party
 
 
 class Config(CodedConfig):

@@ -40,15 +40,15 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.losses import kl
-from fedloom.message import Shape, Tree, weighted_mean
-from fedloom.method import Method
+from fedloom.core.context import Site
+from fedloom.core.federation import Federation
+from fedloom.core.losses import kl
+from fedloom.core.message import Shape, Tree, weighted_mean
+from fedloom.core.method import Method
+from fedloom.core.network import Network
+from fedloom.core.optim import Adam
+from fedloom.core.party import Party
 from fedloom.methods.distiller import Distiller, DistillerConfig, copied
-from fedloom.network import Network
-from fedloom.optim import Adam
-from fedloom.party import Party
-from fedloom.site import Site
 
 Model: TypeAlias = dict[str, dict[str, Tensor]]
 """What crosses of a network: its `weights` and its `statistics`, by name."""

@@ -30,9 +30,9 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.federation import Federation
-from fedloom.message import Tree
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import Tree
+from fedloom.core.method import Method
 from fedloom.methods.distillation import fedal
 from fedloom.methods.distillation.feddf import averaged, first_models, model_of, of_each, replies_like, wear
 

@@ -35,12 +35,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.message import floats
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import floats
+from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.methods.distiller import Distiller, DistillerConfig, without
 from fedloom.methods.features import HEAD, Features, linear
-from fedloom.party import Party
 
 LARGEST = 1e4
 """The largest absolute value of a feature that is believed: far beyond those of networks that train, and so small that

@@ -50,17 +50,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError, MessageError, ModelError
-from fedloom.federation import Federation
-from fedloom.losses import kl
-from fedloom.message import Shape, Tree, check_finite, map_tensors
-from fedloom.method import Method
+from fedloom.core.context import epoch_plan, sample_plan
+from fedloom.core.errors import ConfigError, MessageError, ModelError
+from fedloom.core.federation import Federation
+from fedloom.core.losses import kl
+from fedloom.core.message import Shape, Tree, check_finite, map_tensors
+from fedloom.core.method import Method
+from fedloom.core.optim import SGD
+from fedloom.core.party import Party
 from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
 from fedloom.methods.crd import CRD, contrast, normaliser
 from fedloom.methods.features import Features, linear
-from fedloom.optim import SGD
-from fedloom.party import Party
-from fedloom.site import epoch_plan, sample_plan
 
 
 class Config(MetaConfig):

@@ -37,13 +37,13 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.message import Shape, Template, Tree
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import Shape, Template, Tree
+from fedloom.core.method import Method
+from fedloom.core.optim import SGD
 from fedloom.methods.adapter import Adapter, MetaConfig
 from fedloom.methods.averaging import fedavg
 from fedloom.methods.features import HEAD, Features, linear
-from fedloom.optim import SGD
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the kernels of MMD."""

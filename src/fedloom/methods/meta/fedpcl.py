@@ -41,15 +41,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import ConfigError, MethodError, ModelError
-from fedloom.federation import Federation
-from fedloom.message import Shape, Template, Tree, floats
-from fedloom.method import Method
+from fedloom.core.context import epoch_plan
+from fedloom.core.errors import ConfigError, MethodError, ModelError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Shape, Template, Tree, floats
+from fedloom.core.method import Method
+from fedloom.core.optim import Adam
+from fedloom.core.party import Party
 from fedloom.methods.adapter import Adapter, MetaConfig
 from fedloom.methods.features import behind, class_means, linear
-from fedloom.optim import Adam
-from fedloom.party import Party
-from fedloom.site import epoch_plan
 
 
 class Config(MetaConfig):

@@ -36,14 +36,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import ModelError
-from fedloom.federation import Federation
-from fedloom.message import Shape, Tree, floats
-from fedloom.method import Method
+from fedloom.core.errors import ModelError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Shape, Tree, floats
+from fedloom.core.method import Method
+from fedloom.core.optim import SGD
+from fedloom.core.party import Party
 from fedloom.methods.adapter import Adapter, MetaConfig
 from fedloom.methods.features import Features, behind, class_means, linear
-from fedloom.optim import SGD
-from fedloom.party import Party
 
 
 class Config(MetaConfig):

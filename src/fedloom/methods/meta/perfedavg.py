@@ -24,12 +24,12 @@ from collections.abc import Iterator, Sequence
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.federation import Federation
-from fedloom.message import Shape, Template, Tree
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import Shape, Template, Tree
+from fedloom.core.method import Method
+from fedloom.core.optim import SGD
 from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
 from fedloom.methods.averaging import fedavg
-from fedloom.optim import SGD
 
 
 class Config(MetaConfig):

@@ -51,11 +51,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
-from fedloom.errors import ModelError
-from fedloom.federation import Federation
-from fedloom.losses import cap_rows
-from fedloom.message import Shape, Template, Tree, floats, weighted_mean
-from fedloom.method import Method
+from fedloom.core.errors import ModelError
+from fedloom.core.federation import Federation
+from fedloom.core.losses import cap_rows
+from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
+from fedloom.core.method import Method
 from fedloom.methods.learner import Learner, LearnerConfig, weights_like
 from fedloom.protect.privacy import clipped_tree, epsilon, noisy
 

@@ -39,9 +39,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.federation import Federation
-from fedloom.message import Shape, Template, Tree, floats, weighted_mean
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
+from fedloom.core.method import Method
 from fedloom.methods.learner import shared_names
 from fedloom.methods.peer.afind import Chooser, Host, found
 

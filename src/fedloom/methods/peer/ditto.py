@@ -32,9 +32,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.federation import Federation
-from fedloom.message import Template, Tree, floats
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import Template, Tree, floats
+from fedloom.core.method import Method
 from fedloom.methods.learner import TUNED, weights_like
 from fedloom.methods.peer.afind import Chooser, Host, found
 

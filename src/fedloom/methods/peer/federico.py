@@ -42,11 +42,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.message import Tree
-from fedloom.method import Method
+from fedloom.core.context import epoch_plan
+from fedloom.core.federation import Federation
+from fedloom.core.message import Tree
+from fedloom.core.method import Method
 from fedloom.methods.learner import TUNING, Learner, LearnerConfig, weights_like
-from fedloom.site import epoch_plan
 
 WORST = 100.0
 """Losses above it, and NaN, count as this: it leaves no share already, and a model that mends can come back."""

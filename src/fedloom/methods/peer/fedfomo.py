@@ -35,12 +35,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.message import Tree, weighted_mean
-from fedloom.method import Method
+from fedloom.core.context import epoch_plan
+from fedloom.core.federation import Federation
+from fedloom.core.message import Tree, weighted_mean
+from fedloom.core.method import Method
 from fedloom.methods.learner import weights_like
 from fedloom.methods.peer.afind import Chooser, Host, found
-from fedloom.site import epoch_plan
 
 
 class Config(Host):

@@ -17,9 +17,9 @@ from typing import Any
 
 from pydantic import Field
 
-from fedloom.federation import Federation
-from fedloom.message import Tree
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import Tree
+from fedloom.core.method import Method
 from fedloom.methods.learner import Learner, LearnerConfig, weights_like
 
 

@@ -31,9 +31,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.message import Tree
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.message import Tree
+from fedloom.core.method import Method
 from fedloom.methods.learner import Learner, LearnerConfig, weights_like
 
 ROUNDING = 1e-6

@@ -42,10 +42,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.errors import MethodError
-from fedloom.federation import Federation
-from fedloom.message import Shape, Template, Tree, floats, weighted_mean
-from fedloom.method import Method
+from fedloom.core.errors import MethodError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
+from fedloom.core.method import Method
 from fedloom.methods.holder import Extractor, Holder, Principal
 from fedloom.methods.vertical import split
 from fedloom.methods.vertical.split import passes

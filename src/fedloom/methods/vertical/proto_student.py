@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.method import Method
+from fedloom.core.method import Method
 from fedloom.methods.vertical import proto_evfl
 from fedloom.methods.vertical.proto_evfl import Active
 

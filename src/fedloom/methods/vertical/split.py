@@ -20,12 +20,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.errors import MethodError
-from fedloom.federation import Federation
-from fedloom.message import floats
-from fedloom.method import Method
+from fedloom.core.errors import MethodError
+from fedloom.core.federation import Federation
+from fedloom.core.message import floats
+from fedloom.core.method import Method
+from fedloom.core.optim import SGD, Adam, Optimiser
 from fedloom.methods.holder import Holder, HolderConfig, Home, classifier
-from fedloom.optim import SGD, Adam, Optimiser
 
 
 class SplitConfig(HolderConfig):

@@ -35,12 +35,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.federation import Federation
-from fedloom.method import Method
+from fedloom.core.federation import Federation
+from fedloom.core.method import Method
+from fedloom.core.optim import Optimiser, Rate
 from fedloom.methods.holder import Extractor, Principal
 from fedloom.methods.vertical import split
 from fedloom.methods.vertical.split import Active, SplitConfig, passes
-from fedloom.optim import Optimiser, Rate
 
 
 class PretrainConfig(SplitConfig):

@@ -1,0 +1,237 @@
+"""The work of `fedloom certs` and `fedloom relay`, and what they print."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.paths import refuse_file
+from fedloom.remote import folder as files
+from fedloom.remote import relay as relays
+from fedloom.remote.certs import CA, CA_KEY, REVOKED, Authority, write
+from fedloom.remote.credentials import endpoint
+from fedloom.remote.folder import COORDINATOR, FEDERATION, NODE, RELAY, Place, Relayed
+
+FIRST_PORT = 7443
+RELAY_ADDRESS = "127.0.0.1:7500"
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
+
+def certs(
+    names: Sequence[str],
+    folder: Path,
+    methods: Collection[str],
+    out: Console,
+    *,
+    days: int = 365,
+    addresses: Mapping[str, str] | None = None,
+    port: int = FIRST_PORT,
+    relay: str | None = None,
+    behind: Collection[str] = (),
+    renew: bool = False,
+) -> None:
+    """Make certificates and configs: a folder for each node, one for the coordinator, one for a relay if there is one.
+
+    The first call makes the CA, further ones add nodes, or a relay, to the same federation.
+
+    Args:
+        names: of the nodes.
+        folder: of the federation.
+        methods: names that the nodes' configs allow.
+        out: where to say what was made.
+        days: until the certificates end.
+        addresses: `host:port` by name, of nodes and the relay; the others are given ports of 127.0.0.1.
+        port: the first of these.
+        relay: the relay's name.
+        behind: nodes that are reached through it.
+        renew: make new certificates for names that have one; their configs stay.
+
+    Raises:
+        ConfigError: a name can't be one, is there already, or is not there to renew; nothing has been written then.
+    """
+    addresses = addresses or {}
+    refuse_file(folder)
+    authority = Authority(folder) if (folder / CA).exists() else None
+    _check_names(names, folder, relay)
+    (_check_there if renew else _check_new)(names, folder, authority)
+    _check_options(names, days, addresses, relay, behind)
+    before = files.read(folder)
+    authority = authority or Authority.create(folder)
+    through = None if relay is None else Relayed(relay, addresses.get(relay) or _relay_address(before, relay))
+    nodes = [n for n in names if n not in {COORDINATOR, relay, *before} and not (folder / n / RELAY).exists()]
+    new = _places(nodes, before, addresses, port, through, behind)
+    others = [name for name in (COORDINATOR, relay) if name is not None and not (folder / name).exists()]
+    made = list(dict.fromkeys([*others, *names]))
+    for name in made:
+        _hand_out(authority, name, days)
+    places = before | new
+    for name in places.keys() & set(made):
+        _once(folder / name / NODE, files.node_toml(name, places, methods, through))
+    if through is not None:
+        _once(folder / through.name / RELAY, files.relay_toml(through, places))
+    text = (folder / FEDERATION).read_text(encoding="utf-8") if (folder / FEDERATION).exists() else ""
+    write(folder / FEDERATION, files.federation_toml(text, new).encode())
+    _tell(folder, places, made, through, out)
+    if before and new:
+        _tell_older(folder, before, new, out)
+
+
+def revoke(names: Sequence[str], folder: Path, out: Console) -> None:
+    """Take back all certificates of these names, and put the new list into every folder here.
+
+    Raises:
+        ConfigError: the CA is not here, or knows no such name; nothing has been written then.
+    """
+    authority = Authority(folder)
+    known = {one.name for one in authority.issued()}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{name!r} has no certificate of this CA; it signed for {', '.join(sorted(known))}")
+    if not names:
+        raise ConfigError("name those whose certificates you take back")
+    for name in names:
+        count = authority.revoke(name)
+        out.print(f"{name}: {count} certificate{'s' * (count != 1)} revoked" if count else f"{name} is revoked already")
+    listed = (folder / REVOKED).read_bytes()
+    for copy in sorted(folder.glob(f"*/{REVOKED}")):
+        write(copy, listed)
+    out.print(f"Copy {folder / REVOKED} to all other machines; it counts as soon as it is there.", soft_wrap=True)
+
+
+def relay(config: Path, out: Console) -> None:
+    """Run a relay until it is told to stop.
+
+    Raises:
+        ConfigError: its config or its certificate can't be used.
+        EngineError: its port is taken.
+    """
+    read = relays.read(config)
+    asyncio.run(_serve(relays.Relay(read), f"{read.credentials.name} relays at {read.listen}", out))
+
+
+async def _serve(server: relays.Relay, words: str, out: Console) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C stops it less gently
+            asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    await server.start()
+    out.print(words, soft_wrap=True)
+    await stopped.wait()
+    await server.stop()
+
+
+def _check_names(names: Sequence[str], folder: Path, relay: str | None) -> None:
+    if not names and relay is None:
+        raise ConfigError("name the nodes, such as: fedloom certs hospital-a hospital-b --out fed")
+    for name in filter(None, [*names, relay]):
+        if not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", name) or (folder / name).is_file():
+            raise ConfigError(f"a name has lower-case letters, digits and hyphens, such as hospital-a, not {name!r}")
+    if relay in names or relay == COORDINATOR or len(set(names)) < len(names):
+        raise ConfigError(f"the {COORDINATOR}, the relay and the nodes need different names")
+
+
+def _check_new(names: Sequence[str], folder: Path, authority: Authority | None) -> None:
+    if COORDINATOR in names:
+        raise ConfigError(f"the {COORDINATOR} gets a certificate without being named; --renew gives it another")
+    issued = {one.name for one in authority.issued()} if authority is not None else set()
+    for name in names:
+        if name in issued or (folder / name).exists():
+            raise ConfigError(f"{name} has a certificate or a folder already; --renew gives it a new certificate")
+
+
+def _check_there(names: Sequence[str], folder: Path, authority: Authority | None) -> None:
+    issued = {one.name for one in authority.issued()} if authority is not None else set()
+    for name in names:
+        if name not in issued:
+            raise ConfigError(f"there is no {name} in {folder} to renew; without --renew it is made anew")
+
+
+def _check_options(
+    names: Sequence[str], days: int, addresses: Mapping[str, str], relay: str | None, behind: Collection[str]
+) -> None:
+    if not 0 < days <= 3650:
+        raise ConfigError(f"days must be from 1 to 3650, not {days}")
+    for name in {*addresses, *behind} - {*names, relay}:
+        raise ConfigError(f"{name!r} has an address or a relay, but is not among the names")
+    for address in addresses.values():
+        if isinstance(endpoint(address), str):
+            raise ConfigError(f"others must be able to connect to {address}; give host:port")
+    if behind and relay is None:
+        raise ConfigError("nodes behind a relay need one: --relay NAME")
+
+
+def _places(
+    nodes: Sequence[str],
+    before: Mapping[str, Place],
+    addresses: Mapping[str, str],
+    port: int,
+    relay: Relayed | None,
+    behind: Collection[str],
+) -> dict[str, Place]:
+    """Where the new nodes are reached."""
+    taken = {place.address for place in before.values()} | set(addresses.values())
+    new = {}
+    for name in nodes:
+        if name in behind:
+            new[name] = Place(relay=relay)
+            continue
+        while name not in addresses and f"127.0.0.1:{port}" in taken:
+            port += 1
+        new[name] = Place(addresses.get(name, f"127.0.0.1:{port}"))
+        taken.add(new[name].address)
+    return new
+
+
+def _relay_address(before: Mapping[str, Place], relay: str) -> str:
+    """That nodes use already, or else the usual one."""
+    known = {place.relay.name: place.relay.address for place in before.values() if place.relay is not None}
+    return known.get(relay, RELAY_ADDRESS)
+
+
+def _hand_out(authority: Authority, name: str, days: int) -> None:
+    """Put a new certificate and what belongs to it into the folder of a name."""
+    folder = authority.folder / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    certificate, key = authority.issue(name, days)
+    write(folder / "key.pem", key, secret=True)
+    write(folder / "certificate.pem", certificate)
+    for shared in (CA, REVOKED):
+        write(folder / shared, (authority.folder / shared).read_bytes())
+
+
+def _once(path: Path, text: str) -> None:
+    """Write a config; once it is there, it is its owner's."""
+    if not path.exists():
+        write(path, text.encode())
+
+
+def _tell(folder: Path, places: Mapping[str, Place], made: Sequence[str], relay: Relayed | None, out: Console) -> None:
+    table = Table("name", "reached at", "folder", box=None, header_style="bold", pad_edge=False)
+    for name in made:
+        place = places.get(name, Place(relay.address if relay is not None and name == relay.name else ""))
+        at = place.address if place.relay is None else f"{place.relay.address}, the relay"
+        table.add_row(name, at, str(folder / name))
+    out.print(table)
+    out.print(f"written  {folder / FEDERATION}", soft_wrap=True)
+    out.print(
+        f"Copy each folder to its own machine, and remove it here. {folder / CA_KEY} stays with you: whoever has it "
+        "can be anybody.",
+        soft_wrap=True,
+    )
+
+
+def _tell_older(folder: Path, before: Collection[str], new: Collection[str], out: Console) -> None:
+    """What is on other machines already has to be told of new nodes there."""
+    names = ", ".join(new)
+    out.print(f"Add {names} to peers in node.toml of {', '.join(before)}, and start these again.", soft_wrap=True)
+    for file in sorted(folder.glob(f"*/{RELAY}")):
+        if not set(new) <= set(relays.read(file).callers):
+            out.print(f"Add {names} to nodes and callers in {file}, and start the relay again.", soft_wrap=True)

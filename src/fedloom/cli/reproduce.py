@@ -1,0 +1,219 @@
+"""The command that repeats the tables and figures of papers: `fedloom reproduce`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedloom.core.errors import ConfigError, FedloomError
+from fedloom.core.paths import refuse_file
+
+if TYPE_CHECKING:
+    from fedloom.reproduce.cost import Cost
+    from fedloom.reproduce.plan import Plan, Planned
+    from fedloom.reproduce.work import Done
+
+out = Console(highlight=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command()(reproduce)
+
+
+def reproduce(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME...]",
+            help="See fedloom list reproductions. A paper, such as fedal, is all of it; or a .toml.",
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All tables and figures of all papers.")] = False,
+    scale: Annotated[str, typer.Option(metavar="small|paper", help="Minutes on a laptop; or as published.")] = "small",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0. A claim needs 3 to be decided.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="A row, a column or 'row @ column', with * and ?. Repeatable."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one setting of all runs. Repeatable."),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Runs at the same time.  [default: one a core; on a GPU one]")
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Do each run on a Ray cluster: host:port or auto; local starts one here."),
+    ] = None,
+    gpus: Annotated[
+        float, typer.Option(min=0, help="With --ray: what each run takes of a GPU, such as 0.25; it is on cuda then.")
+    ] = 0.0,
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write to, and to go on in.")] = Path(
+        "reproduced"
+    ),
+    plan_only: Annotated[bool, typer.Option("--plan", help="Show what would be run and what it costs, and stop.")] = (
+        False
+    ),
+) -> None:
+    """Repeat a published table or figure: run its cells, and set the numbers beside the paper's.
+
+    [bold]fedloom reproduce fedal-table-6[/]  (minutes: a small scale, where claims are tested and not digits)
+
+    [bold]fedloom reproduce fedal --plan[/]  (what all of one paper would run)
+
+    [bold]fedloom reproduce --all[/]
+
+    [bold]fedloom reproduce fedal-table-6 --scale paper -s engine.device=cuda[/]  (as published: see --plan first)
+
+    [bold]fedloom reproduce fedal-table-6 --only FedAL --only 'Local @ *' --seeds 1[/]
+
+    [bold]fedloom reproduce fedal-table-6 --scale paper --ray 10.0.0.1:6379 --gpus 0.25 --out /shared/reproduced[/]
+
+    Each run has a folder in OUT/runs, and tables that need the same run share it. The page is
+    OUT/SCALE/NAME/index.html, with the same as Markdown and CSV beside it; with --only, -s or fewer seeds it is in a
+    folder of its own beside OUT/SCALE.
+
+    After a Ctrl-C, a kill or a failure the same command does what is left, and nothing twice.
+
+    The command ends with status 1 if a run failed or was left to another process, and with 130 if it was stopped.
+    """
+    from fedloom.cli.progress import Many, closing, stop_on_signal
+
+    plan = _plan(names or (), every, scale, seeds, only or (), settings or (), folder, ray, gpus)
+    costs = show_plan(plan, workers)
+    if plan_only:
+        for name, reason in plan.problems.items():
+            out.print(f"[bold red]can't be run here[/]  {escape(name)}: {escape(reason)}", soft_wrap=True)
+        raise typer.Exit(2 if plan.problems else 0)
+    from fedloom.reproduce.work import work
+
+    with stop_on_signal("the rounds under way, each saved first") as stop, Many(out) as many:
+        done = work(plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop)
+    _show(done)
+    words, status = closing(done.ended)
+    if words:
+        out.print(words)
+    if status:
+        raise typer.Exit(status)
+
+
+def _plan(
+    names: Sequence[str],
+    every: bool,
+    scale: str,
+    seeds: int | None,
+    only: Sequence[str],
+    settings: Sequence[str],
+    folder: Path,
+    ray: str | None,
+    gpus: float,
+) -> Plan:
+    """What the command line asks for."""
+    from fedloom.experiment.reading import override
+    from fedloom.reproduce.plan import plan, reproductions
+    from fedloom.reproduce.read import SCALES
+
+    if not names and not every:
+        raise ConfigError("which table or figure? fedloom list reproductions shows all; --all takes them all")
+    chosen = next((one for one in SCALES if one == scale), None)
+    if chosen is None:
+        raise ConfigError(f"--scale is small or paper, not {scale!r}")
+    if gpus and ray is None:
+        raise ConfigError("--gpus belongs to --ray; on this machine: -s engine.device=cuda")
+    refuse_file(folder)
+    change: dict[str, Any] = {}
+    for text in settings:
+        override(change, text)
+    if "seed" in change:
+        raise ConfigError("each cell is run with several seeds: say how many with --seeds")
+    found = reproductions(names, every)
+    return plan(found, folder, chosen, seeds=seeds, only=only, change=change, device="cuda" if gpus else None)
+
+
+def show_plan(plan: Plan, workers: int | None) -> list[float]:
+    """What would be run, and what it costs.
+
+    Returns:
+        The seconds of each of the plan's runs; empty where they can't be told.
+    """
+    from fedloom.experiment.pool import usual_workers
+    from fedloom.reproduce.cost import describe
+    from fedloom.reproduce.plan import absent, unlisted
+
+    if not plan.planned:
+        return []
+    runs, finished = plan.runs, plan.finished
+    table = Table("name", "place", box=None, header_style="bold", pad_edge=False)
+    for heading in ("cells", "runs", "done"):
+        table.add_column(heading, justify="right")
+    table.columns[0].no_wrap = True
+    for one in plan.planned:
+        table.add_row(escape(one.name), escape(one.reproduction.place), *_counts(one, finished))
+    out.print(table)
+    for one in plan.planned:
+        for why, count in Counter(cell.untestable for cell in one.cells if cell.untestable).items():
+            which = f"{count} cell{'s' * (count != 1)} of {one.name} not at this scale"
+            out.print(f"{which}: {escape(why)}", soft_wrap=True)
+    left = {key: run for key, run in runs.items() if key not in finished}
+    shared = sum(len(one.runs) for one in plan.planned) - len(runs)
+    more = f" ({shared} more are shared)" if shared else ""
+    out.print(f"{len(runs)} runs{more}, {len(finished)} finished, {len(left)} to do, in {plan.out}", soft_wrap=True)
+    costs = _costs(plan)
+    hands = workers or usual_workers(left.values())
+    if todo := [cost for key, cost in costs.items() if key in left]:
+        out.print(describe(todo, min(hands, len(todo))), soft_wrap=True)
+    if lacking := absent(left):
+        out.print(
+            f"data not here: {', '.join(sorted({name for name, _ in lacking}))}; it is got from the Hugging Face hub "
+            "first (extra hub), or lay it into FEDLOOM_DATA",
+            soft_wrap=True,
+        )
+    if lists := unlisted(left):
+        out.print(f"not here: {', '.join(lists)}; docs/vertical.md says how such a list is made", soft_wrap=True)
+    return [cost.seconds for cost in costs.values()]
+
+
+def _counts(one: Planned, finished: set[str]) -> tuple[str, str, str]:
+    """How many cells can be run, of how many; how many runs; how many of them are finished."""
+    able = sum(bool(cell.runs) for cell in one.cells)
+    cells = str(able) if able == len(one.cells) else f"{able} of {len(one.cells)}"
+    return cells, str(len(one.runs)), str(len(finished & one.runs.keys()))
+
+
+def _costs(plan: Plan) -> dict[str, Cost]:
+    """What each run comes to, by digest; that of one seed stands for all."""
+    from fedloom.experiment.pool import digest
+    from fedloom.reproduce.cost import cost
+
+    known: dict[str, Cost] = {}
+    found = {}
+    for key, run in plan.runs.items():
+        alike = digest(run.model_copy(update={"seed": 0}))
+        if alike not in known:
+            try:
+                known[alike] = cost(run)
+            except FedloomError:  # whatever is wrong is told by who runs it
+                return {}
+        found[key] = known[alike]
+    return found
+
+
+def _show(done: Done) -> None:
+    """Each claim and whether it held; what failed was told; the page."""
+    table = Table("", "claim", box=None, header_style="bold", pad_edge=False)
+    table.columns[0].no_wrap = True
+    for outcome in done.outcomes:
+        table.add_row("", f"[bold]{escape(outcome.name)}[/] {escape(outcome.title)}")
+        for claim in outcome.claims:
+            table.add_row(claim.verdict, escape(claim.text))
+    out.print(table)
+    out.print(f"page  {done.page}", soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What a method page is written with: parties, networks, messages, federations."""

@@ -1,0 +1,248 @@
+"""Trees of named tensors and plain numbers: what they are, and what can be done with them.
+
+The public names are imported from `fedloom.core.message`, which adds their encoding.
+
+Paths name a place in a tree: `reply.weights[3]`. The root's own path is empty.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import MessageError
+
+Leaf: TypeAlias = bool | int | float | str | Tensor | None
+
+# The containers are list, tuple (which arrives as a list) and dict with str keys, and nothing else.
+# The alias is wider because `dict` is invariant: a `dict[str, Tensor]` is no `dict[str, Tree]`.
+Tree: TypeAlias = "Leaf | Sequence[Tree] | Mapping[str, Tree]"
+Template: TypeAlias = "Tensor | Shape | type | Sequence[Template] | Mapping[str, Template] | None"
+
+DTYPES: Final = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
+
+
+@dataclass(frozen=True, init=False)
+class Shape:
+    """A template for a tensor: its dtype and dimensions, where None stands for any length."""
+
+    dtype: torch.dtype
+    dims: tuple[int | None, ...]
+
+    def __init__(self, dtype: str | torch.dtype, *dims: int | None) -> None:
+        found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if found not in DTYPES:
+            names = ", ".join(map(_word, DTYPES))
+            raise MessageError(f"a Shape needs a dtype that a message can hold ({names}): {dtype}")
+        object.__setattr__(self, "dtype", found)
+        object.__setattr__(self, "dims", dims)
+
+    def __str__(self) -> str:
+        return _named(self.dtype, ["?" if d is None else d for d in self.dims])
+
+
+def floats(*dims: int | None) -> Shape:
+    """A float32 tensor of these dimensions, where None stands for any length."""
+    return Shape(torch.float32, *dims)
+
+
+def leaves(tree: Tree) -> Iterator[tuple[str, Leaf]]:
+    """Each leaf with its path, in tree order."""
+    return _leaves(tree, "")
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict):
+        for key, child in node.items():
+            yield from _leaves(child, join(path, key))
+    elif isinstance(node, list | tuple):
+        for i, child in enumerate(node):
+            yield from _leaves(child, f"{path}[{i}]")
+    else:
+        yield path, node
+
+
+def digest(tree: Tree) -> str:
+    """SHA-256 of a tree: each leaf's path, dtype, shape and bytes, in tree order. Where the tensors live is all one."""
+    found = hashlib.sha256()
+    for path, leaf in leaves(tree):
+        found.update(f"{path}:".encode())
+        if isinstance(leaf, Tensor):
+            array = leaf.detach().cpu().contiguous()
+            found.update(f"{array.dtype}{tuple(array.shape)}".encode())
+            found.update(array.flatten().view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(leaf).encode())
+    return found.hexdigest()
+
+
+def map_tensors(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
+    """The same tree with `fn` applied to its tensors; tuples become lists, as on the way."""
+    return _zip(lambda nodes: fn(nodes[0]) if isinstance(nodes[0], Tensor) else nodes[0], [tree])
+
+
+def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:
+    """One tree, whose leaves are `fn` of the leaves at that place in trees of one structure."""
+    first = nodes[0]
+    if isinstance(first, dict):
+        return {key: _zip(fn, [node[key] for node in nodes]) for key in first}
+    if isinstance(first, list | tuple):
+        return [_zip(fn, [node[i] for node in nodes]) for i in range(len(first))]
+    return fn(nodes)
+
+
+def check_finite(tree: Tree) -> None:
+    """Raise MessageError ("not finite at 'logits'") unless all floats, also in tensors, are finite.
+
+    The text holds no values.
+    """
+    for path, leaf in leaves(tree):
+        if isinstance(leaf, Tensor):
+            fine = not leaf.is_floating_point() or _all_finite(leaf.detach())
+        else:
+            fine = not isinstance(leaf, float) or math.isfinite(leaf)
+        if not fine:
+            raise MessageError(f"not finite {at(path)}")
+
+
+def _all_finite(x: Tensor) -> bool:
+    # A sum is several times faster than isfinite and can't hide NaN or infinity. It may overflow
+    # where all terms are finite, so only isfinite condemns.
+    return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
+
+
+def check_like(tree: Tree, template: Template) -> None:
+    """Raise MessageError, with the path of the first difference, unless the tree fits the template.
+
+    A template is a tree whose leaves are tensors (`device="meta"` saves memory) or `Shape`s, the
+    types int, float, bool and str, or None; the type `object` fits anything. To fit is to have the
+    same keys in any order, and the same lengths, dtypes, shapes and types.
+    """
+    _like(tree, template, "")
+
+
+def _like(node: Any, want: Any, path: str) -> None:
+    if want is object:
+        return
+    if isinstance(want, dict):
+        if not isinstance(node, dict) or node.keys() != want.keys():
+            refuse(path, f"expected the keys {_keys(want)}, got {_keys(node)}")
+        for key, child in want.items():
+            _like(node[key], child, join(path, key))
+    elif isinstance(want, list | tuple):
+        if not isinstance(node, list | tuple) or len(node) != len(want):
+            got = f"{len(node)}" if isinstance(node, list | tuple) else kind(node)
+            refuse(path, f"expected a list of {len(want)}, got {got}")
+        for i, child in enumerate(want):
+            _like(node[i], child, f"{path}[{i}]")
+    elif isinstance(want, Tensor | Shape):
+        _like_tensor(node, want, path)
+    elif want is not None and not isinstance(want, type):
+        refuse(path, f"a template holds tensors, Shapes, types and None, not {kind(want)}")
+    elif type(node) is not (want or type(None)):
+        refuse(path, f"expected {want.__name__ if want else 'none'}, got {kind(node)}")
+
+
+def _like_tensor(node: Any, want: Tensor | Shape, path: str) -> None:
+    dims = want.shape if isinstance(want, Tensor) else want.dims
+    if (
+        not isinstance(node, Tensor)
+        or node.dtype != want.dtype
+        or len(node.shape) != len(dims)
+        or any(d is not None and d != n for n, d in zip(node.shape, dims, strict=True))
+    ):
+        expected = kind(want) if isinstance(want, Tensor) else str(want)
+        refuse(path, f"expected {expected}, got {kind(node)}")
+
+
+def _keys(node: Any) -> str:
+    if not isinstance(node, dict):
+        return kind(node)
+    shown = [f"{str(key)[:40]!a}" for key in list(node)[:12]]
+    return ", ".join([*shown, "…"] if len(node) > 12 else shown) or "none"
+
+
+def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
+    """The mean Σᵢ wᵢ xᵢ / Σ w of each float tensor, and the maximum of each integer tensor.
+
+    Integers are counters, such as BatchNorm's `num_batches_tracked`. Weights are divided by their
+    sum first, so that one tree comes back exactly and half floats don't overflow; then the trees
+    are added in the given order in each tensor's dtype. The result is detached and shares no memory
+    with the trees.
+
+    Raises MessageError for trees that differ (with the first differing name), leaves other than
+    float and integer tensors, and weights that are negative, not finite, all 0 or not one per tree.
+    """
+    if not trees or len(trees) != len(weights):
+        raise MessageError(f"a mean needs one weight per tree: {len(trees)} and {len(weights)}")
+    total = sum(weights)
+    if not all(0 <= w < math.inf for w in weights) or not 0 < total < math.inf:
+        raise MessageError(f"weights must be finite, from 0, not all 0: {list(weights)[:8]}")
+    for path, leaf in leaves(trees[0]):
+        if not isinstance(leaf, Tensor) or leaf.dtype == torch.bool or leaf.is_complex():
+            refuse(path, f"only float and integer tensors have a mean, not {kind(leaf)}")
+    for other in trees[1:]:
+        _like(other, trees[0], "")
+    shares = [weight / total for weight in weights]
+    return _zip(lambda nodes: _mean(nodes, shares), list(trees))
+
+
+def _mean(tensors: list[Tensor], shares: list[float]) -> Tensor:
+    result = tensors[0].detach().clone()
+    if result.is_floating_point():
+        result.mul_(shares[0])
+        for tensor, share in zip(tensors[1:], shares[1:], strict=True):
+            result.add_(tensor.detach(), alpha=share)
+        return result
+    for tensor in tensors[1:]:
+        torch.maximum(result, tensor, out=result)
+    return result
+
+
+def join(path: str, key: str) -> str:
+    """The path of a dict's entry."""
+    # Keys come from strangers and end in logs and terminals: control characters are spelt out.
+    name = key if key.isprintable() else ascii(key)[1:-1]
+    return f"{path}.{name}" if path else name
+
+
+def at(path: str) -> str:
+    """The path in words."""
+    return f"at {path!r}" if path else "at the root"
+
+
+def refuse(path: str, why: str) -> NoReturn:
+    """Raise MessageError about the place."""
+    raise MessageError(f"{at(path)}: {why}")
+
+
+def kind(leaf: Any) -> str:
+    """What a leaf is, without its value: "float32[32,10]", "int", "none"."""
+    if isinstance(leaf, Tensor):
+        return _named(leaf.dtype, leaf.shape)
+    return "none" if leaf is None else type(leaf).__name__
+
+
+def _named(dtype: torch.dtype, dims: Sequence[int | str]) -> str:
+    return f"{_word(dtype)}[{','.join(map(str, dims))}]"
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

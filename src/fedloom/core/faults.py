@@ -1,0 +1,74 @@
+"""Faults on purpose: parties that drop out, raise, answer rubbish, or answer too late.
+
+The draw for one call depends on (seed, round, call, party) alone, so a run with faults is as repeatable as one
+without.
+"""
+
+from __future__ import annotations
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from fedloom.core import message
+from fedloom.core.message import Tree
+from fedloom.core.rng import stream
+
+
+class Faults(BaseModel):
+    """The probability of each fault, for every call of a party; at most 1 together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    dropout: float = Field(0.0, ge=0, le=1)
+    """The party is not there: it neither works nor answers."""
+    crash: float = Field(0.0, ge=0, le=1)
+    """It raises while it works; its state stays as before the call."""
+    nan: float = Field(0.0, ge=0, le=1)
+    """It works, but a number in each float tensor of its answer is NaN; an answer without such arrives as it is."""
+    inf: float = Field(0.0, ge=0, le=1)
+    """It works, but a number in each float tensor of its answer is infinite; one without such arrives as it is."""
+    shape: float = Field(0.0, ge=0, le=1)
+    """It works, but answers tensors of another shape."""
+    type: float = Field(0.0, ge=0, le=1)
+    """It works, but answers something that is not a message."""
+    late: float = Field(0.0, ge=0, le=1)
+    """It works, but the answer comes after the deadline."""
+
+    @model_validator(mode="after")
+    def _together(self) -> Faults:
+        total = sum(p for _, p in self)
+        if total > 1:
+            raise ValueError(f"the probabilities must be at most 1 together, but come to {total:g}")
+        return self
+
+    def draw(self, seed: int, round: int, call: int, party: int) -> str | None:
+        """The fault of this call at this party, or None."""
+        if not any(p for _, p in self):
+            return None
+        u = stream(seed, "faults", round, call, party).random()
+        for name, probability in self:
+            if u < probability:
+                return name
+            u -= probability
+        return None
+
+
+class Crash(Exception):
+    """Raised at a party by the `crash` fault."""
+
+
+def spoil(reply: Tree, fault: str) -> object:
+    """What a party with this fault answers instead of `reply`."""
+    if fault == "type":
+        return object()
+    if fault == "shape":
+        return message.map_tensors(lambda x: torch.cat([x.flatten(), x.new_zeros(1)]), reply)
+    return message.map_tensors(lambda x: _with_first(x, float(fault)), reply)
+
+
+def _with_first(x: Tensor, value: float) -> Tensor:
+    if x.is_floating_point() and x.numel():
+        x = x.clone(memory_format=torch.contiguous_format)
+        x.view(-1)[0] = value
+    return x

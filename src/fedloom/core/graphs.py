@@ -1,0 +1,181 @@
+"""Who may speak to whom: graphs between m peers, numbered from 0. Random ones are the same for everybody on a seed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, overload
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.rng import stream
+
+Graph: TypeAlias = tuple[tuple[int, ...], ...]
+"""The neighbours of each peer, rising. It has no direction: if j is among i's neighbours, i is among j's."""
+
+DRAWS = 100
+"""How often a random graph is drawn, until one is connected."""
+
+
+class Others(Sequence[int]):
+    """Everybody but one, rising: the neighbours in a complete graph of m peers, in no memory."""
+
+    def __init__(self, m: int, but: int) -> None:
+        self._numbers, self._but = range(m - 1), but
+
+    @overload
+    def __getitem__(self, k: int) -> int: ...
+    @overload
+    def __getitem__(self, k: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, k: int | slice) -> int | tuple[int, ...]:
+        if isinstance(k, slice):
+            return tuple(n + (n >= self._but) for n in self._numbers[k])
+        n = self._numbers[k]
+        return n + (n >= self._but)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __contains__(self, peer: object) -> bool:
+        return peer != self._but and peer in range(len(self) + 1)
+
+
+def ring(m: int) -> Graph:
+    """Each peer between the one before and the one after it."""
+    return tuple(tuple(sorted({(i - 1) % m, (i + 1) % m} - {i})) for i in range(m))
+
+
+def groups(m: int, number: int) -> Graph:
+    """Everybody in a group linked to all of it, and to nobody else: groups one after the other, as even as can be.
+
+    Raises:
+        ConfigError: there are fewer peers than groups.
+    """
+    if number > m:
+        raise ConfigError(f"{m} peers can't be in {number} groups: take fewer groups")
+    ends = [m // number * g + min(g, m % number) for g in range(number + 1)]
+    group = [g for g in range(number) for _ in range(ends[g], ends[g + 1])]
+    return tuple(tuple(j for j in range(ends[g], ends[g + 1]) if j != i) for i, g in enumerate(group))
+
+
+def regular(m: int, degree: int | None = None, *, seed: int = 0) -> Graph:
+    """A connected graph in which every peer has `degree` neighbours, drawn by chance; None for half of the others.
+
+    Raises:
+        ConfigError: there is no such graph, or none of those drawn is connected.
+    """
+    degree, networkx = regular_degree(m, degree), _networkx()
+    few = min(degree, m - 1 - degree)  # the other half of such graphs is what the first leaves away
+
+    def draw(seed: int) -> Any:
+        found = networkx.random_regular_graph(few, m, seed=seed)
+        return found if few == degree else networkx.complement(found)
+
+    return _connected(m, draw, seed, f"no regular graph of degree {degree}")
+
+
+def small_world(m: int, degree: int | None = None, rewire: float = 0.1, *, seed: int = 0) -> Graph:
+    """A ring on which each peer knows its `degree` nearest, with each link led elsewhere with probability `rewire`.
+
+    Watts and Strogatz, "Collective dynamics of small-world networks", Nature 1998. Connected. None is degree 4, or
+    less where there are too few peers.
+
+    Raises:
+        ConfigError: there is no such graph, or none of those drawn is connected.
+    """
+    degree, networkx = small_world_degree(m, degree), _networkx()
+
+    def draw(seed: int) -> Any:
+        return networkx.watts_strogatz_graph(m, degree, rewire, seed=seed)
+
+    return _connected(m, draw, seed, f"no small world of degree {degree}")
+
+
+def edges(text: str, m: int) -> Graph:
+    """The graph of a text with one link a line: two ids, split by a comma or blanks. `#` begins a comment.
+
+    A peer without a link learns alone; the graph need not be connected.
+
+    Raises:
+        ConfigError: with the number of the line that is wrong.
+    """
+    near: list[set[int]] = [set() for _ in range(m)]
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        found = re.fullmatch(r"([0-9]+)(?:\s*,\s*|\s+)([0-9]+)", content, re.ASCII)
+        if found is None:
+            raise ConfigError(f"line {number} must hold the ids of two peers, such as 0,1, not {content[:40]!r}")
+        a, b = (int(word) if len(word) < 10 else m for word in found.groups())
+        if max(a, b) >= m:
+            raise ConfigError(f"line {number} links {content[:40]!r}, but the {m} peers have the ids 0 to {m - 1}")
+        if a == b:
+            raise ConfigError(f"line {number} links peer {a} to itself: leave it away")
+        near[a].add(b)
+        near[b].add(a)
+    if not any(near):
+        raise ConfigError("it holds no link: write one a line, such as 0,1")
+    return tuple(tuple(sorted(peers)) for peers in near)
+
+
+def regular_degree(m: int, degree: int | None) -> int:
+    """The degree of `regular`, or why there is no such graph.
+
+    Raises:
+        ConfigError: as said; or networkx is not installed.
+    """
+    _networkx()
+    if degree is None:
+        half = max((m - 1) // 2, min(2, m - 1))
+        return half + half * m % 2
+    _in_range(m, degree)
+    if degree * m % 2:
+        raise ConfigError(
+            f"{m} peers of degree {degree} are an odd number of ends, and a link has two: take degree {degree + 1}, "
+            "or one client more"
+        )
+    return degree
+
+
+def small_world_degree(m: int, degree: int | None) -> int:
+    """The degree of `small_world`, or why there is no such graph.
+
+    Raises:
+        ConfigError: as said; or networkx is not installed.
+    """
+    _networkx()
+    if degree is None:
+        degree = min(4, (m - 1) // 2 * 2)
+        if m < 3:
+            raise ConfigError(f"a small world needs 3 peers, not {m}: take the kind full")
+        return degree
+    _in_range(m, degree)
+    if degree % 2:
+        raise ConfigError(f"the degree of a small world must be even, as many to each side, not {degree}")
+    return degree
+
+
+def _in_range(m: int, degree: int) -> None:
+    if not 0 < degree < m:
+        raise ConfigError(f"a peer of {m} can't have {degree} neighbours: take degree 1 to {m - 1}, or more clients")
+
+
+def _connected(m: int, draw: Callable[[int], Any], seed: int, what: str) -> Graph:
+    """The first connected graph of those that `draw` gives for a seed."""
+    rng, networkx = stream(seed, "topology"), _networkx()
+    for _ in range(DRAWS):
+        graph = draw(int(rng.integers(2**31)))
+        if networkx.is_connected(graph):
+            return tuple(tuple(sorted(graph[i])) for i in range(m))
+    raise ConfigError(f"{what} between {m} peers was connected in {DRAWS} draws: raise topology.degree")
+
+
+def _networkx() -> Any:
+    try:
+        import networkx
+    except ImportError:
+        raise ConfigError(
+            "random graphs between peers are drawn by networkx, which is not installed; "
+            'run: pip install "fedloom[graphs]"'
+        ) from None
+    return networkx

@@ -1,0 +1,476 @@
+"""Messages: trees of named tensors and plain numbers, with one safe encoding.
+
+A message is one safetensors blob. Its tensors are named "0", "1", … in tree order. Its metadata
+holds the format's name and, as JSON, the skeleton: the tree with `{"$tensor": 0}` in the place of
+tensor 0. Nothing in it can run code. There is exactly one encoding of a tree, and `decode` accepts
+nothing else: whatever it returns encodes to the bytes that came in.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedloom.core._trees import (
+    DTYPES,
+    Leaf,
+    Shape,
+    Template,
+    Tree,
+    check_finite,
+    check_like,
+    digest,
+    floats,
+    join,
+    kind,
+    leaves,
+    map_tensors,
+    refuse,
+    weighted_mean,
+)
+from fedloom.core.errors import MessageError
+
+__all__ = [
+    "Leaf",
+    "Limits",
+    "Shape",
+    "Size",
+    "Template",
+    "Tree",
+    "check",
+    "check_finite",
+    "check_like",
+    "decode",
+    "describe",
+    "digest",
+    "encode",
+    "floats",
+    "leaves",
+    "map_tensors",
+    "size",
+    "weighted_mean",
+]
+
+FORMAT: Final = "fedloom/1"
+MAX_HEADER: Final = 1 << 24  # bytes
+MAX_TEXT: Final = 1 << 16  # bytes of one str leaf in UTF-8
+_ENTRIES: Final = 512  # headers and structures remembered
+_REMEMBER: Final = 1 << 16  # bytes; longer headers are not, so that no sender can fill our memory
+
+_NAMES: Final = ("F32", "F64", "F16", "BF16", "I8", "U8", "I16", "I32", "I64", "BOOL")
+_CODES: Final = dict(zip(DTYPES, _NAMES, strict=True))
+_DTYPES: Final = dict(zip(_NAMES, DTYPES, strict=True))
+_dumps: Final = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a party is willing to send or to receive.
+
+    `max_depth` counts nested containers, `max_leaves` leaves and empty containers, `max_name` the
+    characters of a key.
+    """
+
+    max_bytes: int = 1 << 30
+    max_depth: int = 16
+    max_leaves: int = 100_000
+    max_name: int = 256
+    max_ndim: int = 8
+    dtypes: tuple[torch.dtype, ...] = DTYPES
+
+
+DEFAULT: Final = Limits()
+
+
+class Size(NamedTuple):
+    """Bytes of tensor data, and bytes of the whole encoded message."""
+
+    payload: int
+    wire: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Spec:
+    """A tensor's dtype and shape."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+# --- encode -----------------------------------------------------------------------------------
+
+
+def encode(tree: Tree, limits: Limits = DEFAULT) -> bytes:
+    """The bytes of a tree: the same tree always gives the same bytes.
+
+    Tensors are detached and copied from wherever they live. Raises MessageError as `check` does,
+    and when the message is longer than the limits allow.
+    """
+    walk = _Walk(limits)
+    header, payload = _header(walk.text(tree), walk.specs)
+    wire = 8 + len(header) + payload
+    if wire > limits.max_bytes:
+        raise MessageError(f"a message may have {limits.max_bytes} bytes, this one has {wire}")
+    parts: list[Any] = [len(header).to_bytes(8, "little"), header]
+    parts += [_raw(walk.tensors[i]) for i in _order(walk.specs)]
+    return b"".join(parts)
+
+
+def check(tree: Tree, limits: Limits = DEFAULT) -> None:
+    """Raise MessageError, with the first offender's path, unless this tree may be sent."""
+    _Walk(limits).strip(tree, "", 0)
+
+
+class _Walk:
+    """One pass over a tree: checks each node, collects the tensors, returns the skeleton."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.specs: list[_Spec] = []
+        self.tensors: list[Tensor] = []
+        self.leaves = 0
+
+    def text(self, tree: Any) -> str:
+        return _dumps(self.strip(tree, "", 0))
+
+    def strip(self, node: Any, path: str, depth: int) -> Any:
+        if isinstance(node, dict | list | tuple) and node:
+            if depth >= self.limits.max_depth:
+                refuse(path, f"a message may nest {depth} containers, this one nests more")
+            if not isinstance(node, dict):
+                return [self.strip(x, f"{path}[{i}]", depth + 1) for i, x in enumerate(node)]
+            for key in node:
+                self.key(key, path)
+            return {k: self.strip(x, join(path, k), depth + 1) for k, x in node.items()}
+        self.leaves += 1
+        if self.leaves > self.limits.max_leaves:
+            refuse(path, f"a message may have {self.limits.max_leaves} leaves, this has more")
+        if isinstance(node, Tensor | _Spec):
+            return self.tensor(node, path)
+        if not isinstance(node, dict | list | tuple):
+            _check_plain(node, path)
+        return node
+
+    def key(self, key: Any, path: str) -> None:
+        if not isinstance(key, str):
+            refuse(path, f"keys are str, not {kind(key)}")
+        if len(key) > self.limits.max_name or key.startswith("$") or _utf8(key) is None:
+            refuse(
+                path,
+                f"a key has at most {self.limits.max_name} characters, is valid Unicode and does "
+                f"not start with '$', unlike {key[:40]!a}",
+            )
+
+    def tensor(self, node: Tensor | _Spec, path: str) -> dict[str, int]:
+        if isinstance(node, Tensor):
+            if node.layout != torch.strided or node.is_quantized or node.is_nested or node.is_meta:
+                refuse(path, "a tensor must be dense and hold data: not sparse, quantised or meta")
+            self.tensors.append(node)
+            node = _Spec(node.dtype, tuple(node.shape))
+        if node.dtype not in self.limits.dtypes or node.dtype not in _CODES:
+            refuse(path, f"a message may not hold {node.dtype}; convert the tensor")
+        if len(node.shape) > self.limits.max_ndim:
+            refuse(path, f"a tensor may have {self.limits.max_ndim} dimensions")
+        # An empty tensor can claim lengths whose strides overflow: these are refused as well.
+        if math.prod(d or 1 for d in node.shape) * node.dtype.itemsize >= 1 << 63:
+            refuse(path, "a tensor's lengths may not multiply to 2**63 bytes")
+        self.specs.append(node)
+        return {"$tensor": len(self.specs) - 1}
+
+
+def _check_plain(leaf: Any, path: str) -> None:
+    exact = type(leaf)
+    if exact is int and not -(1 << 63) <= leaf < 1 << 63:
+        refuse(path, "an int must fit in 64 bits with its sign")
+    if exact is float and not math.isfinite(leaf):
+        refuse(path, f"a float must be finite, not {leaf}; only tensors can carry it")
+    if exact is str and ((length := _utf8(leaf)) is None or length > MAX_TEXT):
+        refuse(path, f"a str must be valid Unicode of at most {MAX_TEXT} bytes")
+    if leaf is not None and exact not in (bool, int, float, str):
+        refuse(
+            path,
+            "a message holds tensors, bool, int, float, str, None, list, tuple and dict, not "
+            f"{exact.__module__}.{exact.__qualname__}; convert it (.item(), torch.as_tensor)",
+        )
+
+
+def _utf8(text: str) -> int | None:
+    """Bytes of the text in UTF-8; None where it holds half of a surrogate pair."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        return None
+
+
+def _header(text: str, specs: Sequence[_Spec]) -> tuple[bytes, int]:
+    """The one header of a skeleton and its tensors, and the bytes of tensor data."""
+    offsets, total = _offsets(specs)
+    fields: dict[str, Any] = {"__metadata__": {"format": FORMAT, "tree": text}}
+    for i, (spec, start) in enumerate(zip(specs, offsets, strict=True)):
+        fields[str(i)] = {
+            "dtype": _CODES[spec.dtype],
+            "shape": spec.shape,
+            "data_offsets": (start, start + spec.nbytes),
+        }
+    header = _dumps(fields).encode()
+    header += b" " * (-len(header) % 8)
+    if len(header) > MAX_HEADER:
+        raise MessageError(f"a header may have {MAX_HEADER} bytes, not {len(header)}; send less")
+    return header, total
+
+
+def _order(specs: Sequence[_Spec]) -> list[int]:
+    """Wide types first, else tree order: each tensor is aligned and the data has no holes."""
+    return sorted(range(len(specs)), key=lambda i: -specs[i].dtype.itemsize)
+
+
+def _offsets(specs: Sequence[_Spec]) -> tuple[list[int], int]:
+    """Where each tensor starts, and where the last one ends."""
+    offsets, total = [0] * len(specs), 0
+    for i in _order(specs):
+        offsets[i] = total
+        total += specs[i].nbytes
+    return offsets, total
+
+
+def _raw(tensor: Tensor) -> Any:
+    """The tensor's bytes, copied only where they are not on the CPU in plain order already."""
+    if not tensor.numel():  # whose strides may be 0, which view refuses
+        return b""
+    plain = tensor.detach().cpu().resolve_neg().contiguous()
+    return plain.flatten().view(torch.uint8).numpy()
+
+
+# --- decode -----------------------------------------------------------------------------------
+
+
+def decode(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT) -> Tree:
+    """The tree that `encode` wrote; tuples come back as lists.
+
+    The tensors are writable, on the CPU, and share one private copy of the data. They may hold NaN:
+    see `check_finite`. Raises MessageError, and nothing else, whatever the bytes are. Memory grows
+    with the bytes that arrived, never with what they claim.
+    """
+    view = _bytes(data)
+    if not 8 <= len(view) <= limits.max_bytes:
+        raise MessageError(f"a message has 8 to {limits.max_bytes} bytes, not {len(view)}")
+    length = int.from_bytes(view[:8], "little")
+    if length > min(MAX_HEADER, len(view) - 8):
+        raise MessageError(
+            "the first 8 bytes must be the length of a header that fits the message: "
+            "this one is torn, or is no fedloom message"
+        )
+    read = _plan if length <= _REMEMBER else _plan.__wrapped__
+    plan = read(bytes(view[8 : 8 + length]), limits)
+    body = bytearray(view[8 + length :])
+    if len(body) != plan.total:
+        raise MessageError(f"the header promises {plan.total} bytes of tensors, {len(body)} came")
+    tensors = [_tensor(body, spec, at) for spec, at in zip(plan.specs, plan.offsets, strict=True)]
+    tree: Tree = _fill(plan.skeleton, tensors)
+    return tree
+
+
+class _Plan(NamedTuple):
+    """What a header says, once believed."""
+
+    skeleton: Any
+    specs: list[_Spec]
+    offsets: list[int]
+    total: int
+
+
+@lru_cache(maxsize=_ENTRIES)
+def _plan(header: bytes, limits: Limits) -> _Plan:
+    fields = _parse(header, depth=3)
+    meta = fields.pop("__metadata__", None) if isinstance(fields, dict) else None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise MessageError(f"the header must name the format {FORMAT!r}")
+    if not isinstance(meta.get("tree"), str):
+        raise MessageError("the header must hold the tree as text")
+    if len(fields) > limits.max_leaves:
+        raise MessageError(f"a message may have {limits.max_leaves} leaves, not {len(fields)}")
+    specs = [_read_spec(str(i), fields.get(str(i))) for i in range(len(fields))]
+    skeleton = _parse(meta["tree"].encode(errors="replace"), depth=limits.max_depth + 1)
+    # The filled tree passes the sender's own checks and must give the sender's own header. This
+    # settles at once each offset, number, NaN, reference, repeated key and space.
+    walk = _Walk(limits)
+    if _header(walk.text(_fill(skeleton, specs)), walk.specs)[0] != header:
+        raise MessageError("the header must be as encode writes it: names, order, offsets, spaces")
+    return _Plan(skeleton, specs, *_offsets(specs))
+
+
+def _parse(raw: bytes, depth: int) -> Any:
+    """JSON, whose nesting is bounded first (by `2 * depth`), so that no parser overflows."""
+    try:
+        text = raw.decode()
+        outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
+        brackets = re.sub(r"[^][{}]+", "", "".join(outside))
+        for _ in range(depth):  # each pass removes the innermost level, or two
+            brackets = brackets.replace("[]", "").replace("{}", "")
+        if brackets:
+            raise MessageError("the header is nested too deeply, or its brackets do not match")
+        return json.loads(text)
+    except ValueError as error:
+        raise MessageError(f"the header must be JSON in UTF-8: {error}") from None
+
+
+def _read_spec(name: str, entry: Any) -> _Spec:
+    if not isinstance(entry, dict):
+        raise MessageError(f"the header must describe tensor {name} by an object")
+    code, shape = entry.get("dtype"), entry.get("shape")
+    if not isinstance(code, str) or code not in _DTYPES:
+        raise MessageError(f"the dtype of tensor {name} must be one of {', '.join(_DTYPES)}")
+    if not isinstance(shape, list) or any(type(d) is not int or d < 0 for d in shape):
+        raise MessageError(f"the shape of tensor {name} must be a list of whole numbers from 0")
+    return _Spec(_DTYPES[code], tuple(shape))
+
+
+def _fill(node: Any, tensors: Sequence[Any]) -> Any:
+    """The skeleton with its tensors in place."""
+    if isinstance(node, list):
+        return [_fill(child, tensors) for child in node]
+    if not isinstance(node, dict):
+        return node
+    if "$tensor" not in node:
+        return {key: _fill(child, tensors) for key, child in node.items()}
+    index = node["$tensor"]
+    if type(index) is not int or not 0 <= index < len(tensors):
+        raise MessageError(f"the tree must refer to the message's {len(tensors)} tensors only")
+    return tensors[index]
+
+
+def _tensor(body: bytearray, spec: _Spec, start: int) -> Tensor:
+    count = math.prod(spec.shape)
+    if count == 0:  # which torch.frombuffer refuses
+        return torch.empty(spec.shape, dtype=spec.dtype)
+    if spec.dtype == torch.bool and body[start : start + count].translate(None, b"\0\1"):
+        raise MessageError("a bool must be the byte 0 or 1")
+    flat = torch.frombuffer(body, dtype=spec.dtype, count=count, offset=start)
+    return flat.view(spec.shape)
+
+
+def _bytes(data: Any) -> memoryview:
+    try:
+        return memoryview(data).cast("B")
+    except TypeError as error:
+        raise MessageError(f"a message must be contiguous bytes: {error}") from None
+
+
+# --- size, describe ---------------------------------------------------------------------------
+
+
+class _Facts(NamedTuple):
+    payload: int
+    fixed: int  # bytes of the header without its ints, floats and padding
+    summary: str
+
+
+_known: dict[tuple[Any, ...], _Facts] = {}
+
+
+def size(tree: Tree) -> Size:
+    """The exact sizes in bytes of a tree that passes `check`, without encoding it.
+
+    Shapes are all that it reads of tensors, so a tree of meta tensors has a size too.
+    """
+    key: list[Any] = []
+    digits = _key(tree, key)
+    facts = _facts(tree, key)
+    header = facts.fixed + digits
+    return Size(facts.payload, 8 + header + -header % 8 + facts.payload)
+
+
+def describe(tree: Tree) -> str:
+    """The leaves by name, such as "logits float32[32,10]; t int".
+
+    Above 12 leaves, those whose paths begin with the same name are one entry: "layer1* 6 leaves
+    73728 B".
+    """
+    key: list[Any] = []
+    _key(tree, key)
+    return _facts(tree, key).summary
+
+
+def _key(node: Any, key: list[Any]) -> int:
+    """Append all that the summary and the header's length depend on, with types for ints and floats.
+
+    Returns the bytes that these take as text.
+    """
+    if isinstance(node, Tensor):
+        key += (node.dtype, node.shape)
+        return 0
+    if isinstance(node, dict):
+        key += (dict, len(node))
+        digits = 0
+        for name, child in node.items():
+            key.append(name)
+            digits += _key(child, key)
+        return digits
+    if isinstance(node, list | tuple):
+        key += (list, len(node))
+        return sum([_key(child, key) for child in node])
+    exact = type(node)
+    if exact is int or exact is float:
+        key.append(exact)
+        return len(repr(node))
+    _check_plain(node, "")
+    key.append(node)
+    return 0
+
+
+def _facts(tree: Tree, key: list[Any]) -> _Facts:
+    structure = tuple(key)
+    found = _known.get(structure)
+    if found is None:
+        specs: list[_Spec] = []
+        header, payload = _header(_dumps(_skeleton(tree, specs)), specs)
+        zeros = key.count(int) + key.count(float)
+        found = _Facts(payload, len(header.rstrip(b" ")) - zeros, _summary(tree))
+        if len(header) <= _REMEMBER:
+            if len(_known) >= _ENTRIES:
+                _known.clear()
+            _known[structure] = found
+    return found
+
+
+def _skeleton(node: Any, specs: list[_Spec]) -> Any:
+    """As `_Walk.strip`, with 0 for each number and without checks: meta tensors are welcome."""
+    if isinstance(node, Tensor):
+        specs.append(_Spec(node.dtype, tuple(node.shape)))
+        return {"$tensor": len(specs) - 1}
+    if isinstance(node, dict):
+        return {key: _skeleton(child, specs) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        return [_skeleton(child, specs) for child in node]
+    return 0 if type(node) in (int, float) else node
+
+
+def _summary(tree: Tree) -> str:
+    found = list(leaves(tree))
+    groups: dict[str, list[tuple[str, Leaf]]] = {}
+    for path, leaf in found:
+        name = path if len(found) <= 12 else re.split(r"[.[]", path, maxsplit=1)[0]
+        groups.setdefault(name, []).append((path, leaf))
+    return "; ".join(_entry(name, group) for name, group in groups.items()) or "nothing"
+
+
+def _entry(name: str, group: list[tuple[str, Leaf]]) -> str:
+    if len(group) > 1:
+        data = sum(leaf.nbytes for _, leaf in group if isinstance(leaf, Tensor))
+        return f"{name}* {len(group)} leaves {data} B"
+    path, leaf = group[0]
+    return f"{path} {kind(leaf)}".strip()

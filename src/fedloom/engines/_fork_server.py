@@ -1,0 +1,168 @@
+"""Where worker processes come from, and what sees to it that none is left.
+
+The nursery is a process that is forked once, early, and does nothing but fork workers. So a worker that replaces
+another begins as the first one did, whatever this process has done since: torch refuses to train in a fork of a
+process that trained beside a GPU. And it outlives this process by a moment, however that ends, to end the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import struct
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Final, NoReturn, TypeAlias
+
+from fedloom.core.errors import ConfigError
+from fedloom.engines._shared_buffer import exactly
+
+Work: TypeAlias = Callable[[int, socket.socket], None]
+"""What a worker does with its number and its socket, until that ends."""
+_REQUEST: Final = struct.Struct("<qq")  # number of the worker, process to bury
+_ANSWER: Final = struct.Struct("<qq")  # process of the worker, how the other one ended
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE: Final = 5.0  # seconds for the nursery to end by itself
+
+
+class Nursery:
+    """Forks processes that do `work`, and ends them all.
+
+    Raises:
+        ConfigError: this system can't fork.
+    """
+
+    def __init__(self, work: Work) -> None:
+        if not hasattr(os, "fork"):
+            raise ConfigError("this system can't fork processes: set engine.workers to 1")
+        self._control, theirs = socket.socketpair()
+        gc.freeze()  # what exists now stays shared with the children, untouched by collections here or there
+        with _deaf():
+            owner, pid = os.getpid(), _fork()
+            if not pid:
+                self._control.close()
+                _only(lambda: _nurse(theirs, owner, work))
+            self._end = weakref.finalize(self, _end, owner, pid, self._control)
+        theirs.close()
+        with contextlib.suppress(OSError):  # it does so itself, but maybe later than we need it
+            os.setpgid(pid, pid)
+
+    def hatch(self, number: int, dead: int = 0) -> tuple[int, socket.socket, int]:
+        """Fork worker `number`, after the process `dead` has been ended and buried.
+
+        Returns:
+            The new process, the socket to speak to it, and the other's exit code, negative for a signal.
+
+        Raises:
+            OSError: the nursery has ended.
+        """
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                socket.send_fds(self._control, [_REQUEST.pack(number, dead)], [theirs.fileno()])
+            answer = exactly(self._control, _ANSWER.size)
+            if answer is None:
+                raise ConnectionError("the nursery has ended")
+        except BaseException:
+            ours.close()
+            raise
+        pid, code = _ANSWER.unpack(answer)
+        return pid, ours, code
+
+    def close(self) -> None:
+        """End every process, whatever it is doing, and wait until it is gone."""
+        self._end()
+
+
+def _end(owner: int, nursery: int, control: socket.socket) -> None:
+    if os.getpid() != owner:  # in a fork of the owner, which has a copy of the nursery's handle
+        return
+    gc.unfreeze()
+    with contextlib.suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)  # not only closed: forks may hold it open
+    control.close()
+    try:
+        _await(nursery)
+    finally:
+        with contextlib.suppress(OSError):
+            os.killpg(nursery, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.waitpid(nursery, 0)
+
+
+def _await(pid: int) -> None:
+    """Wait a while for a child's end, and leave it unburied, so that its group's number stays taken."""
+    deadline = time.monotonic() + (_PATIENCE if hasattr(os, "waitid") else 0)
+    with contextlib.suppress(OSError):
+        while time.monotonic() < deadline and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            time.sleep(0.001)
+
+
+def _nurse(control: socket.socket, parent: int, work: Work) -> None:
+    """The nursery's life: fork on request, until the parent ends or lets go."""
+    os.setpgid(0, 0)  # what a terminal sends, such as Ctrl-C, is for the parent
+    for one in _SIGNALS:
+        signal.signal(one, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    children: set[int] = set()
+    for number, dead, fd in _requests(control, parent):
+        code = _bury(dead) if dead in children else 0
+        with socket.socket(fileno=fd) as theirs:
+            pid = _fork()
+            if not pid:
+                control.close()
+                _only(lambda: work(number, theirs))  # noqa: B023
+        children = children - {dead} | {pid}
+        control.sendall(_ANSWER.pack(pid, code))
+    for pid in children:
+        _bury(pid)
+    os.killpg(0, signal.SIGKILL)  # ourselves, and what the workers may have started
+
+
+def _requests(control: socket.socket, parent: int) -> Iterator[tuple[int, int, int]]:
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while os.getppid() == parent:  # a fork of the parent may hold the socket open beyond its end
+        if poll.poll(1000):
+            request, fds, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
+            if len(request) < _REQUEST.size:
+                return
+            yield (*_REQUEST.unpack(request), fds[0])
+
+
+def _bury(pid: int) -> int:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _only(work: Callable[[], None]) -> NoReturn:
+    """Do this, and nothing of what the parent would have done."""
+    try:
+        work()
+    finally:
+        os._exit(1)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():  # Python warns where other threads run; none is needed in the fork
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Within it SIGINT and SIGTERM wait."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

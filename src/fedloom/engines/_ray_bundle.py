@@ -1,0 +1,268 @@
+"""What crosses to the workers of a cluster: encoded messages, how each party is made, and the rows that it needs.
+
+The sites of a federation share pools of rows. A worker gets the union of its own parties' rows as arrays, cut from
+each pool once; what all parties hold, such as a public set, is cut once for all workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fedloom.core import message
+from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.errors import EngineError
+from fedloom.core.message import Tree
+from fedloom.core.party import Party
+from fedloom.engines._shared_buffer import LIMITS
+
+Packed: TypeAlias = NDArray[np.uint8]
+"""An encoded message. As an array it goes through shared memory without a copy."""
+
+
+class Gone(Exception):
+    """A worker that was asked, or what it had to hand over, is no more. All others have done what they were asked."""
+
+
+def packed(tree: Tree) -> Packed:
+    """A tree, encoded. Raises MessageError."""
+    return np.frombuffer(message.encode(tree, LIMITS), dtype=np.uint8)
+
+
+def opened(data: Packed) -> Any:
+    """The tree, on the CPU."""
+    return message.decode(data.data, LIMITS)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows cut from one pool.
+
+    Attributes:
+        x, y, shift, scale: as in `Rows`.
+        sets: the index (n,) of each row set that lies here, by its number.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[Any] | None
+    shift: NDArray[Any]
+    scale: NDArray[Any]
+    sets: Mapping[int, NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Crate:
+    """One party: what makes it, with numbers in the place of its row sets."""
+
+    kind: Callable[[Any, Site], Party[Any]]
+    cfg: Any
+    site: Site
+    data: int | None
+    public: tuple[int, int, str] | None  # the rows, the seed, the digest
+    tests: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Freight:
+    """Some parties, the rows that only they hold, and modules of the user's that they find by name."""
+
+    crates: Sequence[Crate]
+    pools: Sequence[Pool]
+    modules: Mapping[str, ModuleType]
+
+
+class Depot:
+    """All parties as the driver holds them, ready to be sent, also a second time.
+
+    Args:
+        builders: by id, `partial(party class, config, site)`.
+
+    Raises:
+        EngineError: a builder is something else.
+    """
+
+    def __init__(self, builders: Mapping[int, Callable[[], Party[Any]]]) -> None:
+        self._made = {i: _parts(builder) for i, builder in builders.items()}
+        held = [list(_row_sets(site)) for _, _, site in self._made.values()]
+        self._rows = list({id(r): r for sets in held for r in sets}.values())
+        self._numbers = {id(r): n for n, r in enumerate(self._rows)}
+        self._common = set.intersection(*({self._numbers[id(r)] for r in sets} for sets in held))
+        self.modules = own_modules(self._made.values())
+
+    def common(self) -> list[Pool]:
+        """The rows that all parties hold."""
+        return pack({n: self._rows[n] for n in sorted(self._common)})
+
+    def freight(self, parties: Iterable[int]) -> Freight:
+        """These parties, to be sent within `by_value`."""
+        made = [self._made[i] for i in parties]
+        own = {self._numbers[id(r)] for _, _, site in made for r in _row_sets(site)} - self._common
+        named = {name for parts in made for name in _texts(parts)} & self.modules.keys()
+        return Freight(
+            [self._crate(*parts) for parts in made],
+            pack({n: self._rows[n] for n in sorted(own)}),
+            {name: self.modules[name] for name in sorted(named)},
+        )
+
+    def rows(self, party: int) -> int:
+        """How many rows a party learns from; one where it holds none."""
+        data = self._made[party][2].data
+        return max(1, len(data)) if data is not None else 1
+
+    def by_value(self) -> contextlib.AbstractContextManager[None]:
+        """Within it Ray sends what comes from a user's own modules whole, as other nodes can't import them."""
+        return _by_value(self.modules.values())
+
+    def _crate(self, kind: Any, cfg: Any, site: Site) -> Crate:
+        numbers, public = self._numbers, site.public
+        return Crate(
+            kind,
+            cfg,
+            replace(site, data=None, public=None, tests={}),
+            None if site.data is None else numbers[id(site.data)],
+            None if public is None else (numbers[id(public.rows)], public.seed, public.digest),
+            {on: numbers[id(rows)] for on, rows in site.tests.items()},
+        )
+
+
+def pack(rows: Mapping[int, Rows]) -> list[Pool]:
+    """Row sets by number, cut from their pools."""
+    pools: dict[tuple[int, ...], dict[int, Rows]] = {}
+    for number, r in rows.items():
+        pools.setdefault((id(r.pool), id(r.labels), id(r.shift), id(r.scale)), {})[number] = r
+    return [_cut(members) for members in pools.values()]
+
+
+def _cut(members: Mapping[int, Rows]) -> Pool:
+    first = next(iter(members.values()))
+    used = torch.unique(torch.cat([r.index for r in members.values()]))  # in rising order
+    x, shift, scale = (a.cpu().numpy() for a in (first.pool[used], first.shift, first.scale))
+    y = None if first.labels is None else first.labels[used].cpu().numpy()
+    sets = {n: torch.searchsorted(used, r.index).cpu().numpy() for n, r in members.items()}
+    return Pool(x, y, shift, scale, sets)
+
+
+def unpack(pools: Iterable[Pool], device: str) -> dict[int, Rows]:
+    """The row sets by number; each pool is moved to the device once."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # arrays that processes share can't be written to, and nobody does
+        for pool in pools:
+            x, shift, scale = (torch.from_numpy(a).to(device) for a in (pool.x, pool.shift, pool.scale))
+            y = None if pool.y is None else torch.from_numpy(pool.y).to(device)
+            for number, index in pool.sets.items():
+                found[number] = Rows(x, y, torch.from_numpy(index).to(device), shift, scale)
+    return found
+
+
+def place(crate: Crate, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> Site:
+    """A crate's site with its row sets in it. `publics` keeps one public set for all parties of a process."""
+    public = None
+    if crate.public is not None:
+        number, seed, digest = crate.public
+        public = publics.setdefault(number, PublicSet(rows[number], seed, digest))
+    return replace(
+        crate.site,
+        data=None if crate.data is None else rows[crate.data],
+        public=public,
+        tests={on: rows[number] for on, number in crate.tests.items()},
+        device=device,
+    )
+
+
+def _parts(builder: Any) -> tuple[Any, Any, Site]:
+    match builder:
+        case partial(func=kind, args=(cfg, Site() as site), keywords={}):
+            return kind, cfg, site
+    raise EngineError("the ray engine makes parties elsewhere: each builder must be partial(class, config, site)")
+
+
+def _row_sets(site: Site) -> Iterator[Rows]:
+    if site.data is not None:
+        yield site.data
+    if site.public is not None:
+        yield site.public.rows
+    yield from site.tests.values()
+
+
+# -- modules that another machine does not have -------------------------------------------------------
+
+
+def own_modules(things: Iterable[Any]) -> dict[str, ModuleType]:
+    """A user's modules that these things come from, and those that such modules use in turn."""
+    found: dict[str, ModuleType] = {}
+    left = sorted({name for thing in things for name in (*_origins(thing), *_texts(thing))})
+    while left:
+        name = left.pop()
+        module = sys.modules.get(name)
+        if name in found or module is None or not _is_own(module):
+            continue
+        found[name] = module
+        for value in vars(module).values():
+            left.append(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "")
+    return found
+
+
+def _is_own(module: ModuleType) -> bool:
+    """Whether it is neither Python's, nor installed, nor fedloom's. What stands in `__main__` travels anyway."""
+    root, file = module.__name__.partition(".")[0], getattr(module, "__file__", None)
+    if file is None or root in ("fedloom", "__main__") or root in sys.stdlib_module_names:
+        return False
+    return not {"site-packages", "dist-packages"} & set(Path(file).parts)
+
+
+def _origins(thing: Any) -> Iterator[str]:
+    """Names of the modules of the classes and functions in a builder's parts."""
+    if isinstance(thing, tuple):
+        for part in thing:
+            yield from _origins(part)
+    elif isinstance(thing, partial):
+        yield from _origins((thing.func, *thing.args, *thing.keywords.values()))
+    elif isinstance(thing, Site):
+        yield from _origins((thing.network, thing.encoder, thing.box and thing.box.make))
+    elif isinstance(thing, type):
+        yield from (kind.__module__ for kind in thing.__mro__)
+    elif getattr(thing, "__qualname__", None):
+        yield thing.__module__ or ""
+    else:
+        yield from _origins(type(thing))
+
+
+def _texts(thing: Any) -> Iterator[str]:
+    """Names of modules in import paths such as `package.module:factory`, which are read where the party is made."""
+    if isinstance(thing, tuple):
+        for part in thing:
+            yield from _texts(part)
+    elif isinstance(thing, partial):
+        yield from _texts((thing.func, *thing.args, *thing.keywords.values()))
+    elif isinstance(thing, Site):
+        yield from _texts((thing.network, thing.encoder, thing.box and thing.box.make))
+    elif isinstance(thing, str) and ":" in thing:
+        yield thing.partition(":")[0]
+
+
+@contextlib.contextmanager
+def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
+    import ray.cloudpickle  # how Ray itself sends classes and functions: here we only tell it which of them whole
+
+    registered = []
+    for module in modules:
+        if module.__name__ not in ray.cloudpickle.list_registry_pickle_by_value():
+            ray.cloudpickle.register_pickle_by_value(module)
+            registered.append(module)
+    try:
+        yield
+    finally:
+        for module in registered:
+            ray.cloudpickle.unregister_pickle_by_value(module)

@@ -1,0 +1,168 @@
+"""How the processes of one machine hand each other messages, and undo what a dead one began.
+
+A *frame* goes over a socket: a few facts and some bytes. The facts are JSON and not a message, because they differ in
+every frame, and a message's header is remembered only while it stays the same. A *box* is a file in memory that one
+process writes and all can read; what lies in it goes from worker to worker without passing through the parent.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+import tempfile
+import weakref
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from fedloom.core.errors import MessageError
+from fedloom.core.message import Limits, Shape, Template
+from fedloom.core.network import Keep
+
+LIMITS: Final = Limits(max_bytes=1 << 40, max_depth=64, max_leaves=10_000_000)
+"""Of what crosses between processes. What parties may say is held to the narrower limits of `message`."""
+KEPT: Final = 1 << 26
+"""Bytes of a box that stay in memory when it is trimmed."""
+_LENGTHS: Final = struct.Struct("<IQ")
+_FLAG: Final = 64
+_dumps: Final = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
+_TYPES: Final = {kind.__name__: kind for kind in (int, float, bool, str, object)}
+
+
+class Box:
+    """A file in memory with one writer, for all processes that are forked after it was made.
+
+    Attributes:
+        end: where the next message is appended.
+        reach: how far this process has written since it was empty.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self._file: Any = open(os.memfd_create("fedloom"), "r+b", buffering=0)  # noqa: SIM115
+        else:
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self.end = self.reach = 0
+
+    def write(self, data: bytes) -> tuple[int, int]:
+        """Append a message; where it begins, and its length."""
+        start, view = self.end, memoryview(data)
+        while view:
+            count = os.pwrite(self._file.fileno(), view, self.end)
+            self.end += count
+            view = view[count:]
+        self.reach = max(self.reach, self.end)
+        return start, len(data)
+
+    def read(self, start: int, length: int) -> bytes:
+        """A message."""
+        data = os.pread(self._file.fileno(), length, start)
+        while len(data) < length:  # Linux reads 2 GB at a time
+            more = os.pread(self._file.fileno(), length - len(data), start + len(data))
+            if not more:
+                raise MessageError(f"a box holds {len(data)} bytes of a message of {length}: it was cut short")
+            data += more
+        return data
+
+    def trim(self, reach: int) -> None:
+        """Forget all messages. Their memory is given back if they reached far; else it is used again, which is fast."""
+        if reach > KEPT:
+            os.ftruncate(self._file.fileno(), 0)
+            self.reach = 0
+        self.end = 0
+
+    def close(self) -> None:
+        """Let go of it in this process."""
+        self._file.close()
+
+
+class Undo:
+    """Room for one block, in memory that processes share: how a state was before a task changed it."""
+
+    def __init__(self, size: int) -> None:
+        shared = mmap.mmap(-1, _FLAG + size)
+        self._flag = torch.frombuffer(shared, dtype=torch.int64, count=1)
+        self._room = torch.frombuffer(shared, dtype=torch.uint8)[_FLAG:]
+
+    def keeper(self, serial: int) -> Keep:
+        """Keeps a block here for the task of this number."""
+
+        def keep(memory: Tensor) -> Tensor:
+            copy = self._room[: memory.numel()].copy_(memory)
+            self._flag.fill_(serial)  # last: from now on the copy is whole
+            return copy
+
+        return keep
+
+    def restore(self, serial: int, memory: Tensor) -> None:
+        """Put the block back, if the task of this number had begun to change it."""
+        if int(self._flag) == serial:
+            memory.copy_(self._room[: memory.numel()])
+
+
+def send(to: socket.socket, facts: Mapping[str, Any], *parts: bytes) -> None:
+    """Send one frame: facts that JSON can hold, and bytes."""
+    text = _dumps(facts).encode()
+    pieces = (_LENGTHS.pack(len(text), sum(map(len, parts))), text, *parts)
+    sent = to.sendmsg(pieces)
+    for piece in pieces:
+        if sent < len(piece):
+            to.sendall(memoryview(piece)[sent:])
+        sent = max(sent - len(piece), 0)
+
+
+def receive(sender: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
+    """The next frame; None if its sender ended before it was whole."""
+    lengths = exactly(sender, _LENGTHS.size)
+    if lengths is None:
+        return None
+    facts, length = _LENGTHS.unpack(lengths)
+    text, body = exactly(sender, facts), exactly(sender, length)
+    return None if text is None or body is None else (json.loads(bytes(text)), body)
+
+
+def exactly(sender: socket.socket, length: int) -> memoryview | None:
+    """So many bytes, or None if the sender ended before."""
+    data, got = memoryview(bytearray(length)), 0
+    while got < length:
+        try:
+            count = sender.recv_into(data[got:])
+        except ConnectionError:
+            return None
+        if not count:
+            return None
+        got += count
+    return data
+
+
+def spell(template: Template) -> Any:
+    """A template as a tree that a message can hold."""
+    if template is None:
+        return None
+    if isinstance(template, dict):
+        return {"keys": {key: spell(child) for key, child in template.items()}}
+    if isinstance(template, list | tuple):
+        return {"items": [spell(child) for child in template]}
+    if isinstance(template, Tensor | Shape):
+        dims = template.shape if isinstance(template, Tensor) else template.dims
+        return {"dtype": str(template.dtype).removeprefix("torch."), "dims": list(dims)}
+    if isinstance(template, type) and template.__name__ in _TYPES:
+        return {"type": template.__name__}
+    raise MessageError(f"a template holds tensors, Shapes, types and None, not {template!r:.80}")
+
+
+def unspell(tree: Any) -> Template:
+    """The template that `spell` wrote."""
+    if tree is None:
+        return None
+    if "keys" in tree:
+        return {key: unspell(child) for key, child in tree["keys"].items()}
+    if "items" in tree:
+        return [unspell(child) for child in tree["items"]]
+    return _TYPES[tree["type"]] if "type" in tree else Shape(tree["dtype"], *tree["dims"])

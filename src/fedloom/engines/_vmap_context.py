@@ -1,0 +1,238 @@
+"""One run of a page's method for many parties.
+
+Each tensor of a party's state is one slice of a stacked tensor, and `torch.func.vmap` makes of every operation one
+for all slices. State goes in and comes out, and nothing is written before the method has ended: a run that fails has
+changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn import functional as F
+
+from fedloom.core import message
+from fedloom.core.context import Batches, PublicSet, Rows, Sample, Site, epoch_plan, sample_plan
+from fedloom.core.message import Tree
+from fedloom.core.party import Party
+from fedloom.engines._vmap_network import NotBatchable, Padded, Stacked, Uneven
+
+
+def run_together(
+    memory: Tensor,
+    rows: Sequence[int],
+    parties: Sequence[Party[Any]],
+    method: str,
+    shared: Mapping[str, Tree],
+    each: Sequence[Mapping[str, Tree]],
+) -> list[Tree]:
+    """Run `method` once for all these parties; their replies.
+
+    Args:
+        memory: (G, nbytes) uint8, the states of their group.
+        rows: which of them are theirs, in rising order.
+        parties: alike in everything but weights, data, and the content of their tensors.
+        shared: arguments that are the same for all.
+        each: further arguments of each.
+
+    Raises:
+        NotBatchable, or whatever torch says that it can't do for many: nothing was changed.
+    """
+    network = parties[0].net
+    here = _where(rows, memory.device)
+    block = memory[here]
+    own = [p.own_state() for p in parties]
+    own_in, each_in = _stack(own), _stack(each)
+    versions = [x._version for x in own_in]
+    sites = [p.site for p in parties]
+    rows_alone = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
+    me = torch.arange(len(parties), device=memory.device)
+    trees: dict[str, Any] = {}
+    changed = False
+
+    def work(state: list[Tensor], own_: list[Tensor], each_: list[Tensor], me_: Tensor) -> list[Tensor]:
+        nonlocal changed
+        notes: dict[str, Tensor | float] = {}
+        stacked = Stacked(network, dict(zip(network.fields, state, strict=True)), notes)
+        begun = _refill(own[0], own_)
+        party = object.__new__(type(parties[0]))
+        vars(party).update(
+            cfg=parties[0].cfg,
+            site=Together(sites, me_, rows_alone=rows_alone),
+            _network=stacked,
+            _notes=notes,
+            **begun,
+        )
+        reply = getattr(party, method)(**shared, **_refill(each[0], each_))
+        touched = [x._version for x in own_in] != versions
+        left = {k: v for k, v in party.own_state().items() if touched or v is not begun[k]}
+        trees.update(reply=reply, own=left, notes=notes)
+        changed = stacked.changed
+        return [me_, *_tensors(trees), *(stacked.state_of().values() if changed else ())]
+
+    state = [f.view(block) for f in network.fields]
+    _, *out = vmap(work)(state, own_in, each_in, me)
+    found = [x.clone() for x in out[: len(out) - (len(network.fields) if changed else 0)]]
+    for f, x in zip(network.fields, out[len(found) :], strict=False):
+        f.view(memory)[here] = x
+    replies = []
+    for n, party in enumerate(parties):
+        party.net.forget()
+        mine = _refill(trees, [x[n] for x in found])
+        for name, value in mine["own"].items():
+            setattr(party, name, value)
+        party._notes.update(mine["notes"])
+        replies.append(mine["reply"])
+    return replies
+
+
+def _where(rows: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Rows as a slice where they are neighbours, so that nothing need be copied."""
+    first, n = rows[0], len(rows)
+    return slice(first, first + n) if rows[-1] - first == n - 1 else torch.tensor(rows, device=device)
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for _, leaf in message.leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _stack(trees: Sequence[Any]) -> list[Tensor]:
+    """The tensors of trees of one structure, place by place."""
+    return [torch.stack(same) for same in zip(*map(_tensors, trees), strict=True)]
+
+
+def _refill(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """The tree with other tensors in its places."""
+    left = iter(tensors)
+    return message.map_tensors(lambda _: next(left), tree)
+
+
+class Together:
+    """Stands in for `Site` inside `vmap`: the places of a group.
+
+    Args:
+        sites: the places, in the order of the stacked state.
+        me: () int64, batched: which of them.
+        rows_alone: whether what the network says of a row does not depend on the rows beside it.
+    """
+
+    def __init__(self, sites: Sequence[Site], me: Tensor, *, rows_alone: bool) -> None:
+        first = sites[0]
+        self._sites, self._me, self._rows_alone = sites, me, rows_alone
+        self.seed, self.parties, self.classes, self.device = first.seed, first.parties, first.classes, first.device
+
+    def batches(self, t: int, *, steps: int, size: int) -> Batches | Padded:
+        """As a site's."""
+        return self._gather([sample_plan(s.stream("batches", t), len(s.rows), steps, size) for s in self._sites])
+
+    def epochs(self, t: int, *, epochs: int, size: int) -> Batches | Padded:
+        """As a site's."""
+        return self._gather([epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._sites])
+
+    def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
+        """As a site's."""
+        each = {min(size, len(s.rows)) for s in self._sites}
+        if len(each) > 1:
+            raise Uneven("it takes some of the parties' rows, of which they have different numbers")
+        batch = self._gather([sample_plan(s.stream("batches", t), len(s.rows), 1, *each) for s in self._sites])
+        return batch.x[0], batch.y[0]
+
+    @property
+    def support(self) -> Sample:
+        """As a site's."""
+        return self._half("support")
+
+    @property
+    def query(self) -> Sample:
+        """As a site's."""
+        return self._half("query")
+
+    def _half(self, which: Literal["support", "query"]) -> Sample:
+        """Everybody's half, filled up to the longest with rows that weigh nothing."""
+        plans = [s.half(which) for s in self._sites]
+        most = max(map(len, plans))
+        if not self._rows_alone and any(len(p) < most for p in plans):
+            raise Uneven("it reads halves of the parties' rows, of which they have different numbers")
+        batch = self._gather([torch.cat([p, p[:1].expand(most - len(p))])[None] for p in plans])
+        weights = [torch.full((len(p),), 1 / len(p)) for p in plans]
+        weight = torch.stack([F.pad(w, (0, most - len(w))) for w in weights]).to(self.device)
+        return Sample(batch.x[0], batch.y[0], weight[self._me])
+
+    def _gather(self, plans: Sequence[Tensor]) -> Batches | Padded:
+        rows = [s.rows for s in self._sites]
+        steps = [len(p) for p in plans]
+        most = max(steps)
+        even = [torch.cat([p, p[:1].expand(most - len(p), -1)]) if len(p) < most else p for p in plans]
+        first = rows[0]
+        if all(r.pool is first.pool and r.shift is first.shift and r.scale is first.scale for r in rows):
+            device = first.index.device
+            where = torch.stack([r.index[p.to(device)] for r, p in zip(rows, even, strict=True)])[self._me]  # (T, B)
+            batches = Rows(first.pool, first.labels, where.flatten(), first.shift, first.scale).batches(
+                torch.arange(where.numel(), device=device).view(where.shape)
+            )
+            x, y = batches.x, batches.y
+        else:
+            found = [r.batches(p) for r, p in zip(rows, even, strict=True)]
+            x, y = torch.stack([b.x for b in found])[self._me], torch.stack([b.y for b in found])[self._me]
+        if min(steps) == most:
+            return Batches(x, y)
+        takes = torch.tensor([[i < n for i in range(most)] for n in steps], device=x.device)  # (n, T)
+        return Padded(x, y, takes[self._me], [i < min(steps) for i in range(most)])
+
+    @property
+    def rows(self) -> Rows:
+        """The own rows, where all have equally many."""
+        return _one([s.rows for s in self._sites], self._me, "rows")
+
+    @property
+    def row_count(self) -> Tensor:
+        """How many own rows, () int64."""
+        return torch.tensor([len(s.rows) for s in self._sites], device=self.device)[self._me]
+
+    @property
+    def public(self) -> PublicSet | None:
+        """The public set that all share."""
+        found: PublicSet | None = self._same("public set", [s.public for s in self._sites])
+        return found
+
+    @property
+    def tests(self) -> Mapping[str, Rows]:
+        """The test rows by name: those that all share, or each its own where all have equally many."""
+        return _Tests({on: [s.tests[on] for s in self._sites] for on in self._sites[0].tests}, self._me)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotBatchable(f"it reads site.{name}, which differs between parties")
+
+    @staticmethod
+    def _same(what: str, values: Sequence[Any]) -> Any:
+        if any(v is not values[0] for v in values):
+            raise NotBatchable(f"the parties' {what} differs")
+        return values[0]
+
+
+class _Tests(dict[str, Any]):
+    """Row sets by name, each asked for when it is read."""
+
+    def __init__(self, every: Mapping[str, Sequence[Rows]], me: Tensor) -> None:
+        super().__init__(every)
+        self._me = me
+
+    def __getitem__(self, on: str) -> Rows:
+        return _one(super().__getitem__(on), self._me, f"test rows {on!r}")
+
+
+def _one(every: Sequence[Rows], me: Tensor, what: str) -> Rows:
+    """The rows of party `me` () of all."""
+    first = every[0]
+    if all(r is first for r in every):
+        return first
+    if len({len(r) for r in every}) > 1:
+        raise Uneven(f"it reads the parties' {what}, of which they have different numbers")
+    if any(r.pool is not first.pool for r in every):
+        raise NotBatchable(f"it reads the parties' {what}, which lie in different pools")
+    return replace(first, index=torch.stack([r.index for r in every])[me])

@@ -1,0 +1,329 @@
+"""What stands in the place of a party's network while a method runs for many parties at once, under `vmap`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.func import grad, vjp, vmap
+
+from fedloom.core._layout import Field, lent, places, unflatten
+from fedloom.core.context import Batches
+from fedloom.core.errors import FedloomError, StateError
+from fedloom.core.network import INFERENCE_ROWS, Network, Only, Product, of_the_batch
+from fedloom.core.optim import Optimiser
+
+
+class NotBatchable(FedloomError):
+    """A method does something that can't be done for many parties at once; it is done for each in turn."""
+
+
+class Uneven(NotBatchable):
+    """A method walks by itself over batches of which its parties have different numbers."""
+
+
+class Stacked:
+    """Stands in for `Network` inside `vmap`: the same passes and steps on one slice of a stacked state.
+
+    Args:
+        like: the network of one of the parties: its module does the passes, with other weights.
+        state: each field's tensor, batched.
+        notes: where the party's notes go; those of a loss are handed out of its gradient.
+    """
+
+    def __init__(self, like: Network, state: Mapping[Field, Tensor], notes: dict[str, Tensor | float]) -> None:
+        self._like = like
+        self._optimiser = like.optimiser
+        self._state = dict(state)
+        self._notes = notes
+        self.changed = False
+        self._live: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None  # inside a gradient
+        self._sent: tuple[Tensor, Tensor, Callable[..., Any], dict[str, Tensor]] | None = None
+        self._places = list(places(like.module, like.parameters))
+        self._look()
+
+    def _look(self) -> None:
+        """The views by name that the passes and steps use."""
+        parts: dict[str, dict[str, Tensor]] = {"params": {}, "opt": {}, "buffers": {}}
+        for field, x in self._state.items():
+            parts[field.part][field.name] = x
+        flat = parts["params"].pop("")
+        self._params = self._pieces(flat)
+        self._slots, self._buffers = parts["opt"], parts["buffers"]
+        self._counters = {k: x for k, x in self._slots.items() if x.dim() == 0}
+        moving = {k: self._pieces(x) for k, x in self._slots.items() if x.dim()}
+        self._moving = {name: {k: pieces[name] for k, pieces in moving.items()} for name in self._params}
+
+    def _pieces(self, flat: Tensor) -> dict[str, Tensor]:
+        sizes = [p.numel() for p in self._like.parameters.values()]
+        named = zip(self._like.parameters.items(), torch.split(flat, sizes), strict=True)
+        return {name: unflatten(piece, p.shape, self._like.format) for (name, p), piece in named}
+
+    def state_of(self) -> dict[Field, Tensor]:
+        """Each field's tensor as it is now."""
+        return self._state
+
+    # -- what a party calls ------------------------------------------------------------------------
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs (B, ...) in training mode. BatchNorm statistics move."""
+        if self._live is None and self._buffers:
+            self._own()
+        params, buffers = self._live or (self._params, self._buffers)
+        return self._through(params, buffers, x, training=True)
+
+    def infer(self, x: Tensor, *, batch_statistics: bool = False) -> Tensor:
+        """Outputs (n, ...) in evaluation mode, in chunks of rows; as a network's."""
+        if batch_statistics and self._buffers:
+            with of_the_batch(self._like.module):
+                kept = {k: b for k, b in self._buffers.items() if not k.rpartition(".")[2].startswith("running_")}
+                return self._through(self._params, kept, x, training=False)
+        parts = [
+            self._through(self._params, self._buffers, x[i : i + INFERENCE_ROWS], training=False)
+            for i in range(0, max(len(x), 1), INFERENCE_ROWS)
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Training-mode outputs (B, ...), constants; remembered until the method ends or the weights move."""
+        return self._pass(x)[0]
+
+    @property
+    def live(self) -> Mapping[str, Tensor]:
+        """The trainable parameters by name, for use in a loss."""
+        return self._live[0] if self._live else self._params
+
+    def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
+        """One optimiser step on the scalar `loss(*batch)`; its value before the step."""
+        value, gradients, buffers = self._graded(loss, batch, only)
+        if isinstance(only, Mapping):
+            gradients = {k: g * only[k] for k, g in gradients.items()}
+        self._step(gradients, buffers)
+        return value
+
+    def gradient(
+        self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` and its gradient by the parameters' names; no step. Statistics move."""
+        value, gradients, buffers = self._graded(loss, batch, of)
+        return self._seen(value, buffers, {}), gradients
+
+    def gradient_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The scalar `loss(*batch)` and its gradient by name at other weights. Statistics move."""
+        gradients, seen = grad(self._value_of(loss, batch), has_aux=True)({k: weights[k] for k in self._params})
+        return self._seen(*seen), gradients
+
+    def curvature_at(
+        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+    ) -> tuple[Tensor, dict[str, Tensor], Product]:
+        """As `gradient_at`, and what multiplies the Hessian there with vectors."""
+        value = grad(self._value_of(loss, batch), has_aux=True)
+        gradients, pull, seen = vjp(value, {k: weights[k] for k in self._params}, has_aux=True)  # type: ignore[misc]
+        return self._seen(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
+
+    def _seen(self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]) -> Tensor:
+        """Keep what a pass left; its value."""
+        if buffers:
+            self.load("buffers", buffers)
+        self._notes.update(notes)
+        return value
+
+    def row_gradients(
+        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
+    ) -> dict[str, Tensor]:
+        """The gradient (B, ...) of `loss` on each row alone; no step."""
+
+        def one(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+            self._live = {**self._params, **params}, {k: b.clone() for k, b in self._buffers.items()}
+            try:
+                return loss(row[None], label[None])
+            finally:
+                self._live = None
+
+        return vmap(grad(one), in_dims=(None, 0, 0))({k: self._params[k] for k in of}, x, y)  # type: ignore[no-any-return]
+
+    def _graded(
+        self, loss: Callable[..., Tensor], batch: tuple[object, ...], of: Collection[str] | None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """A loss, its gradient, and the buffers that its pass leaves."""
+        chosen = self._params if of is None else {k: self._params[k] for k in of}
+        gradients, (value, buffers, notes) = grad(self._value_of(loss, batch), has_aux=True)(chosen)
+        self._notes.update(notes)
+        return value, gradients, buffers
+
+    def _value_of(self, loss: Callable[..., Tensor], batch: tuple[object, ...]) -> Callable[..., tuple[Tensor, Any]]:
+        """A loss as a function of parameters; beside it its constant value, the buffers and the notes that it left."""
+
+        def value_of(params: dict[str, Tensor]) -> tuple[Tensor, Any]:
+            buffers = {k: b.clone() for k, b in self._buffers.items()}
+            self._live = {**self._params, **params}, buffers
+            before = dict(self._notes)
+            self._notes.clear()
+            try:
+                value = loss(*batch)
+                return value, (value.detach(), buffers, dict(self._notes))
+            finally:
+                self._live = None
+                self._notes.clear()
+                self._notes.update(before)
+
+        return value_of
+
+    def train(self, loss: Callable[..., Tensor], batches: Batches | Padded, *, only: Only = None) -> Tensor:
+        """One step of `loss(x, y)` for each batch; the mean loss (). Who has fewer batches stands still."""
+        if not isinstance(batches, Padded):
+            return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
+        total = torch.zeros((), device=batches.x.device)
+        for i, everybody in enumerate(batches.everybody):
+            mine = batches.mine[i]
+            if everybody:
+                value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
+            else:
+                before = {field: x.clone() for field, x in self._state.items()}
+                notes = dict(self._notes)
+                value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
+                for field, x in self._state.items():
+                    x.copy_(torch.where(mine, x, before[field]))
+                for name, old in notes.items():
+                    self._notes[name] = torch.where(mine, torch.as_tensor(self._notes[name]), torch.as_tensor(old))
+            total = total + torch.where(mine, value, torch.zeros_like(value))
+        return total / batches.mine.sum()
+
+    def descend(self, x: Tensor, gradient: Tensor) -> None:
+        """One optimiser step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
+        _, pull, buffers = self._pass(x)
+        (gradients,) = pull(gradient)
+        self._step(gradients, buffers)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """As a network's: trees of named tensors."""
+        return {"params": self._params, "buffers": self._buffers, "opt": self._slots}
+
+    def load(self, part: str, values: Mapping[str, Tensor]) -> None:
+        """Copy `values` into one part of the state; names and shapes must be the same."""
+        self._own()
+        mine = self.state()[part]
+        if mine.keys() != values.keys() or any(mine[k].shape != values[k].shape for k in mine):
+            raise StateError(f"{part} must have the names and shapes of this network")
+        for name, x in mine.items():
+            x.copy_(values[name])
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[None]:
+        """Within it the network may be changed at will: at its end it is what it was."""
+        before = self._state, self.changed
+        self._state, self.changed = {field: x.clone() for field, x in self._state.items()}, True
+        self._sent = None
+        self._look()
+        try:
+            yield
+        finally:
+            self._state, self.changed = before
+            self._sent = None
+            self._look()
+
+    # -- how ---------------------------------------------------------------------------------------
+
+    def _own(self) -> None:
+        """Copy on first write."""
+        self._sent = None
+        if not self.changed:
+            self._state = {field: x.clone() for field, x in self._state.items()}
+            self._look()
+            self.changed = True
+
+    def _step(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
+        self._own()
+        rates = self._optimiser.tick(self._counters)
+        for name, g in gradients.items():
+            w, moving = self._params[name], self._moving[name]
+            _Move.apply(self._optimiser, w, g, moving, rates)  # type: ignore[no-untyped-call]
+        for name, b in self._buffers.items():
+            b.copy_(buffers[name])
+
+    def _pass(self, x: Tensor) -> tuple[Tensor, Callable[..., Any], dict[str, Tensor]]:
+        """The outputs, what takes a gradient back to the parameters, and the buffers that the pass leaves."""
+        if self._sent is None or self._sent[0] is not x:
+
+            def outputs(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+                buffers = {k: b.clone() for k, b in self._buffers.items()}
+                return self._through(params, buffers, x, training=True), buffers
+
+            out, pull, buffers = vjp(outputs, self._params, has_aux=True)  # type: ignore[misc]
+            self._sent = (x, out, pull, buffers)
+        return self._sent[1:]
+
+    def _through(
+        self, params: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor, *, training: bool
+    ) -> Tensor:
+        """The module's outputs with these weights."""
+        module = self._like.module
+        module.train(training)
+        owners = [place for place in self._like.owners if place[2] in buffers]
+        with lent(self._places, params), lent(owners, buffers):
+            out: Tensor = module(x)
+        return out
+
+
+class _Move(torch.autograd.Function):
+    """An optimiser's `move`, for all parties at once.
+
+    It is elementwise, so it needs no batching rule, which torch lacks for many operations in place: here it gets the
+    stacked tensors themselves.
+    """
+
+    @staticmethod
+    def forward(*_: Any) -> NoReturn:
+        """Never called: there is always a batch."""
+        raise AssertionError("a stacked step outside of vmap")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to remember: nobody differentiates through a step."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        dims: Any,
+        optimiser: Optimiser,
+        w: Tensor,
+        g: Tensor,
+        slots: dict[str, Tensor],
+        rates: tuple[Any, ...],
+    ) -> tuple[Tensor, int]:
+        """Move the stacked weights, with each party's own rates broadcast over its weights."""
+        _, w_dim, g_dim, slot_dims, rate_dims = dims
+        w, g = w.movedim(w_dim, 0), _first(g, g_dim)
+        slots = {k: x.movedim(slot_dims[k], 0) for k, x in slots.items()}
+        wide = (-1, *[1] * (w.dim() - 1))
+        each = [r.view(wide).to(w.dtype) if d is not None else r for r, d in zip(rates, rate_dims, strict=True)]
+        optimiser.move(w, g, slots, *each)
+        return w.new_empty(info.batch_size), 0
+
+
+def _first(x: Tensor, dim: int | None) -> Tensor:
+    """The batch as the first axis; of length 1 where the tensor is the same for all."""
+    return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
+
+
+class Padded:
+    """Batches of parties that have different numbers of them, for `train` alone.
+
+    Attributes:
+        x, y: (T, B, ...), (T, B) with the largest T of the group.
+        mine: (T,) bool, which steps this party takes.
+        everybody: for each step, whether all take it.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, mine: Tensor, everybody: list[bool]) -> None:
+        self.x, self.y, self.mine, self.everybody = x, y, mine, everybody
+
+    def __iter__(self) -> NoReturn:
+        raise Uneven("it walks over batches of which the parties have different numbers")
+
+    __len__ = __getitem__ = __iter__

@@ -1,0 +1,297 @@
+"""A Ray cluster: workers on many machines, each with some of the parties resident, one thread each.
+
+Parties, rows and models stay where they are; what crosses is encoded messages. Answers of an exchange go from worker
+to worker, and this process learns of them only what the ledger needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedloom.core import message
+from fedloom.core.engine import Account, Engine, Failure, Lost, Parcel, Task
+from fedloom.core.errors import ConfigError, EngineError, MessageError
+from fedloom.core.faults import Faults
+from fedloom.core.message import Template, Tree
+from fedloom.core.party import Note, Party
+from fedloom.engines._ray_bundle import Depot, Gone, Packed, opened, packed
+from fedloom.engines._shared_buffer import spell
+
+if TYPE_CHECKING:
+    from fedloom.engines._ray_pool import Fleet
+
+_TRIES = 5
+"""How often parties are made again, when workers die while they make them, until we give up."""
+_DIED = (
+    "workers die while they make their parties: is there memory enough on their nodes? engine.memory_mb puts some of "
+    "the parties' state on disk"
+)
+
+
+class RayEngine(Engine):
+    """Parties on a Ray cluster. Close it, or use it in a `with`: no worker outlives it.
+
+    A call raises `Lost` when a worker died with its node; by then its parties have been made again, on a new worker or
+    on those that are left.
+
+    Args:
+        builders: `partial(party class, config, site)` for each party, with tensors on the CPU.
+        ids: of the parties, in the same order.
+        workers: how many processes; no more are started than there are parties.
+        address: of the cluster's head, `host:port` or `auto`; None starts a cluster on this machine. If this process
+            has joined one already, that is used.
+        cpus: what each worker takes.
+        gpus: what each worker takes, such as 0.25; the parties' tensors live there unless it is 0.
+        memory: bytes of its parties' state that each worker keeps in memory, the rest lies on disk; None for all.
+
+    Raises:
+        EngineError: Ray is not installed; there is no such cluster, it is too small, or has other versions; or what
+            makes a party can't be sent.
+    """
+
+    durable = False
+
+    def __init__(
+        self,
+        builders: Sequence[Callable[[], Party[Any]]],
+        *,
+        ids: Sequence[int],
+        workers: int,
+        address: str | None = None,
+        gpus: float = 0.0,
+        cpus: float = 1.0,
+        seed: int = 0,
+        faults: Faults | None = None,
+        memory: int | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ConfigError(f"engine.workers must be at least 1, not {workers}")
+        workers = max(1, min(workers, len(ids)))
+        self._depot = Depot(dict(zip(ids, builders, strict=True)))
+        self._device = "cuda" if gpus else "cpu"
+        self._memory = memory
+        self._where: dict[int, int] = {}  # the worker of each party
+        self._spilled: dict[int, int] = {}  # how many parties of a worker lie on disk
+        self._left = 0
+        self._losses = 0
+        self._notes: dict[int, dict[str, Note]] = {i: {} for i in ids}
+        self._ray = _ray()
+        self._ray_pool: Fleet = self._ray.Fleet(address, workers, cpus, gpus)
+        try:
+            self._ray_pool.start(workers)
+            self._common = self._ray_pool.put(self._depot.common())
+            found = self._house(ids, list(self._ray_pool.workers))
+        except BaseException as error:
+            self._ray_pool.close()
+            if isinstance(error, Gone):
+                raise EngineError(_DIED) from None
+            raise
+        super().__init__({i: found[i] for i in ids}, seed=seed, faults=faults)
+
+    # -- what every engine offers ------------------------------------------------------------------
+
+    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+        return [_reply(r) for r in self._do(tasks, None)]
+
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+        left = self._do(tasks, expect, leave=True)
+        return [Parcel(None, failure=r) if isinstance(r, Failure) else r for r in left]
+
+    def states(self) -> dict[int, dict[str, Tree]]:
+        """Every party's state: copies."""
+        residents: dict[int, list[int]] = defaultdict(list)
+        for i, w in self._where.items():
+            residents[w].append(i)
+        found: dict[int, Packed] = {}
+        for states in self._ask("states", {w: (parties,) for w, parties in residents.items()}).values():
+            found.update(states)
+        return {i: opened(found[i]) for i in self.ids}
+
+    def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
+        """Give every party the state that `states()` gave."""
+        orders: dict[int, dict[int, Packed]] = defaultdict(dict)
+        for i, state in states.items():
+            orders[self._where[i]][i] = packed(dict(state))
+        self._ask("load", {w: (order,) for w, order in orders.items()})
+
+    def notes(self) -> dict[int, dict[str, Note]]:
+        """What the parties noted since the last call."""
+        taken, self._notes = self._notes, {i: {} for i in self.ids}
+        return taken
+
+    def account(self) -> Account:
+        """The workers; on how many nodes, how many parties lie on disk, how many workers were lost."""
+        nodes = len(set(self._ray_pool.nodes.values()))
+        spilled = sum(self._spilled.get(w, 0) for w in self._ray_pool.workers)
+        remarks = [f"{nodes} node{'s' * (nodes > 1)}"]
+        if spilled:
+            remarks.append(f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls")
+        if self._losses:
+            remarks.append(f"workers lost and their parties made again: {self._losses}")
+        return Account("ray", len(self._ray_pool.workers), self._device, tuple(remarks))
+
+    def close(self) -> None:
+        """End all workers, and the cluster if it was started for them."""
+        self._ray_pool.close()
+
+    # -- tasks and replies --------------------------------------------------------------------------
+
+    def _do(self, tasks: Sequence[Task], expect: Template, *, leave: bool = False) -> list[Any]:
+        """What comes of each task: one order to each worker that has some."""
+        head = None
+        results: dict[int, Any] = {}
+        orders: dict[int, list[_Order]] = defaultdict(list)
+        for n, task in enumerate(tasks):
+            plain = {name: value for name, value in task.each.items() if not _parcels(value)}
+            sent = {name: _held(value) for name, value in task.each.items() if name not in plain}
+            try:
+                if head is None:
+                    head = self._ray_pool.put(packed({"shared": dict(task.shared), "expect": spell(expect)}))
+                order = _Order(n, replace(task, shared={}, each=sent), packed(plain))
+            except MessageError as error:
+                results[n] = refusal(task, {**task.shared, **plain}, error)
+            else:
+                orders[self._where[task.party]].append(order)
+        bundles = self._handed(orders)
+        calls = {}
+        for w, lot in orders.items():
+            numbers, its, plains = zip(*lot, strict=True)
+            keys = [(w, self._left + n) for n in numbers] if leave else []
+            calls[w] = (head, its, plains, keys, bundles[w])
+        self._left += len(tasks)
+        for w, (replies, notes) in self._ask("do", calls).items():
+            results.update(zip((order.number for order in orders[w]), replies, strict=True))
+            for i, noted in notes.items():
+                self._notes[i].update(noted)
+        return [results[n] for n in range(len(tasks))]
+
+    def _handed(self, orders: Mapping[int, Sequence[_Order]]) -> dict[int, list[Any]]:
+        """For each worker references to what others hand it: its tasks' parcels that lie elsewhere."""
+        wanted: dict[int, dict[int, dict[Any, None]]] = defaultdict(lambda: defaultdict(dict))
+        for w, lot in orders.items():
+            for sent in (p for order in lot for value in order.task.each.values() for p in _parcels(value)):
+                if sent.held[0] != w:
+                    wanted[sent.held[0]][w][sent.held] = None
+        calls = {w: ({to: list(keys) for to, keys in mine.items()},) for w, mine in wanted.items()}
+        bundles: dict[int, list[Any]] = defaultdict(list)
+        for handed in self._ask("hand", calls).values():
+            for to, bundle in handed.items():
+                bundles[to].append(bundle)
+        return bundles
+
+    # -- who lives where, and what happens when a worker is lost ------------------------------------------
+
+    def _ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
+        try:
+            return self._ray_pool.ask(method, orders)
+        except Gone:
+            raise Lost(self._mend()) from None
+
+    def _mend(self) -> str:
+        """Make parties again whose workers are gone; what happened, in words."""
+        self._notes = {i: {} for i in self.ids}
+        told = "what a worker had to hand over was lost"
+        for _ in range(_TRIES):
+            self._losses += len(self._ray_pool.missing())
+            homeless = [i for i in self.ids if self._where[i] not in self._ray_pool.workers]
+            if not homeless:
+                return told
+            dead = len({self._where[i] for i in homeless})
+            idle = sorted(self._ray_pool.workers.keys() - set(self._where.values()))  # of an attempt that failed
+            patience = self._ray.PATIENCE if self._ray_pool.workers else self._ray.START
+            hired = [*idle, *self._ray_pool.hire(dead - len(idle), patience)]
+            if not self._ray_pool.workers:
+                raise EngineError(
+                    "all workers are lost, and the cluster has no room for a new one: add nodes with "
+                    "`ray start --address=…` and go on with --resume"
+                )
+            who = "new ones" if hired else "the others"
+            told = f"{dead} of the cluster's workers died; parties that {who} have made again: {len(homeless)}"
+            with contextlib.suppress(Gone):
+                self._house(homeless, hired or list(self._ray_pool.workers))
+        raise EngineError(_DIED)
+
+    def _house(self, parties: Sequence[int], workers: Sequence[int]) -> dict[int, str]:
+        """Let workers make parties, which are dealt in pieces of about as many rows each; their names."""
+        pieces = deal([self._depot.rows(i) for i in parties], len(workers))
+        dealt = {w: [parties[n] for n in piece] for w, piece in zip(workers, pieces, strict=True) if piece}
+        place = (self._device, self._memory)
+        with self._depot.by_value():
+            answers = self._ray_pool.ask(
+                "house", {w: (self._common, self._depot.freight(piece), *place) for w, piece in dealt.items()}
+            )
+        found: dict[int, str] = {}
+        for w, (names, self._spilled[w]) in answers.items():
+            found.update(names)
+            self._where.update(dict.fromkeys(dealt[w], w))
+        return found
+
+
+def deal(weights: Sequence[int], workers: int) -> list[range]:
+    """Contiguous pieces of about equal weight, by number; none is empty unless there are fewer parties."""
+    pieces, end, left = [], 0, sum(weights)
+    for still in range(workers, 0, -1):
+        start, weight, fair = end, 0, left / still
+        most = len(weights) - still + 1  # one is left for each of the others
+        while end < most and (still == 1 or end == start or weight + weights[end] / 2 <= fair):
+            weight += weights[end]
+            end += 1
+        pieces.append(range(start, end))
+        left -= weight
+    return pieces
+
+
+class NoMessage:
+    """Stands for a reply that was no message, and so did not come along: the federation will say so."""
+
+
+class _Order(NamedTuple):
+    """One task on its way: its number in the call, the task with nothing but its parcels, its other arguments."""
+
+    number: int
+    task: Task
+    plain: Packed
+
+
+def _ray() -> ModuleType:
+    """All that needs Ray, which is an extra."""
+    try:
+        from fedloom.engines import _ray_pool
+    except ImportError as error:
+        raise EngineError(f"the ray engine needs an extra ({error}): pip install 'fedloom[ray]'") from None
+    return _ray_pool
+
+
+def _reply(sent: Any) -> Any:
+    if sent is None:
+        return NoMessage()
+    return opened(sent) if isinstance(sent, np.ndarray) else sent
+
+
+def refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
+    """What comes of a task that can't be sent: a party refuses what is not finite; all else is a mistake."""
+    try:
+        message.check_finite(put)
+    except MessageError as found:
+        if task.fault == "dropout":
+            return Failure("dropped out", injected=True)
+        return Failure("refused what it was sent: not finite", str(found))
+    raise error
+
+
+def _parcels(value: Any) -> list[Parcel]:
+    """The parcels that an argument is or holds."""
+    values = value.values() if isinstance(value, dict) else [value]
+    return [v for v in values if isinstance(v, Parcel)]
+
+
+def _held(value: Any) -> Any:
+    """The same parcels; of each only the place travels."""
+    return {k: Parcel(v.held) for k, v in value.items()} if isinstance(value, dict) else Parcel(value.held)

@@ -1,4 +1,0 @@
-"""The same methods on Flower's SuperLink and SuperNodes, for those who already run them. See docs/flower.md.
-
-A Flower app names `fedloom.flower.server:app` and `fedloom.flower.client:app`; it holds no code of its own.
-"""

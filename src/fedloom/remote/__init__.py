@@ -1,0 +1,12 @@
+"""Between organisations: parties on machines that do not trust each other, over gRPC with mutual TLS (extra `net`)."""
+
+import os
+from importlib.util import find_spec
+
+from fedloom.core.errors import EngineError
+
+if not (find_spec("grpc") and find_spec("cryptography")):
+    raise EngineError("runs between organisations need gRPC and cryptography: pip install 'fedloom[net]'")
+os.environ.setdefault(
+    "GRPC_VERBOSITY", "NONE"
+)  # its core writes to stderr past every log; errors reach us all the same

@@ -1,0 +1,310 @@
+"""Who one is and whom one believes: a certificate with its key, the federation's CA, and what it has revoked.
+
+Names come from certificates alone. Both ends of every connection show one, so a certificate needs nothing but a DNS
+name (`hospital-a`); the address it is reached at may be anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+
+import grpc
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from fedloom.core.errors import ConfigError, EngineError
+
+log = logging.getLogger("fedloom.net")
+
+_OTHER_NAME = 62
+"""OpenSSL's number for a certificate that is good, and somebody else's."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """The files that open and accept connections, read and checked once, when this is made.
+
+    Args:
+        ca: PEM certificates that everybody's certificate must be signed by.
+        certificate: own one in PEM, followed by those between it and the CA, if there are any.
+        key: its private key in PEM, without a password.
+        revoked: PEM list (CRL) of certificates that the CA has taken back, read again whenever it changes. Without one
+            a stolen key is good until its certificate ends.
+
+    Raises:
+        ConfigError: a file is missing or unreadable, the key is of another certificate, or the certificate is out of
+            its time, not of this CA, or too weak for OpenSSL.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    revoked: Path | None = None
+    _ca: bytes = field(init=False, repr=False, compare=False)
+    _certificate: bytes = field(init=False, repr=False, compare=False)
+    _key: bytes = field(init=False, repr=False, compare=False)
+    _list: _Revoked | None = field(init=False, repr=False, compare=False)
+    _client: ssl.SSLContext = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "certificate", "key"):
+            object.__setattr__(self, f"_{name}", _read(getattr(self, name)))
+        authorities = _certificates(self.ca, self._ca)
+        chain = _certificates(self.certificate, self._certificate)
+        _check_chain(self.certificate, chain, self.ca, authorities)
+        _check_key(self.key, self._key, self.certificate, chain[0])
+        revoked = None if self.revoked is None else _Revoked(self.revoked, authorities)
+        object.__setattr__(self, "_list", revoked)
+        client = ssl.create_default_context(cadata=self._ca.decode())
+        try:
+            client.load_cert_chain(self.certificate, self.key)
+        except ssl.SSLError as error:
+            why = error.reason or "no reason told"
+            raise ConfigError(
+                f"{self.certificate} and {self.key} can't be used ({why}); ask the CA for new ones"
+            ) from None
+        client.set_alpn_protocols(["h2"])
+        object.__setattr__(self, "_client", client)
+
+    @property
+    def name(self) -> str:
+        """What others know the owner by: the first DNS name of the certificate, or else its common name."""
+        return _shown(self._certificate).name
+
+    def server(self) -> grpc.ServerCredentials:
+        """For a server that talks only to holders of a certificate of the CA; ask `caller` which one it is."""
+        return grpc.ssl_server_credentials([(self._key, self._certificate)], self._ca, require_client_auth=True)
+
+    def channel(self, only: bytes | None = None) -> grpc.ChannelCredentials:
+        """For a channel to a server with a certificate of the CA, or with just the one that `check_server` returned.
+
+        The channel must also say whom it wants: option `("grpc.ssl_target_name_override", name)`.
+        """
+        return grpc.ssl_channel_credentials(only or self._ca, self._key, self._certificate)
+
+    def caller(self, context: Mapping[str, Iterable[bytes]]) -> str | None:
+        """The name in a caller's certificate; None if it shows none, or one that is revoked or out of its time.
+
+        Args:
+            context: `auth_context()` of the call; gRPC has checked the signatures. Cheap enough for every call.
+        """
+        for pem in context.get("x509_pem_cert", ()):
+            try:
+                shown = _shown(pem)
+            except (ValueError, x509.DuplicateExtension):  # OpenSSL forgives more than we do
+                return None
+            if not shown.begins <= datetime.now(UTC) <= shown.ends:
+                return None
+            if self._list is not None and self._list.against(shown):
+                return None
+            return shown.name or None
+        return None
+
+    async def check_server(
+        self, address: str, name: str, seconds: float = 5.0, listed: str = "federation.toml"
+    ) -> bytes:
+        """Connect once, and see that a server is who it should be and not revoked, which gRPC's clients can't check.
+
+        Args:
+            address: `host:port` or `unix:/path`.
+            name: that its certificate must have.
+            seconds: that it may take.
+            listed: where the address and the name are from, for who has to mend them.
+
+        Returns:
+            The server's certificate in PEM. `channel` with it admits no other, so nothing can come in between.
+
+        Raises:
+            EngineError: nobody answers there, or not who should; the text says why.
+        """
+        unbelieved = f"the server at {address} can't be believed to be {name}"
+        try:
+            async with asyncio.timeout(seconds):
+                der = await _handshake(address, name, self._client)
+        except ssl.SSLError as error:
+            why = (getattr(error, "verify_message", "") or error.reason or "no TLS").rstrip(".")
+            if getattr(error, "verify_code", 0) == _OTHER_NAME:
+                why += f"; correct the name or the address in {listed}"
+            raise EngineError(f"{unbelieved}: {why}") from None
+        except (OSError, TimeoutError) as error:
+            raise EngineError(f"{name} does not answer at {address}: {str(error) or 'too late'}") from None
+        except ValueError as error:  # such as a label too long for the Internet's names
+            raise EngineError(f"{name} can't be reached at {address!r}, which is no address: {error}") from None
+        pem = ssl.DER_cert_to_PEM_cert(der).encode()
+        try:
+            why = "" if self._list is None else self._list.against(_shown(pem))
+        except (ValueError, x509.DuplicateExtension):
+            why = "no certificate that we can read"
+        if why:
+            raise EngineError(f"{unbelieved}: {why}")
+        return pem
+
+
+def endpoint(address: str) -> tuple[str, int] | str:
+    """`host:port` (or `[::1]:port`) as a pair, `unix:/path` as the path.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if address.startswith("unix:"):
+        return address.removeprefix("unix:")
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(f"an address is host:port, such as 127.0.0.1:7443, not {address!r}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def _handshake(address: str, name: str, context: ssl.SSLContext) -> bytes:
+    """The certificate that a server shows, in DER, once the context has accepted it."""
+    place = endpoint(address)
+    if isinstance(place, str):
+        _, writer = await asyncio.open_unix_connection(place, ssl=context, server_hostname=name)
+    else:
+        _, writer = await asyncio.open_connection(*place, ssl=context, server_hostname=name)
+    der: bytes = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return der
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What a certificate says."""
+
+    name: str
+    serial: int
+    issuer: x509.Name
+    begins: datetime
+    ends: datetime
+
+
+@lru_cache(maxsize=4096)
+def _shown(pem: bytes) -> _Shown:
+    """Of the first certificate in a PEM text."""
+    found = x509.load_pem_x509_certificate(pem)
+    names: list[str] = []
+    with suppress(x509.ExtensionNotFound):
+        alternative = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        names = alternative.get_values_for_type(x509.DNSName)
+    common = found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    name = names[0] if names else str(common[0].value) if common else ""
+    return _Shown(name, found.serial_number, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc)
+
+
+class _Revoked:
+    """The CA's list on disk. A list that can't be used, once a good one was read, is logged and changes nothing."""
+
+    def __init__(self, path: Path, authorities: list[x509.Certificate]) -> None:
+        self._path, self._authorities = path, authorities
+        self._stamp = self._now()
+        self._take()
+
+    def against(self, shown: _Shown) -> str:
+        """Why a certificate does not count: it is revoked, or can't be known not to be. "" if it does."""
+        stamp = self._now()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._take()
+            except ConfigError as error:
+                log.warning("%s; the list read before stays in force", error)
+        if shown.issuer != self._issuer:
+            return "certificate of another CA than the list of revoked ones"
+        if datetime.now(UTC) > self._ends:
+            return f"the list of revoked certificates ended on {self._ends:%Y-%m-%d}; copy a newer one of the CA"
+        return "certificate revoked" if shown.serial in self._serials else ""
+
+    def _now(self) -> tuple[int, ...]:
+        """Changes when the file does."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return ()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+    def _take(self) -> None:
+        """Read the file."""
+        try:
+            found = x509.load_pem_x509_crl(_read(self._path))
+        except ValueError:
+            raise ConfigError(f"{self._path} is no PEM list of revoked certificates; copy the CA's again") from None
+        if not any(a.subject == found.issuer and _signed(found, a) for a in self._authorities):
+            raise ConfigError(f"{self._path} is not signed by the CA; copy the CA's own list again")
+        ends = found.next_update_utc or datetime.max.replace(tzinfo=UTC)
+        if ends < datetime.now(UTC):
+            raise ConfigError(f"{self._path} ended on {ends:%Y-%m-%d}; copy a newer list of the CA")
+        self._serials = frozenset(one.serial_number for one in found)
+        self._issuer, self._ends = found.issuer, ends
+
+
+def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool:
+    key = by.public_key()
+    try:
+        return found.is_signature_valid(key)  # type: ignore[arg-type]  # a CA's key that can't sign is a TypeError
+    except TypeError:
+        return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}; fedloom certs makes it") from None
+
+
+def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        raise ConfigError(f"{path} holds no PEM certificate; fedloom certs makes one") from None
+
+
+def _check_chain(path: Path, chain: list[x509.Certificate], ca: Path, authorities: list[x509.Certificate]) -> None:
+    """Each is signed by the next, the last by an authority, and all are in their time."""
+    now = datetime.now(UTC)
+    for one in chain:
+        if now < one.not_valid_before_utc:
+            raise ConfigError(
+                f"{path} is valid from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; is the clock right?"
+            )
+        if now > one.not_valid_after_utc:
+            raise ConfigError(f"{path} ended on {one.not_valid_after_utc:%Y-%m-%d}; ask the CA for a new certificate")
+    issuers = [[above] for above in chain[1:]] + [authorities]
+    for one, above in zip(chain, issuers, strict=True):
+        if not any(_issued(one, by) for by in above):
+            raise ConfigError(f"{path} is not signed by the CA in {ca}; both must be of the same federation")
+
+
+def _issued(one: x509.Certificate, by: x509.Certificate) -> bool:
+    if one == by:
+        return True
+    try:
+        one.verify_directly_issued_by(by)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _check_key(path: Path, pem: bytes, of: Path, certificate: x509.Certificate) -> None:
+    """The key is the certificate's, and nobody else's."""
+    try:
+        public = load_pem_private_key(pem, password=None).public_key()
+    except TypeError:
+        raise ConfigError(f"{path} has a password, which a process can't type; store the key without one") from None
+    except ValueError:
+        raise ConfigError(f"{path} holds no PEM key; fedloom certs makes one") from None
+    form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
+    if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
+        raise ConfigError(f"{path} is not the key of {of}; copy both from the same folder")
+    if path.stat().st_mode & 0o077:
+        log.warning("%s can be read by others on this machine: chmod 600 %s", path, path)

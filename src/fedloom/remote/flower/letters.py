@@ -1,0 +1,38 @@
+"""Calls and answers as records of Flower's messages: a few words on top, and our own bytes beneath."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedloom.remote import rpc_errors
+from fedloom.remote.rpc_errors import Refused
+
+ACTION: Final = "fedloom"
+"""What messages to a ClientApp are for, beside the apps of others."""
+CALLER: Final = "superlink"
+"""Who calls, to a node: Flower does not tell it which account started a run."""
+_TOP, _BODY, _BYTES = "fedloom", "body", "bytes"
+
+
+def pack(top: dict[str, str], body: bytes = b"") -> Any:
+    """The content of a message."""
+    array = Array("uint8", (len(body),), "fedloom", body)  # as it is: Flower sends it in pieces
+    return RecordDict({_TOP: ConfigRecord(dict(top)), _BODY: ArrayRecord({_BYTES: array})})
+
+
+def unpack(content: Any, *names: str) -> tuple[list[str], bytes]:
+    """The words of these names on top of a content, and its bytes.
+
+    Raises:
+        Refused: it is no such content.
+    """
+    try:
+        top, body = content[_TOP], content[_BODY][_BYTES].data
+        words = [top[name] for name in names]
+    except (KeyError, AttributeError, TypeError):
+        raise Refused(rpc_errors.MALFORMED, "that is no message of fedloom") from None
+    if not isinstance(body, bytes) or not all(isinstance(word, str) for word in words):
+        raise Refused(rpc_errors.MALFORMED, "that is no message of fedloom")
+    return words, body

@@ -1,0 +1,158 @@
+"""The ServerApp: a run whose parties are at SuperNodes. What it does stands in the app's config."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from flwr.serverapp import ServerApp
+
+from fedloom.core.errors import ConfigError
+from fedloom.engines import Engine
+from fedloom.experiment.config import EngineConfig, RunConfig
+from fedloom.experiment.engine import at_nodes
+from fedloom.experiment.reading import read
+from fedloom.experiment.run import Status, execute, settle
+from fedloom.experiment.world import World
+from fedloom.remote.flower.letters import CALLER
+from fedloom.remote.flower.post import Line, Post
+from fedloom.remote.members import Member, Waiting, Wire
+
+OWN: Final = {"experiment": str, "nodes": str, "out": str, "resume": bool, "wait": int, "deadline": int}
+"""Keys of the app's config that are no settings of a run, and their types."""
+T = TypeVar("T")
+_log = logging.getLogger("fedloom.flower")
+
+app = ServerApp()
+
+
+def main(grid: Any, context: Any) -> None:
+    """Do the run that the app's config describes.
+
+    Raises:
+        FedloomError: it can't be done. Flower shows the words to who started the run.
+    """
+    _speak()
+    asked = Asked.of(context.run_config)
+    if asked.folder is not None:
+        settle(asked.folder, resume=asked.resume)
+    post = Post(grid)
+    try:
+        begin = partial(start, asked=asked, post=post)
+        work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_tell, start=begin)
+        result = _interruptibly(work)
+    finally:
+        post.close()
+    _log.info("state_sha256 %s", result.summary["state_sha256"])
+
+
+app.main()(main)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an app's config asks for.
+
+    Attributes:
+        run: what a TOML file of the run would say.
+        nodes: the names of the SuperNodes, in the order of the parties.
+        folder: where to write on this machine; None writes nothing.
+        resume: whether to go on with the run in it.
+        waiting: how long for SuperNodes.
+    """
+
+    run: RunConfig
+    nodes: tuple[str, ...]
+    folder: Path | None
+    resume: bool
+    waiting: Waiting
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Asked:
+        """What a config asks for: `OWN` keys, and any setting of a run under its dotted name.
+
+        Raises:
+            ConfigError: all that is wrong.
+        """
+        own = {"out": "", "resume": False, "wait": 120, "deadline": 3600, **{k: config[k] for k in OWN if k in config}}
+        for name, kind in OWN.items():
+            if type(own.get(name)) is not kind:
+                raise ConfigError(
+                    f"{name}: the app's config must have it, a {kind.__name__}, such as examples/flower has"
+                )
+        nodes = tuple(own["nodes"].replace(",", " ").split())
+        if not nodes:
+            raise ConfigError('nodes: name the SuperNodes in the order of the parties, such as nodes = "alpha beta"')
+        found = read(own["experiment"], [f"{k}={_spelt(v)}" for k, v in sorted(config.items()) if k not in OWN])
+        if found.compare is not None:
+            raise ConfigError("experiment: this compares several runs; name one of them")
+        if found.run.engine not in (EngineConfig(), EngineConfig(name="local")):
+            raise ConfigError("engine: the parties are at SuperNodes; leave the section away")
+        run = found.run.model_copy(update={"engine": EngineConfig(name="local")})
+        folder = Path(own["out"]) if own["out"] else None
+        return cls(run, nodes, folder, own["resume"], Waiting(own["wait"], own["deadline"]))
+
+
+def start(
+    world: World, folder: Path | None, *, resume: bool, stop: Callable[[], bool], asked: Asked, post: Post
+) -> Engine:
+    """An engine whose parties are at SuperNodes.
+
+    Raises:
+        ConfigError: the method has peers speak to each other, or a node holds something else than it must.
+        EngineError: a SuperNode is not there, or its node refuses.
+    """
+    if world.method.server is None:
+        raise ConfigError(
+            f"{world.method.name} goes from peer to peer, and SuperNodes know no peers: run it with the engine net"
+        )
+
+    async def connect(member: Member, changed: Callable[[str, bool], None]) -> Line:
+        return Line(post, member.name, partial(changed, member.name))
+
+    members = [Member(name) for name in asked.nodes]
+    wire = Wire("flower", connect, peers=False)
+    waiting = replace(asked.waiting, stop=stop)
+    return at_nodes(world, members, wire, waiting, own=CALLER, folder=folder, resume=resume)
+
+
+def _spelt(value: Any) -> str:
+    """A value of Flower's config as `-s` on the command line has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _interruptibly(work: Callable[[], T]) -> T:
+    """Do work in another thread: this one hears from Flower that a run is stopped, but not while it waits for long."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="fedloom-run", daemon=True).start()
+    while not done.done():
+        wait([done], 0.5)
+    return done.result()
+
+
+def _speak() -> None:
+    """Let `flwr log` show what happens."""
+    log = logging.getLogger("fedloom")
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+def _tell(status: Status) -> None:
+    _log.info("round %d of %d: %s %.3f", status.round, status.rounds, status.measure, status.accuracy)

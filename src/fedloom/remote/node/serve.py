@@ -1,0 +1,82 @@
+"""`fedloom node`: a host behind the wire, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from functools import partial
+
+from fedloom.core.errors import ConfigError
+from fedloom.remote.members import connect
+from fedloom.remote.node.config import NodeConfig
+from fedloom.remote.node.host import Host
+from fedloom.remote.node.store import alone
+from fedloom.remote.tunnel import Exposure, expose
+from fedloom.remote.wire import Server, serve
+
+_log = logging.getLogger("fedloom.node")
+
+
+class Node:
+    """A host that takes calls; made by `start`.
+
+    Attributes:
+        host: what answers.
+        port: where it listens; 0 behind a relay.
+    """
+
+    def __init__(self, host: Host, server: Server, exposure: Exposure | None) -> None:
+        self.host = host
+        self.port = server.port
+        self._server = server
+        self._exposure = exposure
+
+    async def stop(self) -> None:
+        """Take no more calls, give those under way a second, and let go of everything."""
+        if self._exposure is not None:
+            await self._exposure.close()
+        await self._server.stop()
+        await self.host.close()
+
+
+async def start(config: NodeConfig, host: Host | None = None) -> Node:
+    """Begin to take calls.
+
+    Raises:
+        ConfigError: the certificate can't be used, or there is no way to be reached.
+        EngineError: the address can't be had.
+    """
+    if config.listen is None and config.relay is None:
+        raise ConfigError("give listen, where others reach this node, or relay, where it can be reached through")
+    credentials = config.credentials
+    link = partial(connect, credentials=credentials, own=config.name, largest=config.largest_mb << 20)
+    host = host or Host(config, link)
+    if config.listen is not None:
+        return Node(host, await serve(host, config.listen, credentials), None)
+    assert config.relay is not None and credentials is not None
+    server = await serve(host, "127.0.0.1:0", credentials)
+    exposure = await expose(config.relay, config.relay_name, credentials, f"127.0.0.1:{server.port}")
+    return Node(host, server, exposure)
+
+
+async def run(config: NodeConfig, ready: Callable[[Node], None] = lambda _: None) -> None:
+    """Take calls until SIGINT or SIGTERM, alone on the node's folder.
+
+    Raises:
+        ConfigError, EngineError: see `start`; or another process works on the folder.
+    """
+    with alone(config.state):
+        stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stopped.set)
+        node = await start(config)
+        ready(node)
+        _log.info("%s takes calls at %s", config.name, config.listen or f"{config.relay} (relay)")
+        try:
+            await stopped.wait()
+        finally:
+            await node.stop()
+            _log.info("%s has stopped", config.name)

@@ -1,0 +1,407 @@
+"""The side of the wire that asks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from fedloom.core.errors import FedloomError
+from fedloom.remote import rpc_errors
+from fedloom.remote.credentials import Credentials
+from fedloom.remote.frames import (
+    ASK,
+    CLIENT,
+    CODE,
+    LARGEST,
+    LARGEST_PIECE,
+    NAME,
+    PULSE,
+    PULSES,
+    SILENCE,
+    TAKEN,
+    Garbled,
+    framed,
+    pieces,
+    printable,
+    total_of,
+    unframed,
+)
+from fedloom.remote.rpc_errors import Refused
+
+STRIKES: Final = 5
+"""Answers of one call that can't be read, until it is given up."""
+PARTING: Final = 5.0
+"""Seconds that the end of a stream may take, after its answer has come."""
+_PAUSES: Final = 0.02, 0.5
+"""Seconds between two attempts: at first, and at most."""
+_log = logging.getLogger("fedloom.net")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a party is.
+
+    Attributes:
+        name: in its certificate.
+        at: host:port, or unix:path.
+    """
+
+    name: str
+    at: str
+
+
+@dataclass
+class _Answer:
+    """An answer as far as it has come over.
+
+    Attributes:
+        of: the CRC-32 of the whole, by which one answer is told from another.
+        sum: that of what has come.
+    """
+
+    data: bytearray = field(default_factory=bytearray)
+    of: int = 0
+    sum: int = 0
+
+    def begin(self, of: int, start: int) -> None:
+        """Go on from a place, which is the end so far, or the beginning of another answer.
+
+        Raises:
+            Garbled: it is neither.
+        """
+        if start == 0:
+            self.data.clear()
+            self.of, self.sum = of, 0
+        if start != len(self.data) or of != self.of:
+            raise Garbled("an answer must go on where it broke off")
+
+    def add(self, piece: bytes | memoryview, total: int) -> None:
+        """Take the next piece of so many bytes altogether.
+
+        Raises:
+            Garbled: these are more.
+        """
+        if len(self.data) + len(piece) > total:
+            raise Garbled("an answer must have as many bytes as it announces")
+        self.data += piece
+        self.sum = zlib.crc32(piece, self.sum)
+
+
+class _Broken(Exception):
+    """An attempt that failed, and may be made again.
+
+    Attributes:
+        refusal: what the other end says.
+        strike: whether the other end, and not the way there, is to blame.
+    """
+
+    def __init__(self, refusal: Refused | None = None, *, strike: bool = False) -> None:
+        super().__init__()
+        self.refusal = refusal
+        self.strike = strike
+
+
+class _Late(Exception):
+    """The deadline has passed."""
+
+
+class Link:
+    """A connection to one party: calls, and its signs of life. Made and used in one asyncio loop.
+
+    Where there is a list of revoked certificates, the other end is looked at before each connection, which then admits
+    its certificate alone; and when the list changes, it is looked up there at the next sign of life.
+
+    Args:
+        address: of the other end, whose certificate must have the name.
+        credentials: the own certificate; None for the insecure mode.
+        own: in the insecure mode, what we say that our name is.
+        largest: bytes that an answer may have.
+        changed: told when the other end comes or goes.
+
+    Attributes:
+        sent, received: bytes of calls and answers that crossed, pieces sent twice counted twice.
+        trouble: why the last sign of life did not come, for the own log.
+        run: what our signs of life are of, as another run of ours may have died; "" for none in particular.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        credentials: Credentials | None,
+        *,
+        own: str = "",
+        largest: int = LARGEST,
+        changed: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        self.address = address
+        self.sent = self.received = 0
+        self.trouble = self.run = ""
+        self._credentials = credentials
+        self._metadata = ((NAME, own),) if credentials is None else ()
+        self._largest = largest
+        self._changed = changed
+        self._life = -SILENCE
+        self._up = asyncio.Event()
+        self._down = asyncio.Event()
+        self._down.set()
+        self._only: bytes | None = None
+        self._calls: grpc.aio.Channel | None = None
+        self._large: grpc.aio.Channel | None = None
+        self._lives: grpc.aio.Channel | None = None
+        self._loose: set[asyncio.Future[None]] = set()
+        self._pulses = asyncio.ensure_future(self._listen())
+
+    @property
+    def up(self) -> bool:
+        """Whether the other end has given a sign of life lately."""
+        return self._up.is_set()
+
+    async def wait(self, seconds: float) -> bool:
+        """Wait until the other end is there; whether it is."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._up.wait(), seconds)
+        return self.up
+
+    async def close(self) -> None:
+        """Let go of all connections; calls that are under way end as those to an end that can't be reached."""
+        self._up.clear()
+        self._down.set()
+        self._hang_up()
+        self._pulses.cancel()
+        await asyncio.gather(self._pulses, return_exceptions=True)
+        self._hang_up()
+        await asyncio.gather(*self._loose, return_exceptions=True)
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
+        """Make a call, again where the connection breaks; its answer.
+
+        Args:
+            kind: what is asked for.
+            body: what goes along.
+            id: of the call, the same if it is repeated; no other call may ever have it.
+            deadline: seconds from now.
+
+        Raises:
+            Refused: with `UNREACHABLE` after `SILENCE` seconds without a sign of life, `LATE` after the deadline, or
+                what the other end says.
+        """
+        end, pause, strikes = monotonic() + deadline, _PAUSES[0], 0
+        head = {"kind": kind, "id": id, "bytes": len(body), "sum": await total_of(body)}
+        answer, again, said = _Answer(), False, Refused(rpc_errors.LATE, f"{self.address.name} did not answer in time")
+        while True:
+            if not self.up:
+                raise Refused(rpc_errors.UNREACHABLE, f"{self.address.name} gives no sign of life")
+            try:
+                if await self._while_up(self._attempt({**head, "again": again}, body, answer, end - monotonic())):
+                    return bytes(answer.data)
+            except _Late:
+                raise said from None
+            except _Broken as broken:
+                strikes += broken.strike
+                said = broken.refusal or said
+                if strikes >= STRIKES:
+                    raise Refused(rpc_errors.MALFORMED, f"what {self.address.name} answers can't be read") from None
+                if monotonic() + pause > end:
+                    raise said from None
+            again = True
+            with contextlib.suppress(TimeoutError):  # no longer than until it counts as unreachable
+                await asyncio.wait_for(self._down.wait(), pause)
+            pause = min(2 * pause, _PAUSES[1])
+
+    async def _while_up(self, attempt: Any) -> bool:
+        """Whether an attempt came to its end before the other end was given up."""
+        tasks = asyncio.ensure_future(attempt), asyncio.ensure_future(self._down.wait())
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+                return True
+            return False
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _attempt(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> None:
+        """Make a call once; the answer grows by what comes."""
+        channel = self._large if len(body) > LARGEST_PIECE else self._calls
+        if channel is None:  # the other end was given up just now
+            raise _Broken
+        stub = channel.stream_stream(ASK)
+        call = stub(timeout=max(timeout, 0.001), metadata=self._metadata, wait_for_ready=True)
+        sending: asyncio.Future[None] | None = None
+        head |= {"got": len(answer.data), "of": answer.of}
+        try:
+            if head["again"]:
+                await self._send(call, framed(head))
+                have, _ = unframed(await self._read(call), have=int)
+                if not 0 <= have["have"] <= len(body):
+                    raise Garbled("it can't have that many bytes of a call")
+                sending = asyncio.ensure_future(self._send(call, pieces(body, have["have"])))
+            else:
+                sending = asyncio.ensure_future(self._send(call, framed(head, body)))
+            await self._receive(call, answer)
+            await sending
+            self._aside(_part(call))
+        except Garbled:
+            call.cancel()
+            raise _Broken(strike=True) from None
+        except grpc.aio.AioRpcError as error:
+            raise self._meaning(error) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise _Broken from None  # the connection was closed, not the call given up
+        finally:
+            if sending is not None:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+
+    async def _receive(self, call: Any, answer: _Answer) -> None:
+        head, piece = unframed(await self._read(call), **{"bytes": int, "sum": int, "from": int})
+        total = head["bytes"]
+        if not 0 <= total <= self._largest:
+            raise Refused(
+                rpc_errors.TOO_LARGE, f"{self.address.name} has an answer of {total} bytes, more than are taken"
+            )
+        answer.begin(head["sum"], head["from"])
+        answer.add(piece, total)
+        while len(answer.data) < total:
+            piece = await self._read(call)
+            if not piece:
+                raise Garbled("an empty piece came")
+            answer.add(piece, total)
+        if answer.sum != answer.of:
+            answer.data.clear()
+            raise Garbled("an answer must sum up to what it announces")
+
+    async def _send(self, call: Any, frames: Iterator[bytes]) -> None:
+        for frame in frames:
+            try:
+                await call.write(frame)
+            except asyncio.InvalidStateError:  # the other end has ended the call; what it says comes with the next read
+                return
+            self.sent += len(frame)
+
+    async def _read(self, call: Any) -> Any:
+        frame = await call.read()
+        if frame is grpc.aio.EOF:
+            raise Garbled("a call ended without an answer")
+        self.received += len(frame)
+        self._alive()
+        return frame
+
+    def _meaning(self, error: grpc.aio.AioRpcError) -> Refused | _Broken | _Late:
+        """What the status of a failed attempt says."""
+        status, name = error.code(), self.address.name
+        code = str(dict(error.trailing_metadata() or ()).get(CODE, "")).replace("-", " ")
+        if code in rpc_errors.CODES:
+            refusal = Refused(code, printable(error.details() or ""))
+            return _Broken(refusal) if code == rpc_errors.BUSY else refusal
+        if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return _Late()
+        if status is grpc.StatusCode.UNAUTHENTICATED:
+            return Refused(rpc_errors.REFUSED, f"{name} does not accept this certificate")
+        return _Broken(strike=status not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
+
+    # -- signs of life -----------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        """Ask for signs of life for ever."""
+        while True:
+            begun = monotonic()
+            try:
+                if self._only is not None and self._revoked(self._only):
+                    self.trouble = f"the certificate of {self.address.name} does not count any more"
+                    self._lost()
+                pulse = (self._lives or await self._dial()).unary_unary(PULSES)
+                seconds = PULSE if self.up else SILENCE
+                await pulse(self.run.encode(), timeout=seconds, metadata=self._metadata, wait_for_ready=self.up)
+                self._alive()
+            except grpc.aio.AioRpcError as error:
+                self.trouble = printable(error.details() or "") or error.code().name
+            except (FedloomError, OSError) as error:
+                self.trouble = str(error)
+            except Exception as error:  # whatever it is, the other end must be found again
+                said, self.trouble = self.trouble, f"{type(error).__name__}: {error}"
+                if self.trouble != said:
+                    _log.exception("%s can't be asked for a sign of life", self.address.name)
+            if monotonic() - self._life > SILENCE and (self.up or self._only is not None):
+                self._lost()
+            await asyncio.sleep(max(0.05, begun + (PULSE if self.up else PULSE / 4) - monotonic()))
+
+    async def _dial(self) -> grpc.aio.Channel:
+        """Make all connections, to an end that is not revoked; the one for signs of life.
+
+        On a slow line seconds' worth of a large call wait at each hop: small ones pass on a connection of their own.
+
+        Raises:
+            EngineError: it can't be reached, or is not who it should be.
+        """
+        if self._credentials is not None and self._credentials.revoked is not None:
+            self._only = await self._credentials.check_server(self.address.at, self.address.name, SILENCE)
+        self._calls, self._large, self._lives = self._channel(), self._channel(), self._channel()
+        return self._lives
+
+    def _channel(self) -> grpc.aio.Channel:
+        if self._credentials is None:
+            return grpc.aio.insecure_channel(self.address.at, options=CLIENT)
+        options = (*CLIENT, ("grpc.ssl_target_name_override", self.address.name))
+        return grpc.aio.secure_channel(self.address.at, self._credentials.channel(self._only), options=options)
+
+    def _revoked(self, certificate: bytes) -> bool:
+        assert self._credentials is not None
+        return self._credentials.caller({"x509_pem_cert": [certificate]}) is None
+
+    def _alive(self) -> None:
+        self._life = monotonic()
+        if not self.up and self._calls is not None:
+            self._up.set()
+            self._down.clear()
+            self._changed(True)
+
+    def _lost(self) -> None:
+        """Nothing has come for too long: what is under way ends, and the connections are made anew."""
+        was = self.up
+        self._up.clear()
+        self._down.set()
+        self._hang_up()
+        if was:
+            self._changed(False)
+
+    def _hang_up(self) -> None:
+        for channel in (self._calls, self._large, self._lives):
+            if channel is not None:
+                self._aside(channel.close())
+        self._calls = self._large = self._lives = self._only = None
+
+    def _aside(self, work: Any) -> None:
+        """Do something without waiting for it."""
+        task = asyncio.ensure_future(work)
+        self._loose.add(task)
+        task.add_done_callback(self._loose.discard)
+
+
+async def _part(call: Any) -> None:
+    """Let the other end know that its answer has come over, and end the stream."""
+    try:
+        async with asyncio.timeout(PARTING):
+            await call.write(TAKEN)
+            await call.read()
+    except (TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        pass
+    finally:
+        call.cancel()

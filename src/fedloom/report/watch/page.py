@@ -1,0 +1,132 @@
+"""One live page, served to this machine alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from time import time
+
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.report.watch.sight import look
+
+LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
+"""Names under which a browser may ask. Any other is of a site that was made to lead here."""
+PATIENCE = 10.0
+"""Seconds that a browser may take to say what it wants."""
+
+
+def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
+    """Serve the page of a run's or comparison's folder until interrupted.
+
+    Args:
+        folder: whose.
+        port: where; 0 for a free one.
+        ready: told the page's address.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    with server(folder, port) as found:
+        ready(f"http://127.0.0.1:{found.server_port}/")
+        found.serve_forever()
+
+
+def server(folder: Path, port: int) -> ThreadingHTTPServer:
+    """The server, bound and not yet serving.
+
+    Raises:
+        ConfigError: the port can't be had.
+    """
+    handler = type("Handler", (_Handler,), {"folder": folder})
+    try:
+        found = ThreadingHTTPServer(("127.0.0.1", port), handler)
+    except OSError as error:
+        raise ConfigError(f"port {port} can't be had ({error.strerror}); name another with --port") from None
+    found.daemon_threads = True
+    return found
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET of the page and of what it shows, and refuses all else."""
+
+    folder: Path
+    timeout = PATIENCE
+    server_version = "fedloom"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """The page at /, and what it shows at /live.json."""
+        if not self._is_from_here():
+            self._answer(403, "text/plain", b"This page is for this machine alone: ask for it at 127.0.0.1.\n")
+        elif self.path == "/":
+            page, policy = _page()
+            self._answer(200, "text/html", page, policy)
+        elif self.path == "/live.json":
+            self._live()
+        else:
+            self._answer(404, "text/plain", b"There are / and /live.json.\n")
+
+    def _refuse(self) -> None:
+        self._answer(405, "text/plain", b"Only GET is answered.\n")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
+
+    def _is_from_here(self) -> bool:
+        """Whether the browser believes to speak to this machine. Another's page whose name leads here does not."""
+        hosts = self.headers.get_all("Host", [])
+        return len(hosts) == 1 and re.sub(r":\d{1,5}$", "", hosts[0].strip().lower()) in LOOPBACK
+
+    def _live(self) -> None:
+        try:
+            self._answer(200, "application/json", look(self.folder, time()).model_dump_json().encode())
+        except DataError as error:
+            self._answer(503, "application/json", json.dumps({"error": str(error)}).encode())
+
+    def _answer(self, status: int, kind: str, body: bytes, policy: str = "default-src 'none'") -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+            **({"Allow": "GET"} if status == 405 else {}),
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: the terminal is for the address."""
+
+
+@cache
+def _page() -> tuple[bytes, str]:
+    """The page, and a policy that lets its own script and style run, and no other."""
+    text = (files("fedloom.report.watch") / "page.html").read_text(encoding="utf-8")
+    allowed = {
+        kind: base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
+        for kind in ("script", "style")
+        if (found := re.search(f"<{kind}>(.*?)</{kind}>", text, re.S))
+    }
+    rules = {
+        "default-src": "'none'",
+        "script-src": f"'sha256-{allowed['script']}'",
+        "style-src": f"'sha256-{allowed['style']}'",
+        "img-src": "data:",
+        "connect-src": "'self'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+        "frame-ancestors": "'none'",
+    }
+    return text.encode(), "; ".join(f"{name} {value}" for name, value in rules.items())

@@ -1,0 +1,183 @@
+"""A run under way in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.experiment.view import Member, View
+from fedloom.report.terminal import size
+from fedloom.report.watch.sight import Sight
+from fedloom.report.words import shortened
+
+COLOURS = {"running": "cyan", "finished": "green", "stopped": "yellow", "quiet": "red", "gone": "red", "failed": "red"}
+BAR, CURVE = 28, 5
+"""Signs of the bar, and lines of the chart."""
+RUNS, FAILED, LONGEST = 12, 3, 40
+"""Most runs of a comparison, failures, and letters of a name that are shown."""
+
+
+def draw(sight: Sight, out: Console, height: int | None) -> RenderableType:
+    """The whole view. With a height in lines, parties that have no room are counted."""
+    view = sight.run
+    above = [*_head(sight), *_runs(sight), *_accuracy(view, min(out.width - 8, 72))]
+    below = [*_traffic(view), *_failures(view), _foot(sight)]
+    room = None
+    if height is not None:
+        room = max(3, height - 3 - sum(len(out.render_lines(part)) for part in (*above, *below)))
+    return Group(*above, *_parties(view, room), *below)
+
+
+def line(sight: Sight) -> str:
+    """The view in one line, for a log."""
+    view = sight.run
+    parts = [_clean(view.name), f"round {view.round}/{view.rounds}"]
+    parts += [f"{_clean(view.measure)} {_percent(view.accuracy)}"] * (view.accuracy is not None)
+    parts += [f"{view.up}/{view.of} up", f"{size(sum(view.bytes.values()))} sent"]
+    parts += [f"{view.failures} failures"] * bool(view.failures)
+    return "  ".join(parts)
+
+
+def _head(sight: Sight) -> list[RenderableType]:
+    view, colour = sight.run, COLOURS[sight.state]
+    word = {"gone": "no sign of life", "quiet": "no sign of life"}.get(sight.state, sight.state)
+    method = "" if view.method == view.name else f"{_clean(view.method)} "
+    title = Text.assemble((_clean(view.name), "bold"), f"  {method}on {_clean(view.dataset)}, seed {view.seed}  ")
+    title.append(word, f"bold {colour}")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(total=max(view.rounds, 1), completed=view.round, width=BAR)
+    grid.add_row(bar, f"round {view.round}/{view.rounds}", Text(_pace(sight), "dim"))
+    news = [Text(_clean(sight.news, 400), colour)] if sight.news else []
+    return [title, *news, grid, Text()]
+
+
+def _pace(sight: Sight) -> str:
+    """How fast, and how long yet."""
+    view = sight.run
+    if sight.state != "running":
+        return f"{_span(view.updated - view.started)} in all" if sight.state == "finished" else ""
+    if view.pace is None or view.ends is None:
+        return "the first round is under way"
+    speed = f"{_span(view.pace)} a round" if view.pace >= 1 else f"{1 / max(view.pace, 1e-6):.0f} rounds a second"
+    return f"{speed}, {_span(max(0.0, view.ends - sight.now))} to go"
+
+
+def _runs(sight: Sight) -> list[RenderableType]:
+    """Of a comparison, its runs."""
+    if not sight.runs:
+        return []
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("run", "state", "round", _clean(sight.run.measure)):
+        table.add_column(Text(name), justify="left" if name in ("run", "state") else "right", no_wrap=name == "run")
+    for run in sight.runs[-RUNS:]:
+        called = Text(_clean(f"{run.name} seed {run.seed}"))
+        table.add_row(called, Text(run.state, COLOURS[run.state]), f"{run.round}/{run.rounds}", _percent(run.accuracy))
+    more = len(sight.runs) - RUNS
+    return [*([Text(f"{more} runs before", "dim")] if more > 0 else []), table, Text()]
+
+
+def _accuracy(view: View, width: int) -> list[RenderableType]:
+    """The accuracy, and its curve over the rounds."""
+    if view.accuracy is None:
+        return []
+    chance = "" if view.chance is None else f"  (always answering the most frequent class: {_percent(view.chance)})"
+    head = Text.assemble(f"{_clean(view.measure)} ", (_percent(view.accuracy), "bold"), (chance, "dim"))
+    if len(view.points) < 2 or width < 20:
+        return [head, Text()]
+    values = [value for _, value in view.points]
+    low, high = np.floor(min(values) * 20) / 20, np.ceil(max(values) * 20) / 20
+    high = max(high, low + 0.05)
+    rows = curve(view.points, width, CURVE, (low, high), max(view.rounds, 1))
+    marks = {0: f"{high:.0%}", CURVE - 1: f"{low:.0%}"}
+    lines = [Text.assemble((f"{marks.get(i, ''):>5} ", "dim"), (row, "cyan")) for i, row in enumerate(rows)]
+    axis = Text(f"{'':6}round 0{view.rounds:>{width - 7}}", "dim")
+    return [head, *lines, axis, Text()]
+
+
+def curve(
+    points: Sequence[tuple[int, float]], width: int, height: int, span: tuple[float, float], rounds: int
+) -> list[str]:
+    """A line through (round, value) as `height` lines of `width` braille signs, each of 2 by 4 dots.
+
+    Args:
+        points: at least one, by rising round.
+        width, height: in signs.
+        span: the values at the bottom and the top.
+        rounds: at the right end; 0 is at the left.
+    """
+    dots = np.zeros((4 * height, 2 * width), dtype=bool)
+    last = max(1, round(points[-1][0] / rounds * (2 * width - 1)) + 1)
+    at = np.linspace(0, points[-1][0], last)
+    values = np.interp(at, [round for round, _ in points], [value for _, value in points])
+    rows = ((values - span[0]) / (span[1] - span[0]) * (4 * height - 1)).round().astype(int).clip(0, 4 * height - 1)
+    for x, (before, row) in enumerate(zip([rows[0], *rows], rows, strict=False)):
+        dots[min(before, row) : max(before, row) + 1, x] = True
+    bits = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])
+    signs = (dots[::-1].reshape(height, 4, width, 2).transpose(0, 2, 1, 3) * bits).sum((2, 3))
+    return ["".join(chr(0x2800 + sign) for sign in row) for row in signs]
+
+
+def _parties(view: View, room: int | None) -> list[RenderableType]:
+    """A table of them; those that are down in any case."""
+    members = view.parties
+    if room is not None and len(members) > room:
+        kept = sorted(range(len(members)), key=lambda i: members[i].up)[:room]
+        members = [members[i] for i in sorted(kept)]
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column(f"party ({view.up} of {view.of} up)", no_wrap=True)
+    for name in ("", "accuracy", "sent", "received"):
+        table.add_column(name, justify="right" if name else "left")
+    for member in members:
+        table.add_row(*_row(member))
+    hidden = view.of - len(members)
+    return [table, *([Text(f"and {hidden} more", "dim")] if hidden > 0 else [])]
+
+
+def _row(member: Member) -> tuple[Text, Text, str, str, str]:
+    mark = Text("● up", "green") if member.up else Text("○ down", "bold red")
+    return Text(_clean(member.name)), mark, _percent(member.accuracy), size(member.sent), size(member.received)
+
+
+def _traffic(view: View) -> list[RenderableType]:
+    ways = {"up": "to the home", "down": "from it", "across": "between the others"}
+    parts = [f"{size(view.bytes[way])} {words}" for way, words in ways.items() if view.bytes.get(way)]
+    return [Text(), Text(f"crossed so far: {', '.join(parts) or 'nothing'}")]
+
+
+def _failures(view: View) -> list[RenderableType]:
+    if not view.failures:
+        return []
+    last = [
+        Text(f"  round {m.round}, {_clean(m.party)}, {_clean(m.kind)}: {_clean(m.reason)}", "dim", no_wrap=True)
+        for m in view.mishaps[: -FAILED - 1 : -1]
+    ]
+    return [Text(f"calls without a usable reply: {view.failures}; the last:", "yellow"), *last]
+
+
+def _foot(sight: Sight) -> RenderableType:
+    view = sight.run
+    begun, news = (datetime.fromtimestamp(at).strftime("%H:%M:%S") for at in (view.started, view.updated))
+    return Text(f"{_clean(view.engine)}; begun {begun}, last news {news}", "dim")
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def _span(seconds: float) -> str:
+    """`4.2 s`, `63 s`, `12 min 3 s`, `3 h 12 min`."""
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _clean(text: str, longest: int = LONGEST) -> str:
+    """Without what could move a terminal's cursor."""
+    return shortened(text, longest)
