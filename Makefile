@@ -15,7 +15,7 @@ help: ## show this
 demo: $(VENV)/.core ## learn together on scikit-learn's digits: FedAL, FedMD and Local
 	$(VENV)/bin/fedloom run quickstart
 
-test: $(VENV)/.dev $(VENV)-flower/.done ## format, lint, types and tests
+test: $(VENV)/.dev ## format, lint, types and tests
 	PATH="$(abspath $(VENV))/bin:$$PATH" ./check.sh
 
 bench: $(VENV)/.core ## CPU seconds against plain PyTorch
@@ -25,7 +25,7 @@ build: $(VENV)/.dev ## the wheel, and whether it installs
 	$(VENV)/bin/python -m build --wheel -o dist .
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) $(VENV)-flower dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -43,12 +43,3 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) (once)..."
 	$(PIP) install -c constraints.txt $(INDEX) -e ".[dev]"
 	@touch $@ $(VENV)/.core
-
-# Flower pins old versions of what fedloom needs too, so it has an environment of its own, with the rest from ours.
-$(VENV)-flower/.done: $(VENV)/bin/python
-	@echo "Installing Flower into $(VENV)-flower (once)..."
-	$(PYTHON) -m venv $(VENV)-flower
-	$(VENV)-flower/bin/python -m pip --disable-pip-version-check -q install flwr==1.41.0
-	@$(VENV)/bin/python -c "import sysconfig; print('import site; site.addsitedir(%r)' % sysconfig.get_path('purelib'))" \
-	  > $$($(VENV)-flower/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/beside.pth
-	@touch $@

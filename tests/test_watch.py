@@ -468,7 +468,7 @@ def test_the_page_needs_nothing_else_and_writes_only_text() -> None:
 
 def test_the_page_has_the_colours_and_letters_of_the_reports() -> None:
     ours = (Path(page.__file__).parent / "page.html").read_text()
-    reports = (Path(page.__file__).parents[1] / "report" / "page.html").read_text()
+    reports = (Path(page.__file__).parents[1] / "page.html").read_text()
     for part in (r":root \{.*?\n\}\n@media screen.*?\n\}\n", r"\nbody \{.*?\}"):
         assert re.search(part, ours, re.S)[0] == re.search(part, reports, re.S)[0]  # type: ignore[index]
 

@@ -16,8 +16,7 @@ from time import monotonic, sleep
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-BIN = Path(os.environ.get("FEDLOOM_FLOWER", ROOT / ".venv-flower")) / "bin"
-"""Flower has an environment of its own."""
+BIN = Path(sys.executable).parent
 NODE = 'name = "{name}"\ncallers = ["superlink"]\nmethods = ["augfl", "gossip"]\n\n[data.digits]\nset = "digits"\n'
 PATIENCE = 1500.0
 """Seconds until a run counts as stuck: on a busy machine an exchange takes half a minute."""

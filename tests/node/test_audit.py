@@ -183,14 +183,14 @@ def test_a_log_for_machines_is_json(logged: Callable[[str], io.StringIO]) -> Non
     out = logged("json")
     _say('hub\n{"level": "info"}\x1b[2J\ud800')
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
-    assert (first["level"], first["logger"]) == ("warning", "fedloom.remote.node") and "trace" not in first
+    assert (first["level"], first["logger"]) == ("warning", "fedloom.node") and "trace" not in first
     assert first["message"].startswith("refused a call of hub\n") and first["time"].endswith("+00:00")
     assert second["message"] == "it failed" and "RuntimeError: inside" in second["trace"]
 
 
 def test_a_log_for_people_has_no_line_that_a_caller_made(logged: Callable[[str], io.StringIO]) -> None:
     out = logged("text")
-    _say("hub\r\n2026-01-01 00:00:00,000 INFO fedloom.remote.node: all is well\x1b[2J")
+    _say("hub\r\n2026-01-01 00:00:00,000 INFO fedloom.node: all is well\x1b[2J")
     lines = out.getvalue().splitlines()
     assert "refused a call of hub" in lines[0] and lines[1].startswith("    2026-01-01")
     assert "\x1b" not in out.getvalue() and "    RuntimeError: inside" in out.getvalue()

@@ -51,7 +51,7 @@ def certs(
 
     Organisations with a PKI of their own use that instead: docs/net.md says what a certificate must have.
     """
-    work = _net("commands")
+    work = _net("fedloom.cli.federation")
     if revoke:
         work.revoke(names or (), folder, out)
         return
@@ -90,7 +90,7 @@ def node(
 
     What was answered to whom is in STATE/audit.jsonl. A node that was killed goes on from its own state.
     """
-    _net("engine")
+    _net("fedloom.remote.engine")
     import asyncio
 
     from fedloom.remote.node import serve
@@ -129,7 +129,7 @@ def relay(
 
     [bold]fedloom relay fed/relay/relay.toml[/]
     """
-    work = _net("commands")
+    work = _net("fedloom.cli.federation")
     _log_as(log)
     work.relay(config / "relay.toml" if config.is_dir() else config, out)
 
@@ -153,7 +153,7 @@ def _net(module: str) -> Any:
     import importlib
 
     try:
-        return importlib.import_module(f"fedloom.remote.{module}")
+        return importlib.import_module(module)
     except ImportError as error:
         raise EngineError(f"this needs an extra ({error}): pip install 'fedloom[net]'") from None
 
