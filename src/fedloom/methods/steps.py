@@ -1,0 +1,325 @@
+"""Steps that the pages of several methods share: local SGD, adaptation, fine-tuning and averaging, as functions.
+
+A comparison is fair only where every method trains alike, so this is written once. A page's party calls these functions
+where its algorithm has the line; they take the party, and read `alpha`, `lr`, … from its config.
+
+A network has a body and a head (its module `head`). With `personal_head` the head never leaves its client, and local
+training alternates: epochs that update the head alone, then epochs that update the body alone. Otherwise all weights
+are updated together and all are shared. Local training starts with zero momentum, because averaging leaves the path
+that momentum belongs to. BatchNorm statistics stay at the client.
+
+A client's rows come in two halves. Adaptation means full-batch steps on the support half, at one rate α for every
+method that is compared, at clients that took part in the training and at those that never did: φ = θ - α ∇L(θ, D^s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias
+
+import torch
+from pydantic import AfterValidator, Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedloom.core.errors import ModelError
+from fedloom.core.federation import Federation
+from fedloom.core.message import Template, Tree, floats, weighted_mean
+from fedloom.core.method import MethodConfig
+from fedloom.core.optim import SGD
+from fedloom.core.party import Party
+
+TUNED = "tuned"
+"""The evaluation mode after fine-tuning on the client's own rows."""
+TUNING = 2**32 - 1
+"""Epoch number that fine-tuning counts down from, so that it shares no shuffle with training."""
+
+Epoch: TypeAlias = tuple[int, Sequence[str] | None]
+"""The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates (None: all)."""
+Hessian: TypeAlias = Literal["exact", "fd", "fd_normalised", "first_order"]
+"""How a Hessian-vector product is computed: exactly, by a second backward pass; by a central difference of gradients
+along the vector (`fd`) or along its direction (`fd_normalised`), where each pass of a network with dropout draws units
+of its own; or taken for 0 (`first_order`)."""
+
+
+def _distinct(steps: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(steps)) < len(steps) or min(steps, default=0) < 0:
+        raise ValueError("adapt_steps must be different numbers from 0, such as [1, 5, 0]")
+    return steps
+
+
+AdaptSteps: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_distinct)]
+
+
+class LocalSGDConfig(MethodConfig):
+    """Local training and evaluation of a client that shares weights. Defaults are those of AFIND+'s experiments."""
+
+    alpha: float = Field(0.03, ge=0)
+    """Rate of a step of adaptation (α)."""
+    adapt_steps: AdaptSteps = ()
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    batchnorm: Literal["own", "batch"] = "own"
+    """BatchNorm's statistics, which never leave a client: `own` predicts with those that its passes have left, as is
+    usual. `batch` predicts with those of the rows asked about, so that an answer depends on the others."""
+    epochs: int = Field(5, ge=1)
+    """Passes over the own rows in a round (K_w)."""
+    head_epochs: int = Field(1, ge=0)
+    """With a personal head: passes before them that move the head alone (K_β)."""
+    batch_size: int = Field(128, ge=1)
+    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    lr: float = Field(0.01, gt=0)
+    """Rate of SGD."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of SGD."""
+    personal_head: bool = True
+    """Whether a client keeps its last layer to itself."""
+    finetune_epochs: int = Field(1, ge=0)
+    """Passes over the own rows that move all weights, before the evaluation called "tuned"; 0 for none."""
+
+    @property
+    def iterations_per_round(self) -> int:
+        """Epochs over the client's own rows."""
+        return self.epochs
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """After steps of adaptation, and after fine-tuning, if there is any."""
+        return eval_modes(self.adapt_steps, self.finetune_epochs)
+
+
+class MetaConfig(MethodConfig):
+    """Adaptation and participation in the methods of the family `meta`."""
+
+    alpha: float = Field(0.03, ge=0)
+    """Rate of a step of adaptation (α)."""
+    adapt_steps: AdaptSteps = (1, 5, 0)
+    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    batchnorm: Literal["own", "batch"] = "own"
+    """BatchNorm's statistics, which never leave a client: `own` predicts with those that its passes have left, as is
+    usual. `batch` predicts with those of the rows asked about, so that an answer depends on the others."""
+    clients_per_round: int | None = Field(None, ge=1)
+    """Participants of a round; None for all."""
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """After each number of steps."""
+        return eval_modes(self.adapt_steps)
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
+    """The trainable parameters of a network by name, without their graph."""
+    return {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
+
+
+def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]:
+    """Names of the weights that clients share: all, or all but those of the module `head`.
+
+    Raises:
+        ModelError: the network is not in two parts, as a personal head needs.
+    """
+    if not personal_head:
+        return list(params)
+    body = [k for k in params if not k.startswith("head.")]
+    if not body or len(body) == len(params):
+        what = "has nothing but a head" if not body else "has no module named `head`"
+        raise ModelError(
+            f"personal_head keeps a network's last layer, its module `head`, at each client, but this network {what}: "
+            "take another in models.pool, or set params.personal_head=false"
+        )
+    return body
+
+
+def shared_weights(party: Party[Any]) -> dict[str, Tensor]:
+    """The party's weights that others may see, by name."""
+    return {k: party.params[k] for k in shared_names(party.params, party.cfg.personal_head)}
+
+
+def shared_template(fed: Federation, personal_head: bool) -> dict[str, Template]:
+    """Template of the shared weights in a message."""
+    return {k: floats(*fed.form[k].shape) for k in shared_names(fed.form, personal_head)}
+
+
+def norm_of(weights: Mapping[str, Tensor]) -> Tensor:
+    """L2 norm () of all tensors together."""
+    return torch.stack([x.square().sum() for x in weights.values()]).sum().sqrt()
+
+
+def set_weights(party: Party[Any], weights: Mapping[str, Any]) -> None:
+    """Replace the party's weights by name; those that are not named stay."""
+    party.params = {**party.params, **weights}
+
+
+def mean_by_rows(replies: Mapping[int, Any]) -> dict[str, Tensor]:
+    """The mean of the replies' `weights`, weighted by their numbers of `rows`: line 8 of FedAvg."""
+    rows = [int(r["rows"]) for r in replies.values()]
+    return weighted_mean([r["weights"] for r in replies.values()], rows)  # type: ignore[return-value]
+
+
+# -- local training ------------------------------------------------------------------------------------------------
+
+
+def init_network(party: Party[Any]) -> None:
+    """Give the party the network that all start with, and SGD. To be called in `setup`.
+
+    Raises:
+        ModelError: a personal head needs a network in two parts.
+    """
+    party.network(party.site.build(), SGD(party.cfg.lr, party.cfg.momentum))
+    shared_names(party.params, party.cfg.personal_head)
+
+
+def reset_optimizer(party: Party[Any]) -> None:
+    """Set the optimiser's memory, such as momentum, to zero."""
+    party.opt = {k: torch.zeros_like(v) for k, v in party.opt.items()}
+
+
+def cross_entropy(party: Party[Any], x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy () of the party's network on x (B, ...), y (B,), with its graph."""
+    return F.cross_entropy(party.model(x), y)
+
+
+def local_sgd(party: Party[Any], t: int) -> None:
+    """Round t's training on the party's own rows, from its present weights."""
+    sgd_epochs(party, local_epochs(party, t))
+
+
+def fine_tune(party: Party[Any]) -> None:
+    """`finetune_epochs` epochs over the party's own rows that update all weights."""
+    sgd_epochs(party, tuning_epochs(party))
+
+
+def sgd_epochs(party: Party[Any], epochs: Iterable[Epoch]) -> None:
+    """SGD with zero momentum at the start, on the mean cross-entropy."""
+    reset_optimizer(party)
+    for n, names in epochs:
+        party.train(partial(cross_entropy, party), party.epochs(n, size=party.cfg.batch_size), only=names)
+
+
+def local_epochs(party: Party[Any], t: int) -> list[Epoch]:
+    """The epochs of round t: with a personal head `head_epochs` for the head, then `epochs` for the body."""
+    cfg = party.cfg
+    if not cfg.personal_head:
+        return [(n, None) for n in range(t * cfg.epochs, (t + 1) * cfg.epochs)]
+    body = shared_names(party.params, personal_head=True)
+    head = [k for k in party.params if k not in body]
+    first = t * (cfg.head_epochs + cfg.epochs)
+    return [(first + n, head if n < cfg.head_epochs else body) for n in range(cfg.head_epochs + cfg.epochs)]
+
+
+def tuning_epochs(party: Party[Any]) -> list[Epoch]:
+    """The epochs of fine-tuning."""
+    return [(n, None) for n in range(TUNING - party.cfg.finetune_epochs, TUNING)]
+
+
+# -- adaptation ----------------------------------------------------------------------------------------------------
+
+
+def weighted_cross_entropy(party: Party[Any], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    """Cross-entropy () on x (n, ...), y (n,), where each row has a share `weight` (n,) in the mean."""
+    return (F.cross_entropy(party.model(x), y, reduction="none") * weight).sum()
+
+
+def adapt(party: Party[Any], steps: int) -> None:
+    """Full-batch steps on the support half."""
+    gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.site.support)
+
+
+def gradient_descent(party: Party[Any], steps: int, loss: Callable[..., Tensor], *batch: object) -> None:
+    """Steps of plain gradient descent at rate α on `loss(*batch)`."""
+    for _ in range(steps):
+        _, gradient = party.gradient(loss, *batch)
+        party.params = {k: w.sub(gradient[k], alpha=party.cfg.alpha) for k, w in party.params.items()}
+
+
+def meta_gradient(party: Party[Any], weights: Mapping[str, Tensor], hvp: Hessian, delta: float) -> dict[str, Tensor]:
+    """The gradient by name of L(θ - α ∇L(θ, D^s), D^q) at θ = `weights`: r - α ∇²L(θ, D^s) r.
+
+    L is `weighted_cross_entropy`, D^s and D^q are the support and the query half. In gradient evaluations it costs 4 by
+    differences, 2 in first order, and exactly 2 and a backward pass through the graph of the first one.
+
+    Args:
+        party: has the network and both halves.
+        weights: θ.
+        hvp: how ∇²L(θ, D^s) r is computed.
+        delta: distance of the two gradients of a difference (δ).
+    """
+    loss, alpha, support = partial(weighted_cross_entropy, party), party.cfg.alpha, party.site.support
+    product = None
+    if hvp == "exact":
+        _, s, product = party.curvature_at(weights, loss, *support)
+    else:
+        _, s = party.gradient_at(weights, loss, *support)
+    phi = {k: w.sub(s[k], alpha=alpha) for k, w in weights.items()}
+    _, r = party.gradient_at(phi, loss, *party.site.query)
+    if hvp == "first_order":
+        return r
+    if product:
+        g = product(r)
+    else:  # [∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ, with δ over the norm of r if normalised
+        norm = norm_of(r).clamp_min(1e-12) if hvp == "fd_normalised" else 1.0
+        step = delta / norm
+        ahead, behind = (
+            party.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, loss, *support)[1]
+            for sign in (1, -1)
+        )
+        g = {k: (ahead[k] - behind[k]) / (2 * step) for k in r}
+    return {k: r[k].sub(g[k], alpha=alpha) for k in r}
+
+
+# -- evaluation ----------------------------------------------------------------------------------------------------
+
+
+def eval_modes(adapt_steps: Sequence[int], finetune_epochs: int = 0) -> tuple[str, ...]:
+    """Names of a config's evaluation modes: after each number of steps, and after fine-tuning, if there is any."""
+    return (*map(after, adapt_steps), *((TUNED,) if finetune_epochs else ()))
+
+
+def after(steps: int) -> str:
+    """Name of the evaluation mode after so many steps of adaptation."""
+    return f"{steps} step" if steps == 1 else f"{steps} steps"
+
+
+def steps_of(cfg: Any, way: str) -> int:
+    """Steps of adaptation of an evaluation mode."""
+    return next((n for n in cfg.adapt_steps if after(n) == way), 0)
+
+
+def prepare(party: Party[Any], way: str, handout: Mapping[str, Tree]) -> None:
+    """Before an evaluation: load the server's weights, if there is one; adapt or fine-tune, if the mode says so."""
+    if handout:
+        set_weights(party, handout)
+    adapt(party, steps_of(party.cfg, way))
+    if way == TUNED:
+        fine_tune(party)
+
+
+def infer(party: Party[Any], x: Tensor) -> Tensor:
+    """Outputs (n, ...) in evaluation mode, with BatchNorm's statistics as `batchnorm` says."""
+    return party.net.infer(x, batch_statistics=party.cfg.batchnorm == "batch")
+
+
+# -- averaging among peers -----------------------------------------------------------------------------------------
+
+
+def models_of(party: Party[Any], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
+    """Shared weights by peer id: the party's own, and those of the neighbours that answered."""
+    return {party.site.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
+
+
+def average(party: Party[Any], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
+    """Set the party's weights to the weighted mean of the models that have a weight, and note the mixing weights."""
+    total = sum(weights.values())
+    set_weights(party, weighted_mean([dict(models[j]) for j in weights], list(weights.values())))  # type: ignore[arg-type]
+    note_mixing(party, {j: weight / total for j, weight in weights.items()})
+
+
+def note_mixing(party: Party[Any], shares: Mapping[int, float]) -> None:
+    """Note with which share the model of each peer was mixed, by their ids."""
+    row = torch.zeros(party.site.parties, dtype=torch.float64)
+    for i, share in shares.items():
+        row[i] = share
+    party.note("mixing", row)
