@@ -23,7 +23,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
 from fedloom.deploy import Exported, export, load_active, load_party, read_embeddings, write_embeddings
-from fedloom.deploy.exchange import gathered
+from fedloom.deploy.embeddings import gathered
 from fedloom.deploy.folder import CARD, STATE, digest
 from fedloom.deploy.rows import prepared
 from fedloom.experiment import checkpoint

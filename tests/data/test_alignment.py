@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError, DataError, MessageError
-from fedloom.data.alignment import BACKENDS, Alignment, align, normalise, roles
+from fedloom.data.alignment import BACKENDS, Alignment, align, normalise
+from fedloom.data.alignment import psi as psi_steps
 
 KEY = bytes(range(32))
 LISTS = [["Ann", "bob", " Cy ", "Dee", "7"], ["cy", "ANN", "zed", 7], [7, "ann", "bob", "cy", "zed"]]
@@ -186,14 +187,14 @@ def digests(count: int, start: int = 0) -> list[bytes]:
 
 def test_the_roles_meet_in_messages_that_hold_no_id() -> None:
     own, other = digests(6), digests(6, start=4)
-    client, server = roles.Client(own, most=6), roles.Server(other, most=6)
+    client, server = psi_steps.PSIClient(own, most=6), psi_steps.PSIServer(other, most=6)
     request, setup = client.request(), server.setup()
     response = server.respond(request)
     assert client.intersection(setup, response) == [4, 5]
     for message in (request, setup, response):
         assert len(message) <= 6 * 35 + 9
         assert not any(digest in message for digest in own + other)
-    assert roles.Client(own, most=6).request() != request  # a new key
+    assert psi_steps.PSIClient(own, most=6).request() != request  # a new key
     elements = list(psi.ServerSetup.FromString(setup).raw.encrypted_elements)
     assert elements == sorted(elements)  # not the order of the list
 
@@ -201,7 +202,7 @@ def test_the_roles_meet_in_messages_that_hold_no_id() -> None:
 @given(junk=st.binary(max_size=80))
 @settings(max_examples=60, deadline=None)
 def test_bytes_that_are_no_messages_are_refused(junk: bytes) -> None:
-    server, client = roles.Server(digests(2), most=2), roles.Client(digests(2), most=2)
+    server, client = psi_steps.PSIServer(digests(2), most=2), psi_steps.PSIClient(digests(2), most=2)
     good = server.setup()
     with pytest.raises(MessageError):
         client.intersection(junk, server.respond(client.request()))
@@ -215,19 +216,19 @@ def test_bytes_that_are_no_messages_are_refused(junk: bytes) -> None:
 
 
 def test_messages_that_are_too_much_are_refused() -> None:
-    client, server = roles.Client(digests(3), most=2), roles.Server(digests(3), most=2)
+    client, server = psi_steps.PSIClient(digests(3), most=2), psi_steps.PSIServer(digests(3), most=2)
     request, setup = client.request(), server.setup()
     with pytest.raises(MessageError, match="more ids than the client stated"):
         server.respond(request)
-    response = roles.Server(digests(3), most=3).respond(request)
+    response = psi_steps.PSIServer(digests(3), most=3).respond(request)
     with pytest.raises(MessageError, match="more ids than the server stated"):
         client.intersection(setup, response)
     with pytest.raises(MessageError, match="4,000,000 bytes, but has 4,000,001"):
-        server.respond(bytes(roles.LARGEST + 1))
+        server.respond(bytes(psi_steps.LARGEST + 1))
 
 
 def test_dishonest_answers_are_refused() -> None:
-    client, server = roles.Client(digests(3), most=3), psi.server.CreateWithNewKey(True)
+    client, server = psi_steps.PSIClient(digests(3), most=3), psi.server.CreateWithNewKey(True)
     request = psi.Request.FromString(client.request())
     lossy = server.CreateSetupMessage(0.1, 3, digests(3), psi.DataStructure.GCS).SerializeToString()
     exact = server.CreateSetupMessage(0.1, 3, digests(3), psi.DataStructure.RAW).SerializeToString()
@@ -247,19 +248,19 @@ def test_dishonest_answers_are_refused() -> None:
 
 def test_the_announced_order_is_read_with_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
     own = digests(5)
-    key, marks = roles.announce(KEY, own[1:4])
+    key, marks = psi_steps.announce(KEY, own[1:4])
     assert key == KEY and len(marks) == 3 * 32
-    rows = roles.follow([key, marks], own)
+    rows = psi_steps.follow([key, marks], own)
     assert sorted(rows) == [1, 2, 3]
     with pytest.raises(MessageError, match="cut off"):
-        roles.follow([key, marks[:-1]], own)
+        psi_steps.follow([key, marks[:-1]], own)
     with pytest.raises(MessageError, match="not ascending"):
-        roles.follow([key, marks[32:] + marks[:32]], own)
+        psi_steps.follow([key, marks[32:] + marks[:32]], own)
     with pytest.raises(MessageError, match="not ascending"):
-        roles.follow([key, marks, marks[-32:]], own)
+        psi_steps.follow([key, marks, marks[-32:]], own)
     with pytest.raises(MessageError, match="does not have"):
-        roles.follow([key, marks], own[:3])
-    monkeypatch.setattr(roles, "LARGEST", 70)  # two marks a message
-    pieces = roles.announce(KEY, own[1:4])
+        psi_steps.follow([key, marks], own[:3])
+    monkeypatch.setattr(psi_steps, "LARGEST", 70)  # two marks a message
+    pieces = psi_steps.announce(KEY, own[1:4])
     assert [len(piece) for piece in pieces] == [32, 64, 32]
-    np.testing.assert_array_equal(roles.follow(pieces, own), rows)
+    np.testing.assert_array_equal(psi_steps.follow(pieces, own), rows)

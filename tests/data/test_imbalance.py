@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import simulate
 from fedloom.data.imbalance import cosine, describe_parties, imbalance_degree, ratio, weighted_cosine
+from fedloom.data.simulation import simulate
 
 COUNTS = st.lists(st.integers(0, 10**6), min_size=2, max_size=12).filter(any)
 

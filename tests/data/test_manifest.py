@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import Parties
 from fedloom.data.manifest import PATTERN, make_manifest, manifest, read_views
 from fedloom.data.recipes import prepare
+from fedloom.data.vertical import VerticalDataset
 
 PIL_Image = pytest.importorskip("PIL.Image")
 
@@ -51,7 +51,7 @@ def number(name: str, rows: list[dict[str, str]], party: str = "0") -> int:
     return next(n for n, row in enumerate(rows) if f"/{name}_" in row["path"] and row["party"] == party)
 
 
-def objects(parties: Parties, party: int, part: str) -> list[int]:
+def objects(parties: VerticalDataset, party: int, part: str) -> list[int]:
     view = parties.views[party]
     return [int(x[0].mean()) // 10 for x in view.x[getattr(view, part)]]
 

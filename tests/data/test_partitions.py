@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
-from fedloom.data.dealing import fill_up
+from fedloom.data.allocation import fill_up
 from fedloom.data.partitions import (
     PARTITIONS,
     check_options,

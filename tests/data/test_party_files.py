@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import DataError
-from fedloom.data.columns import Parties
 from fedloom.data.csvfiles import class_numbers, column_values, read_csv
 from fedloom.data.imbalance import describe_parties
 from fedloom.data.party_files import from_files
 from fedloom.data.recipes import prepare
+from fedloom.data.vertical import VerticalDataset
 
 
 def match(ids: list[list[str]]) -> list[np.ndarray]:
@@ -38,11 +38,11 @@ def files(tmp_path: Path) -> list[Path]:
     ]
 
 
-def gather(files: list[Path], **options: Any) -> Parties:
+def gather(files: list[Path], **options: Any) -> VerticalDataset:
     return from_files(files, **{"id": "id", "label": "risk", "seed": 0, "align": match} | options)
 
 
-def people(parties: Parties, part: str) -> list[int]:
+def people(parties: VerticalDataset, part: str) -> list[int]:
     """Who is who at the bank, by income."""
     bank = parties.views[0]
     everybody = np.arange(40)

@@ -1,174 +1,103 @@
+"""Rows of one's own: what fits the form is taken as it is, all else refused without a word of what it says."""
+
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
-from fedloom.data.schema import TableEncoder
-from fedloom.data.sources import load, load_raw
-from fedloom.data.tables import Table
+from fedloom.data.schema import Column, DataSchema, read_public, read_rows
+
+TABLE = DataSchema("table", ("well", "ill"), "outcome", (Column("age"), Column("ward", ("north", "south", "?"))))
+PICTURES = DataSchema("image", ("cat", "dog"), shape=(1, 4, 5))
 
 
-def words(*values: str | None) -> np.ndarray:
-    return np.array(values, dtype=object)
+def csv(path: Path, *rows: str, header: str = "id,age,ward,outcome") -> Path:
+    path.write_text("\n".join([header, *rows, ""]))
+    return path
 
 
-def fit(columns: dict[str, np.ndarray], **options: Any) -> TableEncoder:
-    return TableEncoder.fit(columns, np.arange(len(next(iter(columns.values())))), **options)
+def pictures(folder: Path, *files: str, mode: str = "L", size: tuple[int, int] = (5, 4)) -> Path:
+    for number, file in enumerate(files):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.new(mode, size, number if mode == "L" else (number, 0, 0)).save(folder / file)
+    return folder
 
 
-def test_numbers_are_standardised_by_the_rows_that_may_be_seen() -> None:
-    columns = {"age": np.array([1.0, 3.0, 500.0])}
-    encoder = TableEncoder.fit(columns, np.array([0, 1]))
-    assert encoder.transform(columns)[:, 0].tolist() == [-1.0, 1.0, 498.0]
-    assert encoder.names == ("age",) and encoder.transform(columns).dtype == np.float32
-
-
-def test_gaps_become_the_median_and_a_column() -> None:
-    columns = {"a": np.array([1.0, np.nan, 3.0, 8.0]), "b": words("1", "?", "3", " 8 ")}
-    encoder = fit(columns)
-    assert encoder.names == ("a", "a missing", "b", "b missing")
-    x = encoder.transform(columns)
-    assert (x[:, :2] == x[:, 2:]).all() and x[:, 1].tolist() == [0, 1, 0, 0]
-    assert x[1, 0] == pytest.approx((3 - 3.75) / np.std([1, 3, 3, 8]))
-    assert encoder.transform({"a": np.array([np.nan]), "b": words(None)}).tolist() == [[x[1, 0], 1, x[1, 0], 1]]
-
-
-def test_gaps_that_no_seen_row_has_are_filled_silently() -> None:
-    encoder = fit({"a": np.array([1.0, 2.0, 9.0])})
-    assert encoder.names == ("a",)
-    first, second = encoder.transform({"a": np.array([np.nan, 2.0])})[:, 0]
-    assert first == second
-
-
-def test_heavy_tails_are_logged() -> None:
-    money = np.array([0.0] * 50 + [10.0**k for k in range(7)])
-    encoder = fit({"money": money, "debt": -money, "even": np.arange(57.0)})
-    assert [rule.log for rule in encoder.columns] == [True, True, False]  # type: ignore[union-attr]
-    x = encoder.transform({"money": money, "debt": -money, "even": np.arange(57.0)})
-    assert np.allclose(x[:, 0], -x[:, 1]) and x[:, 0].max() < 5
-    left = 1e6 - money  # a logarithm would make this tail longer
-    assert not fit({"left": left}).columns[0].log  # type: ignore[union-attr]
-
-
-def test_rare_and_new_words_fall_together() -> None:
-    work = words(*["state"] * 5, *["private "] * 4, "army", "church", None, "?", "")
-    encoder = fit({"work": work}, rare=3)
-    assert encoder.names == ("work=?", "work=private", "work=state", "work=other")
-    new = encoder.transform({"work": words("state", "army", "never seen", " ")})
-    assert new.tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 1], [1, 0, 0, 0]]
-    full = fit({"work": words("a", "a", "b", "b")}, rare=2)
-    assert full.names == ("work=a", "work=b") and full.transform({"work": words("c")}).tolist() == [[0, 0]]
-
-
-def test_constant_columns_are_left_out_by_name() -> None:
-    columns = {
-        "one": np.ones(4),
-        "word": words("x", "x", "x", "x"),
-        "names": words("a", "b", "c", "d"),  # each is rare: all are "other"
-        "none": np.full(4, np.nan),
-        "gaps": np.array([7.0, np.nan, 7.0, 7.0]),
-    }
-    encoder = fit(columns)
-    assert encoder.dropped == ("one", "word", "names", "none") and encoder.names == ("gaps missing",)
-    assert encoder.transform({"gaps": columns["gaps"]}).tolist() == [[0], [1], [0], [0]]
-    with pytest.raises(DataError, match="'one', 'word'"):
-        fit({"one": columns["one"], "word": columns["word"]})
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(-1e30, 1e30) | st.just(float("nan")), st.sampled_from(["a", "b", "?", "other", "0"]) | st.none()
-        ),
-        min_size=2,
-        max_size=30,
-    ),
-    st.integers(1, 4),
-)
-def test_whatever_comes_the_rules_survive_json(rows: list[tuple[float, str | None]], rare: int) -> None:
-    columns = {"n": np.array([n for n, _ in rows]), "w": words(*(w for _, w in rows)), "safe": np.arange(len(rows))}
-    encoder = TableEncoder.fit(
-        columns, np.arange(0, len(rows) + 1, 2)[:-1] if len(rows) > 3 else np.arange(len(rows)), rare=rare
-    )
-    again = TableEncoder.from_dict(json.loads(json.dumps(encoder.to_dict(), allow_nan=False)))
-    x = encoder.transform(columns)
-    assert again == encoder and (again.transform(columns) == x).all()
-    assert x.shape == (len(rows), len(encoder.names)) and np.isfinite(x).all() and x.flags.c_contiguous
-    assert len(set(encoder.names)) == len(encoder.names)
+def test_a_table_is_encoded_by_the_form_whatever_else_is_in_the_file(tmp_path: Path) -> None:
+    rows = read_rows(csv(tmp_path / "a.csv", "x1,40,south,ill", "x2, 51.5 ,north,well", "x3,7,,ill"), TABLE, "wards")
+    assert rows.columns == ("age", "ward=north", "ward=south", "ward=?") and rows.classes == ("well", "ill")
+    assert rows.x.tolist() == [[40, 0, 1, 0], [51.5, 1, 0, 0], [7, 0, 0, 1]] and rows.y.tolist() == [1, 0, 1]
+    turned = csv(tmp_path / "b.csv", "ill,south,40", header="outcome,ward,age")
+    assert read_rows(turned, TABLE, "wards").x.tolist() == [[40, 0, 1, 0]]
+    one_class = csv(tmp_path / "c.csv", "x,1,north,well")  # a party need not have all classes
+    assert read_rows(one_class, TABLE, "wards").y.tolist() == [0]
 
 
 @pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        ({"b": words("x")}, "'a' is missing"),
-        ({"a": words("one"), "b": words("x")}, "'a' must hold numbers, but it holds 'one'"),
-        ({"a": np.array([np.inf]), "b": words("x")}, "'a' has 1 beyond"),
-        ({"a": np.array([1.0]), "b": np.array([2.0])}, "'b' holds something else"),
-        ({"a": np.array([1.0, 2.0]), "b": words("x")}, "same number of rows"),
-    ],
-)
-def test_rows_that_do_not_fit_are_refused_by_name(new: dict[str, np.ndarray], message: str) -> None:
-    encoder = fit({"a": np.array([1.0, 2.0]), "b": words("x", "y")}, rare=1)
-    with pytest.raises(DataError, match=message):
-        encoder.transform(new)
+    ("row", "column"),
+    [("x,secret,north,ill", "age"), ("x,,north,ill", "age"), ("x,inf,north,ill", "age"), ("x,1e300,north,ill", "age"),
+     ("x,4,secret,ill", "ward"), ("x,4,north,secret", "outcome"), ("x,4,north,", "outcome")],
+)  # fmt: skip
+def test_a_row_that_does_not_fit_is_named_by_place_alone(row: str, column: str, tmp_path: Path) -> None:
+    path = csv(tmp_path / "rows.csv", "x,1,north,ill", row)
+    with pytest.raises(DataError, match=rf"'{column}', but 1 of 2 have not \(row 2") as refused:
+        read_rows(path, TABLE, "wards")
+    assert "secret" not in str(refused.value)
 
 
-def test_what_cannot_be_fitted() -> None:
-    with pytest.raises(DataError, match="at least one row"):
-        TableEncoder.fit({"a": np.arange(3)}, np.arange(0))
-    with pytest.raises(DataError, match="'when'"):
-        fit({"when": np.array(["2020-01-01"] * 3, dtype="datetime64[D]")})
+def test_a_file_that_lacks_a_column_or_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'ward'"):
+        read_rows(csv(tmp_path / "rows.csv", "1,ill", header="age,outcome"), TABLE, "wards")
+    for missing in ("rows", "rows.parquet"):
+        with pytest.raises(DataError, match="does not exist"):
+            read_rows(tmp_path / missing, TABLE, "wards")
+    with pytest.raises(DataError, match="can't be read"):
+        read_rows(tmp_path / "none.csv", TABLE, "wards")
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        {},
-        {"columns": [{}], "dropped": []},
-        {"columns": [{"name": "a", "log": False, "fill": None, "mean": 0, "scale": 1, "gaps": False}], "dropped": []},
-        {"columns": [{"name": "a", "log": False, "fill": 0, "mean": 0, "scale": -1, "gaps": False}], "dropped": []},
-        {"columns": [{"name": "a", "words": 3, "other": False}], "dropped": []},
-        {"columns": 3, "dropped": []},
-    ],
-)
-def test_damaged_rules_are_refused(rules: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match="damaged"):
-        TableEncoder.from_dict(rules)
+def test_public_rows_need_no_labels(tmp_path: Path) -> None:
+    x = read_public(csv(tmp_path / "p.csv", "40,south", "1,north", header="age,ward"), TABLE)
+    assert x.tolist() == [[40, 0, 1, 0], [1, 1, 0, 0]] and x.dtype == np.float32
+    with pytest.raises(DataError, match="must be a CSV file"):
+        read_public(tmp_path / "p.parquet", TABLE)
 
 
-@pytest.mark.parametrize("odd", [["12,5"], ["unknown"] * 10])
-def test_numbers_with_a_few_words_between_them_are_refused(odd: list[str]) -> None:
-    words = np.array([str(n / 2) for n in range(100 - len(odd))] + odd + ["?"], dtype=object)
-    with pytest.raises(DataError, match=rf"Column 'hb' holds numbers, but {len(odd)} of its 100 values .* '{odd[0]}'"):
-        TableEncoder.fit({"hb": words}, np.arange(50))
-    words[0] = words[1] = "unknown"
-    if len(odd) == 10:  # 88 numbers are not nearly all
-        assert TableEncoder.fit({"hb": words}, np.arange(101)).names == ("hb=unknown", "hb=other")
+def test_images_lie_in_folders_of_their_class(tmp_path: Path) -> None:
+    rows = read_rows(pictures(tmp_path / "a", "dog/1.png", "dog/2.png"), PICTURES, "pets")  # no cat here
+    assert rows.x.shape == (2, 1, 4, 5) and rows.y.tolist() == [1, 1] and rows.classes == ("cat", "dog")
+    both = read_rows(pictures(tmp_path / "b", "cat/z.png", "dog/a.png", mode="RGB"), PICTURES, "pets")
+    assert both.x.shape == (2, 1, 4, 5) and both.y.tolist() == [0, 1]
+    with pytest.raises(DataError, match="no classes of the form"):
+        read_rows(pictures(tmp_path / "c", "bird/1.png"), PICTURES, "pets")
+    with pytest.raises(DataError, match=r"shape \(1, 4, 5\), but they are \(1, 5, 5\)"):
+        read_rows(pictures(tmp_path / "d", "cat/1.png", size=(5, 5)), PICTURES, "pets")
+    (tmp_path / "e" / "cat").mkdir(parents=True)
+    with pytest.raises(DataError, match="there are none"):
+        read_rows(tmp_path / "e", PICTURES, "pets")
+    public = pictures(tmp_path / "f", "b.png", "a.png")
+    assert read_public(public, PICTURES)[:, 0, 0, 0].tolist() == [1, 0]  # by name
+    with pytest.raises(DataError, match="folder of PNG"):
+        read_public(tmp_path / "a", PICTURES)
 
 
-# Raw tables
+def test_parquet_is_read_by_the_same_form(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    file = tmp_path / "rows.parquet"
+    columns = {"ward": ["south", None], "age": [40, 7], "outcome": ["ill", "well"], "id": [1, 2]}
+    datasets.Dataset.from_dict(columns).to_parquet(str(file))
+    rows = read_rows(file, TABLE, "wards")
+    assert rows.x.tolist() == [[40, 0, 1, 0], [7, 0, 0, 1]] and rows.y.tolist() == [1, 0]
+    with pytest.raises(DataError, match="must hold images"):
+        read_rows(file, DataSchema("image", ("well", "ill"), "outcome", shape=(1, 4, 4)), "wards")
 
 
-def test_a_csv_keeps_its_gaps(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    path = tmp_path / "people.csv"
-    path.write_text("age,work,label\n30,state,no\n,?,yes\n50,private,no\n40,,yes\n")
-    table = load_raw(str(path))
-    assert (
-        isinstance(table, Table)
-        and table.name == "people"
-        and table.classes == ("no", "yes")
-        and table.y.tolist() == [0, 1, 0, 1]
-    )
-    assert np.isnan(table.columns["age"]).tolist() == [False, True, False, False]
-    encoder = TableEncoder.fit(table.columns, np.arange(4), rare=1)
-    assert encoder.names == ("age", "age missing", "work=?", "work=private", "work=state")
-    with pytest.raises(DataError, match="'age' lacks 1"):
-        load(str(path))
+def test_the_level_is_that_of_the_rows_that_are_given() -> None:
+    x = np.array([[1, 0, 0, 0], [3, 0, 1, 0]], dtype=np.float32)
+    shift, scale = TABLE.level(x)
+    assert shift.tolist() == [2, 0, 0.5, 0] and scale.tolist() == [1, 1, 0.5, 1]
+    assert [v.tolist() for v in TABLE.level()] == [[0] * 4, [1] * 4]
+    assert [v.tolist() for v in PICTURES.level(x)] == [[127.5], [127.5]]

@@ -14,7 +14,7 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError
 from fedloom.data.alignment.ids import digests
-from fedloom.data.alignment.roles import Client, announce
+from fedloom.data.alignment.psi import PSIClient, announce
 from fedloom.experiment.matched import Matched
 from fedloom.experiment.reading import check
 from fedloom.remote import parts, rpc_errors
@@ -51,8 +51,8 @@ def begin(text: str | None = None, **head: Any) -> bytes:
     return step("begin", **{**given, **head})
 
 
-def client(ids: list[str] = THEIRS) -> Client:
-    return Client(sorted(digests([ids], ["ours"])[0]), most=len(OURS))
+def client(ids: list[str] = THEIRS) -> PSIClient:
+    return PSIClient(sorted(digests([ids], ["ours"])[0]), most=len(OURS))
 
 
 def keep(common: list[str] = OURS[:6], *, key: bytes = bytes(32), roles: Any = None, **head: Any) -> bytes:

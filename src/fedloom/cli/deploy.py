@@ -12,10 +12,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.deploy.exchange import gathered, told, write_embeddings, write_predictions
+from fedloom.deploy.deployed import load_active, load_party
+from fedloom.deploy.embeddings import gathered, told, write_embeddings, write_predictions
 from fedloom.deploy.export import export as export_run
 from fedloom.deploy.folder import ACTIVE, read_card
-from fedloom.deploy.roles import load_active, load_party
 from fedloom.deploy.rows import read_rows
 
 SHOWN = 10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -76,6 +76,22 @@ class Dataset:
             raise DataError(f"Data set {self.name!r}: standardising needs at least one row, but none was given.")
         shift, scale = level(self.x[rows])
         return replace(self, shift=shift, scale=scale)
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """What is known of a data set without its rows; the attributes are those of `Dataset`."""
+
+    name: str
+    kind: Kind
+    input_shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    columns: tuple[str, ...]
+    shift: np.ndarray
+    scale: np.ndarray
+
+
+DatasetLike: TypeAlias = Dataset | DatasetInfo
 
 
 def level(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

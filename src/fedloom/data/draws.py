@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.core.rng import stream
-from fedloom.data.dealing import proportional
+from fedloom.data.allocation import proportional
 
 
 def line_up(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndarray:

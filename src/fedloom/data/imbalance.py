@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.schema import TableEncoder
-from fedloom.data.views import Parties, View
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.vertical import PartyView, VerticalDataset
 
 
 def ratio(counts: Sequence[float] | np.ndarray) -> float:
@@ -54,7 +54,7 @@ def weighted_cosine(counts: Sequence[Sequence[float]] | np.ndarray) -> float:
     return sum(float(row.sum() / whole.sum()) * cosine(row, whole) for row in table if row.sum() > 0)
 
 
-def describe_parties(parties: Parties) -> dict[str, Any]:
+def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
     """What each party holds and how uneven it is, as JSON can hold it.
 
     "unaligned_counts" and the measures are of a party's unaligned rows where their classes are known (a simulation
@@ -81,7 +81,7 @@ def describe_parties(parties: Parties) -> dict[str, Any]:
     }
 
 
-def _party(view: View, counts: np.ndarray | None, whole: np.ndarray | None) -> dict[str, Any]:
+def _party(view: PartyView, counts: np.ndarray | None, whole: np.ndarray | None) -> dict[str, Any]:
     rows = None if counts is None or not counts.sum() else counts
     encoder = TableEncoder.from_dict(view.recipe) if view.recipe.get("kind") == "table" else None
     return {

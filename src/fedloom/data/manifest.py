@@ -24,8 +24,8 @@ from fedloom.core.errors import DataError
 from fedloom.data.csvfiles import class_numbers, read_csv
 from fedloom.data.folders import is_image
 from fedloom.data.images import decode_images
-from fedloom.data.roles import give_roles
-from fedloom.data.views import Parties, View
+from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.data.vertical_split import split_parties
 
 COLUMNS = ("sample_id", "party", "view", "path", "label")
 PATTERN = r"(?P<sample>.+_[^_]+)_[^_]+_[^_]+_(?P<view>[^_]+)\.(png|jpe?g)"
@@ -73,7 +73,7 @@ def manifest(
     test_fraction: float = 0.25,
     test_rows: int | None = None,
     size: int = 32,
-) -> Parties:
+) -> VerticalDataset:
     """Read the parties' pictures as a manifest lists them; only those that are used are decoded.
 
     Objects that all parties have and that have a label are aligned or tested; any other is unaligned at the parties
@@ -106,7 +106,7 @@ def manifest(
         held = [sorted(files) for files in listing.files]
     shared = sorted(everywhere.intersection(*held))
     places = [{name: row for row, name in enumerate(objects)} for objects in held]
-    roles = give_roles(
+    roles = split_parties(
         [np.array([rows[name] for name in shared], dtype=np.int64) for rows in places],
         [np.array([numbers.get(name, -1) for name in objects], dtype=np.int64) for objects in held],
         seed=seed,
@@ -126,7 +126,7 @@ def manifest(
         )
         for party, (objects, *parts) in enumerate(zip(held, roles.aligned, roles.unaligned, roles.test, strict=True))
     ]
-    return Parties(path.resolve().parent.name, "image", classes, tuple(views), roles.labels, roles.test_labels)
+    return VerticalDataset(path.resolve().parent.name, "image", classes, tuple(views), roles.labels, roles.test_labels)
 
 
 def read_views(recipe: Mapping[str, Any], objects: Sequence[Mapping[str, Path]]) -> np.ndarray:
@@ -309,7 +309,7 @@ def _view(
     views: list[str],
     size: int,
     truth: np.ndarray | None,
-) -> View:
+) -> PartyView:
     """One party's pictures: those of aligned, unaligned and test objects."""
     files = [objects[view] for part in parts for objects in part for view in views]
     pixels = decode_images(files, size=size)
@@ -317,4 +317,4 @@ def _view(
     x = pixels.reshape(-1, len(views) * pixels.shape[1], size, size)
     level = np.full(x.shape[1], 127.5, dtype=np.float32)
     recipe = {"kind": "pictures", "views": views, "size": size, "shape": list(x.shape[1:])}
-    return View(name, x, level, level.copy(), first, second, third, truth, recipe)
+    return PartyView(name, x, level, level.copy(), first, second, third, truth, recipe)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.dealing import (
+from fedloom.data.allocation import (
     check_classes,
     check_rows,
     deal,
@@ -39,7 +39,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Partition:
+class PartitionScheme:
     """A way to share out rows, with its options; `function` also takes `groups` if `needs_groups`."""
 
     title: str
@@ -287,8 +287,8 @@ _ALPHA = "concentration: small gives each client few classes, large is even"
 _MOST = Option("rows", int, None, "the most rows of each client; none: every row is handed out")
 _MIN_ROWS = Option("min_rows", int, 1, "the fewest rows a client may have")
 
-PARTITIONS: dict[str, Partition] = {
-    "dirichlet": Partition(
+PARTITIONS: dict[str, PartitionScheme] = {
+    "dirichlet": PartitionScheme(
         "each client has its own Dirichlet class mix",
         dirichlet,
         (
@@ -297,22 +297,22 @@ PARTITIONS: dict[str, Partition] = {
             _MIN_ROWS,
         ),
     ),
-    "dirichlet-classwise": Partition(
+    "dirichlet-classwise": PartitionScheme(
         "each class is shared out by a Dirichlet draw over clients",
         dirichlet_classwise,
         (Option("alpha", float, 0.5, _ALPHA), _MIN_ROWS),
     ),
-    "pathological": Partition(
+    "pathological": PartitionScheme(
         "each client has exactly so many classes",
         pathological,
         (Option("classes", int, 2, "classes of each client"), _MOST),
     ),
-    "groups": Partition(
+    "groups": PartitionScheme(
         "clients in groups, each with classes of its own",
         groups,
         (Option("number", int, 5, "groups of clients"), _MOST),
     ),
-    "random-classes": Partition(
+    "random-classes": PartitionScheme(
         "each client has few rows, evenly of classes drawn at random",
         random_classes,
         (
@@ -320,12 +320,12 @@ PARTITIONS: dict[str, Partition] = {
             Option("rows", int, 20, "the fewest rows a client may have; the most is twice as many"),
         ),
     ),
-    "iid": Partition("rows are dealt at random", iid),
-    "natural": Partition("each client is one owner of rows", natural, (_MIN_ROWS,), needs_groups=True),
+    "iid": PartitionScheme("rows are dealt at random", iid),
+    "natural": PartitionScheme("each client is one owner of rows", natural, (_MIN_ROWS,), needs_groups=True),
 }
 
 
-def find_partition(name: str) -> Partition:
+def find_partition(name: str) -> PartitionScheme:
     """The partition of that name.
 
     Raises:

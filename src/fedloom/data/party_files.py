@@ -11,15 +11,15 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.data.csvfiles import class_numbers, column_values, read_csv
 from fedloom.data.recipes import table_view
-from fedloom.data.roles import give_roles
-from fedloom.data.views import Parties, View
+from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.data.vertical_split import split_parties
 
 Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
 """The ids of each party -> for each party (P,) its row numbers of the people that all have, in one order."""
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class PartyFile:
     """What stands in one party's file.
 
     Attributes:
@@ -37,21 +37,21 @@ class Held:
     classes: tuple[str, ...] = ()
 
     @classmethod
-    def active(cls, file: Path, id: str, label: str) -> Held:
+    def active(cls, file: Path, id: str, label: str) -> PartyFile:
         """The file of the party with the labels. Raises DataError if it can't be used."""
         table = read_csv(file, needed=[id, label])
         labels, classes = class_numbers(table.pop(label), f"Column {label!r} of {file}")
         return cls(file.stem, table.pop(id), table, labels, classes)
 
     @classmethod
-    def passive(cls, file: Path, id: str, label: str) -> Held:
+    def passive(cls, file: Path, id: str, label: str) -> PartyFile:
         """The file of another party. Raises DataError if it can't be used, or has labels too."""
         table = read_csv(file, needed=[id])
         if label in table:
             raise DataError(f"Only the first party may have labels, but {file} has a column {label!r} too; remove it.")
         return cls(file.stem, table.pop(id), table, np.empty(0, dtype=np.int64))
 
-    def view(self, aligned: np.ndarray, unaligned: np.ndarray, test: np.ndarray, truth: np.ndarray | None) -> View:
+    def view(self, aligned: np.ndarray, unaligned: np.ndarray, test: np.ndarray, truth: np.ndarray | None) -> PartyView:
         """Its columns as numbers, of some of its rows by their numbers (n,)."""
         parts = [aligned, unaligned, test]
         rows = np.concatenate(parts)
@@ -70,7 +70,7 @@ def from_files(
     aligned: int | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
-) -> Parties:
+) -> VerticalDataset:
     """Read each party's CSV file and match their people.
 
     People whom all parties have and who have a label are aligned or tested. Any other row is an unaligned row of its
@@ -96,15 +96,15 @@ def from_files(
     keys = [id] * len(files) if isinstance(id, str) else list(id)
     if len(files) < 2 or len(keys) != len(files):
         raise DataError(f"There must be at least 2 files, and one id or one for each, not {len(files)} and {keys}.")
-    held = [Held.active(Path(files[0]), keys[0], label)]
-    held += [Held.passive(Path(file), key, label) for file, key in zip(files[1:], keys[1:], strict=True)]
+    held = [PartyFile.active(Path(files[0]), keys[0], label)]
+    held += [PartyFile.passive(Path(file), key, label) for file, key in zip(files[1:], keys[1:], strict=True)]
     ids, y, classes = [own.ids for own in held], held[0].labels, held[0].classes
     common = _checked([np.asarray(rows) for rows in align(ids)], [len(words) for words in ids])
     known = [np.full(len(words), -1, dtype=np.int64) for words in ids]
     for rows, numbers in zip(common, known, strict=True):
         numbers[rows] = y[common[0]]
     known[0] = y
-    roles = give_roles(
+    roles = split_parties(
         common,
         known,
         seed=seed,
@@ -116,7 +116,7 @@ def from_files(
     views = []
     for party, own in enumerate(held):
         views.append(own.view(roles.aligned[party], roles.unaligned[party], roles.test[party], roles.truth[party]))
-    return Parties(Path(files[0]).stem, "table", classes, tuple(views), roles.labels, roles.test_labels)
+    return VerticalDataset(Path(files[0]).stem, "table", classes, tuple(views), roles.labels, roles.test_labels)
 
 
 def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:

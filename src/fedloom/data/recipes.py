@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.cells import cut, windows
-from fedloom.data.schema import TableEncoder
-from fedloom.data.views import View
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.image_grid import cut, windows
+from fedloom.data.vertical import PartyView
 
 
 def table_view(
@@ -21,7 +21,7 @@ def table_view(
     unaligned: np.ndarray,
     test: np.ndarray,
     truth: np.ndarray | None,
-) -> View:
+) -> PartyView:
     """A party's view of its raw columns, encoded by rules that are fitted on its aligned and unaligned rows."""
     try:
         encoder = TableEncoder.fit(columns, np.concatenate([aligned, unaligned]))
@@ -35,11 +35,11 @@ def table_view(
         )  # fmt: skip
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
     recipe = {"kind": "table", **encoder.to_dict()}
-    return View(name, x, zeros, ones, aligned, unaligned, test, truth, recipe)
+    return PartyView(name, x, zeros, ones, aligned, unaligned, test, truth, recipe)
 
 
 def prepare(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray:
-    """New rows as `View.x` holds them.
+    """New rows as `PartyView.x` holds them.
 
     Args:
         recipe: of the party's view.

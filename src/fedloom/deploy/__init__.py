@@ -10,9 +10,9 @@ active = load_active("parties/active")
 active.predict({0: first, 1: second})                     # (n, Z)
 """
 
-from fedloom.deploy.exchange import Embeddings, read_embeddings, write_embeddings
+from fedloom.deploy.deployed import DeployedActive, DeployedParty, load_active, load_party
+from fedloom.deploy.embeddings import Embeddings, read_embeddings, write_embeddings
 from fedloom.deploy.export import Exported, export
-from fedloom.deploy.roles import DeployedActive, DeployedParty, load_active, load_party
 
 __all__ = [
     "DeployedActive",

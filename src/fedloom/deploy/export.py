@@ -20,8 +20,8 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
+from fedloom.deploy.deployed import kept, load_active, load_party, predicts_alone
 from fedloom.deploy.folder import ACTIVE, CARD, STATE, digest
-from fedloom.deploy.roles import kept, load_active, load_party, predicts_alone
 from fedloom.experiment import checkpoint
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns

@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.cells import windows
 from fedloom.data.csvfiles import column_values, read_csv
+from fedloom.data.encoder import Number, TableEncoder, Words
+from fedloom.data.image_grid import windows
 from fedloom.data.images import decode_images
 from fedloom.data.manifest import read_views
 from fedloom.data.recipes import prepare
-from fedloom.data.schema import Number, TableEncoder, Words
 from fedloom.data.tables import texts
 from fedloom.deploy.folder import Inputs
 

@@ -12,8 +12,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedloom.core.errors import ConfigError
-from fedloom.data.columns import Parties, simulate
 from fedloom.data.csvfiles import read_csv
+from fedloom.data.simulation import simulate
+from fedloom.data.vertical import VerticalDataset
 
 ALIGNED = 200
 CUT = ("unaligned", "held", "grid", "balanced", "ratio", "majority", "rare", "rare_rows")
@@ -125,7 +126,7 @@ class ColumnsConfig(BaseModel):
         test_fraction: float,
         test_rows: int | None,
         pooled: bool = False,
-    ) -> Parties:
+    ) -> VerticalDataset:
         """What each party holds.
 
         Args:

@@ -18,8 +18,8 @@ from fedloom.core.graphs import Graph
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.core.rng import stream
-from fedloom.data.columns import Parties, View
-from fedloom.data.own import Known
+from fedloom.data.dataset import DatasetLike
+from fedloom.data.vertical import PartyView, VerticalDataset
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns, ByOwnColumns, Holdings
 from fedloom.experiment.networks import EXTRACTORS, architectures_of, boxed, grouped, networks
@@ -49,7 +49,7 @@ class Ground:
     home: Site
     sites: list[Site]
     house: tuple[int, ...] = ()
-    taught: tuple[Known, np.ndarray] | None = None
+    taught: tuple[DatasetLike, np.ndarray] | None = None
 
     def client(self, n: int) -> partial[Party[Any]]:
         """What makes client n, always the same."""
@@ -131,7 +131,7 @@ def _by_columns(run: RunConfig, method: Method, cfg: Any, files: Files, at: int 
             raise ConfigError(f"columns.own: {method.name} needs all rows in one place; leave it away")
         held, kind = own_columns(run, files, at or 0), "table"
         number, aligned, labels = held.number, held.aligned, None if held.truth is None else held.truth[0]
-        views: dict[int, View] = {at or 0: held.view}
+        views: dict[int, PartyView] = {at or 0: held.view}
     else:
         parties = parties_of(run, files, pooled=method.pooled)
         held, kind = ByColumns(parties), parties.kind
@@ -155,7 +155,7 @@ def _by_columns(run: RunConfig, method: Method, cfg: Any, files: Files, at: int 
     return Ground(method, cfg, held, architectures, None, home, sites, house=(0,))
 
 
-def _columns_at(run: RunConfig, cfg: Any, site: Site, view: View, architecture: str) -> Site:
+def _columns_at(run: RunConfig, cfg: Any, site: Site, view: PartyView, architecture: str) -> Site:
     """The place of a party that holds these columns."""
     own = {"own": _rows_of(run, view, view.unaligned)} if len(view.unaligned) and not run.columns.own else {}
     return replace(
@@ -173,7 +173,7 @@ def _columns_at(run: RunConfig, cfg: Any, site: Site, view: View, architecture: 
     )
 
 
-def _rows_of(run: RunConfig, view: View, which: np.ndarray, labels: np.ndarray | None = None) -> Rows:
+def _rows_of(run: RunConfig, view: PartyView, which: np.ndarray, labels: np.ndarray | None = None) -> Rows:
     """Some rows (n,) of a party's columns."""
     level = (-1, *[1] * (view.x.ndim - 2))
     arrays = (view.x, which, view.shift.reshape(level), view.scale.reshape(level))
@@ -181,7 +181,7 @@ def _rows_of(run: RunConfig, view: View, which: np.ndarray, labels: np.ndarray |
     return Rows(pool, None if labels is None else torch.from_numpy(labels).to(pool.device), index, shift, scale)
 
 
-def parties_of(run: RunConfig, files: Files | None = None, *, pooled: bool = False) -> Parties:
+def parties_of(run: RunConfig, files: Files | None = None, *, pooled: bool = False) -> VerticalDataset:
     """What each party of a vertical federation holds.
 
     Args:

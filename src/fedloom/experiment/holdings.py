@@ -10,14 +10,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedloom.data.columns import Parties
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, DatasetLike
+from fedloom.data.encoder import TableEncoder
 from fedloom.data.imbalance import describe_parties
-from fedloom.data.own import Known
-from fedloom.data.schema import TableEncoder
 from fedloom.data.split import Split
 from fedloom.data.stats import describe
-from fedloom.data.views import View
+from fedloom.data.vertical import PartyView, VerticalDataset
 
 
 class Holdings(Protocol):
@@ -41,7 +39,7 @@ class Holdings(Protocol):
         some client has none."""
 
     @property
-    def known(self) -> Known | None:
+    def known(self) -> DatasetLike | None:
         """The data set as far as it is known; None where it is cut into columns."""
 
     @property
@@ -82,7 +80,7 @@ class ByRows:
         return self.dataset.classes
 
     @property
-    def known(self) -> Known:
+    def known(self) -> DatasetLike:
         """All of it."""
         return self.dataset
 
@@ -130,7 +128,7 @@ class ByRows:
 class ByColumns:
     """Each party holds other columns; the first has the labels."""
 
-    parties: Parties
+    parties: VerticalDataset
 
     @property
     def name(self) -> str:
@@ -207,7 +205,7 @@ class ByOwnColumns:
     aligned: int
     test: int
     mark: str
-    view: View
+    view: PartyView
     names: tuple[str, ...] = ()
     truth: tuple[np.ndarray, np.ndarray] | None = None
     others: tuple[int, ...] = ()

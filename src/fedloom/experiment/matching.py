@@ -29,9 +29,9 @@ from fedloom.core.errors import ConfigError, DataError, EngineError, MessageErro
 from fedloom.core.message import Tree
 from fedloom.data.alignment import MOST, learnt_privately, shard_count, shards
 from fedloom.data.alignment.ids import digests
-from fedloom.data.alignment.roles import Client, announce, follow, library
-from fedloom.data.party_files import Held
-from fedloom.data.roles import Roles, give_roles
+from fedloom.data.alignment.psi import PSIClient, announce, follow, library
+from fedloom.data.party_files import PartyFile
+from fedloom.data.vertical_split import VerticalSplit, split_parties
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import Reached, check_seats, keep_start, next_start, reached, run_id
 from fedloom.experiment.matched import Matched, file_sha256
@@ -91,7 +91,7 @@ def match(run: RunConfig, folder: Path | None, files: Files, *, resume: bool, no
                 "was, or begin the run anew in another folder."
             )
         return replace(files, matched=before)
-    held = Held.active(files.rows, files.id or str(run.columns.id), run.columns.label or "")
+    held = PartyFile.active(files.rows, files.id or str(run.columns.id), run.columns.label or "")
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()
@@ -140,7 +140,7 @@ class _Meeting:
         self._start = start
         self._numbers = count()
 
-    async def hold(self, held: Held, sha256: str) -> Matched:
+    async def hold(self, held: PartyFile, sha256: str) -> Matched:
         """All of it; what is left for us."""
         guests: list[_Guest] = []
         try:
@@ -177,7 +177,7 @@ class _Meeting:
         rows = roles.aligned[0], roles.unaligned[0], roles.test[0]
         return Matched(self._id, "", self._start, 0, mark, sha256, len(held.classes), *rows, tuple(others))
 
-    def _roles(self, y: np.ndarray, mine: np.ndarray) -> Roles:
+    def _roles(self, y: np.ndarray, mine: np.ndarray) -> VerticalSplit:
         """Who is aligned, tested, or left to one party: our own rows, and of each other party places in `mine`.
 
         Who is tested is drawn class by class. So that nobody who knows the seed can tell classes from it, people then
@@ -188,7 +188,7 @@ class _Meeting:
         if secret:
             order = np.array(SystemRandom().sample(range(len(mine)), len(mine)), dtype=np.int64)
         others = self._run.data.clients - 1
-        return give_roles(
+        return split_parties(
             [mine[order], *[order] * others],
             [y, *[y[mine]] * others],
             seed=secrets.randbits(32) if secret else self._run.seed,
@@ -216,7 +216,7 @@ class _Meeting:
         else:
             guest.cuts, places = shard_count(len(self._own), guest.rows), set()
             for number, mine in enumerate(shards(self._own, guest.cuts)):
-                client = Client([self._own[place] for place in mine], most=guest.rows)
+                client = PSIClient([self._own[place] for place in mine], most=guest.rows)
                 request = await asyncio.to_thread(client.request)
                 _, rest = await self._ask(guest, "shard", {"shard": number}, request)
                 if len(rest) != 2:
@@ -306,7 +306,7 @@ class _Meeting:
             _log.info("alignment: %s", sentence)
 
 
-def _told(roles: Roles, party: int, labelled: np.ndarray) -> dict[str, Any]:
+def _told(roles: VerticalSplit, party: int, labelled: np.ndarray) -> dict[str, Any]:
     """What a node is told: places, in the announced order, of those who are aligned, tested, left to it alone, or
     unused there. Anybody else whom all have has no label."""
     aligned, test, rest = roles.aligned[party], roles.test[party], roles.unaligned[party]

@@ -16,7 +16,7 @@ from fedloom.core.context import Site
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
-from fedloom.data.own import Known
+from fedloom.data.dataset import DatasetLike
 from fedloom.experiment.config import RunConfig, refuse_black_boxes, refuse_settings
 from fedloom.methods.features import Features
 from fedloom.models.black_boxes import make
@@ -44,7 +44,7 @@ Network: TypeAlias = Callable[[], nn.Module]
 
 
 def networks(
-    run: RunConfig, method: Method, dataset: Known, architectures: Sequence[str]
+    run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str]
 ) -> tuple[Network, list[Network]]:
     """What makes the home party's network, and each client's: with weights of its own, or all the same."""
 
@@ -61,7 +61,7 @@ def networks(
 
 
 def boxed(
-    run: RunConfig, method: Method, dataset: Known, architectures: Sequence[str], home: Site, sites: list[Site]
+    run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str], home: Site, sites: list[Site]
 ) -> tuple[Site, list[Site]]:
     """The same places, with black boxes in the place of networks at the clients that drew such. The home's network is
     then one that some client drew, or the common one if none did.

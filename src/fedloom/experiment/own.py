@@ -12,7 +12,8 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from fedloom.data.own import Column, Form, Outline
+from fedloom.data.dataset import DatasetInfo
+from fedloom.data.schema import Column, DataSchema
 from fedloom.experiment.holdings import schema
 from fedloom.experiment.matched import Matched
 
@@ -67,10 +68,10 @@ class FormConfig(_Section):
             raise ValueError("images have a shape, such as [3, 32, 32] with 1 or 3 channels, and no columns")
         return self
 
-    def form(self) -> Form:
+    def form(self) -> DataSchema:
         """The same for those who read rows."""
         columns = tuple(Column(column.name, column.words) for column in self.columns)
-        return Form(self.kind, self.classes, self.label, columns, self.shape or ())
+        return DataSchema(self.kind, self.classes, self.label, columns, self.shape or ())
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Apart:
         server: what the server's own rows come to, if it has some, and how many they are.
     """
 
-    outline: Outline
+    outline: DatasetInfo
     clients: int
     public_digest: str
     public_rows: int
@@ -120,7 +121,7 @@ class Apart:
         return self.outline.classes
 
     @property
-    def known(self) -> Outline:
+    def known(self) -> DatasetInfo:
         """All but the rows."""
         return self.outline
 

@@ -15,7 +15,7 @@ from fedloom.core.engine import names
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.party import Party
-from fedloom.data.own import Known
+from fedloom.data.dataset import DatasetLike
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.ground import Ground, ground
 from fedloom.experiment.holdings import Holdings
@@ -179,7 +179,7 @@ def for_nodes(world: World) -> RunConfig:
     return sent(world.run, world.method, world.held.known)
 
 
-def sent(run: RunConfig, method: Method, known: Known | None) -> RunConfig:
+def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
     """The same, before there is a world: `known` is the data set as far as it is known here."""
     for setting, wrong, mend in (
         ("columns.files", run.columns.files, "set columns.own=true instead: then each node names its own file"),

@@ -21,8 +21,7 @@ from fedloom import models
 from fedloom.core.errors import ConfigError, ModelError
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
-from fedloom.data.dataset import Dataset
-from fedloom.data.own import Known
+from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment import weights
 from fedloom.experiment.pretraining import Training, trained
 from fedloom.models import external
@@ -177,7 +176,7 @@ class _Inputs:
     level: Level
 
 
-def prepare(cfg: PretrainedConfig, dataset: Known, rows: np.ndarray, device: str) -> Pretrained | None:
+def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str) -> Pretrained | None:
     """The server's model, if there is one: looked at, but neither read nor trained before it is asked for.
 
     Args:
@@ -209,7 +208,7 @@ def prepare(cfg: PretrainedConfig, dataset: Known, rows: np.ndarray, device: str
     return Pretrained(foreign, encoder, hashlib.sha256(f"{cfg.model}{held}".encode()).hexdigest())
 
 
-def architecture(cfg: PretrainedConfig, dataset: Known) -> Callable[[], nn.Module]:
+def architecture(cfg: PretrainedConfig, dataset: DatasetLike) -> Callable[[], nn.Module]:
     """What makes the network that `model` and `norm` name, with other weights, always the same ones: no file is read
     and nothing is trained."""
     inputs, seed = _inputs(dataset), _seed()
@@ -219,7 +218,7 @@ def architecture(cfg: PretrainedConfig, dataset: Known) -> Callable[[], nn.Modul
     return partial(_network, cfg.model, cfg.norm, inputs, inputs.level, seed)
 
 
-def _inputs(dataset: Known) -> _Inputs:
+def _inputs(dataset: DatasetLike) -> _Inputs:
     level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
     return _Inputs(dataset.input_shape, len(dataset.classes), level)
 
@@ -229,7 +228,9 @@ def _seed() -> int:
     return int(stream(0, "encoder's weights").integers(2**31))
 
 
-def _from_file(cfg: PretrainedConfig, file: Path, dataset: Known, rows: np.ndarray, inputs: _Inputs) -> Pretrained:
+def _from_file(
+    cfg: PretrainedConfig, file: Path, dataset: DatasetLike, rows: np.ndarray, inputs: _Inputs
+) -> Pretrained:
     card = weights.read_card(file)
     if card is not None:
         _suits(card, cfg, file, inputs)
@@ -251,7 +252,7 @@ def _from_file(cfg: PretrainedConfig, file: Path, dataset: Known, rows: np.ndarr
     return Pretrained(teacher, encoder, weights.file_digest(file, card))
 
 
-def named(cfg: PretrainedConfig, dataset: Known) -> PretrainedConfig:
+def named(cfg: PretrainedConfig, dataset: DatasetLike) -> PretrainedConfig:
     """The section with the network's name alone, for those who know the architecture and have no file.
 
     Raises:
@@ -288,7 +289,7 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
         )
 
 
-def _disjoint(card: weights.Card, file: Path, dataset: Known, rows: np.ndarray) -> None:
+def _disjoint(card: weights.Card, file: Path, dataset: DatasetLike, rows: np.ndarray) -> None:
     """Refuse a model that was trained on rows of this data set which the server does not hold."""
     if not isinstance(dataset, Dataset) or card.content_sha256 != weights.content(dataset):
         _remark(

@@ -11,10 +11,10 @@ import torch
 
 from fedloom.core.context import PublicSet, Rows
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
 from fedloom.data.flower import partition_at
-from fedloom.data.own import Form, Known, Outline, read_public, read_rows
-from fedloom.data.party_files import Held
+from fedloom.data.party_files import PartyFile
+from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.sources import load
 from fedloom.data.split import Split, hold_out, public_hash, rows_hash, split
 from fedloom.experiment.config import RunConfig
@@ -36,7 +36,7 @@ class Stock:
     """
 
     held: Holdings
-    taught: tuple[Known, np.ndarray]
+    taught: tuple[DatasetLike, np.ndarray]
     home: Rows | None
     public: PublicSet
     data: Callable[[int], Rows | None]
@@ -79,7 +79,7 @@ def apart(run: RunConfig, files: Files, at: int | None) -> Stock:
     shift, scale = form.level(public if len(public) else seen)
     if own is not None:
         own = replace(own, shift=shift, scale=scale)
-    known = Outline(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
+    known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
     rows = None if own is None else pool_of(own, run.engine.device)
     mine = None if rows is None else rows(train)
     tests = {"own": rows(test)} if rows is not None and at is not None else {}
@@ -96,7 +96,7 @@ def apart(run: RunConfig, files: Files, at: int | None) -> Stock:
     )
 
 
-def _public(run: RunConfig, files: Files, form: Form) -> np.ndarray:
+def _public(run: RunConfig, files: Files, form: DataSchema) -> np.ndarray:
     """The rows (n, ...) that all hold, or the first `data.public` of them."""
     if files.public is None or run.data.public == 0:
         return np.empty((0, *form.input_shape), np.uint8 if form.kind == "image" else np.float32)
@@ -131,7 +131,7 @@ def own_columns(run: RunConfig, files: Files, party: int) -> ByOwnColumns:
     if found is None:
         raise ConfigError("columns.own: whose rows are the same person's is found out by the net engine: --engine net")
     id = files.id or str(run.columns.id)
-    held = Held.passive(files.rows, id, label) if party else Held.active(files.rows, id, label)
+    held = PartyFile.passive(files.rows, id, label) if party else PartyFile.active(files.rows, id, label)
     everybody = np.concatenate([found.aligned, found.unaligned, found.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
         raise DataError(f"{files.rows} has fewer rows than were matched: begin the run anew.")
@@ -156,7 +156,7 @@ def pool_of(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
     return lambda which: replace(every, labels=labels, index=torch.from_numpy(which).to(device))
 
 
-def _unlabelled(x: np.ndarray, known: Known, device: str) -> Rows:
+def _unlabelled(x: np.ndarray, known: DatasetLike, device: str) -> Rows:
     """All of some rows (n, ...)."""
     shape = (-1, *[1] * (x.ndim - 2))  # channels or columns first, then broadcast
     arrays = (x, np.arange(len(x)), known.shift.reshape(shape), known.scale.reshape(shape))

@@ -18,7 +18,7 @@ import torch
 
 from fedloom import models
 from fedloom.core.method import Method
-from fedloom.data.cells import usual_grid
+from fedloom.data.image_grid import default_grid
 from fedloom.data.sources import load
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.networks import COMMON, EXTRACTORS, architectures_of
@@ -193,7 +193,7 @@ def _part(run: RunConfig, shape: Shape) -> Shape:
     held = run.columns.held or min(2, parties - 1)
     if len(shape) == 1:
         return (max(1, round(shape[0] * held / parties)),)
-    down, right = run.columns.grid or usual_grid(parties)
+    down, right = run.columns.grid or default_grid(parties)
     return (shape[0] * held, -(-shape[1] // down), -(-shape[2] // right))
 
 

@@ -34,7 +34,7 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.alignment.ids import digests, normalise
-from fedloom.data.alignment.roles import Client, Server, announce, follow, library
+from fedloom.data.alignment.psi import PSIClient, PSIServer, announce, follow, library
 
 __all__ = [
     "BACKENDS",
@@ -106,7 +106,7 @@ def align(
 ) -> Alignment:
     """Find the persons whom all parties have, and put them into one order.
 
-    All roles run here, one after the other. Between organisations each runs its own: see `roles`.
+    All roles run here, one after the other. Between organisations each runs its own: see `fedloom.data.alignment.psi`.
 
     Args:
         ids: for each of M >= 2 parties its ids, text or whole numbers; the first party is the active one. They are
@@ -165,8 +165,8 @@ def _privately(active: Sequence[bytes], passive: Sequence[bytes], cuts: int, tel
     pairs = zip(shards(active, cuts), shards(passive, cuts), strict=True)
     for number, (own, other) in enumerate(pairs, 1):
         where = f"{name}, shard {number} of {cuts}"
-        client = Client([active[place] for place in own], most=len(passive))
-        server = Server([passive[place] for place in other], most=len(active))
+        client = PSIClient([active[place] for place in own], most=len(passive))
+        server = PSIServer([passive[place] for place in other], most=len(active))
         request = client.request()
         tell(f"{where}: request")
         setup = server.setup()

@@ -22,8 +22,8 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, FedloomError, MessageError
 from fedloom.data.alignment import MOST, shard_count, shards
 from fedloom.data.alignment.ids import digests
-from fedloom.data.alignment.roles import Server, follow, library
-from fedloom.data.party_files import Held
+from fedloom.data.alignment.psi import PSIServer, follow, library
+from fedloom.data.party_files import PartyFile
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.matched import Matched, file_sha256
 from fedloom.remote import parts, rpc_errors
@@ -220,7 +220,7 @@ class Matcher:
 
         def work() -> tuple[bytes, bytes, int]:
             matching.next += 1  # also if it fails; but not for a queue that is full
-            server = Server(mine, most=matching.theirs - matching.asked)
+            server = PSIServer(mine, most=matching.theirs - matching.asked)
             response = server.respond(request)
             return server.setup(), response, server.asked
 
@@ -323,7 +323,7 @@ def _ids(data: NodeData, config: RunConfig) -> tuple[str, Sequence[bytes]]:
     """The SHA-256 of our file, and the hashes of its ids."""
     assert data.rows is not None
     file = file_sha256(data.rows)
-    held = Held.passive(data.rows, data.id or str(config.columns.id), config.columns.label or "")
+    held = PartyFile.passive(data.rows, data.id or str(config.columns.id), config.columns.label or "")
     (own,) = digests([held.ids], [str(data.rows)])
     if file != file_sha256(data.rows) or len(own) > MOST:
         raise CheckpointError(f"{data.rows} changes while it is read, or has more than {MOST:,} rows")

@@ -10,20 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
-from fedloom.data.cells import cut, usual_grid, windows
-from fedloom.data.columns import Parties, View, simulate
 from fedloom.data.dataset import Dataset
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.image_grid import cut, default_grid, windows
 from fedloom.data.imbalance import ratio
 from fedloom.data.recipes import prepare
-from fedloom.data.schema import TableEncoder
+from fedloom.data.simulation import simulate
 from fedloom.data.sources import load, load_raw
 from fedloom.data.split import split
 from fedloom.data.tables import Table
+from fedloom.data.vertical import PartyView, VerticalDataset
 
 DIGITS = load("digits")
 
 
-def numbers(parties: Parties, party: int, part: str) -> list[int]:
+def numbers(parties: VerticalDataset, party: int, part: str) -> list[int]:
     """Which rows of digits a part of a party's view is, found by its pixels."""
     view = parties.views[party]
     recipe = view.recipe
@@ -31,7 +32,7 @@ def numbers(parties: Parties, party: int, part: str) -> list[int]:
     return [whole[row.tobytes()] for row in view.x[getattr(view, part)]]
 
 
-def digits(**options: Any) -> Parties:
+def digits(**options: Any) -> VerticalDataset:
     """Digits whose every party sees the whole image, so that a row says who it is."""
     return simulate("digits", **{"parties": 4, "held": 4, "seed": 3, "aligned": 40, "unaligned": 60} | options)
 
@@ -43,7 +44,7 @@ def test_cells_walk_through_neighbours() -> None:
     assert windows((4, 4), (2, 2)) == [(0, 0, 2, 2), (0, 2, 2, 2), (2, 2, 2, 2), (2, 0, 2, 2)]
     assert [place[:2] for place in windows((2, 6), (2, 3))] == [(0, 0), (0, 2), (0, 4), (1, 4), (1, 2), (1, 0)]
     assert [place[1] for place in windows((3, 9), (1, 3))] == [0, 3, 6]
-    assert [usual_grid(parties) for parties in (2, 3, 4, 5, 6, 8)] == [(2, 1), (1, 3), (2, 2), (1, 5), (2, 3), (2, 4)]
+    assert [default_grid(parties) for parties in (2, 3, 4, 5, 6, 8)] == [(2, 1), (1, 3), (2, 2), (1, 5), (2, 3), (2, 4)]
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 8), st.integers(1, 8))
@@ -88,7 +89,7 @@ def test_any_number_of_parties(number: int) -> None:
 
 
 def windows_of(number: int) -> tuple[int, int]:
-    return windows((8, 8), usual_grid(number))[0][2:]
+    return windows((8, 8), default_grid(number))[0][2:]
 
 
 def test_a_finer_grid() -> None:
@@ -204,7 +205,7 @@ def test_an_encoder_sees_its_party_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     used = set(view.x[local, 0].tolist())
     foreign = np.array([value not in used for value in seen.tolist()])
     raw[name][foreign] += 1e3  # test rows and the other parties' rows
-    monkeypatch.setattr("fedloom.data.columns.load_raw", lambda *_, **__: replace(table, columns=raw))
+    monkeypatch.setattr("fedloom.data.simulation.load_raw", lambda *_, **__: replace(table, columns=raw))
     after = simulate("breast_cancer", parties=3, seed=1, aligned=60, unaligned=40).views[1]
     assert after.recipe == view.recipe and (after.x[local] == view.x[local]).all()
     assert (after.x[view.test, 0] != view.x[view.test, 0]).any()
@@ -270,13 +271,13 @@ def test_a_class_without_rows_left_is_named() -> None:
     assert all(len(view.unaligned) == 0 for view in alone.views) and np.bincount(alone.labels)[2] == 36
 
 
-def view(name: str = "a", **changes: Any) -> View:
+def view(name: str = "a", **changes: Any) -> PartyView:
     parts = {"aligned": [0, 1], "unaligned": [2], "test": [3]}
     arrays = {part: np.array(rows, dtype=np.int64) for part, rows in parts.items()}
     x = np.zeros((4, 2), np.float32)
     zeros, ones, truth = np.zeros(2, np.float32), np.ones(2, np.float32), np.array([1])
     fields = {"name": name, "x": x, "shift": zeros, "scale": ones, **arrays, "truth": truth, "recipe": {}}
-    return View(**(fields | changes))
+    return PartyView(**(fields | changes))
 
 
 @pytest.mark.parametrize(
@@ -316,9 +317,9 @@ def test_views_are_checked_against_each_other(changes: dict[str, Any], message: 
     views, labels = (view(), view("b")), np.array([0, 1])
     fields = {"name": "n", "kind": "table", "classes": ("no", "yes"), "views": views, "labels": labels}
     fields |= {"test_labels": np.array([1])}
-    assert len(Parties(**fields).views) == 2
+    assert len(VerticalDataset(**fields).views) == 2
     with pytest.raises(DataError, match=message):
-        Parties(**(fields | changes))
+        VerticalDataset(**(fields | changes))
 
 
 def test_encoders_travel_in_the_recipe() -> None:

@@ -1,8 +1,8 @@
-"""What each party does in a private intersection: messages are bytes, of a bounded size, and decoded with suspicion.
+"""The steps of each party in private set intersection (PSI). Messages are bytes of bounded size, validated on receipt.
 
-`Client` and `Server` are the two sides of one shard, on top of openmined.psi (ECDH; the exact data structure, without
-false positives). `announce` and `follow` are the last step, by which all parties come to one order. A network may
-carry the messages as they are, over a channel that nobody else can read.
+`PSIClient` and `PSIServer` are the two sides of one shard, on top of openmined.psi (ECDH; the exact data structure,
+without false positives). `announce` and `follow` are the last step, which gives all parties one order. A network may
+carry the messages unchanged over an encrypted channel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST = 4_000_000
 _MARK = 32  # bytes of an HMAC-SHA256
 
 
-class Client:
+class PSIClient:
     """The side that learns which of its ids the other one has. Its key is new for every object.
 
     Args:
@@ -63,7 +63,7 @@ class Client:
         return sorted(places)
 
 
-class Server:
+class PSIServer:
     """The side that lets the client find its own ids, and learns how many these are. Its key is new for every object.
 
     Args:

@@ -13,7 +13,7 @@ from fedloom.data.dataset import Kind
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class PartyView:
     """What one party holds, as numbers.
 
     Raises:
@@ -55,7 +55,7 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class Parties:
+class VerticalDataset:
     """A vertical federation's data. The first view is the active party's, the only one with labels.
 
     Raises:
@@ -66,7 +66,7 @@ class Parties:
     kind: Kind
     classes: tuple[str, ...]
     """K names."""
-    views: tuple[View, ...]
+    views: tuple[PartyView, ...]
     """One for each party, the active one first."""
     labels: np.ndarray
     """(N_a,) int64 classes of the aligned rows."""
@@ -78,7 +78,7 @@ class Parties:
             raise DataError(f"Parties of {self.name!r}: {problem}.")
 
 
-def _view_problems(view: View) -> list[str]:
+def _view_problems(view: PartyView) -> list[str]:
     """What is wrong with a view; the first counts, as a later check may rely on the earlier."""
     x, n = view.x, len(view.x)
     if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
@@ -115,7 +115,7 @@ def _view_problems(view: View) -> list[str]:
     return [message for holds, message in checks if not holds]
 
 
-def _party_problems(parties: Parties) -> list[str]:
+def _party_problems(parties: VerticalDataset) -> list[str]:
     """What is wrong between the views; the first counts."""
     views = parties.views
     if len(views) < 2:

@@ -9,7 +9,7 @@ import numpy as np
 from fedloom.core.errors import DataError
 
 
-def usual_grid(parties: int) -> tuple[int, int]:
+def default_grid(parties: int) -> tuple[int, int]:
     """As many cells as parties, in (rows, columns): two rows for an even number, else one."""
     return (2, parties // 2) if parties % 2 == 0 else (1, parties)
 

@@ -10,17 +10,15 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.core.rng import stream
-from fedloom.data.cells import cut, usual_grid, windows
 from fedloom.data.dataset import Dataset
 from fedloom.data.draws import deal_unaligned, first_rows, line_up, mixes
+from fedloom.data.encoder import typed
+from fedloom.data.image_grid import cut, default_grid, windows
 from fedloom.data.recipes import table_view
-from fedloom.data.schema import typed
 from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
 from fedloom.data.tables import Table
-from fedloom.data.views import Parties, View
-
-__all__ = ["Parties", "View", "simulate"]
+from fedloom.data.vertical import PartyView, VerticalDataset
 
 
 def simulate(
@@ -41,7 +39,7 @@ def simulate(
     test_fraction: float = 0.25,
     test_rows: int | None = None,
     everything: bool = False,
-) -> Parties:
+) -> VerticalDataset:
     """Split a data set that is known, or one's own, among parties that each see a part of every row.
 
     Images are cut into a grid of cells, and columns into blocks; party m holds `held` of them from number m on, round
@@ -57,7 +55,7 @@ def simulate(
         aligned: rows that all parties have, with labels at the first.
         unaligned: rows of each party's own; None: as many as all can have.
         held: cells or blocks of each party; None: 2, or 1 for two parties.
-        grid: cells of an image as (rows, columns); None: as many as parties (`fedloom.data.cells.usual_grid`).
+        grid: cells of an image as (rows, columns); None: as many as parties (`fedloom.data.image_grid.default_grid`).
         ratio: majority class : minority class among the unaligned rows, for all parties or each; 1 is the mix of
             all rows.
         majority: how many classes each party draws by chance to be its majority, if the ratio is above 1; of two
@@ -93,7 +91,7 @@ def simulate(
         _view(data, f"party-{party}", part, pool[chosen], pool[rows], test)
         for party, (part, rows) in enumerate(zip(hold, own, strict=True))
     ]
-    return Parties(data.name, views[0].kind, data.classes, tuple(views), y[chosen], data.y[test])
+    return VerticalDataset(data.name, views[0].kind, data.classes, tuple(views), y[chosen], data.y[test])
 
 
 def _check_numbers(limits: dict[str, int | None], *, parties: int, test_fraction: float, official: bool) -> None:
@@ -124,7 +122,7 @@ def _check_classes(
 
 def _cells(data: Dataset, parties: int, held: int, grid: tuple[int, int] | None) -> list[dict[str, Any]]:
     """The recipe of each party's cells."""
-    rows, columns = grid or usual_grid(parties)
+    rows, columns = grid or default_grid(parties)
     number = len(windows((data.x.shape[2], data.x.shape[3]), (rows, columns)))
     _check_held(parties, held, number, f"cells of a {rows}x{columns} grid")
     shape = {"kind": "cells", "shape": list(data.input_shape), "grid": [rows, columns]}
@@ -157,13 +155,13 @@ def _check_held(parties: int, held: int, number: int, what: str) -> None:
 
 def _view(
     data: Dataset | Table, name: str, part: dict[str, Any], aligned: np.ndarray, own: np.ndarray, test: np.ndarray
-) -> View:
+) -> PartyView:
     """One party's rows: aligned, then its own, then the test rows."""
     rows = np.concatenate([aligned, own, test])
     first, second, third = np.split(np.arange(len(rows)), np.cumsum([len(aligned), len(own)]))
     if isinstance(data, Dataset):
         x = cut(data.x, tuple(part["grid"]), part["cells"], rows)
         shift, scale = (np.tile(level, len(part["cells"])) for level in (data.shift, data.scale))
-        return View(name, x, shift, scale, first, second, third, data.y[own], part)
+        return PartyView(name, x, shift, scale, first, second, third, data.y[own], part)
     columns = {column: values[rows] for column, values in part.items()}
     return table_view(name, columns, first, second, third, data.y[own])

@@ -13,7 +13,7 @@ from fedloom.data.split import hold_out
 
 
 @dataclass(frozen=True, eq=False)
-class Roles:
+class VerticalSplit:
     """Row numbers of each party's own list."""
 
     aligned: list[np.ndarray]
@@ -27,7 +27,7 @@ class Roles:
     """Classes of each party's unaligned rows, where all of them are known."""
 
 
-def give_roles(
+def split_parties(
     common: Sequence[np.ndarray],
     known: Sequence[np.ndarray],
     *,
@@ -37,7 +37,7 @@ def give_roles(
     test_fraction: float,
     test_rows: int | None,
     balanced: bool,
-) -> Roles:
+) -> VerticalSplit:
     """Test rows and aligned rows from the people that all parties have and whose class is known.
 
     Whoever else a party has is unaligned: people that some party lacks, and people without a label, whom several
@@ -82,6 +82,6 @@ def give_roles(
         unaligned.append(own)
         truth.append(classes[own] if (classes[own] >= 0).all() else None)
     test = people[kept]
-    return Roles(
+    return VerticalSplit(
         [rows[chosen] for rows in common], unaligned, [rows[test] for rows in common], y[chosen], y[test], truth
     )
