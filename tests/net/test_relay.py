@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +38,12 @@ from fedloom.remote.tunnel import Exposure, expose, reach
 
 PATIENCE = 60.0
 """Seconds that something may take on a very busy machine before a test gives up."""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the process that holds both ends may stand still for longer than a silence that counts."""
+    monkeypatch.setattr(tunnels, "SILENCE", PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -405,11 +412,11 @@ def test_a_revoked_node_is_let_go_of_and_both_sides_say_so(tmp_path: Path, caplo
             assert await made.call(address, b"a") == b"a"
             revoke(["node"], mine, quiet)
             await until(lambda: not made.exposure.up and made.relay.nodes == ())
-            await until(lambda: "any more" in caplog.text)
+            await until(lambda: "let go of node: its certificate is revoked" in caplog.text)
+            words = "any more: it closed the connection; is this node's certificate revoked?"
+            await until(lambda: words in caplog.text)
 
     run(test)
-    assert "let go of node: its certificate is revoked" in caplog.text
-    assert "any more: it closed the connection; is this node's certificate revoked?" in caplog.text
 
 
 def test_a_line_through_a_relay_says_why_nobody_is_there(fed: Path) -> None:
@@ -447,8 +454,8 @@ def test_a_revoked_relay_is_not_used(tmp_path: Path) -> None:
         async with net(mine) as made:
             revoke(["relay"], mine, quiet)
             again = await expose(made.at, "relay", holder(mine, "other"), "127.0.0.1:9")
-            await asyncio.sleep(0.5)
-            assert not again.up and made.relay.nodes == ("node",)
+            await until(lambda: not made.exposure.up)  # who was connected has noticed, so the other had the time to
+            assert not again.up and "other" not in made.relay.nodes
             await again.close()
 
     run(test)
@@ -537,6 +544,7 @@ def test_connections_come_and_go_without_growth(fed: Path, tmp_path: Path) -> No
         await writer.wait_closed()
 
     async def test() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))  # by itself it grows with the load
         server = await asyncio.start_unix_server(serve, tmp_path / "s")
         async with exposed(fed, f"unix:{tmp_path / 's'}") as made, made.tunnel() as address:
             await asyncio.gather(*(one(address) for _ in range(10)))
@@ -557,7 +565,10 @@ def test_connections_come_and_go_without_growth(fed: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
-def test_a_frozen_relay_is_noticed_and_a_killed_one_comes_back(fed: Path, tmp_path: Path) -> None:
+def test_a_frozen_relay_is_noticed_and_a_killed_one_comes_back(
+    fed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnels, "SILENCE", 3 * tunnels.BEAT)
     config = fed / "relay" / "here.toml"
     names = 'nodes = ["node"]\ncallers = ["coordinator"]\nrevoked = "revoked.pem"\n'
 

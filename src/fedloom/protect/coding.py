@@ -16,7 +16,6 @@ a receiver decodes is finite whatever finite message came, and so is a mean of m
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -46,8 +45,11 @@ def encode(rows: Tensor, coding: Coding, top_k: int | None = None) -> Any:
         return {"steps": (rows / scale[..., None]).round().clamp(-127, 127).to(torch.int8), "scale": scale}
     k = min(top_k or 1, rows.shape[-1])
     values, places = rows.topk(k, -1)
-    left = rows.scatter(-1, places, -torch.inf).logsumexp(-1) - math.log(max(rows.shape[-1] - k, 1))
-    left = left if k < rows.shape[-1] else values[..., -1]  # nothing is left
+    left = values[..., -1]  # with k >= K no entry is left to average
+    if k < rows.shape[-1]:  # exact for equal entries on every processor: exp(0) = 1 and log(1) = 0
+        rest = rows.scatter(-1, places, -torch.inf)
+        left = rest.amax(-1)
+        left = left + ((rest - left[..., None]).exp().sum(-1) / (rows.shape[-1] - k)).log()
     return {"values": values.half(), "places": places.to(_places(rows.shape[-1])), "left": left.half()}
 
 
