@@ -21,6 +21,9 @@ for file in experiments/quickstart.toml report/page.html py.typed; do
   grep -q "fedloom/$file" <<<"$held" || { echo "the wheel lacks fedloom/$file"; exit 1; }
 done
 
+# Every extra installs together with the tested versions. Nothing is downloaded twice, and nothing is installed.
+python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e ".[all,dev]"
+
 # Three at a time: the smallest machine that runs this has two cores, and many tests wait for processes of their own.
 tested=0
 python -m pytest -n 3 --dist worksteal "$@" || tested=$?

@@ -79,7 +79,7 @@ def federation(
             return await start(cfg, Host(cfg, partial(connect, credentials=None, own=name), worker))
 
         nodes = [there.run(begin(name)) for name in names]
-        lines = ["insecure = true", "wait = 20", "secret_noise = false"]
+        lines = ["insecure = true", "wait = 120", "secret_noise = false"]
         lines += [
             f'[[nodes]]\nname = "{n}"\naddress = "127.0.0.1:{node.port}"' for n, node in zip(names, nodes, strict=True)
         ]

@@ -280,7 +280,7 @@ def machines(
         text = federation.read_text()
         for name, line in lines.items():
             text = text.replace(addresses[name], f"127.0.0.1:{line.port}")
-        federation.write_text("wait = 30\nsecret_draw = false\n" + text)
+        federation.write_text("wait = 240\nsecret_draw = false\n" + text)
         nodes = []
         for name in names:
             path = folder / name / "node.toml"
