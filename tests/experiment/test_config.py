@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.experiment import config
 from fedloom.experiment.config import RunConfig
+from fedloom.experiment.pool import digest
 from fedloom.experiment.reading import check, experiments, read
 
 
@@ -100,6 +102,25 @@ def test_tables_in_a_list_read_back_the_same(tmp_path: Path) -> None:
     file.write_text("[[churn.away]]\nclient = 3\nstart = 2\n[[churn.away]]\nclient = 1\nend = 4\n")
     assert read(str(file)).run.churn == run.churn
     assert read("fedal", ["churn.away=[{client=3, start=2}, {client=1, end=4}]"]).run.churn == run.churn
+
+
+def test_infinite_settings_and_keys_with_spaces_read_back_the_same(tmp_path: Path) -> None:
+    run = read("fedal", ["params.kd_temperature=inf"]).run
+    file = tmp_path / "config.toml"
+    file.write_text(config.toml(run))
+    again = read(str(file)).run
+    assert again == run
+    assert again.resolve()[1].kd_temperature == math.inf
+    assert digest(again) == digest(run)
+    options = {"by the ward": [-math.inf, {"a.b": 'a "quoted" \\ word', "none": None}]}
+    own = RunConfig.model_validate({"data": {"partition": "my.package:split", "options": options}})
+    del options["by the ward"][1]["none"]  # type: ignore[index,attr-defined]
+    assert tomllib.loads(config.toml(own))["data"]["options"] == options
+
+
+def test_an_infinite_setting_and_none_are_two_runs() -> None:
+    digests = {digest(check({"run": {"params": {"gradient_cap": cap}}}).run) for cap in (None, math.inf, 1.0)}
+    assert len(digests) == 3
 
 
 def test_toml_can_say_none(tmp_path: Path) -> None:

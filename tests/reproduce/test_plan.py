@@ -76,7 +76,7 @@ def test_the_command_is_the_one_to_repeat(two: Mapping[str, Reproduction], tmp_p
             override(again, text)
     assert again == change
     assert one.asked.command("fedal-table-6", "paper").startswith("fedloom reproduce fedal-table-6 --scale paper")
-    assert [*flat({"a": {"b": "1", "c": True, "d": [{"e": "x y"}]}})] == ['a.b="1"', "a.c=true", 'a.d=[{"e" = "x y"}]']
+    assert [*flat({"a": {"b": "1", "c": True, "d": [{"e": "x y"}]}})] == ['a.b="1"', "a.c=true", 'a.d=[{ e = "x y" }]']
     odd: dict[str, Any] = {"a": math.inf, "b": [-math.inf, 1e-7], "c": "inf"}
     typed_again: dict[str, Any] = {}
     for text in flat({**odd, "nan": math.nan}):

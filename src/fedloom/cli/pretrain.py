@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 import torch
 from rich.console import Console
 from rich.markup import escape
@@ -54,15 +54,10 @@ def pretrain(
     card = _trained(training, target, threads, out)
     out.print(f"accuracy {card.accuracy:.1%} on {_rows(card.test_rows)} that it has not seen")
     out.print(f"written  {target}", soft_wrap=True)
-    lines = (
-        "Now let a run take it, on the same data:",
-        "[data]",
-        f"name = {json.dumps(run.data.name)}",
-        f"server = {len(shares.server)}",
-        "[pretrained]",
-        f"file = {json.dumps(str(target))}",
+    sections = {"data": {"name": run.data.name, "server": len(shares.server)}, "pretrained": {"file": str(target)}}
+    out.print(
+        f"Now let a run take it, on the same data:\n{tomli_w.dumps(sections)}", end="", markup=False, soft_wrap=True
     )
-    out.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
 def _trained(training: Training, target: Path, threads: int, out: Console) -> Card:

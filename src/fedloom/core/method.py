@@ -21,7 +21,7 @@ stage that it ends. Whatever must live until the next round belongs in a party's
 class MethodConfig(BaseModel):
     """Base of every method's config: frozen, and unknown names are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
     @model_validator(mode="before")
     @classmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedloom import methods, models
@@ -22,7 +22,7 @@ from fedloom.experiment.pretrained import PretrainedConfig
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
 
 SHARED = ("root", "partition", "options", "own_test_rows")
@@ -445,26 +445,13 @@ def validated(model: type[Any], values: Mapping[str, Any]) -> Any:
 
 def toml(run: RunConfig) -> str:
     """The resolved config as TOML, to be read back by `read`."""
-    values = run.model_dump(mode="json")
+    values = run.model_dump()
     values["params"] = {k: "none" if v is None else v for k, v in values["params"].items()}
-    return _toml(values)
+    return tomli_w.dumps(_without_none(values))
 
 
-def _toml(table: Mapping[str, Any], at: str = "") -> str:
-    plain = {k: v for k, v in table.items() if not isinstance(v, dict) and v is not None}
-    inner = {k: v for k, v in table.items() if isinstance(v, dict)}
-    lines = [f"{k} = {_value(v)}" for k, v in plain.items()]
-    text = "\n".join(lines) + "\n" if lines else ""
-    for k, v in inner.items():
-        name = f"{at}.{k}" if at else k
-        text += f"\n[{name}]\n" + _toml(v, name)
-    return text
-
-
-def _value(value: Any) -> str:
-    """A value on one line; tables in a list stand in braces."""
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items() if v is not None) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+def _without_none(value: Any) -> Any:
+    """TOML has no null: a setting that is None is left out, and is None again when it is read."""
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
+
+import tomli_w
 
 from fedloom.core.errors import ConfigError
 
@@ -32,15 +32,15 @@ key = "key.pem"
 revoked = "revoked.pem"
 
 # Who may start runs here.
-callers = $callers
+$callers
 # Who may fetch what a run leaves here for it, and whom this node fetches from.
-peers = $peers
+$peers
 # The longest run.
 most_rounds = 1000
 # The smallest batch: the fewer rows in a step, the more it tells about each.
 least_batch = 1
 # What may be run here; delete what you do not want. In its place, tables [methods.NAME] say more of each.
-methods = $methods
+$methods
 
 # What a run learns from that says data.name = "digits".
 [data.digits]
@@ -86,9 +86,9 @@ key = "key.pem"
 revoked = "revoked.pem"
 
 # Who may be reached through it.
-nodes = $nodes
+$nodes
 # Who may reach them: the coordinator, and nodes that fetch from each other.
-callers = $callers
+$callers
 # Connections of one caller, and connections to one node, at the same time.
 most_open = 64
 """)
@@ -134,11 +134,10 @@ def federation_toml(before: str, new: Mapping[str, Place]) -> str:
     """A federation's text with more nodes; what it says already stays."""
     text = before.rstrip("\n") + "\n" if before else _FEDERATION_TOML.substitute(me=COORDINATOR)
     for name, place in new.items():
-        text += f'\n[[nodes]]\nname = "{name}"\n'
-        if place.relay is None:
-            text += f'address = "{place.address}"\n'
-        else:
-            text += f'relay = "{place.relay.address}"\nrelay_name = "{place.relay.name}"\n'
+        where = {"address": place.address}
+        if place.relay is not None:
+            where = {"relay": place.relay.address, "relay_name": place.relay.name}
+        text += f"\n[[nodes]]\n{tomli_w.dumps({'name': name, **where})}"
     return text
 
 
@@ -152,14 +151,14 @@ def node_toml(name: str, places: Mapping[str, Place], methods: Iterable[str], re
         if relay is not None:
             where += _OR_RELAY.substitute(relay=relay.address, relay_name=relay.name)
     peers = [other for other in places if other != name]
-    values = {"callers": _array([COORDINATOR]), "peers": _array(peers), "methods": _array(sorted(methods))}
-    return _NODE_TOML.substitute(values, name=name, place=where)
+    lists = {"callers": [COORDINATOR], "peers": peers, "methods": sorted(methods)}
+    return _NODE_TOML.substitute(_lines(lists), name=name, place=where)
 
 
 def relay_toml(relay: Relayed, places: Mapping[str, Place]) -> str:
     """A relay's config, for all nodes."""
-    values = {"nodes": _array(places), "callers": _array([COORDINATOR, *places])}
-    return _RELAY_TOML.substitute(values, listen=listening(relay.address))
+    lists = {"nodes": [*places], "callers": [COORDINATOR, *places]}
+    return _RELAY_TOML.substitute(_lines(lists), listen=listening(relay.address))
 
 
 def listening(address: str) -> str:
@@ -170,10 +169,6 @@ def listening(address: str) -> str:
     return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
 
 
-def _array(names: Iterable[str]) -> str:
-    """In TOML, over several lines where it is long."""
-    text = ", ".join(json.dumps(name) for name in names)
-    if len(text) < 100:
-        return f"[{text}]"
-    lines = textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    return f"[\n{lines},\n]"
+def _lines(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Each list's setting as TOML."""
+    return {key: tomli_w.dumps({key: values}).rstrip() for key, values in lists.items()}

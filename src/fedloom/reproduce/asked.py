@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tomli_w
+
 from fedloom.report import words
 from fedloom.reproduce.read import Scale, shipped
 
@@ -79,14 +81,13 @@ def flat(change: Mapping[str, Any], under: str = "") -> Iterator[str]:
 
 
 def _typed(value: Any) -> str:
-    """A value as `-s` takes it: TOML, or a bare word."""
-    bare = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w+-]*", value)
-    return str(value) if bare and value not in ("true", "false", "inf", "nan") else _toml(value)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)  # JSON has no inf
+    """A value as `-s` takes it: TOML on one line, or a bare word."""
+    if (
+        isinstance(value, str)
+        and re.fullmatch(r"[A-Za-z_][\w+-]*", value)
+        and value not in ("true", "false", "inf", "nan")
+    ):
+        return value
+    text = tomli_w.dumps({"v": [[value]]})  # within lists a table too is written in one line
+    text = re.sub(r"(?<=\[)\n *|,\n *(?=\])", "", text)
+    return re.sub(r"\n *", " ", text.removeprefix("v = [[").removesuffix("]]\n"))
