@@ -26,6 +26,7 @@ from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import build
 from fedloom.methods import registry
+from fedloom.remote.coordinator import at_nodes, federation_of, node_set
 
 NODES = ("a", "b", "c")
 
@@ -33,9 +34,9 @@ NODES = ("a", "b", "c")
 def rounds(engine: dict[str, Any], method: str, count: int) -> tuple[list[float], int]:
     """Seconds of each round, and how many exchanges with parties one has."""
     values = {"method": method, "rounds": count, "data": {"clients": 3}, "models": {"pool": ["mlp"]}, "engine": engine}
-    world = build(check({"run": values}).run)
-    seconds = []
-    with start(world) as there:
+    run = check({"run": values}).run
+    world, seconds = build(run), []
+    with at_nodes(world, node_set(federation_of(run))) if run.engine.name == "net" else start(world) as there:
         fed = Federation(there, seed=0)
         for t in range(count):
             fed.round = t

@@ -10,16 +10,18 @@ found["differences"]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import ConfigError
+from fedloom.experiment import run as runs
 from fedloom.experiment.compare import execute_all
 from fedloom.experiment.config import Experiment, RunConfig
 from fedloom.experiment.reading import check, read
-from fedloom.experiment.run import Result, Status, Stopped, execute, settle
+from fedloom.experiment.run import Result, Status, Stopped, settle
 
-__all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "read", "run"]
+__all__ = ["Experiment", "Result", "RunConfig", "Status", "Stopped", "compare", "execute", "read", "run"]
 
 
 def run(
@@ -87,4 +89,22 @@ def compare(
     folder = Path(out) if out is not None else None
     if folder is not None:
         settle(folder, resume=resume, several=True)
-    return execute_all(experiment, folder, resume=resume, progress=progress)
+    return execute_all(experiment, folder, resume=resume, progress=progress, execute=execute)
+
+
+def execute(
+    run: RunConfig,
+    folder: Path | None = None,
+    *,
+    resume: bool = False,
+    progress: Callable[[Status], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Result:
+    """Do one run of a checked config with whichever engine it names: `fedloom.experiment.run.execute`, with the nodes
+    of its federation where the engine is `net`."""
+    work = runs.execute
+    if run.engine.name == "net":
+        from fedloom.remote.coordinator import backend
+
+        work = partial(work, backend=backend)
+    return work(run, folder, resume=resume, progress=progress, stop=stop)

@@ -14,6 +14,7 @@ from fedloom.core.errors import ConfigError, EngineError
 from fedloom.core.message import Template, Tree
 from fedloom.engines import Engine, LocalEngine, Lost
 from fedloom.experiment import run as runs
+from fedloom.experiment.engine import Backend
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import World
@@ -72,11 +73,16 @@ class Fragile(Engine):
         return Account("fragile")
 
 
+def fragile(losses: set[int]) -> Any:
+    """A backend whose engine loses its parties at the calls of these numbers."""
+    return lambda *_, **__: Backend(lambda world: Fragile(world, losses))
+
+
 @pytest.mark.parametrize("losses", [{1}, {2, 3}, {5}, {9, 10, 24}, {30, 31}])
 def test_a_lost_machine_costs_a_round_and_changes_nothing(
     losses: set[int], whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(runs.execute.__kwdefaults__, "start", lambda world, *_, **__: Fragile(world, losses))
+    monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", fragile(losses))
     done = execute(small(), tmp_path / "run")
     for key in ("state_sha256", "accuracy", "bytes", "messages", "failures", "failure_reasons"):
         assert done.summary[key] == whole[key], key
@@ -86,9 +92,7 @@ def test_a_lost_machine_costs_a_round_and_changes_nothing(
 
 
 def test_a_round_that_always_loses_its_machines_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(
-        runs.execute.__kwdefaults__, "start", lambda world, *_, **__: Fragile(world, set(range(20, 1000)))
-    )
+    monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", fragile(set(range(20, 1000))))
     with pytest.raises(EngineError, match="lost its machines 5 times"):
         execute(small(), tmp_path / "run")
     assert execute_again(tmp_path / "run", monkeypatch)

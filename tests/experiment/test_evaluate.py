@@ -15,6 +15,7 @@ from fedloom.core.engine import Failure
 from fedloom.core.errors import MethodError
 from fedloom.core.party import Note, Party
 from fedloom.experiment import run as runs
+from fedloom.experiment.engine import Backend
 from fedloom.experiment.evaluate import MEASURES
 from fedloom.experiment.place import place
 from fedloom.experiment.run import execute
@@ -44,10 +45,10 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             def notes(self) -> dict[int, dict[str, Note]]:
                 return {**super().notes(), **({liar: notes} if notes else {})}
 
-        def start(world: World, *_: Any, **__: Any) -> Nodes:
+        def start(world: World) -> Nodes:
             return Lying(world, partial(place), {})
 
-        monkeypatch.setitem(runs.execute.__kwdefaults__, "start", start)
+        monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start))
 
     return begin
 

@@ -22,6 +22,7 @@ from fedloom.core.party import Party
 from fedloom.engines import LocalEngine
 from fedloom.experiment import checkpoint
 from fedloom.experiment import run as runs
+from fedloom.experiment.engine import Backend
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.place import place
 from fedloom.experiment.reading import check
@@ -58,11 +59,11 @@ def at_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
         engines: list[Nodes] = []
         disk: dict[int, dict[int, bytes]] = {} if kept is None else kept
 
-        def start(world: World, *_: Any, **__: Any) -> Nodes:
+        def start(world: World) -> Nodes:
             engines.append(Nodes(world, partial(place), disk, away))
             return engines[-1]
 
-        monkeypatch.setitem(runs.execute.__kwdefaults__, "start", start)
+        monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start))
         return engines
 
     return begin

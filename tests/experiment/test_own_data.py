@@ -13,6 +13,7 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment import run as runs
+from fedloom.experiment.engine import Backend
 from fedloom.experiment.own import Files
 from fedloom.experiment.place import Place, differences, expected, for_nodes, place
 from fedloom.experiment.reading import check, read
@@ -67,17 +68,17 @@ def disk(tmp_path: Path) -> dict[str, Path]:
 def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
     """Let runs have their parties at nodes, each beside its own file."""
 
-    def begin(*, public: bool = True, **options: Any) -> list[Nodes]:
+    def begin(files: Files, **options: Any) -> list[Nodes]:
         engines: list[Nodes] = []
 
         def at(sent: Any, number: int) -> Place:
-            return place(sent, number, rows=disk[str(number)], public=disk["public"] if public else None)
+            return place(sent, number, rows=disk[str(number)], public=files.public)
 
-        def start(world: World, *_: Any, **__: Any) -> Nodes:
+        def start(world: World) -> Nodes:
             engines.append(Nodes(world, at, {}, **options))
             return engines[-1]
 
-        monkeypatch.setitem(runs.execute.__kwdefaults__, "start", start)
+        monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start, files))
         return engines
 
     return begin
@@ -114,11 +115,11 @@ def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> No
 def test_a_run_learns_and_is_judged_where_the_rows_are(
     method: str, federation: Any, disk: dict[str, Path], tmp_path: Path
 ) -> None:
-    engines = federation()
+    engines = federation(Files(public=disk["public"]))
     one = {"pool": ["mlp"]} if method in ("fedavg", "gossip", "ditto") else RUN["models"]
     params = {k: v for k, v in RUN["params"].items() if method in ("fedal", "fedmd")}
     out = tmp_path / "out"
-    result = execute(run(method=method, params=params, models=one), out, files=Files(public=disk["public"]))
+    result = execute(run(method=method, params=params, models=one), out)
     s = result.summary
     each = {e.party.site.id: e.party.score(on="own") for e in engines[0].places.values()}
     if method not in ("fedavg", "feddf", "ditto"):  # whose clients are handed weights before they are judged
@@ -176,9 +177,9 @@ def test_a_node_s_policy_has_enough_rows_on_both_sides(
 def test_the_server_has_a_file_of_its_own(federation: Any, disk: dict[str, Path]) -> None:
     changes: dict[str, Any] = {"method": "augfl", "params": {}, "models": {"pool": ["mlp"]}}
     changes |= {"pretrained": {"model": "mlp", "epochs": 1}}
-    federation()
     files = Files(rows=disk["server"], public=disk["public"])
-    found = execute(run(**changes), files=files).summary
+    federation(files)
+    found = execute(run(**changes)).summary
     assert found["pretrained"]["model"] == "mlp" and 0 <= found["accuracy"]["mean"] <= 1
     with pytest.raises(ConfigError, match="rows of the server"):
         build(run(**changes), Files(public=disk["public"]))
@@ -257,7 +258,7 @@ def test_a_score_that_can_t_be_is_left_out(
     honest = Party.score
     lies = {1: wrong}
     monkeypatch.setattr(Party, "score", lambda self, **how: {**honest(self, **how), **lies.get(self.site.id, {})})
-    federation(public=False)
-    found = execute(run(method="local", params={}), files=Files()).summary
+    federation(Files())
+    found = execute(run(method="local", params={})).summary
     assert found["accuracy"]["clients"] == [0, 2]
     assert "client-1 is left out of an evaluation: it answers what can't be" in caplog.text

@@ -24,10 +24,13 @@ from rich.console import Console
 
 from fedloom.cli import federation as commands
 from fedloom.core import message
+from fedloom.engines import Engine
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.reading import check
+from fedloom.experiment.world import build
 from fedloom.methods import registry
 from fedloom.remote.certs import Authority
+from fedloom.remote.coordinator import at_nodes, federation_of, node_set
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.members import Member
 from fedloom.remote.node.store import Entry, Store
@@ -57,6 +60,11 @@ def until(there: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any
         assert monotonic() < end, f"{what} did not come within {seconds:g} seconds"
         sleep(0.002)
     return found
+
+
+def started(run: RunConfig) -> Engine:
+    """The engine of a run at the nodes of its federation."""
+    return at_nodes(build(run), node_set(federation_of(run)))
 
 
 class Process:

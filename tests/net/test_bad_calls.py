@@ -26,11 +26,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from rich.console import Console
 
+from fedloom.api import execute
 from fedloom.cli import federation
 from fedloom.core.engine import Failure
-from fedloom.experiment import engine as engines
-from fedloom.experiment.run import execute
-from fedloom.experiment.world import build
 from fedloom.remote import parts, rpc_errors
 from fedloom.remote.certs import Authority, write
 from fedloom.remote.frames import ASK, CLIENT, framed
@@ -38,7 +36,7 @@ from fedloom.remote.node.host import Host
 from fedloom.remote.rpc_errors import Refused
 from tests.net.calls import Caller, Wire
 from tests.net.nodes import Loop, config, loop
-from tests.net.processes import Machines, identity, open_files, resident, run_of, threads
+from tests.net.processes import Machines, identity, open_files, resident, run_of, started, threads
 from tests.net.test_faults import after, failures
 
 RUN = run_of("gossip")
@@ -470,7 +468,7 @@ def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machin
 
         await asyncio.gather(*(one_after_the_other() for _ in range(16)))
 
-    with engines.start(build(field.over(RUN))) as engine:
+    with started(field.over(RUN)) as engine:
 
         def calls(rounds: range) -> None:
             for t in rounds:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.api import execute
 from fedloom.core import message
 from fedloom.experiment.config import EngineConfig
-from fedloom.experiment.run import execute
 from fedloom.remote import parts
 from tests.net.calls import Caller, Wire
 from tests.net.nodes import federation, loop

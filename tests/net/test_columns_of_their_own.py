@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.api import Stopped, execute
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.engine import reached, run_id
 from fedloom.experiment.matched import Matched
-from fedloom.experiment.matching import FILE, _Meeting, match
 from fedloom.experiment.own import Files
 from fedloom.experiment.reading import check
-from fedloom.experiment.run import Stopped, execute
 from fedloom.methods import registry
+from fedloom.remote.coordinator import federation_of, node_set, run_id
+from fedloom.remote.matching import FILE, _Meeting, match
 from fedloom.remote.node.serve import Node
 from fedloom.report import write
 from tests.net.nodes import federation
@@ -107,7 +107,7 @@ def run_of(
 
 def matched(run: RunConfig, files: list[Path]) -> Matched:
     """A matching without a run."""
-    found = match(run, None, Files(rows=files[0]), resume=False).matched
+    found = match(run, None, Files(rows=files[0]), node_set(federation_of(run)), resume=False).matched
     assert found is not None
     return found
 
@@ -168,7 +168,7 @@ def test_who_is_matched_stays_so_when_a_run_goes_on(
         assert before is not None and len(audits(nodes, "matched")) == 2
         for node in nodes:  # as if it was restarted
             node.host._sittings.clear()
-        monkeypatch.setattr("fedloom.experiment.engine.time_ns", lambda: 1)
+        monkeypatch.setattr("fedloom.remote.coordinator.time_ns", lambda: 1)
         result = execute(run, out, resume=True)
         after = Matched.load(out / FILE)
         assert after is not None and after.mark == before.mark and len(audits(nodes, "matched")) == 2
@@ -193,7 +193,7 @@ def test_a_file_that_has_changed_is_refused(files: list[Path], tmp_path: Path) -
             execute(run, out, resume=True)
         mine[0].write_text(files[0].read_text())
         execute(run, out, resume=True)
-        id = run_id(run, run.resolve()[1], reached(run).own, out)
+        id = run_id(run, run.resolve()[1], node_set(federation_of(run)).own, out)
         (nodes[0].host.config.state / f"run-{id}" / "matched").unlink()
         with pytest.raises(ConfigError, match="does not know whose rows were matched"):
             execute(run, out, resume=True)
@@ -334,8 +334,8 @@ def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[Node]]
     with pytest.raises(ConfigError, match=r"set data\.clients to 3"):
         execute(four)
     with pytest.raises(ConfigError, match="name the file with labels and columns of party 0"):
-        execute(run, files=Files())
+        match(run, None, Files(), node_set(federation_of(run)), resume=False)
     other = table(tmp_path / "other.csv", range(500, 600), 4, id="patient", label="state")
     with pytest.raises(DataError, match="0 people in common"):
-        execute(run, files=Files(rows=other))
+        match(run, None, Files(rows=other), node_set(federation_of(run)), resume=False)
     assert len(audits(there[1], "left a matching")) == 2 and not there[1][0].host._matcher.others("")

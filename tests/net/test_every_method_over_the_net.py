@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.experiment.run import execute
+from fedloom.api import execute
 from fedloom.methods import registry
 from tests.engines.test_every_method import run_of
 from tests.net.nodes import federation

@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.api import Status, execute
 from fedloom.core.engine import Failure
-from fedloom.experiment import engine as engines
-from fedloom.experiment.run import Status, execute
-from fedloom.experiment.world import build
 from fedloom.methods import registry
 from fedloom.remote.engine import NetEngine
 from tests.engines.test_every_method import run_of as run_of_every_method
-from tests.net.processes import Machines, coordinator, run_of, until
+from tests.net.processes import Machines, coordinator, run_of, started, until
 
 SECONDS = 10
 """Within which a dead, frozen or unreachable node must be noticed."""
@@ -193,7 +191,7 @@ def test_a_killed_coordinator_resumes_to_the_same_numbers(field: Machines, tmp_p
 def test_a_node_frozen_in_a_large_transfer_is_noticed(field: Machines) -> None:
     frozen = field.nodes[1]
     run = run_of("gossip")
-    with engines.start(build(field.over(run))) as engine, ThreadPoolExecutor(1) as pool:
+    with started(field.over(run)) as engine, ThreadPoolExecutor(1) as pool:
         frozen.line.rate = 10e6
         base = frozen.line.passed[0]
         call = pool.submit(engine.call, [0, 1, 2], "update", {"t": 0}, {0: {}, 1: LARGE, 2: {}}, (0, 0))
@@ -247,7 +245,7 @@ def test_a_peer_that_freezes_is_done_without(field: Machines, tmp_path: Path, en
 def test_a_node_cut_off_is_noticed_and_taken_back(field: Machines) -> None:
     away = field.nodes[0]
     run = run_of("gossip")
-    with engines.start(build(field.over(run))) as engine, ThreadPoolExecutor(1) as pool:
+    with started(field.over(run)) as engine, ThreadPoolExecutor(1) as pool:
         away.line.rate = 10e6
         base = away.line.passed[0]
         call = pool.submit(engine.call, [0], "update", {"t": 0, **LARGE}, None, (0, 0))
@@ -264,7 +262,7 @@ def test_a_node_cut_off_is_noticed_and_taken_back(field: Machines) -> None:
 def test_a_broken_transfer_goes_on_where_it_was(field: Machines) -> None:
     node = field.nodes[0]
     run = run_of("gossip")
-    with engines.start(build(field.over(run))) as engine, ThreadPoolExecutor(1) as pool:
+    with started(field.over(run)) as engine, ThreadPoolExecutor(1) as pool:
         node.line.rate = 10e6
         base = node.line.passed[0]
         call = pool.submit(engine.call, [0], "update", {"t": 0, **LARGE}, None, (0, 0))

@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedloom.api import execute
 from fedloom.experiment.reading import read
-from fedloom.experiment.run import execute
 from tests.net.processes import free_ports
 
 README = Path(__file__).parents[2] / "README.md"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedloom import report
-from fedloom.experiment.run import execute
+from fedloom.api import execute
 from tests.net.nodes import federation
 from tests.net.processes import run_of
 

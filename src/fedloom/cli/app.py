@@ -520,9 +520,10 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
     from rich.progress import track
 
     from fedloom import report as reports
+    from fedloom.api import execute
     from fedloom.cli.progress import Progress, stop_on_signal
     from fedloom.experiment.compare import execute_all, summarise
-    from fedloom.experiment.run import Stopped, execute
+    from fedloom.experiment.run import Stopped
     from fedloom.report.terminal import show_comparison
     from fedloom.report.track.aside import tracking
 
@@ -533,7 +534,9 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
                 result = execute(experiment.run, folder, resume=resume, progress=progress.show, stop=stop)
                 found = summarise(experiment.title, [result])
             else:
-                found = execute_all(experiment, folder, resume=resume, progress=progress.show, stop=stop)
+                found = execute_all(
+                    experiment, folder, resume=resume, progress=progress.show, stop=stop, execute=execute
+                )
     except (Stopped, Interrupted) as stopped:
         begun = (
             f"with --out {folder} --resume goes on from there" if any(folder.glob("**/config.toml")) else "begins it"

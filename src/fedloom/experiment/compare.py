@@ -32,10 +32,11 @@ def execute_all(
     resume: bool = False,
     progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    execute: Callable[..., Result] = execute,
 ) -> dict[str, Any]:
     """Do every run of a comparison and write `comparison.json`; returns its content.
 
-    With `resume`, finished runs are kept and an unfinished one goes on from its checkpoint.
+    With `resume`, finished runs are kept and an unfinished one goes on from its checkpoint. `execute` does one run.
 
     Raises:
         ConfigError: two runs would share a folder; or some methods share rows, others columns.

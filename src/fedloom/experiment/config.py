@@ -373,6 +373,8 @@ class RunConfig(_Section):
         return ".py" in self.method
 
 
+FEDERATION = "federation.toml"
+"""The federation's file where a run names none."""
 DEFAULT_ITERATIONS = 200
 
 

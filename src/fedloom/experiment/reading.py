@@ -16,7 +16,7 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.core.method import Method, problems
 from fedloom.experiment.columns import ColumnsConfig
-from fedloom.experiment.config import EngineConfig, Experiment, RunConfig
+from fedloom.experiment.config import FEDERATION, EngineConfig, Experiment, RunConfig
 from fedloom.experiment.pretrained import AUTO
 
 
@@ -104,17 +104,15 @@ def _counted(experiment: Experiment) -> Experiment:
         return experiment
     try:
         clients = _nodes(run) + columns if run.engine.name == "net" else run.columns.number() or PARTIES
-    except (FedloomError, ImportError):  # it is told by who needs them
+    except (FedloomError, OSError, ValueError, KeyError, TypeError):  # whoever needs them reports it
         return experiment
     data = run.data.model_copy(update={"clients": clients})
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
 
 
 def _nodes(run: RunConfig) -> int:
-    """How many nodes the run's federation has."""
-    from fedloom.remote import federation
-
-    return len(federation.read(Path(run.engine.federation or federation.DEFAULT)).nodes)
+    """How many nodes the file of the run's federation lists. All else in it is for who calls them."""
+    return len(tomllib.loads(Path(run.engine.federation or FEDERATION).read_text(encoding="utf-8"))["nodes"])
 
 
 def _served(experiment: Experiment, unknown: bool) -> Experiment:

@@ -7,23 +7,17 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 
 from fedloom.core.engine import UNREACHABLE, Failure
-from fedloom.core.errors import ConfigError, DataError, EngineError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.paths import refuse_file
 from fedloom.engines import Engine, Lost
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.engine import start
-from fedloom.experiment.own import Files
-from fedloom.experiment.secret import secret
+from fedloom.experiment.engine import Backend, local_backend
 from fedloom.experiment.session import Result, Session, Status, Stopped
 from fedloom.experiment.world import build
-
-if TYPE_CHECKING:
-    from fedloom.remote.federation import FederationConfig
 
 __all__ = ["Result", "Status", "Stopped", "agree", "execute", "settle"]
 
@@ -35,8 +29,7 @@ def execute(
     resume: bool = False,
     progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    start: Callable[..., Engine] = start,
-    files: Files | None = None,
+    backend: Callable[..., Backend] = local_backend,
 ) -> Result:
     """Do one run.
 
@@ -47,9 +40,7 @@ def execute(
             of a run that was never interrupted.
         progress: told after each round.
         stop: asked after each round; when it says so, the run saves a checkpoint and raises `Stopped`.
-        start: makes the engine: see `fedloom.experiment.engine.start`.
-        files: what the coordinator of a run whose parties are at nodes has of its data; None for what the federation's
-            file says.
+        backend: called with the run, its folder, `resume` and `stop`: where the parties are.
 
     Raises:
         ConfigError, DataError, ModelError: the run can't be built; nothing was written.
@@ -58,11 +49,9 @@ def execute(
     """
     with _alone():
         started = perf_counter()
-        files = files or _files(run)
-        if run.columns.own and files is not None and run.engine.name == "net":
-            files = _matched(run, folder, files, resume)
-        world = build(run, files, secret=_secret(run))
-        with start(world, folder, resume=resume, stop=stop) as engine:
+        found = backend(run, folder, resume=resume, stop=stop)
+        world = build(run, found.files, secret=found.secret)
+        with found.start(world) as engine:
             if not engine.remote:  # whose parties have been compared already
                 _steadily(lambda: agree(engine, world.held.public_digest))
             session = Session(world, engine, folder)
@@ -70,42 +59,6 @@ def execute(
             session.record.spend("setup", perf_counter() - started)
             with session.live.until_the_end(session.done):
                 return session.go(progress or (lambda _: None), stop)
-
-
-def _federation(run: RunConfig) -> FederationConfig | None:
-    """What the coordinator knows of the federation; None where all parties are on this machine, or an extra is missing,
-    as the engine will say."""
-    if run.engine.name != "net":
-        return None
-    try:
-        from fedloom.remote.federation import DEFAULT, read
-    except ImportError:
-        return None
-    return read(Path(run.engine.federation or DEFAULT))
-
-
-def _files(run: RunConfig) -> Files | None:
-    """What a coordinator has of a run's data; None where all parties are on this machine."""
-    if run.engine.name != "net":
-        return None
-    found = _federation(run)
-    own = None if found is None else found.data.get(run.data.name)
-    return Files() if own is None else Files(rows=own.rows, public=own.public)
-
-
-def _secret(run: RunConfig) -> int | None:
-    """What the noise of parties in the coordinator's house depends on; None for the seed alone."""
-    found = _federation(run)
-    return None if found is None or not found.secret_noise else secret(found.secret)
-
-
-def _matched(run: RunConfig, folder: Path | None, files: Files, resume: bool) -> Files:
-    """The same files, once it is known whose rows are the same person's."""
-    try:
-        from fedloom.experiment.matching import match
-    except ImportError as error:
-        raise EngineError(f"the net engine needs an extra ({error}): pip install 'fedloom[net]'") from None
-    return match(run, folder, files, resume=resume)
 
 
 def _steadily(work: Callable[[], None]) -> None:

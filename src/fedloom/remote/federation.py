@@ -15,9 +15,6 @@ from fedloom.core.method import problems
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.members import Member
 
-DEFAULT = "federation.toml"
-"""The file that is read where none is named."""
-
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

@@ -17,10 +17,11 @@ from flwr.serverapp import ServerApp
 from fedloom.core.errors import ConfigError
 from fedloom.engines import Engine
 from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.engine import at_nodes
+from fedloom.experiment.engine import Backend
 from fedloom.experiment.reading import read
 from fedloom.experiment.run import Status, execute, settle
 from fedloom.experiment.world import World
+from fedloom.remote.coordinator import NodeSet, at_nodes
 from fedloom.remote.flower.letters import CALLER
 from fedloom.remote.flower.post import Line, Post
 from fedloom.remote.members import Member, Waiting, Wire
@@ -45,8 +46,8 @@ def main(grid: Any, context: Any) -> None:
         settle(asked.folder, resume=asked.resume)
     post = Post(grid)
     try:
-        begin = partial(start, asked=asked, post=post)
-        work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_tell, start=begin)
+        there = partial(backend, asked=asked, post=post)
+        work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_tell, backend=there)
         result = _interruptibly(work)
     finally:
         post.close()
@@ -100,27 +101,30 @@ class Asked:
         return cls(run, nodes, folder, own["resume"], Waiting(own["wait"], own["deadline"]))
 
 
-def start(
-    world: World, folder: Path | None, *, resume: bool, stop: Callable[[], bool], asked: Asked, post: Post
-) -> Engine:
-    """An engine whose parties are at SuperNodes.
+def backend(
+    run: RunConfig, folder: Path | None, *, resume: bool, stop: Callable[[], bool], asked: Asked, post: Post
+) -> Backend:
+    """Parties at SuperNodes.
 
     Raises:
         ConfigError: the method has peers speak to each other, or a node holds something else than it must.
         EngineError: a SuperNode is not there, or its node refuses.
     """
-    if world.method.server is None:
-        raise ConfigError(
-            f"{world.method.name} goes from peer to peer, and SuperNodes know no peers: run it with the engine net"
-        )
 
     async def connect(member: Member, changed: Callable[[str, bool], None]) -> Line:
         return Line(post, member.name, partial(changed, member.name))
 
+    def start(world: World) -> Engine:
+        if world.method.server is None:
+            raise ConfigError(
+                f"{world.method.name} goes from peer to peer, and SuperNodes know no peers: run it with the engine net"
+            )
+        return at_nodes(world, nodes, folder, resume=resume)
+
     members = [Member(name) for name in asked.nodes]
-    wire = Wire("flower", connect, peers=False)
     waiting = replace(asked.waiting, stop=stop)
-    return at_nodes(world, members, wire, waiting, own=CALLER, folder=folder, resume=resume)
+    nodes = NodeSet(members, Wire("flower", connect, peers=False), waiting, CALLER)
+    return Backend(start)
 
 
 def _spelt(value: Any) -> str:

@@ -24,7 +24,6 @@ from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.experiment.config import RunConfig, validated
 from fedloom.experiment.place import Place, place, suspicious
-from fedloom.experiment.secret import secret
 from fedloom.remote import parts, rpc_errors
 from fedloom.remote.members import Member
 from fedloom.remote.node import config as policy
@@ -36,6 +35,7 @@ from fedloom.remote.node.run import Sitting, light
 from fedloom.remote.node.store import UNPLACED, Entry, Store, prune
 from fedloom.remote.node.work import work
 from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.secret import secret
 from fedloom.remote.wire import MOST_WORDS, digest
 
 LOOKS: Final = ("answers", "contribution", "score", "public_digest")

@@ -33,11 +33,11 @@ from fedloom.data.alignment.psi import PSIClient, announce, follow, library
 from fedloom.data.party_files import PartyFile
 from fedloom.data.vertical_split import VerticalSplit, split_parties
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.engine import Reached, check_seats, keep_start, next_start, reached, run_id
 from fedloom.experiment.matched import Matched, file_sha256
 from fedloom.experiment.own import Files
 from fedloom.experiment.place import sent
 from fedloom.remote import parts, rpc_errors
+from fedloom.remote.coordinator import NodeSet, check_node_count, keep_start, next_start, run_id
 from fedloom.remote.rpc_errors import Refused
 
 if TYPE_CHECKING:
@@ -54,15 +54,15 @@ _log = logging.getLogger("fedloom")
 T = TypeVar("T")
 
 
-def match(run: RunConfig, folder: Path | None, files: Files, *, resume: bool, nodes: Reached | None = None) -> Files:
+def match(run: RunConfig, folder: Path | None, files: Files, nodes: NodeSet, *, resume: bool) -> Files:
     """The coordinator's files, with what was found out about their rows.
 
     Args:
         run: whose columns are its parties' own.
         folder: of the run; None for one that will not be resumed.
         files: the coordinator's own.
+        nodes: where the others are.
         resume: whether it may have been found before.
-        nodes: where the others are; None for those that the run names.
 
     Raises:
         ConfigError: a file is missing, or a node takes no part.
@@ -74,8 +74,7 @@ def match(run: RunConfig, folder: Path | None, files: Files, *, resume: bool, no
         raise ConfigError(
             f"data.{run.data.name}: name the file with labels and columns of party 0 in the federation's file, as rows"
         )
-    nodes = nodes or reached(run)
-    check_seats(run.data.clients - 1, len(nodes.members), 1)
+    check_node_count(run.data.clients - 1, len(nodes.members), 1)
     method, cfg, _ = run.resolve()
     id, before = run_id(run, cfg, nodes.own, folder), None
     try:
@@ -135,7 +134,7 @@ class _Meeting:
         start: see `next_start`.
     """
 
-    def __init__(self, run: RunConfig, config: str, id: str, nodes: Reached, own: Sequence[bytes], start: int) -> None:
+    def __init__(self, run: RunConfig, config: str, id: str, nodes: NodeSet, own: Sequence[bytes], start: int) -> None:
         self._run, self._config, self._id, self._nodes, self._own = run, config, id, nodes, own
         self._start = start
         self._numbers = count()
