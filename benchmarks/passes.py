@@ -60,10 +60,13 @@ def small(name: str) -> RunConfig:
     """A run of a second or so."""
     method = registry()[name]
     values: dict[str, Any] = {"method": name, "rounds": 3, "data": {**SMALL}, "models": {"pool": ["cnn-small"]}}
-    values |= {"evaluate": {"points": 1}, "pretrained": {"epochs": 2} if method.pretrained or method.encoder else {}}
+    values |= {
+        "evaluate": {"points": 1},
+        "pretrained": {"epochs": 2} if {"pretrained server model", "pretrained encoder"} & {*method.needs} else {},
+    }
     if "pretrain" in method.config.model_fields:
         values["params"] = {"pretrain": 1}
-    if method.columns:
+    if method.setting == "vertical":
         values |= {"columns": {"aligned": 100, "unaligned": 60}}
         values["data"]["clients"] = 4
         values["models"]["pool"] = ["lenet5"]

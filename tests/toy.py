@@ -106,7 +106,7 @@ class Toy:
         home: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> None:
-        make = make or (common if method.one_network else network)
+        make = make or (common if "one network" in method.needs else network)
         places = places if places is not None else sites(n, make=make, graph=graph)
         self.method, self.places = method, places
         self.cfg = method.configure(preset, params)
@@ -120,7 +120,11 @@ class Toy:
             self.engine = IsolatedEngine(builders, faults=faults)
         else:
             self.engine = (BatchedEngine if batched else LocalEngine)([b() for b in builders], faults=faults)
-        form = {k: p.detach().to("meta") for k, p in first.build().named_parameters()} if method.one_network else None
+        form = (
+            {k: p.detach().to("meta") for k, p in first.build().named_parameters()}
+            if "one network" in method.needs
+            else None
+        )
         self.fed = Federation(self.engine, seed=first.seed, graph=graph, form=form)
 
     def party(self, i: int) -> Any:

@@ -88,11 +88,11 @@ def run_of(name: str, norm: str) -> RunConfig:
     """A small run of a method."""
     method = registry()[name]
     values = {**WORLD, "method": name, "params": small(method), "models": {"pool": POOL, "norm": norm}}
-    if method.one_network:
+    if "one network" in method.needs:
         values["models"]["pool"], values["data"] = ONE_NETWORK, {**WORLD["data"], "test_fraction": FEW_ROWS}
     if method.family == "meta" or "warm_start" in method.fixed:
         values |= {"pretrained": {**SERVER["pretrained"], "norm": norm}, "data": {**values["data"], "server": 200}}
-    if method.columns:
+    if method.setting == "vertical":
         values |= {**COLUMNS, "params": {**small(method), "centred": norm == "batch"}}
         if "aggregate" in method.config.model_fields:  # what is averaged must be alike
             values["models"]["pool"] = ONE_NETWORK
@@ -129,10 +129,10 @@ def answered(world: World, there: Engine) -> list[dict[str, Tensor]]:
     home = world.server
     handout = home.handout() if home else {}
     looks: list[dict[str, Any]] = [{"on": "own", "way": way, "handout": handout} for way in world.cfg.ways]
-    if not world.method.columns:
+    if world.method.setting == "horizontal":
         looks = [{"on": "test", "handout": handout}, *looks]
     found = [reply for how in looks for reply in there.call(there.ids, "answers", how, None, None)]
-    if home and world.method.columns:
+    if home and world.method.setting == "vertical":
         parts = dict(zip(there.ids, there.call(there.ids, "contribution", {"on": "test"}, None, None), strict=True))
         logits = home.decide(parts)
         found.append({"predicted": logits.argmax(-1), "loss": logits.logsumexp(-1).mean()})

@@ -21,7 +21,7 @@ CUT: dict[str, Any] = {
     "unaligned": 5, "held": 1, "grid": [2, 2], "balanced": True, "ratio": 2.0, "majority": 2, "rare": [0],
     "rare_rows": 3,
 }  # fmt: skip
-VERTICAL = [name for name, method in registry().items() if method.columns]
+VERTICAL = [name for name, method in registry().items() if method.setting == "vertical"]
 
 
 def problems(**run: Any) -> list[str]:

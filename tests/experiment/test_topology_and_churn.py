@@ -54,7 +54,7 @@ def wrong(fed, server, clients, cfg, t):
 
 
 METHODS = (
-    Method("mean", "Mean of the neighbours", "none", "peer", MethodConfig, round, Peer, Peer, one_network=True),
+    Method("mean", "Mean of the neighbours", "none", "peer", MethodConfig, round, Peer, Peer, needs=("one network",)),
     Method("alone", "Networks of their own", "none", "peer", MethodConfig, round, Peer),
     Method("wrong", "Asks a stranger", "none", "peer", MethodConfig, wrong, Peer),
 )

@@ -80,7 +80,7 @@ def round(fed, server, clients, cfg, t):
     server.weights = weighted_mean([*replies.values()], [1.0] * len(replies))
     yield "round"
 
-METHODS = (Method("steps", "A mean", "nobody", "meta", Config, round, Client, Server, one_network=True),)
+METHODS = (Method("steps", "A mean", "nobody", "meta", Config, round, Client, Server, needs=("one network",)),)
 """
 DATA: dict[str, Any] = {
     "clients": 6,

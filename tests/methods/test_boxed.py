@@ -214,7 +214,7 @@ def test_engines_agree_to_the_bit(method: Method) -> None:
 
 
 def at_home(method: Method, places: list[Site]) -> dict[str, Any]:
-    return {"public": places[0].public} if method.server_public else {}
+    return {"public": places[0].public} if "public rows at the server" in method.needs else {}
 
 
 def test_what_crosses_is_what_crosses_for_networks() -> None:

@@ -257,4 +257,4 @@ def test_settings_out_of_range_are_refused_by_name() -> None:
 
 def test_the_defaults_are_ours() -> None:
     settings: Any = FD.configure()
-    assert settings.gamma == 0.15 and settings.average == "logits" and not FD.public
+    assert settings.gamma == 0.15 and settings.average == "logits" and not FD.needs

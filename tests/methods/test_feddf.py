@@ -149,7 +149,8 @@ def test_feddf_without_server_steps_is_fedavg_adam_to_the_bit(norm: bool) -> Non
 
 def test_fedavg_adam_needs_no_public_rows_and_feddf_says_that_it_does() -> None:
     toy = grouped(FEDAVG_ADAM, **SMALL)
-    assert not FEDAVG_ADAM.public and not FEDAVG_ADAM.server_public and FEDDF.public and FEDDF.server_public
+    groups = ("architecture groups",)
+    assert FEDAVG_ADAM.needs == groups and FEDDF.needs == ("public rows", "public rows at the server", *groups)
     bare = Toy(FEDAVG_ADAM, places=toy.places, home={"groups": GROUPS, "group_networks": group_networks(GROUPS)})
     bare.run(1)
     with pytest.raises(ConfigError, match=r"data\.public"):

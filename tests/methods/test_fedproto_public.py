@@ -262,7 +262,7 @@ def test_the_own_classifier_answers() -> None:
 
 
 def test_tau_is_fedmd_s_and_settings_out_of_range_are_refused() -> None:
-    assert PROTO.configure().tau == 1 and PROTO.public and PROTO.one_width
+    assert PROTO.configure().tau == 1 and PROTO.needs == ("public rows", "same feature dim")
     with pytest.raises(ConfigError) as error:
         PROTO.configure(params={"ld": -1, "adaptor": 0, "coding": "int8"})
     assert all(f"params.{k}" in str(error.value) for k in ("ld", "adaptor", "coding"))

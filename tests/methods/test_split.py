@@ -247,7 +247,7 @@ def test_a_sum_needs_a_number_for_each_class() -> None:
 
 
 def test_what_a_method_fixes_and_presets() -> None:
-    assert ALONE.server is not SPLIT.server and POOLED.pooled and not SPLIT.pooled
+    assert ALONE.server is not SPLIT.server and POOLED.needs == ("pooled rows",) and not SPLIT.needs
     paper = SPLIT.configure("paper")
     assert (paper.optimiser, paper.lr, paper.centred, paper.epochs) == ("sgd", 5e-4, False, 8)
     assert SPLIT.configure(params={"epochs": 4}).iterations_per_round == 4

@@ -16,7 +16,7 @@ from fedloom.methods import registry
 from tests.engines.test_every_method import run_of
 from tests.net.nodes import federation
 
-METHODS = sorted(name for name, method in registry().items() if not method.columns)
+METHODS = sorted(name for name, method in registry().items() if method.setting == "horizontal")
 
 
 @pytest.fixture(scope="module")

@@ -39,9 +39,9 @@ def tiny(name: str, **changes: Any) -> RunConfig:
     whole = {k for k, f in method.config.model_fields.items() if f.annotation in (int, int | None)}
     params = {k: v for k, v in SMALL.items() if k in whole and k not in method.fixed}
     values = {**TINY, "method": name, "params": params}
-    if method.columns:
+    if method.setting == "vertical":
         values |= {"columns": {"aligned": 60, "unaligned": 40}}
-    if method.pretrained:
+    if "pretrained server model" in method.needs:
         values |= {"pretrained": {"epochs": 1}}
     return check({"run": values | changes}).run
 

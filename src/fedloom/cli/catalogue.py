@@ -56,7 +56,7 @@ def _methods() -> list[dict[str, Any]]:
             "what": m.title,
             "family": m.family,
             "presets": ["recommended", *m.presets],
-            "public_set": m.public,
+            "public_set": "public rows" in m.needs,
             "paper": m.paper,
         }
         for m in registry().values()

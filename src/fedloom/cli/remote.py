@@ -61,7 +61,7 @@ def certs(
     work.certs(
         names or (),
         folder,
-        [name for name, method in registry().items() if not method.pooled],
+        [name for name, method in registry().items() if "pooled rows" not in method.needs],
         out,
         days=days,
         addresses=addresses,

@@ -1,27 +1,70 @@
-"""What a method page offers to the rest: a name, a config, parties, and one round."""
+"""What a method page declares: a name, a config, its parties, one round, and what it needs of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from fedloom.core.context import Site
-from fedloom.core.errors import ConfigError, did_you_mean
+from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
 
 Round: TypeAlias = Callable[..., Iterator[str]]
 """`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop, yielding the name of each
 stage that it ends. Whatever must live until the next round belongs in a party's state."""
+Setting: TypeAlias = Literal["horizontal", "vertical"]
+"""Whether parties hold different rows with the same columns, or different columns of the same rows. In a vertical
+setting the server is the active party: it has the labels, and client 0, its own columns, runs beside it."""
+Need: TypeAlias = Literal[
+    "public rows",
+    "public rows at the server",
+    "one network",
+    "architecture groups",
+    "same feature dim",
+    "server rows",
+    "pretrained server model",
+    "pretrained encoder",
+    "pooled rows",
+]
+NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
+    "public rows": ("horizontal", "Every client holds the same unlabelled rows."),
+    "public rows at the server": ("horizontal", "The server holds these rows, too."),
+    "one network": (
+        "horizontal",
+        "All parties have one architecture and equal initial weights, as methods that average weights need.",
+    ),
+    "architecture groups": (
+        "horizontal",
+        "Weights are averaged among clients of one architecture: these have equal initial weights, and the server "
+        "knows each client's group and can build each group's network.",
+    ),
+    "same feature dim": (
+        "horizontal",
+        "The features of all networks have one dimension, though architectures may differ: see "
+        "`MethodConfig.FEATURE_DIM`. Unless models.pool names some, all have one architecture.",
+    ),
+    "server rows": ("horizontal", "The server has labelled rows of its own."),
+    "pretrained server model": ("horizontal", "The server has a pretrained model."),
+    "pretrained encoder": (
+        "horizontal",
+        "The server has a pretrained model, and clients build its architecture to be sent its weights.",
+    ),
+    "pooled rows": ("vertical", "All rows of all parties count as aligned and labelled, as no federation has it."),
+}
+"""Everything that a method may need of a run, the setting it belongs to, and what it means."""
 
 
 class MethodConfig(BaseModel):
     """Base of every method's config: frozen, and unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
+
+    FEATURE_DIM: ClassVar[str] = ""
+    """The setting, if there is one, that gives all clients' features one dimension whatever their networks have."""
 
     @model_validator(mode="before")
     @classmethod
@@ -47,6 +90,20 @@ class MethodConfig(BaseModel):
         return 0
 
     @property
+    def exchanges(self) -> bool:
+        """Whether clients learn from each other with these settings."""
+        return True
+
+    @property
+    def keeps_batch_statistics(self) -> bool:
+        """Whether each client predicts with BatchNorm statistics of its own, so that one that never trains has none."""
+        return False
+
+    def participants(self, clients: int) -> int:
+        """How many of the clients take part in a round: all, or a setting `clients_per_round`."""
+        return min(clients, getattr(self, "clients_per_round", None) or clients)
+
+    @property
     def warnings(self) -> Mapping[str, str]:
         """Notes of a party that a user should hear of while they are above 0, by name: what they mean."""
         return {}
@@ -69,20 +126,9 @@ class Method:
             network; None where the method can't do with such.
         fixed: config values that make this method this method.
         presets: further named sets of config values, under `fixed`.
-        public: whether it needs an unlabelled public set.
-        server_public: whether its server holds the public rows too.
-        one_network: whether all parties begin with one and the same network, as methods that average weights need.
-        groups: whether weights are averaged among clients of one architecture: these begin with the same weights, and
-            the server knows each client's group and can build each group's network.
-        one_width: whether the networks, though they may differ, must give features of one width: unless some are named,
-            all have one architecture. A setting `adaptor` of its config that is not None makes them so.
-        least: the fewest participants that a round makes sense with.
-        server_rows: whether its server needs labelled rows of its own.
-        pretrained: whether its server needs a pretrained model.
-        encoder: whether clients are told that model's architecture, to be sent its weights; then there must be one.
-        columns: whether parties hold different columns of the same rows, and the home has the labels; party 0 is in
-            its house.
-        pooled: with `columns`: whether all rows of all parties count as aligned and labelled, as no federation has it.
+        setting: who holds what.
+        needs: what a run must have for it, of `NEEDS`.
+        min_clients: the fewest participants that a round makes sense with.
     """
 
     name: str
@@ -96,17 +142,16 @@ class Method:
     black_box: type[Party[Any]] | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    public: bool = False
-    server_public: bool = False
-    one_network: bool = False
-    groups: bool = False
-    one_width: bool = False
-    least: int = 1
-    server_rows: bool = False
-    pretrained: bool = False
-    encoder: bool = False
-    columns: bool = False
-    pooled: bool = False
+    setting: Setting = "horizontal"
+    needs: tuple[Need, ...] = ()
+    min_clients: int = 1
+
+    def __post_init__(self) -> None:
+        for need in self.needs:
+            if need not in NEEDS:
+                raise MethodError(f"method {self.name} needs {need!r}, which is unknown.{did_you_mean(need, NEEDS)}")
+            if (setting := NEEDS[need][0]) != self.setting:
+                raise MethodError(f"method {self.name} is {self.setting}, but {need!r} is a need of {setting} methods")
 
     def party_at(self, site: Site) -> type[Party[Any]]:
         """The party class of the client at this place."""

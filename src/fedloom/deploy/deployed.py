@@ -290,7 +290,7 @@ def _method(path: Path, card: Card, trust: Collection[str]) -> Method:
         if not Path(pages[0]).is_file() or digest(Path(pages[0]).read_bytes()) != card.page_sha256:
             raise ConfigError(f"{pages[0]} is not the page that {path} was trained with; name that one")
         method = methods.load(f"{pages[0]}:{name}")
-    if not method.columns:
+    if method.setting == "horizontal":
         raise CheckpointError(f"{path} names the method {method.name}, whose parties don't hold columns")
     return method
 

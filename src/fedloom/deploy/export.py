@@ -168,8 +168,8 @@ def _saved(run: Path, world: World) -> tuple[int, Mapping[str, Any]]:
 
 def _refuse_rows(config: RunConfig) -> None:
     method, _, _ = config.resolve()
-    if not method.columns:
-        able = ", ".join(name for name, known in methods.registry().items() if known.columns)
+    if method.setting == "horizontal":
+        able = ", ".join(name for name, known in methods.registry().items() if known.setting == "vertical")
         raise ConfigError(
             f"{method.name} shares rows, not columns: there are no parties to take apart, as each client has a whole "
             f"model. What can be exported are runs of: {able}"

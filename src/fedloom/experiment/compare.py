@@ -43,7 +43,7 @@ def execute_all(
     """
     runs = experiment.runs()
     methods = [run.resolve()[0] for run in runs]
-    _of_one_kind({method.name: method.columns for method in methods})
+    _of_one_kind({method.name: method.setting == "vertical" for method in methods})
     names = [folder_name(run) for run in runs]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:

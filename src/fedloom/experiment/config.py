@@ -340,23 +340,22 @@ class RunConfig(_Section):
         method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
         cfg = method.configure(self.preset, self.params)
         pool = set(self.models.pool or ())
-        if method.one_network and len(pool) > 1:
+        if "one network" in method.needs and len(pool) > 1:
             raise ConfigError(f"models.pool: {method.name} averages weights, so all need one network; name one")
         refuse_black_boxes(method, pool & models.BLACK_BOXES.keys())
         if not any(name in models.BLACK_BOXES or ":" in name for name in pool):
             refuse_settings(self)
-        if self.evaluate.attacks is not None and not method.columns:
+        if self.evaluate.attacks is not None and method.setting == "horizontal":
             raise ConfigError(
                 f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it away, or "
                 "take a method whose parties hold columns"
             )
-        if method.columns and (self.data.server or self.data.unseen):
+        if method.setting == "vertical" and (self.data.server or self.data.unseen):
             setting = "server" if self.data.server else "unseen"
             raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it away")
-        taking_part = min(self.data.training, getattr(cfg, "clients_per_round", None) or self.data.training)
-        if taking_part < method.least:
+        if cfg.participants(self.data.training) < method.min_clients:
             raise ConfigError(
-                f"{method.name} learns from others' answers: let at least {method.least} clients take part "
+                f"{method.name} learns from others' answers: let at least {method.min_clients} clients take part "
                 "(data.clients, params.clients_per_round)"
             )
         self.pretrained.check(method, at_node or bool(self.data.server))

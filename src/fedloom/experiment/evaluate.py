@@ -53,7 +53,7 @@ class Away(Exception):
 def main_measure(world: World) -> str:
     """The accuracy that counts: on own rows in the method's first way, or on the global test set."""
     ways = world.cfg.ways
-    return f"{OWN} {ways[0]}" if ways and not world.method.columns else GLOBAL
+    return f"{OWN} {ways[0]}" if ways and world.method.setting == "horizontal" else GLOBAL
 
 
 def measures(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
@@ -67,7 +67,7 @@ def measures(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     """
     if world.run.data.own:
         return _told(world, engine)
-    return _jointly(world, engine) if world.method.columns else _each(world, engine)
+    return _jointly(world, engine) if world.method.setting == "vertical" else _each(world, engine)
 
 
 def _each(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:

@@ -71,7 +71,7 @@ def ground(
     Raises:
         ConfigError, DataError, ModelError: there is no such run.
     """
-    found = (_by_columns if method.columns else _by_rows)(run, method, cfg, files, at)
+    found = (_by_columns if method.setting == "vertical" else _by_rows)(run, method, cfg, files, at)
     if secret is None:
         return found
     hidden = [replace(site, secret=secret) for site in found.sites]
@@ -82,13 +82,13 @@ def _by_rows(run: RunConfig, method: Method, cfg: Any, files: Files, at: int | N
     graph = run.topology.graph(run.data.clients, run.seed)
     stock = apart(run, files, at) if run.data.own else shared(run, files)
     known, clients = stock.taught[0], run.data.clients
-    if method.public and run.data.own and files.public is None:
+    if "public rows" in method.needs and run.data.own and files.public is None:
         file, example = (
             "federation.toml" if at is None else "node.toml",
             f'[data.{run.data.name}] public = "public.csv"',
         )
         raise ConfigError(f"{method.name} learns from rows that everybody holds: name the file in {file}, {example}")
-    if method.public and not len(stock.public.rows):
+    if "public rows" in method.needs and not len(stock.public.rows):
         raise ConfigError(f"data.public: {method.name} learns from rows that everybody holds; give it some")
     architectures = architectures_of(run, method, known.kind)
     makers = networks(run, method, known, architectures)
@@ -114,9 +114,9 @@ def _by_rows(run: RunConfig, method: Method, cfg: Any, files: Files, at: int | N
         for n in range(clients)
     ]
     home, sites = boxed(run, method, known, architectures, home, sites)
-    if method.groups:
+    if "architecture groups" in method.needs:
         home, sites = grouped(home, sites, makers[1], architectures)
-    if method.server_public:
+    if "public rows at the server" in method.needs:
         home = replace(home, public=stock.public)
     return Ground(method, cfg, stock.held, architectures, graph, home, sites, taught=stock.taught)
 
@@ -127,13 +127,13 @@ def _by_columns(run: RunConfig, method: Method, cfg: Any, files: Files, at: int 
         raise ConfigError(f"data.form: {method.name} shares columns: leave it away, and set columns.own=true")
     held: ByColumns | ByOwnColumns
     if run.columns.own:
-        if method.pooled:
+        if "pooled rows" in method.needs:
             raise ConfigError(f"columns.own: {method.name} needs all rows in one place; leave it away")
         held, kind = own_columns(run, files, at or 0), "table"
         number, aligned, labels = held.number, held.aligned, None if held.truth is None else held.truth[0]
         views: dict[int, PartyView] = {at or 0: held.view}
     else:
-        parties = parties_of(run, files, pooled=method.pooled)
+        parties = parties_of(run, files, pooled="pooled rows" in method.needs)
         held, kind = ByColumns(parties), parties.kind
         number, aligned, labels = len(parties.views), len(parties.labels), parties.labels
         views = dict(enumerate(parties.views))

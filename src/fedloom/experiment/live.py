@@ -208,7 +208,7 @@ def _always(world: World, measure: str) -> dict[str, Any]:
 
 def _own_measures(world: World, measure: str) -> set[str]:
     """What the accuracy of one party is called in `metrics.csv`."""
-    if world.method.columns:  # its parties answer together; alone only in ways that not every method has
+    if world.method.setting == "vertical":  # its parties answer together; alone only in ways that not every method has
         return {f"{measure} {way}" for way in world.cfg.ways[:1]}
     return {measure, f"{measure} training"}
 

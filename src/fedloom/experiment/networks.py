@@ -35,7 +35,7 @@ EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
 
 def architectures_of(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
     """Each client's draw from the pool, as section VI-A of FedAL has it."""
-    pool = run.models.pool or (COMMON if method.one_network or method.one_width else SMALL)[kind]
+    pool = run.models.pool or (COMMON if {"one network", "same feature dim"} & {*method.needs} else SMALL)[kind]
     draws = stream(run.seed, "architectures").integers(len(pool), size=run.data.clients)
     return tuple(pool[i] for i in draws)
 
@@ -54,9 +54,11 @@ def networks(
         return partial(models.build, architectures[n], shape, classes, norm=run.models.norm, seed=seed)
 
     clients = range(len(architectures))
-    if method.one_network:
+    if "one network" in method.needs:
         return network(0, "common initial weights"), [network(0, "common initial weights") for _ in clients]
-    first = map(architectures.index, architectures) if method.groups else clients  # equal weights in a group
+    first = (
+        map(architectures.index, architectures) if "architecture groups" in method.needs else clients
+    )  # equal weights in a group
     return network(0, "server's initial weights"), [network(n, "initial weights") for n in first]
 
 
@@ -107,7 +109,7 @@ def boxed(
 def remark_refits(run: RunConfig, method: Method, cfg: Any, rounds: int, sites: Sequence[Site]) -> None:
     """Tell the user of a run that ends before its black boxes are fitted to what they hear."""
     refit, last = run.models.black_box.refit, (rounds - 1) * cfg.iterations_per_round
-    exchanges = getattr(cfg, "exchanges", True) and run.models.black_box.learn
+    exchanges = cfg.exchanges and run.models.black_box.learn
     if exchanges and 0 <= last < refit and any(site.box is not None for site in sites):
         _remark(
             f"models.black_box: the last round of {method.name} begins after {last} iterations, so no black box is "
@@ -140,14 +142,14 @@ def check_widths(method: Method, cfg: Any, architectures: Sequence[str], sites: 
         ConfigError: with a mend.
         ModelError: a network does not show its features.
     """
-    if not method.one_width or getattr(cfg, "adaptor", None) is not None:
+    if "same feature dim" not in method.needs or (cfg.FEATURE_DIM and getattr(cfg, cfg.FEATURE_DIM) is not None):
         return
     first = {name: sites[architectures.index(name)] for name in architectures}
     widths = {name: Features(site.build()).width for name, site in first.items()}
     (one, a), *others = widths.items()
     for other, b in others:
         if a != b:
-            adapted = ", or set params.adaptor to one width for all" if hasattr(cfg, "adaptor") else ""
+            adapted = f", or set params.{cfg.FEATURE_DIM} to one width for all" if cfg.FEATURE_DIM else ""
             raise ConfigError(
                 f"models.pool: {method.name} compares clients' features, but those of {one} have {a} numbers and those "
                 f"of {other} {b}: take networks whose last layers have inputs of one width{adapted}"
@@ -157,7 +159,7 @@ def check_widths(method: Method, cfg: Any, architectures: Sequence[str], sites: 
 def check_statistics(cfg: Any, unseen: Sequence[Site]) -> None:
     """Refuse BatchNorm at clients that are never in a round, where its statistics stay at each client."""
     norms = (m for site in unseen for m in site.build().modules())
-    if getattr(cfg, "batchnorm", "") == "own" and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
+    if cfg.keeps_batch_statistics and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
         raise ConfigError(
             "data.unseen: clients that never train have no statistics for BatchNorm: take models.norm=group, or "
             "params.batchnorm=batch, which predicts from the statistics of the test rows"

@@ -84,7 +84,7 @@ def place(
     found = ground(here, method, cfg, Files(data, root, rows, public, id, matched), at=number, secret=secret)
     if number in found.house:
         raise ConfigError(f"party {number} lives with the home, not at a node")
-    if method.encoder and found.held.known is not None:
+    if "pretrained encoder" in method.needs and found.held.known is not None:
         encoder = architecture(pretrained_of(run, found.held.known.kind), found.held.known)
         found.sites[number] = replace(found.sites[number], encoder=encoder)
     party = found.client(number)()
@@ -190,7 +190,7 @@ def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig
         if wrong:
             raise ConfigError(f"{setting}: {mend}")
     model = PretrainedConfig()
-    if method.encoder and known is not None:
+    if "pretrained encoder" in method.needs and known is not None:
         model = named(pretrained_of(run, known.kind), known)
     changes = {"method": method.name, "engine": EngineConfig(), "pretrained": model}
     return run.model_copy(update={**changes, "data": run.data.model_copy(update={"root": None})})

@@ -123,13 +123,13 @@ class PretrainedConfig(BaseModel):
         Raises:
             ConfigError: with what to change.
         """
-        if method.columns and self != PretrainedConfig():
+        if method.setting == "vertical" and self != PretrainedConfig():
             raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section away")
         if not self.given and self.norm is not None:
             raise ConfigError("pretrained: norm says how a model is made: name one with model")
         if not self.given and self.changed:
             raise ConfigError(f"pretrained: {self._untrained}")
-        if method.encoder and not self.given:
+        if "pretrained encoder" in method.needs and not self.given:
             raise ConfigError(
                 f"pretrained: {method.name} hands out the encoder of the server's pretrained model: name a file, or a "
                 "model to train on the server's rows, such as pretrained.model=resnet8x4"

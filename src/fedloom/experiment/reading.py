@@ -99,7 +99,7 @@ def _counted(experiment: Experiment) -> Experiment:
     """The experiment, with as many parties as there are nodes or files, or with few where its method shares columns, if
     nothing says how many there are."""
     run, known = experiment.run, _methods(experiment)
-    columns = bool(known) and known[0].columns
+    columns = bool(known) and known[0].setting == "vertical"
     if "clients" in run.data.model_fields_set or not (columns or run.engine.name == "net"):
         return experiment
     try:
@@ -120,12 +120,14 @@ def _served(experiment: Experiment, unknown: bool) -> Experiment:
     said: in all its runs, which so have the same split. And with rows for a model to train where what was said of the
     data is `unknown`, as it was wrong: that was told."""
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
-    if data.server == 0 or any(method.columns for method in known):
+    if data.server == 0 or any(method.setting == "vertical" for method in known):
         return experiment
-    taught = any(method.pretrained or method.encoder for method in known)
+    taught = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
     if taught and not own.given:
         own = own.model_copy(update={"model": AUTO})
-    if data.server is None and (((taught or unknown) and own.to_train) or any(method.server_rows for method in known)):
+    if data.server is None and (
+        ((taught or unknown) and own.to_train) or any("server rows" in method.needs for method in known)
+    ):
         data = data.model_copy(update={"server": "auto"})
     return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
 
@@ -165,9 +167,9 @@ def _names(run: RunConfig) -> list[str]:
     found, rounds = [], 0
     try:
         method, _, rounds = run.resolve()
-        if not method.columns and run.columns != ColumnsConfig():
+        if method.setting == "horizontal" and run.columns != ColumnsConfig():
             found.append(f"columns: {method.name} shares rows, not columns: leave the section away")
-        elif method.columns:
+        elif method.setting == "vertical":
             found += _miscounted(run)
     except FedloomError as error:
         found.append(str(error))

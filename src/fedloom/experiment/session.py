@@ -103,7 +103,7 @@ class Session:
         self.world = world
         self.engine = engine
         self.folder = folder
-        self.home = "active" if world.method.columns else _role(world.server)
+        self.home = "active" if world.method.setting == "vertical" else _role(world.server)
         graph = None if world.graph is None else dict(enumerate(world.graph))
         self.fed = Federation(
             engine, seed=world.run.seed, home=self.home, graph=graph, form=world.form, house=world.house

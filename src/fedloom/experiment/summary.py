@@ -123,7 +123,7 @@ def summarise(
         "engine": {"asked": run.engine.name, **asdict(where), "remarks": list(where.remarks)},
         "pretrained": pretrained(world),
         "unseen": list(world.unseen),
-        **(jointly(final, names, cfg.ways) if world.method.columns else _each(final, names, world)),
+        **(jointly(final, names, cfg.ways) if world.method.setting == "vertical" else _each(final, names, world)),
         "agreement": final.get(("agreement", "")),
         "chance": final.get((CHANCE, ""), world.chance),
         "own_chance": world.own_chance(),

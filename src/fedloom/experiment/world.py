@@ -109,7 +109,7 @@ def build(run: RunConfig, files: Files | None = None, *, secret: int | None = No
     check_statistics(cfg, [found.sites[i] for i in unseen])
     if own is not None:
         found = _taught(found, own)
-    common = found.sites[0].build().named_parameters() if method.one_network else ()
+    common = found.sites[0].build().named_parameters() if "one network" in method.needs else ()
     return World(
         run=run,
         method=method,
@@ -139,7 +139,7 @@ def _pretrained(run: RunConfig, found: Ground) -> Pretrained | None:
 def _taught(found: Ground, own: Pretrained) -> Ground:
     """The same places with a pretrained model at the home; clients know its architecture, if they are sent it."""
     home = replace(found.home, pretrained=own.teacher, encoder=own.encoder)
-    told = found.method.encoder
+    told = "pretrained encoder" in found.method.needs
     return replace(
         found, home=home, sites=[replace(site, encoder=own.encoder) for site in found.sites] if told else found.sites
     )

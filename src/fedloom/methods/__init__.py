@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import pkgutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -16,40 +17,30 @@ from types import MappingProxyType, ModuleType
 from fedloom.core.errors import MethodError, did_you_mean
 from fedloom.core.method import Method
 
-PAGES = (
-    "fedloom.methods.distillation.fedal",
-    "fedloom.methods.distillation.cfd",
-    "fedloom.methods.distillation.fd",
-    "fedloom.methods.distillation.fedproto_public",
-    "fedloom.methods.distillation.fccl",
-    "fedloom.methods.distillation.fccl_plus",
-    "fedloom.methods.distillation.feddf",
-    "fedloom.methods.distillation.feddf_al",
-    "fedloom.methods.averaging.fedavg",
-    "fedloom.methods.peer.afind",
-    "fedloom.methods.peer.gossip",
-    "fedloom.methods.peer.pens",
-    "fedloom.methods.peer.federico",
-    "fedloom.methods.peer.ditto",
-    "fedloom.methods.peer.fedfomo",
-    "fedloom.methods.peer.dispfl",
-    "fedloom.methods.meta.augfl",
-    "fedloom.methods.meta.perfedavg",
-    "fedloom.methods.meta.fedproto",
-    "fedloom.methods.meta.fedcp",
-    "fedloom.methods.meta.fedpcl",
-    "fedloom.methods.vertical.proto_evfl",
-    "fedloom.methods.vertical.proto_student",
-    "fedloom.methods.vertical.split",
-    "fedloom.methods.vertical.ss_vfl",
-    "fedloom.methods.vertical.fedhssl",
-)
+
+@cache
+def pages() -> tuple[ModuleType, ...]:
+    """Every page of the family packages, by family and file name: a method is added by adding its file."""
+    families = [f.name for f in pkgutil.iter_modules(__path__, f"{__name__}.") if f.ispkg]
+    packages = [(name, importlib.import_module(name).__path__) for name in families]
+    files = [page.name for name, path in packages for page in pkgutil.iter_modules(path, f"{name}.")]
+    return tuple(map(importlib.import_module, files))
 
 
 @cache
 def registry() -> MappingProxyType[str, Method]:
-    """Every method by name, in the order of the pages."""
-    return MappingProxyType({m.name: m for page in PAGES for m in methods_of(importlib.import_module(page))})
+    """Every method by name, in the order of the pages.
+
+    Raises:
+        MethodError: two methods have one name.
+    """
+    found: dict[str, Method] = {}
+    for page in pages():
+        for method in methods_of(page):
+            if method.name in found:
+                raise MethodError(f"{page.__file__} defines {method.name!r}, which another page defines: rename it")
+            found[method.name] = method
+    return MappingProxyType(found)
 
 
 def find(name: str) -> Method:
@@ -93,12 +84,11 @@ def load(file: Path | str) -> Method:
 
 
 def source_of(name: str) -> Path:
-    """The file of the page that a method stands on."""
+    """The file of the page that defines a method."""
     known = find(name)
-    for page in PAGES:
-        module = importlib.import_module(page)
-        if known in methods_of(module) and module.__file__:
-            return Path(module.__file__)
+    for page in pages():
+        if known in methods_of(page) and page.__file__:
+            return Path(page.__file__)
     raise MethodError(f"the page of {name!r} has no file")  # a frozen or zipped installation
 
 

@@ -120,7 +120,7 @@ def at_nodes(world: World, nodes: NodeSet, folder: Path | None = None, *, resume
         wire=nodes.wire,
         resume=resume,
         start=number,
-        waiting=replace(nodes.waiting, fewest=len(guests) if world.method.columns else world.method.least),
+        waiting=replace(nodes.waiting, fewest=len(guests) if world.method.setting == "vertical" else world.method.min_clients),
         seed=run.seed,
         faults=run.faults,
     )

@@ -68,12 +68,14 @@ def cost(run: RunConfig, *, rate: float | None = None) -> Cost:
     """
     method, cfg, rounds = run.resolve()
     shape, classes, rows, test = _sizes(run)
-    names = (_taught(run, shape),) if method.encoder else _architectures(run, method, shape)
+    names = (_taught(run, shape),) if "pretrained encoder" in method.needs else _architectures(run, method, shape)
     scene = _scene(run, method, cfg, rounds, (shape, classes, rows, test), names)
-    work = training(method.name, scene) + testing(method.name, scene, run.evaluate.points, method.columns)
-    if method.columns:
+    work = training(method.name, scene) + testing(
+        method.name, scene, run.evaluate.points, (method.setting == "vertical")
+    )
+    if method.setting == "vertical":
         shape, classes = _part(run, shape), cfg.learnt
-    total = Cost(seconds=SETUP + PARTY * scene.clients + JUDGE * method.columns)
+    total = Cost(seconds=SETUP + PARTY * scene.clients + JUDGE * (method.setting == "vertical"))
     for name, count in Counter(names).items():
         share = count / len(names)
         total += speed(name, shape, classes, run.models.norm).cost(work * share, rate) if _is_network(name) else Cost()
@@ -129,7 +131,7 @@ def _sizes(run: RunConfig) -> Sizes:
 def _scene(run: RunConfig, method: Method, cfg: object, rounds: int, sizes: Sizes, names: tuple[str, ...]) -> Scene:
     _, classes, rows, official = sizes
     data = run.data
-    server = data.server_rows(rows) if not method.columns else 0
+    server = data.server_rows(rows) if method.setting == "horizontal" else 0
     left = max(rows - server, 0)  # too few rows are told by who runs it
     held = official or int(left * data.test_fraction)
     rest = left - (0 if official else held)
@@ -138,7 +140,7 @@ def _scene(run: RunConfig, method: Method, cfg: object, rounds: int, sizes: Size
     present = data.training
     own = _share(run, max(rest - public, 0) / data.clients)
     aligned = 0
-    if method.columns:
+    if method.setting == "vertical":
         aligned = min(run.columns.aligned or 200, rest)
         each = (rest - aligned) // data.clients
         own = aligned + min(each if run.columns.unaligned is None else run.columns.unaligned, each)
@@ -155,9 +157,9 @@ def _scene(run: RunConfig, method: Method, cfg: object, rounds: int, sizes: Size
         public=public,
         server=server,
         test=test,
-        own_test=own - aligned if method.columns else min(data.own_test_rows, test),
+        own_test=own - aligned if (method.setting == "vertical") else min(data.own_test_rows, test),
         groups=len(set(names)),
-        even=method.columns or bool(data.options.get("rows")) or data.partition == "iid",
+        even=(method.setting == "vertical") or bool(data.options.get("rows")) or data.partition == "iid",
         width=_width(names[0], sizes[0], classes),
     )
 
@@ -182,7 +184,9 @@ def _degree(run: RunConfig, clients: int) -> int:
 
 def _architectures(run: RunConfig, method: Method, shape: Shape) -> tuple[str, ...]:
     kind = "image" if len(shape) == 3 else "table"
-    return (run.models.pool or EXTRACTORS[kind]) if method.columns else architectures_of(run, method, kind)
+    return (
+        (run.models.pool or EXTRACTORS[kind]) if (method.setting == "vertical") else architectures_of(run, method, kind)
+    )
 
 
 def _part(run: RunConfig, shape: Shape) -> Shape:
@@ -217,9 +221,9 @@ def _pretraining(
 ) -> tuple[tuple[str, Cost], ...]:
     """Of the server's model, which is kept: once for all runs that share it."""
     own = run.pretrained
-    taught = getattr(scene.cfg, "taught", method.pretrained or method.encoder)
+    taught = getattr(scene.cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs}))
     if (
-        method.columns
+        (method.setting == "vertical")
         or not (taught and scene.server)
         or own.file
         or own.model is None

@@ -119,7 +119,7 @@ FEDAVG = Method(
     client=Client,
     server=Server,
     fixed={"finetune_epochs": 0},
-    one_network=True,
+    needs=("one network",),
 )
 
 METHODS = (
@@ -131,6 +131,6 @@ METHODS = (
         title="FedAvg that begins with the server's pretrained model, and so gives it away",
         paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization in FL, ICLR 2023",
         fixed={"finetune_epochs": 0, "warm_start": True},
-        pretrained=True,
+        needs=("one network", "pretrained server model"),
     ),
 )

@@ -281,7 +281,6 @@ METHODS = (
         server=Server,
         black_box=BlackBox,
         presets={"paper": {"bits": 1, "delta": True}},
-        public=True,
-        server_public=True,
+        needs=("public rows", "public rows at the server"),
     ),
 )

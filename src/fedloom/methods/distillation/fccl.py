@@ -220,7 +220,7 @@ METHODS = (
         round=round,
         client=Client,
         server=Server,
-        public=True,
-        least=2,
+        needs=("public rows",),
+        min_clients=2,
     ),
 )

@@ -134,6 +134,6 @@ METHODS = (
         round=round,
         client=Client,
         server=Server,
-        least=2,
+        min_clients=2,
     ),
 )

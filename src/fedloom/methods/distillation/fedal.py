@@ -303,8 +303,8 @@ FEDAL = Method(
     server=Server,
     black_box=BlackBox,
     presets={"paper": {"disc_optimizer": "sgd", "gradient_cap": None}},
-    public=True,
-    least=2,
+    needs=("public rows",),
+    min_clients=2,
 )
 
 METHODS = (
@@ -326,7 +326,7 @@ METHODS = (
         name="local",
         title="Every client alone: the lower bound",
         fixed={"kd": 0.0, "adv": 0.0, "lf_local": 0.0, "lf_global": 0.0},
-        public=False,
-        least=1,
+        needs=(),
+        min_clients=1,
     ),
 )

@@ -289,9 +289,7 @@ FEDDF = Method(
     round=round,
     client=Client,
     server=Server,
-    public=True,
-    server_public=True,
-    groups=True,
+    needs=("public rows", "public rows at the server", "architecture groups"),
 )
 
 METHODS = (
@@ -304,7 +302,6 @@ METHODS = (
         config=AveragedConfig,
         round=average_round,
         server=Averaging,
-        public=False,
-        server_public=False,
+        needs=("architecture groups",),
     ),
 )

@@ -119,8 +119,7 @@ METHODS = (
         client=Client,
         server=Server,
         presets=fedal.FEDAL.presets,
-        public=True,
-        groups=True,
-        least=2,
+        needs=("public rows", "architecture groups"),
+        min_clients=2,
     ),
 )

@@ -29,6 +29,7 @@ Differs:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -52,6 +53,7 @@ class Config(DistillerConfig):
 
     ld: float = Field(1.0, ge=0)
     """λ: weight of the distance from the others' features."""
+    FEATURE_DIM: ClassVar[str] = "adaptor"
     adaptor: int | None = Field(None, ge=1)
     """Width d of all features, by a linear layer behind each network's own; None for these as they are."""
 
@@ -168,8 +170,7 @@ METHODS = (
         round=round,
         client=Client,
         server=Server,
-        public=True,
-        one_width=True,
-        least=2,
+        needs=("public rows", "same feature dim"),
+        min_clients=2,
     ),
 )

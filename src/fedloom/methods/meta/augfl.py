@@ -368,9 +368,7 @@ AUGFL = Method(
             "batchnorm": "batch",
         },
     },
-    one_network=True,
-    server_rows=True,
-    pretrained=True,
+    needs=("one network", "server rows", "pretrained server model"),
 )
 
 METHODS = (
@@ -386,14 +384,13 @@ METHODS = (
         name="server-ce-only",
         title="AugFL without clients and pretrained model: the server trains on its own labels",
         fixed={"federated": False, "crd": 0.0, "ce": 1.0},
-        pretrained=False,
+        needs=("one network", "server rows"),
     ),
     replace(
         AUGFL,
         name="local-only",
         title="Every client adapts the first weights by itself: the lower bound for methods that adapt",
         fixed={"federated": False, "lam": 0.0},
-        server_rows=False,
-        pretrained=False,
+        needs=("one network",),
     ),
 )

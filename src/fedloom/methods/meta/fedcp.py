@@ -217,6 +217,6 @@ METHODS = (
         round=round,
         client=Client,
         server=Server,
-        one_network=True,
+        needs=("one network",),
     ),
 )

@@ -270,6 +270,6 @@ METHODS = (
         round=round,
         client=Client,
         server=Server,
-        encoder=True,
+        needs=("pretrained encoder",),
     ),
 )

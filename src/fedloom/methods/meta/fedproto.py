@@ -200,6 +200,6 @@ METHODS = (
         round=round,
         client=Client,
         server=Server,
-        one_width=True,
+        needs=("same feature dim",),
     ),
 )

@@ -484,7 +484,7 @@ AFIND_PLUS = Method(
     round=round,
     client=Peer,
     presets={"calibrated": {"threshold": "calibrated"}, "cheap": {"threshold": "calibrated", "mode": "cheap"}},
-    one_network=True,
+    needs=("one network",),
 )
 
 METHODS = (

@@ -261,7 +261,7 @@ DISPFL = Method(
     config=Config,
     round=round,
     client=Peer,
-    one_network=True,
+    needs=("one network",),
 )
 
 METHODS = (

@@ -132,7 +132,7 @@ DITTO = Method(
     config=Config,
     round=round,
     client=Peer,
-    one_network=True,
+    needs=("one network",),
 )
 
 METHODS = (

@@ -200,6 +200,6 @@ METHODS = (
         config=Config,
         round=round,
         client=Peer,
-        one_network=True,
+        needs=("one network",),
     ),
 )

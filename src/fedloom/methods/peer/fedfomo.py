@@ -175,7 +175,7 @@ FEDFOMO = Method(
     config=Config,
     round=round,
     client=Peer,
-    one_network=True,
+    needs=("one network",),
 )
 
 METHODS = (

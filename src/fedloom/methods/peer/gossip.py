@@ -67,7 +67,7 @@ GOSSIP = Method(
     config=Config,
     round=round,
     client=Peer,
-    one_network=True,
+    needs=("one network",),
 )
 
 METHODS = (

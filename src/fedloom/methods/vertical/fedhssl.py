@@ -303,6 +303,6 @@ METHODS = (
         round=round,
         client=Party,
         server=Active,
-        columns=True,
+        setting="vertical",
     ),
 )

@@ -478,6 +478,6 @@ METHODS = (
         client=Party,
         server=Active,
         presets={"paper": PAPER},
-        columns=True,
+        setting="vertical",
     ),
 )

@@ -111,6 +111,6 @@ METHODS = (
         round=proto_evfl.round,
         client=Party,
         server=Active,
-        columns=True,
+        setting="vertical",
     ),
 )

@@ -170,7 +170,7 @@ SPLIT = Method(
     client=Party,
     server=Active,
     presets={"paper": {"epochs": 8, "optimiser": "sgd", "lr": 5e-4, "weight_decay": 0.0, "centred": False}},
-    columns=True,
+    setting="vertical",
 )
 
 METHODS = (
@@ -181,5 +181,7 @@ METHODS = (
         title="The active party learns from its own columns alone",
         server=OnItsOwn,
     ),
-    replace(SPLIT, name="pooled", title="Split learning as if all rows were aligned and labelled", pooled=True),
+    replace(
+        SPLIT, name="pooled", title="Split learning as if all rows were aligned and labelled", needs=("pooled rows",)
+    ),
 )

@@ -263,6 +263,6 @@ METHODS = (
         round=round,
         client=Party,
         server=Active,
-        columns=True,
+        setting="vertical",
     ),
 )

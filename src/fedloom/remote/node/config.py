@@ -244,8 +244,8 @@ def _unknown(config: NodeConfig, run: RunConfig, method: Method) -> Iterator[str
     own = run.data.own or run.columns.own
     if own != (config.data[run.data.name].rows is not None):
         kind = "a set that everybody has" if own else "this node's own rows"
-        section = "columns.own" if method.columns else "[data.form]"
-        say = "set columns.own=true" if method.columns else "say with [data.form] what they look like"
+        section = "columns.own" if method.setting == "vertical" else "[data.form]"
+        say = "set columns.own=true" if method.setting == "vertical" else "say with [data.form] what they look like"
         mend = f"leave {section} away" if own else say
         yield f"{run.data.name!r} is {kind} here: {mend}"
 

@@ -279,7 +279,7 @@ class Host:
         run, method = self._asked_for(caller, facts["config"])
         data = self.config.data[run.data.name]
         try:
-            own = method.columns and run.columns.own
+            own = method.setting == "vertical" and run.columns.own
             found = place(
                 run,
                 number,
