@@ -108,6 +108,7 @@ def at_nodes(world: World, nodes: NodeSet, folder: Path | None = None, *, resume
             "a run on one machine"
         )
     guests = [i for i in range(len(world.clients)) if i not in world.house]
+    fewest = len(guests) if world.method.setting == "vertical" else world.method.min_clients
     check_node_count(len(guests), len(nodes.members), len(world.house))
     number = next_start(folder)
     engine = NetEngine(
@@ -120,7 +121,7 @@ def at_nodes(world: World, nodes: NodeSet, folder: Path | None = None, *, resume
         wire=nodes.wire,
         resume=resume,
         start=number,
-        waiting=replace(nodes.waiting, fewest=len(guests) if world.method.setting == "vertical" else world.method.min_clients),
+        waiting=replace(nodes.waiting, fewest=fewest),
         seed=run.seed,
         faults=run.faults,
     )
