@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.method import problems
+from fedloom.remote.config_file import RelativePath, Section, read_config
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.members import Member
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class NodeEntry(_Section):
+class NodeEntry(Section):
     """`[[nodes]]`: a node. The first has party 0 of a run, or the first one that does not live with the coordinator."""
 
     name: str = Field(min_length=1)
@@ -44,28 +37,28 @@ class NodeEntry(_Section):
         return Member(self.name, self.address or "", self.relay or "", self.relay_name)
 
 
-class OwnFiles(_Section):
+class OwnFiles(Section):
     """`[data.NAME]`: the coordinator's own files of a run whose parties have rows or columns of their own."""
 
-    rows: Path | None = None
+    rows: RelativePath | None = None
     """Labelled rows of the server, for a method whose server learns from such; or the file of the party that has the
     labels, where parties have columns of their own."""
-    public: Path | None = None
+    public: RelativePath | None = None
     """The rows that every party holds, for a method whose server needs them too."""
 
 
-class FederationConfig(_Section):
+class FederationConfig(Section):
     """A federation as its coordinator knows it."""
 
     nodes: tuple[NodeEntry, ...] = Field(min_length=1)
     """Who takes part, in the order of their parties."""
-    ca: Path = Path("ca.pem")
+    ca: RelativePath = Path("ca.pem")
     """Who signs the certificates of this federation."""
-    certificate: Path = Path("certificate.pem")
+    certificate: RelativePath = Path("certificate.pem")
     """The coordinator's own."""
-    key: Path = Path("key.pem")
+    key: RelativePath = Path("key.pem")
     """The key of its certificate."""
-    revoked: Path | None = None
+    revoked: RelativePath | None = None
     """The list of certificates that count no more, as PEM."""
     data: Mapping[str, OwnFiles] = Field(default_factory=dict)
     """The coordinator's own files, by `data.name` of a run."""
@@ -73,7 +66,7 @@ class FederationConfig(_Section):
     """Seconds to wait for nodes that are away, where a round can't do without them."""
     deadline: float = Field(3600.0, gt=0)
     """Seconds that the work of one call may take."""
-    secret: Path = Path("secret")
+    secret: RelativePath = Path("secret")
     """A file that only the coordinator has, made when it is first needed: see `secret_noise`."""
     secret_noise: bool = True
     """Whether the coordinator's own noise for privacy depends on its secret. Otherwise nodes, which know the seed,
@@ -108,25 +101,4 @@ def read(path: Path) -> FederationConfig:
     Raises:
         ConfigError: all that is wrong with it, a line each.
     """
-    try:
-        values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path} can't be read ({error.strerror}): name the federation's file with --federation; "
-            "fedloom certs makes one"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    home = path.parent.absolute()
-    for name in ("ca", "certificate", "key", "revoked", "secret"):
-        default = FederationConfig.model_fields[name].default
-        if isinstance(found := values.get(name, default), str | Path):
-            values[name] = home / found
-    for entry in values["data"].values() if isinstance(values.get("data"), dict) else ():
-        for name in ("rows", "public"):
-            if isinstance(entry, dict) and isinstance(entry.get(name), str):
-                entry[name] = home / entry[name]
-    try:
-        return FederationConfig(**values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in problems(error, FederationConfig))) from None
+    return read_config(path, FederationConfig, "name the federation's file with --federation; fedloom certs makes one")

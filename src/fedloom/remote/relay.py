@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import tomllib
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -20,9 +19,10 @@ from typing import Any, Final, NoReturn
 
 import grpc
 import grpc.aio
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
-from fedloom.core.errors import ConfigError, EngineError
+from fedloom.core.errors import EngineError
+from fedloom.remote.config_file import RelativePath, Section, read_config
 from fedloom.remote.credentials import Credentials, endpoint
 
 log = logging.getLogger("fedloom.relay")
@@ -64,17 +64,15 @@ _OPTIONS: Final = (
 )
 
 
-class RelayConfig(BaseModel):
+class RelayConfig(Section):
     """`relay.toml`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     listen: str
     """host:port to take calls at."""
-    ca: Path = Path("ca.pem")
-    certificate: Path = Path("certificate.pem")
-    key: Path = Path("key.pem")
-    revoked: Path | None = None
+    ca: RelativePath = Path("ca.pem")
+    certificate: RelativePath = Path("certificate.pem")
+    key: RelativePath = Path("key.pem")
+    revoked: RelativePath | None = None
     nodes: tuple[str, ...]
     """Who may be reached through the relay, by the names in their certificates."""
     callers: tuple[str, ...]
@@ -94,23 +92,7 @@ def read(path: Path) -> RelayConfig:
     Raises:
         ConfigError: all that is wrong with it, a line each.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}; fedloom certs --relay makes one") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    home = path.parent.absolute()
-    for name in ("ca", "certificate", "key", "revoked"):
-        default = RelayConfig.model_fields[name].default
-        if isinstance(values.get(name, default), str | Path):
-            values[name] = home / values.get(name, default)
-    try:
-        config = RelayConfig(**values)
-    except ValidationError as error:
-        from fedloom.core.method import problems  # it brings PyTorch along, which a relay does not need
-
-        raise ConfigError("\n".join(f"{path}: {line}" for line in problems(error, RelayConfig))) from None
+    config = read_config(path, RelayConfig, "fedloom certs --relay makes one")
     endpoint(config.listen)
     return config
 

@@ -5,39 +5,35 @@ All of it is the node's own decision. A run that does not fit is refused before 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, did_you_mean
-from fedloom.core.method import Method, problems
+from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
 from fedloom.experiment.config import RunConfig
 from fedloom.methods import registry
 from fedloom.remote import rpc_errors
+from fedloom.remote.config_file import RelativeName, RelativePath, Section, read_config
 from fedloom.remote.credentials import Credentials, endpoint
 from fedloom.remote.node.bounds import MethodPolicy
 from fedloom.remote.rpc_errors import Refused
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class NodeData(_Section):
+class NodeData(Section):
     """`[data.NAME]`: what a run's `data.name` means here."""
 
     set: str | None = None
     """A data set that everybody has, of which a run gives this node its part."""
-    root: str | None = None
+    root: RelativeName | None = None
     """A folder with data sets in the hub's layout; otherwise the variable FEDLOOM_DATA, then the hub (set)."""
-    rows: Path | None = None
+    rows: RelativePath | None = None
     """A file or folder with this node's own rows: nobody else ever sees one."""
-    public: Path | None = None
+    public: RelativePath | None = None
     """A file with the rows that every party of a run holds (rows)."""
     id: str | None = None
     """The column of the ids by which people are matched with those of others; None for what the run calls it (rows)."""
@@ -59,7 +55,7 @@ class NodeData(_Section):
         return self
 
 
-class NodeConfig(_Section):
+class NodeConfig(Section):
     """A node."""
 
     name: str = Field(min_length=1)
@@ -70,15 +66,15 @@ class NodeConfig(_Section):
     """host:port of a relay, for a node that can't take calls from outside; instead of `listen`."""
     relay_name: str = "relay"
     """The name in the relay's certificate."""
-    state: Path = Path("state")
+    state: RelativePath = Path("state")
     """The folder that the node keeps its state in."""
-    ca: Path = Path("ca.pem")
+    ca: RelativePath = Path("ca.pem")
     """Who signs the certificates of this federation."""
-    certificate: Path = Path("certificate.pem")
+    certificate: RelativePath = Path("certificate.pem")
     """The node's own."""
-    key: Path = Path("key.pem")
+    key: RelativePath = Path("key.pem")
     """The key of its certificate."""
-    revoked: Path | None = None
+    revoked: RelativePath | None = None
     """The list of certificates that count no more, as PEM; read again when it changes."""
     callers: tuple[str, ...] = ("coordinator",)
     """Who may start runs here, by the names in their certificates."""
@@ -87,7 +83,7 @@ class NodeConfig(_Section):
     host:port. Without an address, the coordinator says where a peer is."""
     methods: Mapping[str, MethodPolicy] = Field(min_length=1)
     """What may be run here: names, or tables with more conditions."""
-    pages: tuple[Path, ...] = ()
+    pages: tuple[RelativePath, ...] = ()
     """Method pages of your own that are installed here. A run names one by its method's name."""
     factories: tuple[str, ...] = ()
     """Networks and black boxes of your own, as `package.module:factory`, that a run may name."""
@@ -150,31 +146,7 @@ def read(path: Path) -> NodeConfig:
     Raises:
         ConfigError: all that is wrong with it, a line each.
     """
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            f"{path} can't be read ({error.strerror}): name a node's file, such as fedloom certs makes"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
-    home = path.parent.absolute()
-    for name in ("state", "ca", "certificate", "key", "revoked"):
-        if isinstance(values.get(name), str):
-            values[name] = home / values[name]
-    values.setdefault("state", home / "state")
-    for name in ("ca", "certificate", "key"):
-        values.setdefault(name, home / NodeConfig.model_fields[name].default)
-    if isinstance(values.get("pages"), list):
-        values["pages"] = [home / str(page) for page in values["pages"]]
-    for entry in values["data"].values() if isinstance(values.get("data"), dict) else ():
-        for name in ("rows", "public", "root"):
-            if isinstance(entry, dict) and isinstance(entry.get(name), str):
-                entry[name] = str(home / entry[name])
-    try:
-        config = NodeConfig(**values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in problems(error, NodeConfig))) from None
+    config = read_config(path, NodeConfig, "name a node's file, such as fedloom certs makes")
     if wrong := list(_wrong(config)):
         raise ConfigError("\n".join(f"{path}: {line}" for line in wrong))
     return config

@@ -1,0 +1,56 @@
+"""One reader for the TOML files of a federation: `node.toml`, `federation.toml`, `relay.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
+
+from fedloom.core.errors import ConfigError
+
+
+def _beside(path: Any, info: ValidationInfo) -> Any:
+    folder = (info.context or {}).get("folder")
+    return path if folder is None else type(path)(folder / path)
+
+
+RelativePath = Annotated[Path, AfterValidator(_beside)]
+"""A path that is relative to the folder of the file it stands in."""
+RelativeName = Annotated[str, AfterValidator(_beside)]
+"""The same as text."""
+
+
+class Section(BaseModel):
+    """A table of such a file: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+
+
+ConfigT = TypeVar("ConfigT", bound=Section)
+
+
+def read_config(path: Path, kind: type[ConfigT], hint: str) -> ConfigT:
+    """The config in a file; paths in it are relative to its folder.
+
+    Args:
+        path: the TOML file.
+        kind: what it must hold.
+        hint: what to do if the file cannot be read.
+
+    Raises:
+        ConfigError: everything that is wrong with the file, one line each.
+    """
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}): {hint}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    try:
+        return kind.model_validate(values, context={"folder": path.parent.absolute()})
+    except ValidationError as error:
+        from fedloom.core.method import problems  # it imports PyTorch, which a relay does not need
+
+        raise ConfigError("\n".join(f"{path}: {line}" for line in problems(error, kind))) from None
