@@ -155,7 +155,7 @@ def test_a_mistake_in_the_page_stops_the_run() -> None:
         fed.call([0], "_own")
     with pytest.raises(MethodError, match="no party 7"):
         fed.call([7], "work")
-    for core in ("state", "load", "answers", "_own"):
+    for core in ("state", "load", "predictions", "_own"):
         with pytest.raises(MethodError, match=r"no message may call it|no method '_own'"):
             fed.call([0], core)
 

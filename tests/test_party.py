@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedloom.core.context import Batches, PublicSet, Recent, Rows, Site, aligned_plan, epoch_plan, sample_plan
 from fedloom.core.errors import MethodError, StateError
+from fedloom.core.evaluation import contribution, decide, predictions
 from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from tests.toy import CLASSES, FEATURES, common, rows
@@ -171,19 +172,19 @@ def student() -> Student:
 def test_an_evaluation_is_prepared_and_that_is_undone() -> None:
     party, ready = student(), student()
     before = party.net.memory.clone()
-    plain = party.answers(on="test")
+    plain = predictions(party, on="test")
     ready.prepare(way="tuned", handout={})
     with party.transaction():
-        tuned = party.answers(on="test", way="tuned")
+        tuned = predictions(party, on="test", way="tuned")
         assert not party.net.changed
-    assert torch.equal(tuned["loss"], ready.answers(on="test")["loss"])
+    assert torch.equal(tuned["loss"], predictions(ready, on="test")["loss"])
     assert not torch.equal(tuned["loss"], plain["loss"])
     blank = {k: torch.zeros_like(v) for k, v in party.params.items() if k.startswith("head.")}
-    assert float(party.answers(on="test", handout=blank)["loss"]) == pytest.approx(np.log(CLASSES))
+    assert float(predictions(party, on="test", handout=blank)["loss"]) == pytest.approx(np.log(CLASSES))
     with pytest.raises(RuntimeError):
-        party.answers(on="test", way="broken")
+        predictions(party, on="test", way="broken")
     assert torch.equal(party.net.memory, before)
-    assert torch.equal(party.answers(on="test")["loss"], plain["loss"])
+    assert torch.equal(predictions(party, on="test")["loss"], plain["loss"])
 
 
 def test_a_party_passes_on_what_its_network_can() -> None:
@@ -309,7 +310,7 @@ def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
         with pytest.raises(MethodError, match="no labels here: another party may hold them"):
             read()
     with pytest.raises(MethodError, match="no labels here"):
-        Learner(None, unlabelled(network=common)).answers(on="test")
+        predictions(Learner(None, unlabelled(network=common)), on="test")
 
 
 def test_aligned_batches_are_the_same_people_at_every_place_and_one_object_here() -> None:
@@ -348,6 +349,6 @@ def test_unlabelled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int)
 def test_only_a_method_with_columns_contributes_and_decides() -> None:
     party = Counter(None, Site(id=0))
     with pytest.raises(MethodError, match=r"define contribution\(\)"):
-        party.contribution(on="test")
+        contribution(party, on="test")
     with pytest.raises(MethodError, match=r"define decide\(\)"):
-        party.decide({})
+        decide(party, {})

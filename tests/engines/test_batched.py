@@ -108,7 +108,7 @@ def test_batchnorm_statistics_are_each_party_s_own() -> None:
             assert torch.allclose(b.double(), other[name].double(), atol=2e-2), name  # type: ignore[index,union-attr]
         counted = {k: int(v) for k, v in other.items() if k.endswith("tracked")}  # type: ignore[union-attr]
         assert set(counted.values()) == {3 * (5 + 5)}
-    answers = [e.call(e.ids, "answers", {"on": "test"}, None, None) for e in (loop, together)]
+    answers = [e.call(e.ids, "predictions", {"on": "test"}, None, None) for e in (loop, together)]
     for a, b in zip(*answers, strict=True):
         assert torch.allclose(a["loss"], b["loss"], atol=1e-3)  # type: ignore[index,call-overload]
 
@@ -145,7 +145,7 @@ def test_a_nan_party_does_not_touch_the_others() -> None:
     engine, _, _ = run(BatchedEngine, FEDAL, rounds=1, batch_size=8)
     state = engine.states()[2]
     engine.load({2: {**state, "params": {k: torch.full_like(v, float("nan")) for k, v in state["params"].items()}}})  # type: ignore[union-attr]
-    replies = engine.call(engine.ids, "answers", {"on": "test"}, None, None)
+    replies = engine.call(engine.ids, "predictions", {"on": "test"}, None, None)
     finite = [bool(torch.isfinite(r["loss"])) for r in replies]  # type: ignore[index,call-overload]
     assert finite == [True, True, False, True, True]
 
@@ -444,7 +444,7 @@ def test_an_evaluation_is_prepared_together_and_leaves_no_trace() -> None:
     handout = {"2.bias": torch.tensor([0.0, 1.0, 2.0, 3.0])}
     losses = []
     for words in ({"way": ""}, {"way": "tuned"}, {"way": "", "handout": handout}, {"way": "tuned", "handout": handout}):
-        replies = same(a, b, "answers", on="test", **words)
+        replies = same(a, b, "predictions", on="test", **words)
         losses.append(torch.stack([r["loss"] for r in replies]))
     assert len({tuple(row.tolist()) for row in losses}) == 4
     for i, s in b.states().items():
@@ -659,4 +659,4 @@ def test_everything_is_made_on_the_parties_device(method: Method, norm: str, mon
     answer = call("predict", {}, t=0, i=0)
     assert answer.shape == (8, CLASSES) and answer.device.type == "meta"
     call("distil", {"gradient": answer}, t=0, i=0, n=2, mean=answer)
-    assert call("answers", {}, on="test")["predicted"].shape == (50,)
+    assert call("predictions", {}, on="test")["predicted"].shape == (50,)

@@ -128,10 +128,13 @@ def answered(world: World, there: Engine) -> list[dict[str, Tensor]]:
     """What an evaluation gets to see: everybody's answers in every way, or what the home decides from all of them."""
     home = world.server
     handout = home.handout() if home else {}
-    looks: list[dict[str, Any]] = [{"on": "own", "way": way, "handout": handout} for way in world.cfg.ways]
-    if world.method.setting == "horizontal":
-        looks = [{"on": "test", "handout": handout}, *looks]
-    found = [reply for how in looks for reply in there.call(there.ids, "answers", how, None, None)]
+    looks: list[tuple[str, dict[str, Any]]]
+    if world.method.setting == "vertical":
+        looks = [("predictions_alone", {"on": "own"}) for _ in world.cfg.ways]
+    else:
+        looks = [("predictions", {"on": "own", "way": way, "handout": handout}) for way in world.cfg.ways]
+        looks = [("predictions", {"on": "test", "handout": handout}), *looks]
+    found = [reply for what, how in looks for reply in there.call(there.ids, what, how, None, None)]
     if home and world.method.setting == "vertical":
         parts = dict(zip(there.ids, there.call(there.ids, "contribution", {"on": "test"}, None, None), strict=True))
         logits = home.decide(parts)

@@ -117,7 +117,7 @@ def fedal(make: Callable[..., Engine], places: Sequence[Site], rounds: int, faul
             fed.round = t
             for _ in method.round(fed, server, engine.ids, cfg, t):
                 pass
-        looks = engine.call(engine.ids, "answers", {"on": "test"}, None, None)
+        looks = engine.call(engine.ids, "predictions", {"on": "test"}, None, None)
         found = {**outcome(fed), "server": message.encode(server.state()), "looks": message.encode(looks)}  # type: ignore[arg-type]
         if isinstance(engine, RayEngine):
             account, processes = engine.account(), pids(engine)

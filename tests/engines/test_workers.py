@@ -61,7 +61,7 @@ def fedal(make: Make, places: Sequence[Site], rounds: int = 3, faults: Faults | 
             fed.round = t
             for _ in method.round(fed, server, engine.ids, cfg, t):
                 pass
-        looks = engine.call(engine.ids, "answers", {"on": "test"}, None, None)
+        looks = engine.call(engine.ids, "predictions", {"on": "test"}, None, None)
         return {
             **outcome(fed),
             "server": message.encode(server.state()) if server else None,

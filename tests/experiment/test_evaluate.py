@@ -66,7 +66,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     ],
 )
 def test_an_answer_that_can_t_be_is_left_out(reply: Any, nodes: Any, caplog: pytest.LogCaptureFixture) -> None:
-    nodes(1, lambda task, honest: reply if task.method == "answers" and task.shared["on"] == "test" else honest)
+    nodes(1, lambda task, honest: reply if task.method == "predictions" and task.shared["on"] == "test" else honest)
     found = execute(run(LOCAL)).summary
     assert found["accuracy"]["clients"] == [0, 2] and len(found["own_accuracy"]["per_client"]) == 3
     assert "client-1 is left out of an evaluation: " in caplog.text
@@ -95,7 +95,7 @@ def test_without_one_party_s_part_columns_are_not_evaluated(
 
 
 def test_a_mistake_in_a_page_is_seen_where_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Party, "answers", lambda self, **_: 1 / 0)
+    monkeypatch.setattr(Party, "test_logits", lambda self, on: 1 / 0)
     with pytest.raises(MethodError, match="ZeroDivisionError"):
         execute(run(LOCAL))
 

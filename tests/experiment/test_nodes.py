@@ -129,7 +129,7 @@ class Clock:
 
 
 def test_who_is_away_is_left_out_of_an_evaluation(at_nodes: Any, tmp_path: Path) -> None:
-    clock = Clock(0, "answers", 2)
+    clock = Clock(0, "predictions", 2)
     at_nodes(lambda party, round, method: clock.evaluation(party, method) == 1 and party == 1)
     execute(run(ROWS, method="local"), tmp_path)
     rows = [r for r in metrics(tmp_path) if r[4] == "accuracy"]
@@ -141,7 +141,7 @@ def test_who_is_away_is_left_out_of_an_evaluation(at_nodes: Any, tmp_path: Path)
 
 
 def test_a_result_tells_of_whom_its_means_are(at_nodes: Any, tmp_path: Path) -> None:
-    clock = Clock(0, "answers", 2)
+    clock = Clock(0, "predictions", 2)
     at_nodes(lambda party, round, method: clock.evaluation(party, method) == 4 and party == 1)
     found = execute(run(ROWS, method="local"), tmp_path).summary
     assert found["accuracy"]["clients"] == [0, 2] and len(found["accuracy"]["per_client"]) == 2
@@ -153,7 +153,7 @@ def test_an_evaluation_that_lacks_too_many_is_left_out(
     values: dict[str, Any], at_nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     columns = values is COLUMNS
-    clock = Clock(1, "contribution", 1) if columns else Clock(0, "answers", 1)  # one that fails ends after one look
+    clock = Clock(1, "contribution", 1) if columns else Clock(0, "predictions", 1)  # one that fails ends after one look
     failing = 1 if columns else 2
 
     def away(party: int, round: int, method: str) -> bool:

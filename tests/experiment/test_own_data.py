@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.evaluation import EVALUATIONS, predictions, score
 from fedloom.experiment import run as runs
 from fedloom.experiment.engine import Backend
 from fedloom.experiment.own import Files
@@ -121,12 +122,12 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
     out = tmp_path / "out"
     result = execute(run(method=method, params=params, models=one), out)
     s = result.summary
-    each = {e.party.site.id: e.party.score(on="own") for e in engines[0].places.values()}
+    each = {e.party.site.id: score(e.party, on="own") for e in engines[0].places.values()}
     if method not in ("fedavg", "feddf", "ditto"):  # whose clients are handed weights before they are judged
         assert s["accuracy"]["per_client"] == pytest.approx([float(found["accuracy"]) for found in each.values()])
     assert s["chance"] == pytest.approx(np.mean([float(found["chance"]) for found in each.values()]))
     assert s["own_accuracy"] is None and s["test_sha256"] is None and s["apart"] is True
-    assert "score" in engines[0].calls and "answers" not in engines[0].calls
+    assert "score" in engines[0].calls and "predictions" not in engines[0].calls
     assert read(str(out / "config.toml")).run == run(method=method, params=params, models=one)
     held = json.loads((out / "partition.json").read_text())
     assert held["apart"] == 3 and "counts" not in held and held["public"] == 50
@@ -137,12 +138,12 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
 def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
     """Only a coarse number leaves, however loud the model is."""
     party = place(for_nodes(build(run(method="local"), Files())), 0, rows=disk["0"]).party
-    exact, told = (found["loss"] for found in (party.answers(on="own"), party.score(on="own")))
+    exact, told = (found["loss"] for found in (predictions(party, on="own"), score(party, on="own")))
     assert told != exact and told.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
     party.params = {name: 1e6 * value for name, value in party.params.items()}
-    assert party.answers(on="own")["loss"] > 10 == party.score(on="own")["loss"]
+    assert predictions(party, on="own")["loss"] > 10 == score(party, on="own")["loss"]
     party.params = {name: 1e38 * torch.sign(value) for name, value in party.params.items()}
-    assert party.score(on="own")["accuracy"] <= 1
+    assert score(party, on="own")["accuracy"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -253,11 +254,9 @@ def test_too_few_rows_are_refused(disk: dict[str, Path], tmp_path: Path) -> None
 def test_a_score_that_can_t_be_is_left_out(
     wrong: dict[str, Any], federation: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from fedloom.core.party import Party
-
-    honest = Party.score
     lies = {1: wrong}
-    monkeypatch.setattr(Party, "score", lambda self, **how: {**honest(self, **how), **lies.get(self.site.id, {})})
+    lying = lambda party, **how: {**score(party, **how), **lies.get(party.site.id, {})}
+    monkeypatch.setitem(EVALUATIONS, "score", lying)  # type: ignore[arg-type]
     federation(Files())
     found = execute(run(method="local", params={})).summary
     assert found["accuracy"]["clients"] == [0, 2]

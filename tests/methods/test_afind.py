@@ -490,7 +490,7 @@ def test_a_network_without_a_layer_before_its_head_is_refused() -> None:
 
 def test_peers_learn() -> None:
     toy = Toy(AFIND_PLUS, 4, lr=0.1, batch_size=16, epochs=3).run(6)
-    replies = toy.engine.call(toy.engine.ids, "answers", {"on": "test"}, None, None)
+    replies = toy.engine.call(toy.engine.ids, "predictions", {"on": "test"}, None, None)
     labels = toy.party(0).site.tests["test"].labels
     assert min(float((r["predicted"] == labels).float().mean()) for r in replies) > 0.6
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from fedloom import methods
 from fedloom.core.context import Rows, Site
 from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.methods import crd
@@ -351,7 +352,7 @@ def test_the_pretrained_model_is_not_read_where_it_does_not_count(method: Method
     toy = Toy(method, home=home, **params).run(2)
     assert toy.server is not None
     toy.engine.call(
-        toy.engine.ids, "answers", {"on": "test", "way": "1 step", "handout": toy.server.handout()}, None, None
+        toy.engine.ids, "predictions", {"on": "test", "way": "1 step", "handout": toy.server.handout()}, None, None
     )
     with pytest.raises(AssertionError, match="was read"):
         Toy(AUGFL, home=home).run(1)
@@ -495,8 +496,12 @@ def test_batched_clients_give_what_one_after_the_other_gives_with_halves_of_all_
         assert all(torch.allclose(a[k], b[k], atol=1e-5) for k in a if a[k].is_floating_point())
         looks = [
             toy.engine.call(
-                toy.engine.ids, "answers", {"on": "test", "way": "5 steps", "handout": toy.server.handout()}, None, None
-            )  # type: ignore[union-attr]
+                toy.engine.ids,
+                "predictions",
+                {"on": "test", "way": "5 steps", "handout": toy.server.handout()},
+                None,
+                None,
+            )
             for toy in (loop, many)
         ]
         for one, other in zip(*looks, strict=True):
@@ -513,7 +518,7 @@ def test_adaptation_is_full_batch_descent_on_the_support_half_and_leaves_no_trac
     for _ in range(5):
         slope = torch.func.grad(lambda w: loss(module, w, x, y))(weights)
         weights = {k: w - 0.2 * slope[k] for k, w in weights.items()}
-    found = party.answers(on="test", way="5 steps", handout=toy.server.handout())
+    found = predictions(party, on="test", way="5 steps", handout=toy.server.handout())
     want = torch.func.functional_call(module, weights, (place.tests["test"].every,))
     assert torch.equal(found["predicted"], want.argmax(-1))
     assert equal(before, toy.tensors())
@@ -623,7 +628,7 @@ def test_it_learns_and_the_class_count_is_four() -> None:
     def accuracy(way: str) -> float:
         y = toy.places[0].tests["test"].y(torch.arange(50))
         replies = toy.engine.call(
-            toy.engine.ids, "answers", {"on": "test", "way": way, "handout": toy.server.handout()}, None, None
+            toy.engine.ids, "predictions", {"on": "test", "way": way, "handout": toy.server.handout()}, None, None
         )  # type: ignore[union-attr]
         return float(np.mean([(r["predicted"] == y).float().mean() for r in replies]))  # type: ignore[call-overload, index]
 

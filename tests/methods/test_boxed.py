@@ -17,6 +17,7 @@ from fedloom import methods
 from fedloom.core.black_box import TRIED, Box
 from fedloom.core.context import Site
 from fedloom.core.errors import ConfigError, MethodError, ModelError, NotReady
+from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
 from fedloom.core.losses import cap_rows
 from fedloom.core.message import leaves
@@ -181,10 +182,10 @@ def test_a_teacher_hears_nothing_and_is_fitted_once() -> None:
 
 def test_before_its_first_fit_it_knows_nothing() -> None:
     party = BlackBox(FEDAL.configure(), boxed({0: "forest"}, 1)[0])
-    reply = party.answers(on="test")
+    reply = predictions(party, on="test")
     assert torch.allclose(reply["loss"], torch.tensor(float(np.log(CLASSES))))  # type: ignore[arg-type]
     party.local_train(t=0)
-    assert party.answers(on="test")["loss"] < reply["loss"]  # type: ignore[operator]
+    assert predictions(party, on="test")["loss"] < reply["loss"]  # type: ignore[operator]
 
 
 def test_without_a_box_or_public_rows_an_error_says_what_is_missing() -> None:
@@ -277,7 +278,7 @@ def test_one_that_fails_only_at_the_evaluation_ends_no_run() -> None:
     party = BlackBox(LOCAL.configure(), place)
     assert not party.take_notes()
     party.local_train(t=0)
-    reply = party.answers(on="test")
+    reply = predictions(party, on="test")
     assert reply["predicted"].tolist() == [0] * 50  # type: ignore[union-attr]
     assert float(reply["loss"]) == pytest.approx(np.log(CLASSES))  # type: ignore[arg-type]
     (note,) = party.take_notes()
@@ -298,15 +299,15 @@ def test_test_rows_are_asked_for_once_a_fit() -> None:
     box = Box("counts", partial(Counts, P), CLASSES, refit=2)
     party = BlackBox(FEDMD.configure(params={"batch_size": 8}), replace(boxed({0: "still"}, 1)[0], box=box))
     Counts.asked.clear()
-    first = [party.answers(on="test") for _ in (0, 1)]
+    first = [predictions(party, on="test") for _ in (0, 1)]
     party.local_train(t=0)
-    replies = [party.answers(on="test") for _ in (0, 1, 2)]
+    replies = [predictions(party, on="test") for _ in (0, 1, 2)]
     assert Counts.asked == [TRIED, 50]
     assert all(r["loss"] == replies[0]["loss"] != first[0]["loss"] for r in replies)
     party.learn(torch.full((8, CLASSES), 0.25), 0, 0)
     party.local_train(t=2)
     Counts.asked.clear()
-    assert len([party.answers(on="test") for _ in (0, 1)]) == 2
+    assert len([predictions(party, on="test") for _ in (0, 1)]) == 2
     assert Counts.asked == [50, 50]  # of each of two fits
 
 
@@ -320,7 +321,7 @@ def test_boxes_and_networks_teach_each_other() -> None:
     for method in (LOCAL, FEDMD):
         toy = Toy(method, places=places, batch_size=16, lr=0.02).run(60 if method is FEDMD else 12)
         y = places[0].tests["test"].y(torch.arange(50))
-        replies = toy.engine.call(toy.engine.ids, "answers", {"on": "test"}, None, None)
+        replies = toy.engine.call(toy.engine.ids, "predictions", {"on": "test"}, None, None)
         found[method.name] = [float((r["predicted"] == y).float().mean()) for r in replies]  # type: ignore[call-overload, index]
     gains = np.array(found["fedmd"]) - np.array(found["local"])
     assert gains.min() > 0 and gains.mean() > 0.15, found

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.context import Rows, Site
+from fedloom.core.evaluation import predictions
 from fedloom.methods import find
 from fedloom.methods.learner import Learner, LearnerConfig
 from fedloom.methods.peer.ditto import PERSONAL
@@ -130,7 +131,7 @@ def test_the_personal_model_is_what_is_evaluated_with_its_own_statistics() -> No
     module.load_state_dict({**v["params"], **v["buffers"]})
     test = peer.site.tests["test"]
     logits = module(test.every).detach()
-    answer = peer.answers(on="test")
+    answer = predictions(peer, on="test")
     assert torch.equal(answer["predicted"], logits.argmax(-1))
     assert float(answer["loss"]) == pytest.approx(float(F.cross_entropy(logits, test.labels[test.index])), abs=1e-6)
     assert equal(shared, {**copied(peer.params), **copied(peer.buffers)})

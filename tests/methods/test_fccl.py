@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError
+from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
 from fedloom.methods.distillation.fccl import EPS, FIRST, Client, correlation_loss, standardised
 from tests.toy import CLASSES, Toy, equal, network, rows, sites
@@ -359,7 +360,7 @@ def test_it_learns() -> None:
 
     def right() -> float:
         return float(
-            np.mean([(toy.party(i).answers(on="test")["predicted"] == labels).float().mean() for i in range(3)])
+            np.mean([(predictions(toy.party(i), on="test")["predicted"] == labels).float().mean() for i in range(3)])
         )
 
     before = right()

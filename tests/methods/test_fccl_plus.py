@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
 from fedloom.core.losses import kl
 from fedloom.methods.distillation.fccl import correlation_loss
@@ -366,7 +367,7 @@ def test_it_learns() -> None:
 
     def right() -> float:
         return float(
-            np.mean([(at.party(i).answers(on="test")["predicted"] == labels).float().mean() for i in range(3)])
+            np.mean([(predictions(at.party(i), on="test")["predicted"] == labels).float().mean() for i in range(3)])
         )
 
     before = right()

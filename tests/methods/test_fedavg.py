@@ -122,7 +122,7 @@ def test_participants_are_few_and_the_others_stay_as_they_were() -> None:
 def answers(toy: Toy, way: str = "") -> list[Any]:
     assert toy.server is not None
     words = {"on": "test", "way": way, "handout": toy.server.handout()}
-    return toy.engine.call(toy.engine.ids, "answers", words, None, None)
+    return toy.engine.call(toy.engine.ids, "predictions", words, None, None)
 
 
 def test_everybody_is_evaluated_with_the_server_s_weights() -> None:

@@ -206,7 +206,7 @@ def test_an_unseen_client_takes_the_global_head_and_adapts_without_noise(batched
         test = place.tests["test"]
         expected = client(client.body(test.every), client.context())
         words = {"on": "test", "way": way, "handout": t.server.handout()}
-        found = t.engine.call(t.engine.ids, "answers", words, None, None)
+        found = t.engine.call(t.engine.ids, "predictions", words, None, None)
         assert torch.allclose(found[3]["loss"], F.cross_entropy(expected, test.labels), atol=1e-5)
         assert not torch.allclose(found[0]["loss"], found[3]["loss"])
     assert equal(t.tensors(), before)
@@ -218,7 +218,7 @@ def test_everybody_is_evaluated_with_today_s_parts_and_its_own_head() -> None:
     party, test = t.party(0), t.places[0].tests["test"]
     client = ByHand(t.server.weights, {k: party.params[f"network.head.{k}"] for k in ("weight", "bias")})
     expected = client(client.body(test.every), client.context())
-    (found,) = t.engine.call([0], "answers", {"on": "test", "way": "", "handout": t.server.handout()}, None, None)
+    (found,) = t.engine.call([0], "predictions", {"on": "test", "way": "", "handout": t.server.handout()}, None, None)
     assert torch.allclose(found["loss"], F.cross_entropy(expected, test.labels), atol=1e-6)
 
 

@@ -275,7 +275,7 @@ def test_only_who_takes_part_trains_and_everybody_is_evaluated_with_the_group_s_
     assert toy.server is not None
     test = toy.places[0].tests["test"]
     words = {"on": "test", "handout": toy.server.handout()}
-    found = toy.engine.call(toy.engine.ids, "answers", words, None, None)
+    found = toy.engine.call(toy.engine.ids, "predictions", words, None, None)
     for g, reply in zip(GROUPS, found, strict=True):
         module = group_networks(GROUPS, True)[g]().eval()
         module.load_state_dict(models_of(toy)[g], strict=False)
@@ -386,7 +386,7 @@ def test_engines_agree_to_the_bit(method: Any, norm: bool) -> None:
 def test_a_group_is_batched() -> None:
     toy = grouped(FEDAVG_ADAM, (0,) * 8, batched=True, **SMALL).run(1)
     assert toy.server is not None
-    toy.engine.call(toy.engine.ids, "answers", {"on": "test", "handout": toy.server.handout()}, None, None)
+    toy.engine.call(toy.engine.ids, "predictions", {"on": "test", "handout": toy.server.handout()}, None, None)
     assert toy.engine.account().remarks == ("8 of 8 parties together, in groups: 1",)
 
 

@@ -153,7 +153,7 @@ def test_while_a_round_is_under_way_each_is_evaluated_as_it_is_and_then_with_the
     for stage in toy.method.round(toy.fed, toy.server, toy.engine.ids, toy.cfg, 0):
         seen[stage] = toy.server.handout()
         words = {"on": "test", "handout": seen[stage]}
-        found = toy.engine.call(toy.engine.ids, "answers", words, None, None)
+        found = toy.engine.call(toy.engine.ids, "predictions", words, None, None)
         for i, (g, reply) in enumerate(zip(GROUPS, found, strict=True)):
             own = {**toy.party(i).params, **toy.party(i).buffers}
             module = group_networks(GROUPS, True)[g]().eval()

@@ -200,7 +200,7 @@ def test_prototypes_of_the_own_support_half_answer(i: int) -> None:
             project(w, features(test.every))[:, None], torch.stack(list(own.values())), dim=-1
         )
         words = {"on": "test", "way": way, "handout": t.server.handout()}
-        (found,) = t.engine.call([i], "answers", words, None, None)
+        (found,) = t.engine.call([i], "predictions", words, None, None)
         assert torch.equal(found["predicted"], names[cosines.argmax(-1)])
         assert torch.isfinite(found["loss"])
     assert equal(t.tensors(), before)

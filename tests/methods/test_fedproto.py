@@ -134,7 +134,7 @@ def test_who_fails_does_not_count_and_a_class_keeps_its_prototype() -> None:
 
 def answer(t: Toy, i: int, way: str) -> Any:
     assert t.server is not None
-    (found,) = t.engine.call([i], "answers", {"on": "test", "way": way, "handout": t.server.handout()}, None, None)
+    (found,) = t.engine.call([i], "predictions", {"on": "test", "way": way, "handout": t.server.handout()}, None, None)
     return found
 
 

@@ -257,7 +257,7 @@ def test_the_own_classifier_answers() -> None:
     module = Adapted(t.places[0].build(), 6)
     module.load_state_dict(t.party(0).params)
     assert torch.equal(t.party(0).infer(x), module.network.head(module(x)))
-    (found,) = t.engine.call([0], "answers", {"on": "test"}, None, None)
+    (found,) = t.engine.call([0], "predictions", {"on": "test"}, None, None)
     assert torch.equal(found["predicted"], module.network.head(module(x)).argmax(-1))  # type: ignore[index, call-overload]
 
 

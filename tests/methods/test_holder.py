@@ -12,6 +12,7 @@ from torch import nn
 from fedloom import methods
 from fedloom.core.context import Site
 from fedloom.core.errors import MethodError
+from fedloom.core.evaluation import predictions_alone
 from fedloom.core.optim import SGD
 from fedloom.methods.holder import Extractor, Holder, HolderConfig, Home, classifier
 from tests.methods.columns import CLASSES, TESTED, WIDTH, Columns, people
@@ -169,9 +170,9 @@ def test_the_home_decides_from_what_all_contribute_in_their_order() -> None:
     assert not torch.allclose(logits, home.decide({0: parts[1], 1: parts[0], 2: parts[2]}))
 
 
-def test_a_method_must_say_how_a_party_answers_alone() -> None:
-    with pytest.raises(MethodError, match="can't answer alone"):
-        holder().answers(on="test")
+def test_a_method_must_define_how_a_party_predicts_alone() -> None:
+    with pytest.raises(MethodError, match="can't predict alone"):
+        predictions_alone(holder(), on="test")
 
 
 def test_a_holder_s_state_must_have_room_for_its_statistics() -> None:

@@ -28,7 +28,7 @@ def sha(toy: Toy) -> str:
 
 
 def mean_loss(toy: Toy) -> float:
-    answers = toy.engine.call(toy.engine.ids, "answers", {"on": "test"}, None, None)
+    answers = toy.engine.call(toy.engine.ids, "predictions", {"on": "test"}, None, None)
     return sum(float(a["loss"]) for a in answers) / len(answers)  # type: ignore[index,call-overload,arg-type]
 
 
@@ -151,6 +151,6 @@ def test_the_plain_method_asks_for_no_gradient_and_no_loss(name: str) -> None:
 def test_tuning_before_an_evaluation_leaves_no_trace(name: str) -> None:
     toy = Toy(find(name), 3, **SMALL).run(1)
     before = sha(toy)
-    answers = [toy.engine.call([0], "answers", {"on": "test", "way": way}, None, None)[0] for way in ("", "tuned")]
+    answers = [toy.engine.call([0], "predictions", {"on": "test", "way": way}, None, None)[0] for way in ("", "tuned")]
     assert sha(toy) == before
     assert not torch.equal(*(a["loss"] for a in answers))  # type: ignore[index,call-overload]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedloom import methods
 from fedloom.core.context import Site
 from fedloom.core.errors import ModelError
+from fedloom.core.evaluation import predictions
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.methods.learner import TUNING, Learner, LearnerConfig, shared_names
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
@@ -118,16 +119,18 @@ def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, b
     before = sha(toy)
     handout = toy.server.handout() if toy.server else {}
     words = {"on": "test", "handout": handout}
-    plain, tuned = (toy.engine.call(toy.engine.ids, "answers", {**words, "way": w}, None, None) for w in ("", "tuned"))
+    plain, tuned = (
+        toy.engine.call(toy.engine.ids, "predictions", {**words, "way": w}, None, None) for w in ("", "tuned")
+    )
     assert sha(toy) == before
     for i, (a, b) in enumerate(zip(plain, tuned, strict=True)):
         assert not torch.equal(a["loss"], b["loss"])  # type: ignore[index,call-overload]
         party = toy.party(i)
         if handout:
             party.adopt(handout)
-        assert torch.allclose(a["loss"], party.answers(on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
+        assert torch.allclose(a["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
         party.fine_tune()
-        assert torch.allclose(b["loss"], party.answers(on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
+        assert torch.allclose(b["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
 
 
 # -- what others may see ---------------------------------------------------------------------------------

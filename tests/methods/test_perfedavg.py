@@ -122,7 +122,7 @@ def test_evaluation_adapts_the_server_s_weights_on_the_support_half() -> None:
     theta, place = toy.server.weights, toy.places[3]
     for way, steps in {"1 step": 1, "5 steps": 5, "0 steps": 0}.items():
         words = {"on": "test", "way": way, "handout": toy.server.handout()}
-        (found,) = toy.engine.call([3], "answers", words, None, None)
+        (found,) = toy.engine.call([3], "predictions", words, None, None)
         phi = theta
         for _ in range(steps):
             s = gradient(place, phi, "support")

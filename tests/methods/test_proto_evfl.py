@@ -22,6 +22,7 @@ from fedloom import methods
 from fedloom.core.context import Rows, aligned_plan
 from fedloom.core.engine import Failure
 from fedloom.core.errors import MethodError
+from fedloom.core.evaluation import predictions_alone
 from fedloom.core.faults import Faults
 from fedloom.core.message import leaves
 from fedloom.experiment.reading import check
@@ -615,7 +616,7 @@ def test_a_class_without_aligned_rows_has_no_prototype_and_no_prior(selection: s
     for m in world.engine.ids:
         for t in range(3):
             assert world.sent("improve", t)[m]["prior"][1] == 0
-        assert world.party(m).answers(on="own")["predicted"].ne(1).all()
+        assert predictions_alone(world.party(m), on="own")["predicted"].ne(1).all()
     assert all(torch.isfinite(v).all() for v in world.states().values() if isinstance(v, Tensor))
     assert world.home.prior.sum().item() == pytest.approx(1, abs=1e-6)
 
@@ -768,7 +769,7 @@ def test_a_party_alone_answers_with_prototypes_and_prior() -> None:
     f = party.infer(party.site.tests["test"].every)
     seen = (a.double().numpy() for a in (f, party.prototypes, party.prior))
     belongs = by_numpy(*seen, world.cfg)["pi"]
-    assert party.answers(on="test", way="alone")["predicted"].tolist() == belongs.argmax(1).tolist()
+    assert predictions_alone(party, on="test")["predicted"].tolist() == belongs.argmax(1).tolist()
     assert np.allclose(torch.softmax(party.alone(f), -1).numpy(), belongs, atol=1e-5)
 
 

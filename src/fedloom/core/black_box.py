@@ -158,12 +158,12 @@ class Folds:
 
     Attributes:
         odd, even: see above; one and the same where nothing was heard.
-        replies: what the party answered on test rows, by their name: these rows stay, so it is asked once.
+        replies: log-probabilities (n, K) for test rows, by their name: these rows stay, so it is asked once.
     """
 
     odd: Fit
     even: Fit
-    replies: dict[str, Any] = field(init=False, default_factory=dict)
+    replies: dict[str, Tensor] = field(init=False, default_factory=dict)
 
     def log_probs(self, x: Tensor) -> Tensor:
         """Log-probabilities (n, K) of rows x (n, ...) that are not public: of the mean of both."""

@@ -7,12 +7,14 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
 
 from fedloom.core import message
 from fedloom.core.errors import MessageError, MethodError, NotReady
+from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.faults import Crash, Faults, spoil
 from fedloom.core.message import Size, Template, Tree
 from fedloom.core.network import Keep
@@ -291,9 +293,7 @@ def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep
     """
     if task.fault == "dropout":
         return Failure("dropped out", injected=True)
-    work = getattr(party, task.method, None)
-    if work is None or task.method.startswith("_"):
-        raise MethodError(f"{type(party).__name__} has no method {task.method!r} that a message could call")
+    work = bound(party, task.method)
     try:
         message.check_finite(arguments)
     except MessageError as error:
@@ -312,6 +312,20 @@ def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep
             return Failure("not a message", traceback.format_exc())
         return Failure("raised", traceback.format_exc(), injected=isinstance(error, Crash))
     return disturbed(reply, task.fault)
+
+
+def bound(party: Party[Any], method: str) -> Callable[..., Tree]:
+    """The evaluation, or else the party's method, of this name.
+
+    Raises:
+        MethodError: there is none that a message could call.
+    """
+    if method in EVALUATIONS:
+        return partial(EVALUATIONS[method], party)
+    work = None if method.startswith("_") else getattr(party, method, None)
+    if work is None:
+        raise MethodError(f"{type(party).__name__} has no method {method!r} that a message could call")
+    return work  # type: ignore[no-any-return]
 
 
 def disturbed(reply: Tree, fault: str | None) -> Tree | Failure:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedloom.core import message
 from fedloom.core.engine import Engine, Failure, verdict
 from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -286,7 +287,7 @@ def _refusal(check: Callable[[], None]) -> Failure | None:
 
 def _of_the_page(method: str) -> None:
     """A message may call what a page defines, and nothing of the core's, such as a party's whole state."""
-    if hasattr(Party, method):
+    if hasattr(Party, method) or method in EVALUATIONS:
         raise MethodError(
             f"{method!r} belongs to every Party: no message may call it; give the page's own another name"
         )

@@ -24,8 +24,6 @@ from fedloom.core.network import Keep, Network, Only, Product
 from fedloom.core.optim import Optimiser
 
 NETWORK_STATE = ("params", "buffers", "opt")
-MOST_LOSS = 10.0
-"""The largest loss that a party tells of rows that nobody else may see."""
 _OWN = ("cfg", "site", "_network", "_notes")
 ConfigT = TypeVar("ConfigT")
 Note: TypeAlias = float | list[float]
@@ -280,37 +278,13 @@ class Party(Generic[ConfigT]):
             handout: the home's, if there is one.
         """
 
-    def answers(self, *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None) -> dict[str, Tree]:
-        """For evaluation: predicted class (n,) and mean cross-entropy on the test rows named `on`."""
-        rows = self.site.tests[on]
-        with self.scratch():
-            self.prepare(way=way, handout=handout or {})
-            logits = self.infer(rows.every)
-        labels = rows.y(torch.arange(len(rows), device=self.site.device))
-        loss = torch.nn.functional.cross_entropy(logits, labels)
-        return {"predicted": logits.argmax(-1), "loss": loss}
+    def test_logits(self, on: str) -> Tensor:
+        """Outputs (n, K) for the test rows named `on`, to be evaluated after `prepare`.
 
-    def score(self, *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None) -> dict[str, Tree]:
-        """For evaluation where nobody else may see labels: how good `answers` are, and of how many rows, in four
-        numbers. `chance` is the accuracy of always answering the most frequent class. The loss is coarse, at most
-        `MOST_LOSS` and with three decimals, so that a model made for it can't read a row from it."""
-        found: Any = self.answers(on=on, way=way, handout=handout)
-        rows = self.site.tests[on]
-        labels = rows.y(torch.arange(len(rows), device=self.site.device))
-        return {
-            "accuracy": (found["predicted"] == labels).float().mean(),
-            "loss": found["loss"].float().clamp(max=MOST_LOSS).round(decimals=3),
-            "chance": labels.bincount().max() / len(rows),
-            "rows": len(rows),
-        }
-
-    def contribution(self, *, on: str) -> Tree:
-        """Of a party that holds columns: what its home needs to answer for the test rows named `on`."""
-        raise MethodError(f"{type(self).__name__} has nothing to contribute: define contribution()")
-
-    def decide(self, contributions: Mapping[int, Any]) -> Tensor:
-        """At the home of parties that hold columns: logits (n, K) from what each of them contributes."""
-        raise MethodError(f"{type(self).__name__} decides nothing: define decide()")
+        The hook for clients whose predictions need care: a page overrides it where they are slow, or may fail, as those
+        of a black box.
+        """
+        return self.infer(self.site.tests[on].every)
 
     # -- state -----------------------------------------------------------------------------------
 

@@ -19,13 +19,13 @@ from fedloom import methods, models
 from fedloom.core import message
 from fedloom.core.context import Rows, Site
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.evaluation import PredictsAlone, contribution, decide
 from fedloom.core.message import Template
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
 from fedloom.deploy.folder import ALL, WIDEST, Card, Inputs, digest, sound
 from fedloom.deploy.rows import RawRows, check_inputs, prepared
-from fedloom.methods.holder import Holder
 
 KEPT = {"party": ("params", "buffers", "prototypes", "prior"), "active": ("params", "buffers")}
 """What of the state of each role is used after training. The active party's other memory is of other parties."""
@@ -129,12 +129,11 @@ class DeployedParty:
             ConfigError: the method's parties can't do that.
             DataError: the rows don't fit.
         """
-        if not self.can_predict_alone:
+        if not isinstance(self._party, PredictsAlone):
             raise ConfigError(
                 f"{self.card.method} gives no party what it needs to predict alone: make embeddings (fedloom embed) "
                 "and let the active party predict from those of all"
             )
-        assert isinstance(self._party, Holder)
         embedded = self._party.infer(self._rows(prepared(self._inputs, rows)).every)
         return _array(torch.softmax(self._party.alone(embedded), -1))
 
@@ -146,7 +145,7 @@ class DeployedParty:
         name = secrets.token_hex(16)  # never the same, so that noise is never the same
         self._tests[name] = rows
         try:
-            out = self._party.contribution(on=name)
+            out = contribution(self._party, on=name)
         finally:
             del self._tests[name]
         if not isinstance(out, Tensor) or out.dim() != 2:
@@ -198,7 +197,7 @@ class DeployedActive:
         sizes = {m: len(part) for m, part in parts.items()}
         if len(set(sizes.values())) > 1:
             raise DataError(f"All parties must embed the same people, but they sent so many rows: {sizes}.")
-        return _array(torch.softmax(self._home.decide(parts), -1))
+        return _array(torch.softmax(decide(self._home, parts), -1))
 
     def _part(self, m: int, values: np.ndarray) -> Tensor:
         try:
@@ -233,7 +232,7 @@ _PLAIN = torch.zeros(1), torch.ones(1)
 
 def predicts_alone(kind: type[Party[Any]]) -> bool:
     """Whether parties of this class predict from what they hold themselves."""
-    return issubclass(kind, Holder) and kind.alone is not Holder.alone
+    return hasattr(kind, "alone")
 
 
 def kept(party: Party[Any], role: str) -> dict[str, Any]:

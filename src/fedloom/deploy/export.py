@@ -17,6 +17,7 @@ import torch
 from fedloom import methods
 from fedloom._version import __version__
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.evaluation import contribution, decide
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
@@ -190,7 +191,7 @@ def _ends(world: World, states: Mapping[str, Any], needs: Sequence[int]) -> dict
 
 def _sent(world: World, party: Party[Any]) -> torch.Tensor:
     """Embeddings (n, d) that the active party gets of test rows."""
-    found = party.contribution(on="test")
+    found = contribution(party, on="test")
     if not isinstance(found, torch.Tensor) or found.dim() != 2:
         raise ConfigError(f"parties of {world.method.name} send no embeddings (n, d), so they can't be used like this")
     return found
@@ -256,7 +257,7 @@ def _compared(world: World, target: Path, ends: Mapping[str, Party[Any]], sent: 
         x = tests.x(torch.arange(rows))
         _same(name, party.infer(x), load_party(target / name, trust=trust).answer(x))
         parts[party.site.id] = sent[name][:rows]
-    joint = torch.softmax(ends[ACTIVE].decide(parts), -1)
+    joint = torch.softmax(decide(ends[ACTIVE], parts), -1)
     again = load_active(target / ACTIVE, trust=trust).predict({m: part.numpy() for m, part in parts.items()})
     _same(ACTIVE, joint, torch.from_numpy(again))
     return rows

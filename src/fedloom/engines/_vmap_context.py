@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from fedloom.core import message
 from fedloom.core.context import Batches, PublicSet, Rows, Sample, Site, epoch_plan, sample_plan
+from fedloom.core.engine import bound
 from fedloom.core.message import Tree
 from fedloom.core.party import Party
 from fedloom.engines._vmap_network import NotBatchable, Padded, Stacked, Uneven
@@ -68,7 +69,7 @@ def run_together(
             _notes=notes,
             **begun,
         )
-        reply = getattr(party, method)(**shared, **_refill(each[0], each_))
+        reply = bound(party, method)(**shared, **_refill(each[0], each_))
         touched = [x._version for x in own_in] != versions
         left = {k: v for k, v in party.own_state().items() if touched or v is not begun[k]}
         trees.update(reply=reply, own=left, notes=notes)

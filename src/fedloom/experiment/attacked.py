@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.evaluation import LeaksLabels
 from fedloom.core.rng import stream
 from fedloom.experiment.world import World
-from fedloom.methods.holder import Home
 from fedloom.protect import attacks
 
 
@@ -33,9 +34,12 @@ def leaks(world: World, embedded: Mapping[int, Tensor], name: Callable[[int], st
     """
     home, each = world.server, world.run.evaluate.attacks
     assert each is not None
-    if not isinstance(home, Home):
-        raise ConfigError("evaluate.attacks: this page's home does not say what it tells; build it on holder.Home")
-    labels, told = home.labels(), home.exposed(embedded)
+    if not isinstance(home, LeaksLabels):
+        raise ConfigError(
+            f"evaluate.attacks: the active party of {world.method.name} does not declare what others could learn about "
+            "labels: define exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
+        )
+    labels, told = home.data.y(torch.arange(home.site.aligned, device=home.site.device)), home.exposed(embedded)
     found: dict[str, list[float]] = {}
     for m, own in embedded.items():
         if m in world.house:
@@ -58,10 +62,11 @@ def _guesses(
 ) -> dict[str, Tensor]:
     """The classes (N_a,) that each attack guesses, from own embeddings (N_a, d), what was received, and k labels."""
     found = {}
-    if "gradients" in received:
-        if getattr(world.cfg, "top", "") == "sum":  # what was sent are logits
-            found["gradients direct"] = attacks.direct(received["gradients"])
-        found["gradients nearest"] = attacks.nearest(received["gradients"], known, labels)
+    gradients = received.get("gradients", received.get("logit gradients"))
+    if "logit gradients" in received:
+        found["gradients direct"] = attacks.direct(received["logit gradients"])
+    if gradients is not None:
+        found["gradients nearest"] = attacks.nearest(gradients, known, labels)
     if "prototypes" in received:
         found["prototypes"] = attacks.to_prototypes(own, received["prototypes"])
     found["embeddings nearest"] = attacks.nearest(own, known, labels)

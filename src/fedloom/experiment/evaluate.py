@@ -17,6 +17,7 @@ import torch
 from fedloom.core import message
 from fedloom.core.engine import UNREACHABLE, Engine, Failure
 from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.evaluation import decide
 from fedloom.core.message import Shape, Template, Tree, floats
 from fedloom.experiment.attacked import leaks
 from fedloom.experiment.world import World
@@ -120,7 +121,7 @@ def _check_score(i: int, scores: Mapping[int, Any]) -> None:
         raise MessageError("a share lies between 0 and 1, and there are rows")
 
 
-def _check_answers(labels: Sequence[np.ndarray], **also: Template) -> Check:
+def _check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
     """A `Check` of the classes predicted for each party's labels (n,), and of what else a reply must have."""
     return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
 
@@ -142,9 +143,8 @@ def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, f
 def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
     """The home's answers from what all parties contribute, and each party's own in the method's ways."""
     labels, classes, home = world.held.labels, world.held.classes, world.server
-    assert home is not None
     parts = _contributions(world, engine, "test")
-    probabilities, y = torch.softmax(home.decide(parts), -1).cpu().numpy(), labels["test"][0]
+    probabilities, y = torch.softmax(decide(home, parts), -1).cpu().numpy(), labels["test"][0]
     if not np.isfinite(probabilities).all():
         raise MethodError(
             "what the parties predict is not finite any more, as their training has diverged: lower params.lr"
@@ -165,8 +165,7 @@ def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
         for on, what in {"test": GLOBAL, "own": OWN}.items():
             if on not in labels:
                 continue
-            asked = {"on": on, "way": way, "handout": home.handout()}
-            replies = _ask(engine, "answers", asked, _check_answers(labels[on]), every=True)
+            replies = _ask(engine, "predictions_alone", {"on": on}, _check_predictions(labels[on]), every=True)
             each = [
                 float((reply["predicted"].cpu().numpy() == y).mean())
                 for reply, y in zip(replies.values(), labels[on], strict=True)
@@ -290,8 +289,8 @@ def look(
         way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
         handout: what the home hands out to everybody.
     """
-    check = _check_answers(labels, loss=floats())
-    replies = _ask(engine, "answers", {"on": on, "way": way, "handout": dict(handout or {})}, check)
+    check = _check_predictions(labels, loss=floats())
+    replies = _ask(engine, "predictions", {"on": on, "way": way, "handout": dict(handout or {})}, check)
     labels = [labels[i] for i in replies]
     predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
     losses = [float(reply["loss"]) for reply in replies.values()]

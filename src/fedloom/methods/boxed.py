@@ -13,8 +13,6 @@ No fitted object is state. State is what the fit came from; each process makes t
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -23,7 +21,6 @@ from torch import Tensor
 from fedloom.core.black_box import Box, Folds
 from fedloom.core.context import RECENT
 from fedloom.core.errors import MethodError, NotReady
-from fedloom.core.message import Tree
 from fedloom.core.party import Party
 from fedloom.methods.distiller import UNANSWERED, DistillerConfig
 
@@ -77,21 +74,19 @@ class Boxed(Party[ConfigT]):
             return x.new_zeros(len(x), self.site.classes).log_softmax(-1)
         return self.present().log_probs(x)
 
-    def answers(self, *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None) -> dict[str, Tree]:
-        """As any party's, asked for once in a fit. One that fails counts as equal probabilities, and is noted: it must
-        not end the run of all others."""
-        held = self.site.tests[on]
+    def test_logits(self, on: str) -> Tensor:
+        """Log-probabilities (n, K), computed once for each fit. A box that fails counts as equal probabilities and is
+        noted: it must not end the run of all others."""
         try:
-            if way or self.fitted["iteration"] < 0:
-                return super().answers(on=on, way=way, handout=handout)
+            if self.fitted["iteration"] < 0:
+                return super().test_logits(on)
             kept = self.present().replies
             if on not in kept:
-                kept[on] = super().answers(on=on, way=way, handout=handout)
-            return dict(kept[on])
+                kept[on] = super().test_logits(on)
+            return kept[on]
         except Exception:
             self.note(UNANSWERED, 1.0)
-            nothing = torch.zeros(len(held), dtype=torch.int64, device=self.site.device)
-            return {"predicted": nothing, "loss": torch.tensor(math.log(self.site.classes), device=nothing.device)}
+            return torch.zeros(len(self.site.tests[on]), self.site.classes, device=self.site.device)
 
     def outputs(self, t: int, i: int) -> Tensor:
         """Log-probabilities (B, K) on the i-th public batch of round t: the round's are asked for at once.

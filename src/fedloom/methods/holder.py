@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.context import aligned_plan
-from fedloom.core.errors import MethodError
-from fedloom.core.message import Tree
 from fedloom.core.method import MethodConfig
 from fedloom.core.optim import Optimiser
 from fedloom.core.party import Party
@@ -173,14 +171,6 @@ class Holder(Party[ConfigT]):
             outputs = [self.forward(self.site.aligned_batch(0, step, size=size)) for step in range(len(plan))]
         order = plan.flatten()[: self.site.aligned].argsort()  # a pass begins with each of them once
         return torch.cat(outputs)[order.to(self.site.device)]
-
-    def answers(self, *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None) -> dict[str, Tree]:
-        """For evaluation: the classes (n,) that this party predicts alone in a way."""
-        return {"predicted": self.alone(self.infer(self.site.tests[on].every)).argmax(-1)}
-
-    def alone(self, embedded: Tensor) -> Tensor:
-        """Logits (n, Z) of this party alone from its embeddings (n, d), where the method can do that."""
-        raise MethodError(f"{type(self).__name__} can't answer alone: only with prototypes of its own could it")
 
 
 class Home(Party[ConfigT]):

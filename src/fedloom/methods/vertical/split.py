@@ -122,7 +122,8 @@ class Active(Home[SplitConfig]):
         with self.scratch():
             loss = F.cross_entropy(self.model(joint), self.labels(), reduction="sum") / self.cfg.batch_size
             (cut,) = torch.autograd.grad(loss, joint)
-        return {"gradients": dict(zip(contributions, cut.unbind(1), strict=True))}
+        kind = "logit gradients" if self.cfg.top == "sum" else "gradients"
+        return {kind: dict(zip(contributions, cut.unbind(1), strict=True))}
 
 
 class OnItsOwn(Active):

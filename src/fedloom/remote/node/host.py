@@ -20,6 +20,7 @@ import torch
 from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.errors import FedloomError, MessageError
+from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.experiment.config import RunConfig, validated
@@ -38,7 +39,7 @@ from fedloom.remote.rpc_errors import Refused
 from fedloom.remote.secret import secret
 from fedloom.remote.wire import MOST_WORDS, digest
 
-LOOKS: Final = ("answers", "contribution", "score", "public_digest")
+LOOKS: Final = (*EVALUATIONS, "public_digest")
 """What the experiment asks of a party from outside the protocol: no page's own."""
 _OPEN: Final = {
     "protocol": int,
@@ -430,7 +431,7 @@ class Host:
         if method in LOOKS:
             if method != "public_digest" and not self.config.evaluate:
                 raise Refused(rpc_errors.REFUSED, "this node does not tell how good its model is")
-            if sitting.place.own and method == "answers":
+            if sitting.place.own and method == "predictions":
                 raise Refused(
                     rpc_errors.REFUSED, "what a model says of this node's own rows stays here; ask for the score"
                 )
