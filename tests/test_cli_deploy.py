@@ -14,7 +14,7 @@ import pytest
 import fedloom
 from fedloom.cli import main
 from fedloom.data.sources import load_raw
-from fedloom.data.tables import Table
+from fedloom.data.tables import RawTable
 from fedloom.deploy import load_active, load_party
 
 PEOPLE = [f"p{n}" for n in range(30)]
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fedloom.run("proto-evfl", out=folder / "runs" / "mine", rounds=2, params={"steps": 4, "width": 8}, data=data)
     fedloom.run("split", out=folder / "runs" / "split", rounds=1, params={"width": 8}, data=data)
     table = load_raw("breast_cancer")
-    assert isinstance(table, Table)
+    assert isinstance(table, RawTable)
     columns = {name: values[:30].tolist() for name, values in table.columns.items()}
     write(folder / "clinic.csv", {"patient": [p.upper() for p in PEOPLE], **columns})
     write(folder / "lab.csv", {**dict(reversed(columns.items())), "patient": PEOPLE, "note": ["-"] * 30})

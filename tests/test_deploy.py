@@ -25,7 +25,7 @@ from fedloom.data.split import hold_out
 from fedloom.deploy import Exported, export, load_active, load_party, read_embeddings, write_embeddings
 from fedloom.deploy.embeddings import gathered
 from fedloom.deploy.folder import CARD, STATE, digest
-from fedloom.deploy.rows import prepared
+from fedloom.deploy.rows import encode_rows
 from fedloom.experiment import checkpoint
 from fedloom.experiment.reading import read
 from fedloom.experiment.session import fingerprint
@@ -352,10 +352,10 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
     run = runs("proto-evfl", "digits")
     party, whole = load_party(run.out / "party-3"), run.raw()
     first = party.embed(whole)
-    np.testing.assert_array_equal(party.embed(prepared(party.inputs, whole)), first)
+    np.testing.assert_array_equal(party.embed(encode_rows(party.inputs, whole)), first)
     np.save(tmp_path / "rows.npy", whole)
     np.testing.assert_array_equal(party.embed(tmp_path / "rows.npy"), first)
-    np.save(tmp_path / "own.npy", prepared(party.inputs, whole))
+    np.save(tmp_path / "own.npy", encode_rows(party.inputs, whole))
     np.testing.assert_array_equal(party.embed(tmp_path / "own.npy"), first)  # its pages can't be written to
     files = [tmp_path / f"{n}.png" for n in range(3)]
     for pixels, file in zip(whole, files, strict=False):

@@ -114,7 +114,7 @@ def test_class_folders_are_decoded_once(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(*_: object, **__: object) -> np.ndarray:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr("fedloom.data.folders.decode_images", refuse)
+    monkeypatch.setattr("fedloom.data.images.decode_images", refuse)
     again = load(str(folder))
     assert (again.x == first.x).all() and again.classes == first.classes
     (folder / "cat" / "new.png").write_bytes(png(GREY))

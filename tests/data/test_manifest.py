@@ -9,8 +9,7 @@ import pytest
 
 from fedloom.core.errors import DataError
 from fedloom.data.manifest import PATTERN, make_manifest, manifest, read_views
-from fedloom.data.recipes import prepare
-from fedloom.data.vertical import VerticalDataset
+from fedloom.data.vertical import VerticalDataset, prepare
 
 PIL_Image = pytest.importorskip("PIL.Image")
 

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import DataError
-from fedloom.data.csvfiles import class_numbers, column_values, read_csv
 from fedloom.data.imbalance import describe_parties
 from fedloom.data.party_files import from_files
-from fedloom.data.recipes import prepare
-from fedloom.data.vertical import VerticalDataset
+from fedloom.data.tables import class_numbers, column_values, read_csv
+from fedloom.data.vertical import VerticalDataset, prepare
 
 
 def match(ids: list[list[str]]) -> list[np.ndarray]:
@@ -119,7 +118,7 @@ def test_a_typo_is_refused_and_a_constant_column_is_told(files: list[Path], capl
     lines = [line + (",clinic" if n else ",site") for n, line in enumerate(files[2].read_text().splitlines())]
     files[2].write_text("\n".join(lines))
     assert [party["dropped"] for party in describe_parties(gather(files))["parties"]] == [[], [], ["site"]]
-    assert len(caplog.records) == 1 and "party 'phone': 1 columns are left out" in caplog.text
+    assert len(caplog.records) == 1 and "party 'phone': dropped 1 columns" in caplog.text
     lines[9] = lines[9].replace(",3,", ",3o,")
     files[2].write_text("\n".join(lines))
     with pytest.raises(DataError, match=r"Party 'phone': Column 'calls' .* 1 of its \d+ values are none, such as '3o'"):
@@ -138,7 +137,7 @@ def test_labels_stay_at_the_first_party(files: list[Path]) -> None:
     [
         ("", "must have a column"),
         ("id,a\n", "rows below"),
-        ("id,a\n1,2\n1\n", "line 3: there must be 2 values"),
+        ("id,a\n1,2\n1\n", "line 3: expected 2 values"),
         ("id,id\n1,2\n", "name of its own"),
         ("id,\n1,2\n", "name of its own"),
         ('id,a\n"1,2\n', "can't be read"),

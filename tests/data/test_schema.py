@@ -9,9 +9,10 @@ import PIL.Image
 import pytest
 
 from fedloom.core.errors import DataError
-from fedloom.data.schema import Column, DataSchema, read_public, read_rows
+from fedloom.data.encoder import OneHot, RawNumber
+from fedloom.data.schema import DataSchema, read_public, read_rows
 
-TABLE = DataSchema("table", ("well", "ill"), "outcome", (Column("age"), Column("ward", ("north", "south", "?"))))
+TABLE = DataSchema("table", ("well", "ill"), "outcome", (RawNumber("age"), OneHot("ward", ("north", "south", "?"))))
 PICTURES = DataSchema("image", ("cat", "dog"), shape=(1, 4, 5))
 
 
@@ -44,7 +45,7 @@ def test_a_table_is_encoded_by_the_form_whatever_else_is_in_the_file(tmp_path: P
 )  # fmt: skip
 def test_a_row_that_does_not_fit_is_named_by_place_alone(row: str, column: str, tmp_path: Path) -> None:
     path = csv(tmp_path / "rows.csv", "x,1,north,ill", row)
-    with pytest.raises(DataError, match=rf"'{column}', but 1 of 2 have not \(row 2") as refused:
+    with pytest.raises(DataError, match=rf"'{column}' must hold .*, but 1 of 2 don't \(row 2") as refused:
         read_rows(path, TABLE, "wards")
     assert "secret" not in str(refused.value)
 
@@ -71,7 +72,7 @@ def test_images_lie_in_folders_of_their_class(tmp_path: Path) -> None:
     assert rows.x.shape == (2, 1, 4, 5) and rows.y.tolist() == [1, 1] and rows.classes == ("cat", "dog")
     both = read_rows(pictures(tmp_path / "b", "cat/z.png", "dog/a.png", mode="RGB"), PICTURES, "pets")
     assert both.x.shape == (2, 1, 4, 5) and both.y.tolist() == [0, 1]
-    with pytest.raises(DataError, match="no classes of the form"):
+    with pytest.raises(DataError, match="not classes of the schema"):
         read_rows(pictures(tmp_path / "c", "bird/1.png"), PICTURES, "pets")
     with pytest.raises(DataError, match=r"shape \(1, 4, 5\), but they are \(1, 5, 5\)"):
         read_rows(pictures(tmp_path / "d", "cat/1.png", size=(5, 5)), PICTURES, "pets")
@@ -84,7 +85,7 @@ def test_images_lie_in_folders_of_their_class(tmp_path: Path) -> None:
         read_public(tmp_path / "a", PICTURES)
 
 
-def test_parquet_is_read_by_the_same_form(tmp_path: Path) -> None:
+def test_parquet_is_read_by_the_same_schema(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     file = tmp_path / "rows.parquet"
     columns = {"ward": ["south", None], "age": [40, 7], "outcome": ["ill", "well"], "id": [1, 2]}
@@ -95,9 +96,9 @@ def test_parquet_is_read_by_the_same_form(tmp_path: Path) -> None:
         read_rows(file, DataSchema("image", ("well", "ill"), "outcome", shape=(1, 4, 4)), "wards")
 
 
-def test_the_level_is_that_of_the_rows_that_are_given() -> None:
+def test_the_scaling_is_that_of_the_rows_that_are_given() -> None:
     x = np.array([[1, 0, 0, 0], [3, 0, 1, 0]], dtype=np.float32)
-    shift, scale = TABLE.level(x)
+    shift, scale = TABLE.scaling(x)
     assert shift.tolist() == [2, 0, 0.5, 0] and scale.tolist() == [1, 1, 0.5, 1]
-    assert [v.tolist() for v in TABLE.level()] == [[0] * 4, [1] * 4]
-    assert [v.tolist() for v in PICTURES.level(x)] == [[127.5], [127.5]]
+    assert [v.tolist() for v in TABLE.scaling()] == [[0] * 4, [1] * 4]
+    assert [v.tolist() for v in PICTURES.scaling(x)] == [[127.5], [127.5]]

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset
-from fedloom.data.encoder import TableEncoder
-from fedloom.data.image_grid import cut, default_grid, windows
+from fedloom.data.encoder import TableEncoder, encode_table
+from fedloom.data.image_grid import crop_cells, default_grid, grid_cells
 from fedloom.data.imbalance import ratio
-from fedloom.data.recipes import prepare
 from fedloom.data.simulation import simulate
 from fedloom.data.sources import load, load_raw
 from fedloom.data.split import split
-from fedloom.data.tables import Table
-from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.data.tables import RawTable
+from fedloom.data.vertical import PartyView, VerticalDataset, prepare
 
 DIGITS = load("digits")
 
@@ -28,7 +27,9 @@ def numbers(parties: VerticalDataset, party: int, part: str) -> list[int]:
     """Which rows of digits a part of a party's view is, found by its pixels."""
     view = parties.views[party]
     recipe = view.recipe
-    whole = {row.tobytes(): number for number, row in enumerate(cut(DIGITS.x, tuple(recipe["grid"]), recipe["cells"]))}
+    whole = {
+        row.tobytes(): number for number, row in enumerate(crop_cells(DIGITS.x, tuple(recipe["grid"]), recipe["cells"]))
+    }
     return [whole[row.tobytes()] for row in view.x[getattr(view, part)]]
 
 
@@ -41,9 +42,9 @@ def digits(**options: Any) -> VerticalDataset:
 
 
 def test_cells_walk_through_neighbours() -> None:
-    assert windows((4, 4), (2, 2)) == [(0, 0, 2, 2), (0, 2, 2, 2), (2, 2, 2, 2), (2, 0, 2, 2)]
-    assert [place[:2] for place in windows((2, 6), (2, 3))] == [(0, 0), (0, 2), (0, 4), (1, 4), (1, 2), (1, 0)]
-    assert [place[1] for place in windows((3, 9), (1, 3))] == [0, 3, 6]
+    assert grid_cells((4, 4), (2, 2)) == [(0, 0, 2, 2), (0, 2, 2, 2), (2, 2, 2, 2), (2, 0, 2, 2)]
+    assert [place[:2] for place in grid_cells((2, 6), (2, 3))] == [(0, 0), (0, 2), (0, 4), (1, 4), (1, 2), (1, 0)]
+    assert [place[1] for place in grid_cells((3, 9), (1, 3))] == [0, 3, 6]
     assert [default_grid(parties) for parties in (2, 3, 4, 5, 6, 8)] == [(2, 1), (1, 3), (2, 2), (1, 5), (2, 3), (2, 4)]
 
 
@@ -51,10 +52,10 @@ def test_cells_walk_through_neighbours() -> None:
 def test_cells_have_one_size_and_lose_nothing(height: int, width: int, rows: int, columns: int) -> None:
     if rows > height or columns > width:
         with pytest.raises(DataError, match="does not fit"):
-            windows((height, width), (rows, columns))
+            grid_cells((height, width), (rows, columns))
         return
     seen = np.zeros((height, width), dtype=int)
-    places = windows((height, width), (rows, columns))
+    places = grid_cells((height, width), (rows, columns))
     for top, left, h, w in places:
         assert (h, w) == (-(-height // rows), -(-width // columns)) and top + h <= height and left + w <= width
         seen[top : top + h, left : left + w] += 1
@@ -89,7 +90,7 @@ def test_any_number_of_parties(number: int) -> None:
 
 
 def windows_of(number: int) -> tuple[int, int]:
-    return windows((8, 8), default_grid(number))[0][2:]
+    return grid_cells((8, 8), default_grid(number))[0][2:]
 
 
 def test_a_finer_grid() -> None:
@@ -192,7 +193,7 @@ def test_blocks_of_columns_overlap() -> None:
 
 def test_an_encoder_sees_its_party_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     table = load_raw("breast_cancer")
-    assert isinstance(table, Table)
+    assert isinstance(table, RawTable)
     before = simulate("breast_cancer", parties=3, seed=1, aligned=60, unaligned=40)
     view = before.views[1]
     local = np.concatenate([view.aligned, view.unaligned])
@@ -222,8 +223,9 @@ def test_two_classes_have_a_fixed_majority() -> None:
 def test_raw_tables_are_what_load_encodes() -> None:
     for name in ("wine", "breast_cancer"):
         table, data = load_raw(name), load(name)
-        assert isinstance(table, Table)
-        assert (table.encoded().x == data.x).all() and table.encoded().columns == data.columns == tuple(table.columns)
+        assert isinstance(table, RawTable)
+        encoded = encode_table(table)
+        assert (encoded.x == data.x).all() and encoded.columns == data.columns == tuple(table.columns)
     assert isinstance(load_raw("digits"), Dataset)
 
 

@@ -378,7 +378,7 @@ def test_a_csv_may_change_its_mind_about_a_column(hf: Any, tmp_path: Path) -> No
     late = csv(tmp_path / "decimal.csv", "a,b,label", *lines, "7,0.5,1")
     assert load(late).x[[3, -1]].tolist() == [[3, 3], [7, 0.5]]
     gap = csv(tmp_path / "gap.csv", "a,b,label", *lines, "7,?,1")
-    with pytest.raises(DataError, match="'b' lacks 1"):
+    with pytest.raises(DataError, match=r"'b' .* but 1 of 10051"):
         load(gap)
 
 
@@ -386,11 +386,11 @@ def test_a_csv_may_change_its_mind_about_a_column(hf: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (("a,label", "1,0", ",1"), "'a' lacks 1"),
+        (("a,label", "1,0", ",1"), "'a' .* but 1 of 2"),
         (("a,label", "1,x", "2,"), "complete"),
         (("a,label", "1,0.5", "2,0.7"), "decimals"),
         (("label", "1", "2"), "at least one column"),
-        (("a,label", "1,0", "2,1,3", "2,1"), r"can't be read.* line 3"),
+        (("a,label", "1,0", "2,1,3", "2,1"), r"line 3: expected 2 values"),
         (("a,label", "1,0", "2,0"), "at least 2 classes"),
     ],
 )
@@ -454,9 +454,22 @@ def test_a_missing_set_without_a_network_is_one_clear_sentence(
 
 def test_without_datasets_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    for name in ("mnist", csv(tmp_path / "x.csv", "a,label", "1,0", "2,1")):
-        with pytest.raises(DataError, match=r'pip install "fedloom\[hub\]"'):
-            load(name)
+    with pytest.raises(DataError, match=r'pip install "fedloom\[hub\]"'):
+        load("mnist")
+    assert load(csv(tmp_path / "x.csv", "a,label", "1,0", "2,1")).y.tolist() == [0, 1]  # a CSV needs no package
+
+
+def test_a_folder_of_csv_files_has_the_splits_of_its_names(tmp_path: Path) -> None:
+    csv(tmp_path / "pets" / "train-1.csv", "tame,age,label", "True,1,cat", "False,2,dog")
+    csv(tmp_path / "pets" / "train-2.csv", "tame,age,label", "True,3,dog")
+    csv(tmp_path / "pets" / "test" / "0.csv", "age,tame,label", "4,False,cat")
+    csv(tmp_path / "pets" / "notes.csv", "word", "hello")
+    data = load(str(tmp_path / "pets"))
+    assert data.columns == ("tame", "age") and data.classes == ("cat", "dog") and data.y.tolist() == [0, 1, 1, 0]
+    assert data.x.tolist() == [[1, 1], [0, 2], [1, 3], [0, 4]] and data.test is not None and data.test.tolist() == [3]
+    csv(tmp_path / "pets" / "train-3.csv", "tame,label", "True,dog")
+    with pytest.raises(DataError, match=r"must have the columns .*train-3.csv has others"):
+        load(str(tmp_path / "pets"))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import DataError
-from fedloom.data.tables import encode_table
+from fedloom.data.encoder import TableEncoder
+
+
+def encode_table(columns: dict[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
+    encoder = TableEncoder.plain(columns)
+    return encoder.transform(columns), encoder.names
 
 
 def words(*values: str | None) -> np.ndarray:
@@ -39,9 +44,9 @@ def test_words_that_look_like_numbers_stay_words() -> None:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (np.array([1.0, np.nan, np.nan]), "'c' lacks 2"),
-        (np.array([1.0, 1e300, 2.0]), "'c' lacks 1"),
-        (words("1.5", "?", "3"), "'c' lacks 1"),
+        (np.array([1.0, np.nan, np.nan]), "'c' must hold a finite number in each row, but 2 of 3"),
+        (np.array([1.0, 1e300, 2.0]), "'c' .* but 1 of 3"),
+        (words("1.5", "?", "3"), "'c' .* but 1 of 3"),
         (np.array([1, "one", None], dtype=object), "something else"),
         (np.array(["2020-01-01"] * 3, dtype="datetime64[D]"), "something else"),
         (words(*(f"row {i}" for i in range(1001))), "holds 1001 in 1001 rows"),

@@ -105,7 +105,7 @@ def _jointly(
     folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str], out: Console
 ) -> tuple[tuple[str, ...], np.ndarray, list[str] | None]:
     """Classes, probabilities (n, Z), and ids of the people if a file with them was given."""
-    from fedloom.data.csvfiles import read_csv
+    from fedloom.data.tables import read_csv
 
     if not embeddings or (rows is None) != (id is None):
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -74,7 +75,7 @@ class Dataset:
             return self
         if len(rows) == 0:
             raise DataError(f"Data set {self.name!r}: standardising needs at least one row, but none was given.")
-        shift, scale = level(self.x[rows])
+        shift, scale = moments(self.x[rows])
         return replace(self, shift=shift, scale=scale)
 
 
@@ -94,11 +95,16 @@ class DatasetInfo:
 DatasetLike: TypeAlias = Dataset | DatasetInfo
 
 
-def level(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shift and scale (F,) of rows (r, F): mean and s.d. of the columns, or 1 where a column is constant."""
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and s.d. (F,) float32 of rows (r, F); the s.d. is 1 where a column is constant."""
     seen = x.astype(np.float64)
-    shift, scale = seen.mean(axis=0).astype(np.float32), seen.std(axis=0).astype(np.float32)
-    return shift, np.where(scale > 0, scale, np.float32(1))
+    mean, std = seen.mean(axis=0).astype(np.float32), seen.std(axis=0).astype(np.float32)
+    return mean, np.where(std > 0, std, np.float32(1))
+
+
+def pixel_scaling(channels: int, half_range: float = 127.5) -> tuple[np.ndarray, np.ndarray]:
+    """Shift and scale (C,) float32 by which pixels 0..2 * half_range become -1..1."""
+    return np.full(channels, half_range, dtype=np.float32), np.full(channels, half_range, dtype=np.float32)
 
 
 def image_dataset(
@@ -112,8 +118,7 @@ def image_dataset(
     half_range: float = 127.5,
 ) -> Dataset:
     """Images (n, C, H, W) whose pixels 0..2 * half_range reach a network as -1..1."""
-    level = np.full(x.shape[1], half_range, dtype=np.float32)
-    return Dataset(name, x, y, classes, level, level.copy(), test, groups)
+    return Dataset(name, x, y, classes, *pixel_scaling(x.shape[1], half_range), test, groups)
 
 
 def table_dataset(
@@ -131,46 +136,44 @@ def table_dataset(
     return Dataset(name, x, y, classes, zeros, ones, test, groups, columns)
 
 
-def _problems(data: Dataset) -> list[str]:
-    """What is wrong with a data set; the first counts, as a later check may rely on the earlier."""
-    x, y, n = data.x, data.y, len(data.y)
+def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> str:
+    """What is wrong with rows and their scaling; "" if nothing is."""
     if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
-        return [f"x must be (n, C, H, W) uint8 or (n, F) float32, but it is {x.shape} {x.dtype}; convert it first"]
-    checks = [
-        (x.flags.c_contiguous, "x must be C-contiguous; use np.ascontiguousarray"),
-        (n > 0, "there are no rows"),
-        (y.shape == (len(x),), f"x has {len(x)} rows, but y has the shape {y.shape}"),
-        (y.dtype == np.int64, f"labels must be int64, but they are {y.dtype}"),
-        (len(data.classes) >= 2, f"at least 2 classes are needed, but there are {data.classes}"),
-        (
-            n > 0 and y.min() >= 0 and y.max() < len(data.classes),
-            f"labels must lie in 0..{len(data.classes) - 1}, one for each class, but they run from "
-            f"{y.min(initial=0)} to {y.max(initial=0)}",
-        ),
-        (
-            data.shift.shape == data.scale.shape == x.shape[1:2],
-            f"shift and scale must be {x.shape[1:2]}, but they are {data.shift.shape} and {data.scale.shape}",
-        ),
-        (
-            bool(np.isfinite(data.shift).all() and np.isfinite(data.scale).all()),
-            "shift and scale must be finite",
-        ),
-        (bool((data.scale > 0).all()), "scale must be above 0"),
-        (
-            data.groups is None or data.groups.shape == y.shape,
-            f"groups must give an owner for each of the {n} rows",
-        ),
-        (_valid_rows(data.test, n), f"test must hold different row numbers from 0 to {n - 1}"),
-        (
-            data.kind == "image" or len(data.columns) == x.shape[1],
-            f"the table has {x.shape[1]} columns, but {len(data.columns)} names",
-        ),
-        (
-            data.kind == "image" or bool(np.isfinite(x).all()),
-            "the table holds numbers that are not finite; fill in or drop missing values",
-        ),
-    ]
-    return [message for holds, message in checks if not holds]
+        return f"x must be (n, C, H, W) uint8 or (n, F) float32, but it is {x.shape} {x.dtype}; convert it first"
+    if not x.flags.c_contiguous:
+        return "x must be C-contiguous; use np.ascontiguousarray"
+    if not (shift.shape == scale.shape == x.shape[1:2]):
+        return f"shift and scale must be {x.shape[1:2]}, but they are {shift.shape} and {scale.shape}"
+    if not (np.isfinite(shift).all() and np.isfinite(scale).all()):
+        return "shift and scale must be finite"
+    if not (scale > 0).all():
+        return "scale must be above 0"
+    if x.ndim == 2 and not np.isfinite(x).all():
+        return "the table holds numbers that are not finite; impute or drop missing values"
+    return ""
+
+
+def _problems(data: Dataset) -> Iterator[str]:
+    """What is wrong with a data set; only the first is sure, as a later check may rely on the earlier."""
+    y, n, classes = data.y, len(data.y), len(data.classes)
+    if n == 0:
+        yield "there are no rows"
+    if problem := array_problem(data.x, data.shift, data.scale):
+        yield problem
+    if y.shape != (len(data.x),):
+        yield f"x has {len(data.x)} rows, but y has the shape {y.shape}"
+    if y.dtype != np.int64:
+        yield f"labels must be int64, but they are {y.dtype}"
+    if classes < 2:
+        yield f"at least 2 classes are needed, but there are {data.classes}"
+    if y.min() < 0 or y.max() >= classes:
+        yield f"labels must lie in 0..{classes - 1}, one for each class, but they run from {y.min()} to {y.max()}"
+    if data.groups is not None and data.groups.shape != y.shape:
+        yield f"groups must give an owner for each of the {n} rows"
+    if not _valid_rows(data.test, n):
+        yield f"test must hold different row numbers from 0 to {n - 1}"
+    if data.kind == "table" and len(data.columns) != data.x.shape[1]:
+        yield f"the table has {data.x.shape[1]} columns, but {len(data.columns)} names"
 
 
 def _valid_rows(rows: np.ndarray | None, n: int) -> bool:

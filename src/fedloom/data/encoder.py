@@ -1,95 +1,154 @@
-"""How one party turns its raw columns into numbers, from what it sees in its own rows alone."""
+"""How raw columns become one matrix of numbers: rules per column that are fitted once and can be written as JSON.
+
+The fitted rules are what scikit-learn's OneHotEncoder(min_frequency) and SimpleImputer(add_indicator) would do, with a
+logarithm for heavy tails. They are a few lines of NumPy here, because rules must load from JSON without pickle, and
+because a run must not wait for scikit-learn's import.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.tables import MISSING, is_number, texts
+from fedloom.data.dataset import Dataset, table_dataset
+from fedloom.data.tables import MISSING, RawTable, is_number, texts
 
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
 _LARGEST = 1e30  # so that squares and float32 can hold what comes of it
 _MOSTLY = 0.9  # of a column's words; where so many are numbers, the others are taken for mistakes
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
+_MOST_CATEGORIES = 1000
+SHOWN = 5
+"""How many rows an error names."""
 
 
 @dataclass(frozen=True)
-class Number:
-    """A column of numbers: (log of) the value less its mean, by its s.d.; then 1 where it was missing."""
+class RawNumber:
+    """A column of numbers that stay as they are; none may be missing."""
 
     name: str
-    log: bool
-    """Whether sign(v) log(1 + |v|) stands for v."""
-    fill: float
-    """The median, which stands for a missing number."""
-    mean: float
-    scale: float
-    """The s.d.; 0 if all rows that have a number have the same: then only the gaps are told."""
-    gaps: bool
-    """Whether some of the rows that were fitted lack a number."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the columns are called."""
+        """Name of the encoded column."""
+        return (self.name,)
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """(n, 1) float32 from (n,) raw values."""
+        if values.dtype.kind not in "biuf":
+            values = np.array([word if is_number(word) else "nan" for word in texts(self.name, values)], np.float64)
+        with np.errstate(over="ignore"):
+            numbers: np.ndarray = values.astype(np.float32)
+        refuse_rows(self.name, "a finite number", ~np.isfinite(numbers))
+        return numbers[:, None]
+
+
+@dataclass(frozen=True)
+class ScaledNumber:
+    """A column of numbers: (log of) the value less its mean, divided by its s.d.; then 1 where it was missing."""
+
+    name: str
+    log: bool
+    """Whether sign(v) log(1 + |v|) replaces v."""
+    fill: float
+    """The median, which replaces a missing number."""
+    mean: float
+    scale: float
+    """The s.d.; 0 if all fitted rows that have a number have the same: then only the indicator is encoded."""
+    gaps: bool
+    """Whether some fitted rows lack a number: then there is an indicator column."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
         return (self.name,) * (self.scale > 0) + (f"{self.name} missing",) * self.gaps
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """(n, 0..2) float64 from (n,) raw values."""
+        """(n, 0..2) float32 from (n,) raw values."""
         numbers = _numbers(self.name, values)
         missing = np.isnan(numbers)
         filled = _log(np.where(missing, self.fill, numbers), self.log)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             scaled = (filled - self.mean) / self.scale
         parts = [np.clip(scaled, -_FARTHEST, _FARTHEST)] if self.scale > 0 else []
-        return np.stack([*parts, *([missing.astype(np.float64)] if self.gaps else [])], axis=1)
+        return np.stack([*parts, *([missing] if self.gaps else [])], axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True)
-class Words:
+class OneHot:
     """A column of words: 0 and 1 for each of them."""
 
     name: str
     words: tuple[str, ...]
-    """The frequent ones, sorted."""
-    other: bool
-    """Whether some of the rows that were fitted had a rare one. If not, a new word is 0 in all columns."""
+    other: bool = False
+    """Whether rare and new words share a column. If not, a new word is 0 in all columns."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the columns are called."""
+        """Names of the encoded columns."""
         return tuple(f"{self.name}={word}" for word in (*self.words, *([OTHER] if self.other else [])))
 
+    def unknown(self, values: np.ndarray) -> np.ndarray:
+        """(n,) whether each of (n,) raw values is none of the words."""
+        return ~np.isin(texts(self.name, values), self.words)
+
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """(n, len(names)) float64 from (n,) raw values."""
+        """(n, len(names)) float32 from (n,) raw values."""
         places = {word: place for place, word in enumerate(self.words)}
         codes = np.array([places.get(word, len(self.words)) for word in texts(self.name, values)], dtype=np.int64)
-        hot: np.ndarray = np.eye(len(self.words) + 1)[codes]
+        hot: np.ndarray = np.eye(len(self.words) + 1, dtype=np.float32)[codes]
         return hot if self.other else hot[:, :-1]
+
+
+ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot
 
 
 @dataclass(frozen=True)
 class TableEncoder:
-    """Raw columns to one matrix, by rules that were fitted once.
+    """Raw columns to one matrix, by one rule per column."""
 
-    Numbers: a missing one becomes the median, and a column "<name> missing" says so if a fitted row lacked one. Where
-    the skewness is beyond 3, above or below, and a logarithm brings it nearer to 0, sign(v) log(1 + |v|) stands for
-    v. Then mean 0 and s.d. 1. Words: stripped; a missing one is the word "?"; those that fewer than `rare` fitted
-    rows have fall together as "other", and so does a word that was never seen. Columns that are constant are left
-    out.
-    """
-
-    columns: tuple[Number | Words, ...]
-    dropped: tuple[str, ...]
+    columns: tuple[ColumnEncoder, ...]
+    dropped: tuple[str, ...] = ()
     """Names of raw columns that were constant."""
+
+    @classmethod
+    def plain(cls, columns: Mapping[str, np.ndarray]) -> TableEncoder:
+        """Numbers as they are, and a column of 0 and 1 for each different word, in the order of the words.
+
+        Args:
+            columns: name -> (n,) numbers, booleans, or objects that are text or None. Missing text is the word "?".
+
+        Raises:
+            DataError: no columns, words that are nearly all different, or a type that is neither.
+        """
+        if not columns:
+            raise DataError("A table needs at least one column besides the label, but there is none.")
+        rules: list[ColumnEncoder] = []
+        for name, values in columns.items():
+            values = typed(name, values)
+            words = np.unique(values).tolist() if values.dtype.kind == "O" else []
+            if len(words) > _MOST_CATEGORIES:
+                raise DataError(
+                    f"A column of text may hold at most {_MOST_CATEGORIES} different words, each of which becomes a "
+                    f"column, but {name!r} holds {len(words)} in {len(values)} rows; drop it or group the words first."
+                )
+            rules.append(OneHot(name, tuple(words)) if len(words) else RawNumber(name))
+        return cls(tuple(rules))
 
     @classmethod
     def fit(cls, columns: Mapping[str, np.ndarray], rows: np.ndarray, *, rare: int = 10) -> TableEncoder:
         """Learn the rules from some rows.
+
+        Numbers: a missing one becomes the median, and a column "<name> missing" marks it if a fitted row lacked one.
+        Where the skewness is beyond 3, above or below, and a logarithm brings it nearer to 0, sign(v) log(1 + |v|)
+        replaces v. Then mean 0 and s.d. 1. Words: stripped; a missing one is the word "?"; those that fewer than
+        `rare` fitted rows have share the column "other", and so does a word that was never seen. Constant columns are
+        dropped.
 
         Whether a column holds numbers or words is read off all its rows, as from the schema of a file: text is taken
         for numbers if there are gaps in it ("?", "" or None) and all else are numbers.
@@ -129,17 +188,16 @@ class TableEncoder:
         for rule in self.columns:
             if rule.name not in columns:
                 raise DataError(f"Column {rule.name!r} is missing.{did_you_mean(rule.name, columns)}")
-            parts.append(rule.encode(columns[rule.name]))
+            parts.append(rule.encode(np.asarray(columns[rule.name])))
         if len({len(part) for part in parts}) > 1:
             lengths = {rule.name: len(part) for rule, part in zip(self.columns, parts, strict=True)}
             raise DataError(f"All columns must have the same number of rows, but they have {lengths}.")
-        return np.ascontiguousarray(np.concatenate(parts, axis=1), dtype=np.float32)
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def to_dict(self) -> dict[str, Any]:
         """The rules as JSON can hold them."""
         columns = [
-            {**asdict(rule), "words": list(rule.words)} if isinstance(rule, Words) else asdict(rule)
-            for rule in self.columns
+            asdict(rule) | ({"words": list(rule.words)} if isinstance(rule, OneHot) else {}) for rule in self.columns
         ]
         return {"columns": columns, "dropped": list(self.dropped)}
 
@@ -157,6 +215,28 @@ class TableEncoder:
             raise DataError(f"The rules of a table's encoder are damaged; save the party again ({error!r}).") from error
 
 
+def encode_table(table: RawTable) -> Dataset:
+    """The data set that `TableEncoder.plain` makes of a table.
+
+    Raises:
+        DataError: a number is missing, or as `TableEncoder.plain`.
+    """
+    encoder = TableEncoder.plain(table.columns)
+    x = encoder.transform(table.columns)
+    return table_dataset(table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups)
+
+
+def refuse_rows(column: str, what: str, wrong: np.ndarray) -> None:
+    """Raise DataError if some rows (n,) of a column are wrong; it names the rows and none of their values."""
+    rows = np.flatnonzero(wrong)
+    if len(rows):
+        named = ", ".join(str(row + 1) for row in rows[:SHOWN]) + (", …" if len(rows) > SHOWN else "")
+        raise DataError(
+            f"Column {column!r} must hold {what} in each row, but {len(rows)} of {len(wrong)} don't (row {named}, "
+            "counted from 1 below the header); correct or drop those rows."
+        )
+
+
 def typed(name: str, values: np.ndarray) -> np.ndarray:
     """(n,) numbers as they are, or as float64 with NaN where they are text with gaps; else stripped words.
 
@@ -171,16 +251,16 @@ def typed(name: str, values: np.ndarray) -> np.ndarray:
     return _numbers(name, words) if numbers else words
 
 
-def _rule(column: dict[str, Any]) -> Number | Words:
+def _rule(column: dict[str, Any]) -> ScaledNumber | OneHot:
     if "words" in column:
-        return Words(str(column["name"]), tuple(str(word) for word in column["words"]), bool(column["other"]))
+        return OneHot(str(column["name"]), tuple(str(word) for word in column["words"]), bool(column["other"]))
     numbers = {key: float(column[key]) for key in ("fill", "mean", "scale")}
     if not all(np.isfinite(value) for value in numbers.values()) or numbers["scale"] < 0:
         raise ValueError(f"column {column['name']!r} has {numbers}")
-    return Number(str(column["name"]), bool(column["log"]), gaps=bool(column["gaps"]), **numbers)
+    return ScaledNumber(str(column["name"]), bool(column["log"]), gaps=bool(column["gaps"]), **numbers)
 
 
-def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> Number | Words | str:
+def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNumber | OneHot | str:
     """The rule of one column, or its name if it is constant."""
     values = typed(name, values)
     if values.dtype.kind != "O":
@@ -189,7 +269,7 @@ def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> Number |
     words, counts = np.unique(values[rows], return_counts=True)
     frequent = tuple(str(word) for word in words[counts >= rare] if word != OTHER)
     rest = len(frequent) < len(words)
-    return name if len(frequent) + rest < 2 else Words(name, frequent, rest)
+    return name if len(frequent) + rest < 2 else OneHot(name, frequent, rest)
 
 
 def _refuse_mistakes(name: str, words: np.ndarray) -> None:
@@ -203,21 +283,21 @@ def _refuse_mistakes(name: str, words: np.ndarray) -> None:
         )
 
 
-def _fit_number(name: str, numbers: np.ndarray) -> Number | str:
+def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | str:
     there = numbers[~np.isnan(numbers)]
     gaps = len(there) < len(numbers)
     if not len(there):
         return name
     fill, flat = float(np.median(there)), bool(there.min() == there.max())
     if flat:
-        return Number(name, False, fill, 0.0, 0.0, True) if gaps else name
+        return ScaledNumber(name, False, fill, 0.0, 0.0, True) if gaps else name
     skew = abs(_skewness(there))
     log = bool(skew > _SKEW and abs(_skewness(_log(there, True))) < skew)
     filled = _log(np.where(np.isnan(numbers), fill, numbers), log)
     scale = float(filled.std())
     if not scale > 0:  # numbers that differ by less than a float64 can tell
         return name
-    return Number(name, log, fill, float(filled.mean()), scale, gaps)
+    return ScaledNumber(name, log, fill, float(filled.mean()), scale, gaps)
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
@@ -228,12 +308,12 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
         words = texts(name, values)
         bad = [word for word in np.unique(words) if word != MISSING and not is_number(word)]
         if bad:
-            raise DataError(f"Column {name!r} must hold numbers, but it holds {bad[0]!r}; mend or drop those rows.")
+            raise DataError(f"Column {name!r} must hold numbers, but it holds {bad[0]!r}; correct or drop those rows.")
         numbers = np.array(["nan" if word == MISSING else word for word in words], dtype=np.float64)
     outside = int((np.abs(numbers) > _LARGEST).sum())
     if outside:
         raise DataError(
-            f"Numbers must lie within ±{_LARGEST:.0e}, but column {name!r} has {outside} beyond; mend them."
+            f"Numbers must lie within ±{_LARGEST:.0e}, but column {name!r} has {outside} beyond; correct them."
         )
     return numbers
 

@@ -1,28 +1,34 @@
-"""Data sets in the layout of the Hugging Face hub, from a folder or the hub, through `datasets`.
+"""Data sets in the layout of the Hugging Face hub, from a folder or the hub: CSV here, all else through `datasets`.
 
-The import takes seconds, so it stays inside the functions. Code that comes with a data set is never
-run.
+Its import takes seconds, so it stays inside the functions. Code that comes with a data set is never run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.cache import key_of, remember
+from fedloom.data.cache import key_of
 from fedloom.data.dataset import Dataset, image_dataset
 from fedloom.data.images import decode_images
-from fedloom.data.tables import Table
+from fedloom.data.tables import RawTable, column_values, read_csv
 
 _LABEL_NAMES = ("label", "labels", "target", "class", "y")
+_BOOLEANS = {"True": True, "true": True, "TRUE": True, "False": False, "false": False, "FALSE": False}
+_SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+}
+"""What `datasets` takes for the name of a split in a file's name."""
 _TEST_NAMES = ("test", "validation", "valid", "val")
 
 
@@ -42,40 +48,24 @@ class Hints:
     """Each image's middle square is scaled to this many pixels a side; None: left alone."""
 
 
-def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset:
-    """Read a .parquet or .csv file, or a folder of them in the hub's layout.
+def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset | RawTable:
+    """Read a .parquet or .csv file, or a folder of them in the hub's layout; a table stays as the files hold it.
 
     Raises:
-        DataError: `datasets` is missing, or the files can't be used.
+        DataError: `datasets` is missing for Parquet, or the files can't be used.
     """
-    data = read_raw_files(path, name=name, hints=hints, config=config)
-    return data.encoded() if isinstance(data, Table) else data
-
-
-def read_raw_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset | Table:
-    """Like `read_files`, but a table stays as the files hold it."""
     if config and (path / config).is_dir():
         path = path / config
-    with _quiet(_hugging_face()) as hugging_face:
-        try:
-            splits = _open_files(hugging_face, path)
-        except Exception as error:  # many kinds, from several libraries
-            raise DataError(f"{path} can't be read as a data set; mend or replace it ({_reason(error)}).") from error
-        return _assemble(splits, name=name, hints=hints)
-
-
-def _open_files(hugging_face: ModuleType, path: Path) -> Any:
-    options: dict[str, Any] = {"path": str(path)}
-    if path.is_file():
-        options = {"path": path.suffix[1:], "data_files": str(path)}
+    if table_endings(path) == {".csv"}:
+        return _read_csv_files(path, name, hints)
+    options = {"path": path.suffix[1:], "data_files": str(path)} if path.is_file() else {"path": str(path)}
     try:
-        return hugging_face.load_dataset(**options)
-    except Exception:
-        if table_endings(path) != {".csv"}:
-            raise
-        # A CSV is read in pieces, and fails where a piece turns out to hold another type ("?" after
-        # many numbers). This slower way looks at the whole before it settles the types.
-        return hugging_face.load_dataset(**options, engine="python", chunksize=2**31)
+        splits = _load_dataset(**options)
+    except DataError:
+        raise
+    except Exception as error:  # many kinds, from several libraries
+        raise DataError(f"{path} can't be read as a data set; correct or replace it ({_reason(error)}).") from error
+    return _assemble(splits, name=name, hints=hints)
 
 
 def table_endings(path: Path) -> set[str]:
@@ -84,79 +74,55 @@ def table_endings(path: Path) -> set[str]:
     return {file.suffix for file in files} & {".csv", ".parquet"}
 
 
-def read_hub(repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None) -> Dataset:
-    """Read a data set of the hub, or what `datasets` kept of it; decoded only the first time.
+def open_hub(
+    repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None
+) -> tuple[str, Callable[[], Dataset | RawTable]]:
+    """A data set of the hub, or what `datasets` kept of it: its cache key, and a function that decodes it.
 
     Args:
         repository: "owner/name".
         name: what the data set is called here.
         hints: what the files don't say.
         config: the hub's name of one of several versions of the data set.
-        folder: where no local copy was found, or None if there is no data root; for the error
-            message.
+        folder: where no local copy was found, or None if there is no data root; for the error message.
 
     Raises:
         DataError: `datasets` is missing, the hub can't be reached, or the data can't be used.
     """
-    with _hub_splits(repository, name=name, config=config, folder=folder) as splits:
-        prints = [[split, table._fingerprint] for split, table in splits.items()]
-        key = key_of(name, prints, repr(hints))
-
-        def build() -> Dataset:
-            data = _assemble(splits, name=name, hints=hints)
-            return data.encoded() if isinstance(data, Table) else data
-
-        return remember(key, build)
-
-
-def read_raw_hub(
-    repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None
-) -> Dataset | Table:
-    """Like `read_hub`, but a table stays as the hub holds it, and nothing is kept."""
-    with _hub_splits(repository, name=name, config=config, folder=folder) as splits:
-        return _assemble(splits, name=name, hints=hints)
+    try:
+        splits = _load_dataset(repository, name=config)
+    except DataError:
+        raise
+    except OSError as error:  # ConnectionError, FileNotFoundError, DatasetNotFoundError
+        raise DataError(
+            f"Data set {name!r} is neither in {folder or 'a local folder (FEDLOOM_DATA is not set)'} "
+            f"nor available from the Hugging Face hub as {repository!r} ({_reason(error)}): put its "
+            f"Parquet or CSV files into {folder or '<FEDLOOM_DATA>/' + repository}, or run once "
+            "with a network."
+        ) from error
+    except Exception as error:
+        raise DataError(f"Data set {name!r} ({repository!r}) can't be read: {_reason(error)}.") from error
+    prints = [[split, table._fingerprint] for split, table in splits.items()]
+    return key_of(name, prints, repr(hints)), lambda: _assemble(splits, name=name, hints=hints)
 
 
-@contextmanager
-def _hub_splits(repository: str, *, name: str, config: str | None, folder: Path | None) -> Iterator[Mapping[str, Any]]:
-    """The splits of a data set of the hub."""
-    with _quiet(_hugging_face()) as hugging_face:
-        try:
-            splits = hugging_face.load_dataset(repository, name=config)
-        except OSError as error:  # ConnectionError, FileNotFoundError, DatasetNotFoundError
-            raise DataError(
-                f"Data set {name!r} is neither in {folder or 'a local folder (FEDLOOM_DATA is not set)'} "
-                f"nor to be had from the Hugging Face hub as {repository!r} ({_reason(error)}): put its "
-                f"Parquet or CSV files into {folder or '<FEDLOOM_DATA>/' + repository}, or run once "
-                "with a network."
-            ) from error
-        except Exception as error:
-            raise DataError(f"Data set {name!r} ({repository!r}) can't be read: {_reason(error)}.") from error
-        yield splits
-
-
-def _hugging_face() -> ModuleType:
+def _load_dataset(*args: Any, **options: Any) -> Mapping[str, Any]:
+    """The splits that `datasets` finds, without its progress bars."""
     try:
         import datasets
     except ImportError as error:
         raise DataError(
-            "Reading Parquet, CSV or the Hugging Face hub needs the package `datasets`, which is not "
-            'installed; run: pip install "fedloom[hub]"'
+            "Reading Parquet or the Hugging Face hub needs the package `datasets`, which is not installed; "
+            'run: pip install "fedloom[hub]"'
         ) from error
-    module: ModuleType = datasets
-    return module
-
-
-@contextmanager
-def _quiet(hugging_face: ModuleType) -> Iterator[ModuleType]:
-    """No progress bars of `datasets`; whoever embeds fedloom finds them as they were."""
-    silent = hugging_face.are_progress_bars_disabled()
-    hugging_face.disable_progress_bars()
+    silent = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
     try:
-        yield hugging_face
+        splits: Mapping[str, Any] = datasets.load_dataset(*args, **options)
+        return splits
     finally:
         if not silent:
-            hugging_face.enable_progress_bars()
+            datasets.enable_progress_bars()
 
 
 def _reason(error: BaseException) -> str:
@@ -167,7 +133,43 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"[.\s]+$", "", lines[0])
 
 
-def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset | Table:
+def _read_csv_files(path: Path, name: str, hints: Hints) -> RawTable:
+    """A CSV file, or the files of a folder, whose splits are told by the files' and folders' names as on the hub."""
+    splits: dict[str, list[Path]] = defaultdict(list)
+    for file in [path] if path.is_file() else sorted(path.rglob("*.csv")):
+        words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
+        splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(file)
+    if len(splits) > 1:
+        splits.pop("", None)
+    parts = [part or [] for part in _train_and_test(splits, name, hints.test)]
+    tables = [[read_csv(file) for file in part] for part in parts]
+    every = [table for part in tables for table in part]
+    names = list(every[0])
+    odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
+    if odd:
+        raise DataError(f"All files must have the columns {names}, as {parts[0][0]} has, but {odd[0]} has others.")
+    columns = {column: _booleans(column_values(list(chain(*(table[column] for table in every))))) for column in names}
+    sizes = [sum(len(table[names[0]]) for table in part) for part in tables]
+    label = _label_column(names, [], name, hints.label, table=True)
+    y, classes = _labels(columns[label], None, name, label)
+    held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
+    groups = None if hints.groups is None else _groups(_existing(columns, hints.groups))
+    kept = {column: values for column, values in columns.items() if column not in {label, hints.groups, *hints.drop}}
+    return RawTable(name, kept, y, classes, held_out, groups)
+
+
+def _booleans(values: np.ndarray) -> np.ndarray:
+    """Columns of nothing but True and False as booleans, others as they are."""
+    spelt = values.dtype.kind == "O" and set(values) <= _BOOLEANS.keys()
+    return np.array([_BOOLEANS[value] for value in values]) if spelt else values
+
+
+def _groups(owners: np.ndarray) -> np.ndarray:
+    """(n,) int64 number of each row's owner."""
+    return np.unique(owners, return_inverse=True)[1].astype(np.int64)
+
+
+def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset | RawTable:
     """Images or a raw table from the training and the test split of a `datasets.DatasetDict`."""
     import datasets
 
@@ -176,18 +178,17 @@ def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset 
     images = _of_type(pool, datasets.Image)
     if len(images) > 1:
         raise DataError(f"Data set {name!r} must have one column of images, but it has {images}.")
-    label = _label_column(pool, name, hints.label, table=not images)
-    y, classes = _labels(pool, name, label)
-    groups = None
-    if hints.groups is not None:
-        groups = np.unique(_values(pool, hints.groups), return_inverse=True)[1].astype(np.int64)
+    typed = _of_type(pool, datasets.ClassLabel)
+    label = _label_column(pool.column_names, typed, name, hints.label, table=not images)
+    y, classes = _labels(_values(pool, label), getattr(pool.features[label], "names", None), name, label)
+    groups = None if hints.groups is None else _groups(_values(pool, hints.groups))
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
     if images:
         x = decode_images(_encoded(pool, images[0]), size=hints.size)
         return image_dataset(name, x, y, classes, test=held_out, groups=groups)
     left_out = {label, hints.groups, *hints.drop}
     kept = {column: _words(pool, column) for column in pool.column_names if column not in left_out}
-    return Table(name, kept, y, classes, held_out, groups)
+    return RawTable(name, kept, y, classes, held_out, groups)
 
 
 def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) -> tuple[Any, Any]:
@@ -203,18 +204,13 @@ def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) ->
     return splits["train"], splits[test] if test else None
 
 
-def _label_column(pool: Any, name: str, wanted: str | None, *, table: bool) -> str:
+def _label_column(columns: list[str], typed: list[str], name: str, wanted: str | None, *, table: bool) -> str:
     """The column of the labels: the one hinted at, else by type, else by name, else a table's last."""
-    import datasets
-
-    columns: list[str] = pool.column_names
     if wanted is not None:
         if wanted not in columns:
-            raise DataError(
-                f"Data set {name!r} must have a label column {wanted!r}, but it has not.{did_you_mean(wanted, columns)}"
-            )
+            hint = did_you_mean(wanted, columns)
+            raise DataError(f"Data set {name!r} must have a label column {wanted!r}, but it has {columns}.{hint}")
         return wanted
-    typed = _of_type(pool, datasets.ClassLabel)
     named = [column for column in columns if column.lower() in _LABEL_NAMES]
     found = typed or named or (columns[-1:] if table else [])
     if len(found) != 1:
@@ -226,10 +222,10 @@ def _label_column(pool: Any, name: str, wanted: str | None, *, table: bool) -> s
     return found[0]
 
 
-def _labels(pool: Any, name: str, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(
+    values: np.ndarray, names: Sequence[str] | None, name: str, column: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 labels 0..K-1 and the K names, sorted unless the files number the classes themselves."""
-    values = _values(pool, column)
-    names = getattr(pool.features[column], "names", None)
     if values.dtype.kind == "O":
         fit = all(isinstance(value, str) for value in values)
     elif values.dtype.kind == "f":
@@ -258,13 +254,17 @@ def _of_type(pool: Any, kind: type) -> list[str]:
 
 def _values(pool: Any, column: str) -> np.ndarray:
     """(n,) values straight from Arrow: row by row takes thousands of times as long."""
-    if column not in pool.column_names:
-        raise DataError(
-            f"The data must have a column {column!r}, but has not.{did_you_mean(column, pool.column_names)}"
-        )
+    _existing(pool.features, column)
     table = pool.select_columns([column]).with_format("arrow")[:]
     values: np.ndarray = table.column(column).to_numpy()
     return values
+
+
+def _existing(columns: Mapping[str, Any], column: str) -> Any:
+    """What a column name stands for. Raises DataError if there is none."""
+    if column not in columns:
+        raise DataError(f"The data must have a column {column!r}, but has {[*columns]}.{did_you_mean(column, columns)}")
+    return columns[column]
 
 
 def _words(pool: Any, column: str) -> np.ndarray:

@@ -14,7 +14,7 @@ def default_grid(parties: int) -> tuple[int, int]:
     return (2, parties // 2) if parties % 2 == 0 else (1, parties)
 
 
-def windows(shape: tuple[int, int], grid: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+def grid_cells(shape: tuple[int, int], grid: tuple[int, int]) -> list[tuple[int, int, int, int]]:
     """The cells of an image (H, W) as (top, left, height, width), in the order of a walk through neighbours.
 
     The walk goes left to right through the first row, right to left through the second, and so on, so that a 2x2
@@ -30,19 +30,21 @@ def windows(shape: tuple[int, int], grid: tuple[int, int]) -> list[tuple[int, in
     return [(top, left, height, width) for row, top in enumerate(tops) for left in (lefts[::-1] if row % 2 else lefts)]
 
 
-def cut(images: np.ndarray, grid: tuple[int, int], cells: Sequence[int], rows: np.ndarray | None = None) -> np.ndarray:
+def crop_cells(
+    images: np.ndarray, grid: tuple[int, int], cells: Sequence[int], rows: np.ndarray | None = None
+) -> np.ndarray:
     """Some cells of images, one behind the other as channels.
 
     Args:
         images: (n, C, H, W).
         grid: cells in (rows, columns).
-        cells: k numbers of cells in the order of `windows`.
+        cells: k numbers of cells in the order of `grid_cells`.
         rows: (r,) numbers of the images that are wanted; None: all.
 
     Returns:
         (r, k * C, h, w), C-contiguous.
     """
-    places = windows((images.shape[2], images.shape[3]), grid)
+    places = grid_cells((images.shape[2], images.shape[3]), grid)
     taken = np.arange(len(images)) if rows is None else rows
     parts = []
     for cell in cells:

@@ -1,4 +1,4 @@
-"""PNG and JPEG files to one array of pixels."""
+"""PNG and JPEG files to one array of pixels, alone or in folders named after their classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.data.dataset import Dataset, image_dataset
 
+_ENDINGS = {".png", ".jpg", ".jpeg"}
 _GREY = {"1", "L", "LA", "La"}
 _COLOUR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 
@@ -76,3 +78,46 @@ def _common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
             f"{', ...' if len(counts) > 4 else ''}. Scale them to one size first."
         )
     return shapes[0]
+
+
+def is_image(path: Path) -> bool:
+    """Whether a file's name ends like a PNG's or a JPEG's."""
+    return path.suffix.lower() in _ENDINGS
+
+
+def class_folders(path: Path) -> dict[str, list[Path]]:
+    """Class name -> the image files in the folder of that name, both in the order of their names."""
+    folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return {folder.name: sorted(filter(is_image, folder.iterdir())) for folder in folders}
+
+
+def read_class_folders(path: Path, *, name: str) -> Dataset:
+    """Read `<path>/<class>/*.png`, or the same below `<path>/train` and, if any, `<path>/test`.
+
+    Classes are numbered in the order of their names, and rows come in the order of class and file name.
+
+    Raises:
+        DataError: fewer than two class folders, one without images, or a test class that training lacks.
+    """
+    folder = path / "train" if (path / "train").is_dir() else path
+    train = class_folders(folder)
+    test = class_folders(path / "test") if folder != path and (path / "test").is_dir() else {}
+    classes = tuple(train)
+    if len(classes) < 2:
+        raise DataError(f"{path} must hold a folder for each of at least 2 classes, but it has {classes}.")
+    for where, found in ((folder, train), (path / "test", test)):
+        empty = [label for label, files in found.items() if not files]
+        if empty:
+            raise DataError(f"Each class folder must hold PNG or JPEG files, but {where / empty[0]} holds none.")
+    unknown = sorted(set(test) - set(train))
+    if unknown:
+        raise DataError(f"{path / 'test'} has a class {unknown[0]!r} that {folder} lacks; add it there.")
+    rows = [(file, classes.index(label)) for part in (train, test) for label, files in part.items() for file in files]
+    held = sum(len(files) for files in test.values())
+    return image_dataset(
+        name,
+        decode_images(file for file, _ in rows),
+        np.array([number for _, number in rows], dtype=np.int64),
+        classes,
+        test=np.arange(len(rows) - held, len(rows)) if held else None,
+    )

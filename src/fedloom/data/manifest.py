@@ -21,10 +21,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.csvfiles import class_numbers, read_csv
-from fedloom.data.folders import is_image
-from fedloom.data.images import decode_images
-from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.data.dataset import pixel_scaling
+from fedloom.data.images import decode_images, is_image
+from fedloom.data.tables import class_numbers, read_csv
+from fedloom.data.vertical import PartyView, VerticalDataset, ranges
 from fedloom.data.vertical_split import split_parties
 
 COLUMNS = ("sample_id", "party", "view", "path", "label")
@@ -313,8 +313,6 @@ def _view(
     """One party's pictures: those of aligned, unaligned and test objects."""
     files = [objects[view] for part in parts for objects in part for view in views]
     pixels = decode_images(files, size=size)
-    first, second, third = np.split(np.arange(len(files) // len(views)), np.cumsum([len(part) for part in parts[:-1]]))
     x = pixels.reshape(-1, len(views) * pixels.shape[1], size, size)
-    level = np.full(x.shape[1], 127.5, dtype=np.float32)
     recipe = {"kind": "pictures", "views": views, "size": size, "shape": list(x.shape[1:])}
-    return PartyView(name, x, level, level.copy(), first, second, third, truth, recipe)
+    return PartyView(name, x, *pixel_scaling(x.shape[1]), *ranges(*map(len, parts)), truth, recipe)

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.csvfiles import class_numbers, column_values, read_csv
-from fedloom.data.recipes import table_view
-from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.data.tables import class_numbers, column_values, read_csv
+from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
 from fedloom.data.vertical_split import split_parties
 
 Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
@@ -53,11 +52,9 @@ class PartyFile:
 
     def view(self, aligned: np.ndarray, unaligned: np.ndarray, test: np.ndarray, truth: np.ndarray | None) -> PartyView:
         """Its columns as numbers, of some of its rows by their numbers (n,)."""
-        parts = [aligned, unaligned, test]
-        rows = np.concatenate(parts)
-        first, second, third = np.split(np.arange(len(rows)), np.cumsum([len(part) for part in parts[:-1]]))
+        rows = np.concatenate([aligned, unaligned, test])
         columns = {name: column_values(words)[rows] for name, words in self.columns.items()}
-        return table_view(self.name, columns, first, second, third, truth)
+        return table_view(self.name, columns, *ranges(len(aligned), len(unaligned), len(test)), truth)
 
 
 def from_files(

@@ -11,14 +11,13 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
-from fedloom.data.draws import deal_unaligned, first_rows, line_up, mixes
 from fedloom.data.encoder import typed
-from fedloom.data.image_grid import cut, default_grid, windows
-from fedloom.data.recipes import table_view
+from fedloom.data.image_grid import crop_cells, default_grid, grid_cells
 from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
-from fedloom.data.tables import Table
-from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.data.tables import RawTable
+from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
+from fedloom.data.vertical_split import deal_unaligned, first_rows, line_up, mixes
 
 
 def simulate(
@@ -123,14 +122,14 @@ def _check_classes(
 def _cells(data: Dataset, parties: int, held: int, grid: tuple[int, int] | None) -> list[dict[str, Any]]:
     """The recipe of each party's cells."""
     rows, columns = grid or default_grid(parties)
-    number = len(windows((data.x.shape[2], data.x.shape[3]), (rows, columns)))
+    number = len(grid_cells((data.x.shape[2], data.x.shape[3]), (rows, columns)))
     _check_held(parties, held, number, f"cells of a {rows}x{columns} grid")
     shape = {"kind": "cells", "shape": list(data.input_shape), "grid": [rows, columns]}
     return [{**shape, "cells": [(party + step) % number for step in range(held)]} for party in range(parties)]
 
 
 def _blocks(
-    data: Table, parties: int, held: int, grid: tuple[int, int] | None, seed: int
+    data: RawTable, parties: int, held: int, grid: tuple[int, int] | None, seed: int
 ) -> list[dict[str, np.ndarray]]:
     """Each party's raw columns, in the order of the file."""
     if grid is not None:
@@ -154,14 +153,13 @@ def _check_held(parties: int, held: int, number: int, what: str) -> None:
 
 
 def _view(
-    data: Dataset | Table, name: str, part: dict[str, Any], aligned: np.ndarray, own: np.ndarray, test: np.ndarray
+    data: Dataset | RawTable, name: str, part: dict[str, Any], aligned: np.ndarray, own: np.ndarray, test: np.ndarray
 ) -> PartyView:
     """One party's rows: aligned, then its own, then the test rows."""
-    rows = np.concatenate([aligned, own, test])
-    first, second, third = np.split(np.arange(len(rows)), np.cumsum([len(aligned), len(own)]))
+    rows, parts = np.concatenate([aligned, own, test]), ranges(len(aligned), len(own), len(test))
     if isinstance(data, Dataset):
-        x = cut(data.x, tuple(part["grid"]), part["cells"], rows)
+        x = crop_cells(data.x, tuple(part["grid"]), part["cells"], rows)
         shift, scale = (np.tile(level, len(part["cells"])) for level in (data.shift, data.scale))
-        return PartyView(name, x, shift, scale, first, second, third, data.y[own], part)
+        return PartyView(name, x, shift, scale, *parts, data.y[own], part)
     columns = {column: values[rows] for column, values in part.items()}
-    return table_view(name, columns, first, second, third, data.y[own])
+    return table_view(name, columns, *parts, data.y[own])

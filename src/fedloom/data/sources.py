@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -11,10 +12,11 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.cache import files_key, key_of, remember
-from fedloom.data.dataset import Dataset, Kind, image_dataset, table_dataset
-from fedloom.data.folders import is_image, read_class_folders
-from fedloom.data.hub import Hints, read_files, read_hub, read_raw_files, read_raw_hub, table_endings
-from fedloom.data.tables import Table
+from fedloom.data.dataset import Dataset, Kind, image_dataset
+from fedloom.data.encoder import encode_table
+from fedloom.data.hub import Hints, open_hub, read_files, table_endings
+from fedloom.data.images import is_image, read_class_folders
+from fedloom.data.tables import RawTable
 
 ROOT_VARIABLE = "FEDLOOM_DATA"
 
@@ -153,38 +155,38 @@ def load(name: str, *, root: Path | None = None) -> Dataset:
     Raises:
         DataError: the name is unknown, or the data is missing, unreadable or contradicts itself.
     """
-    source = SOURCES.get(name)
-    if source is None:
-        return _load_path(name)
-    if source.hub is None:  # scikit-learn takes seconds to import, its data a moment to read
-        return remember(key_of(name, version("scikit-learn")), lambda: _load_bundled(name))
-    folder, hints, config = _folder(source.hub, root), source.hints, source.config
-    if folder is None or not folder.is_dir():
-        return read_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
-    key = files_key(folder, name, config, repr(hints))
-    return remember(key, lambda: read_files(folder, name=name, hints=hints, config=config))
+    key, read = _reader(name, root)
+
+    def encoded() -> Dataset:
+        data = read()
+        return encode_table(data) if isinstance(data, RawTable) else data
+
+    return remember(key, encoded)
 
 
-def load_raw(name: str, *, root: Path | None = None) -> Dataset | Table:
+def load_raw(name: str, *, root: Path | None = None) -> Dataset | RawTable:
     """Like `load`, but a table stays as its file holds it, with text and gaps; images come as from `load`.
 
     Raises:
         DataError: as `load` does.
     """
     source = SOURCES.get(name)
+    table = source.kind == "table" if source else bool(table_endings(Path(name).expanduser()))
+    return _reader(name, root)[1]() if table else load(name, root=root)
+
+
+def _reader(name: str, root: Path | None) -> tuple[str, Callable[[], Dataset | RawTable]]:
+    """The cache key of a data set, and a function that reads it."""
+    source = SOURCES.get(name)
     if source is None:
-        path, title = _path_and_title(name)
-        return read_raw_files(path, name=title, hints=Hints()) if table_endings(path) else _load_path(name)
-    if source.kind == "image":
-        return load(name, root=root)
-    if source.hub is None:
-        data = _load_bundled(name)
-        columns = {column: data.x[:, number] for number, column in enumerate(data.columns)}
-        return Table(name, columns, data.y, data.classes, data.test)
-    folder = _folder(source.hub, root)
+        return _path_reader(name)
+    if source.hub is None:  # scikit-learn takes seconds to import, its data a moment to read
+        return key_of(name, version("scikit-learn")), lambda: _load_bundled(name)
+    folder, hints, config = _folder(source.hub, root), source.hints, source.config
     if folder is None or not folder.is_dir():
-        return read_raw_hub(source.hub, name=name, hints=source.hints, config=source.config, folder=folder)
-    return read_raw_files(folder, name=name, hints=source.hints, config=source.config)
+        return open_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
+    key = files_key(folder, name, config, repr(hints))
+    return key, lambda: read_files(folder, name=name, hints=hints, config=config)
 
 
 def _folder(repository: str, root: Path | None) -> Path | None:
@@ -194,27 +196,22 @@ def _folder(repository: str, root: Path | None) -> Path | None:
     return None if root is None else root.expanduser() / repository
 
 
-def _path_and_title(name: str) -> tuple[Path, str]:
+def _path_reader(name: str) -> tuple[str, Callable[[], Dataset | RawTable]]:
+    """The same for a file or folder."""
     check_name(name)
     path = Path(name).expanduser()
-    return path, path.resolve().stem if path.is_file() else path.resolve().name
-
-
-def _load_path(name: str) -> Dataset:
-    path, title = _path_and_title(name)
+    title = path.resolve().stem if path.is_file() else path.resolve().name
     if table_endings(path):
-        key = files_key(path, title, "tables")
-        return remember(key, lambda: read_files(path, name=title, hints=Hints()))
+        return files_key(path, title, "tables"), lambda: read_files(path, name=title, hints=Hints())
     if path.is_dir() and any(map(is_image, path.rglob("*"))):
-        key = files_key(path, title, "folders")
-        return remember(key, lambda: read_class_folders(path, name=title))
+        return files_key(path, title, "folders"), lambda: read_class_folders(path, name=title)
     raise DataError(
         f"{name!r} must be a .parquet or .csv file, a folder of such files, or a folder of class "
         f"folders of PNG or JPEG files, but it {'is' if path.is_file() else 'holds'} none of these."
     )
 
 
-def _load_bundled(name: str) -> Dataset:
+def _load_bundled(name: str) -> Dataset | RawTable:
     import sklearn.datasets
 
     data = getattr(sklearn.datasets, f"load_{name}")()
@@ -223,5 +220,5 @@ def _load_bundled(name: str) -> Dataset:
     if name == "digits":
         images = data.images.astype(np.uint8)[:, None]  # (n, 1, 8, 8), 0..16
         return image_dataset(name, images, y, classes, half_range=8.0)
-    columns = tuple(str(column) for column in data.feature_names)
-    return table_dataset(name, data.data.astype(np.float32), y, classes, columns)
+    columns = {str(column): data.data[:, k].astype(np.float32) for k, column in enumerate(data.feature_names)}
+    return RawTable(name, columns, y, classes, None)

@@ -1,26 +1,28 @@
-"""Columns of numbers and of words to one matrix of numbers."""
+"""Tables as their files hold them: CSV files read as text, and columns as numbers or words."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from fedloom.core.errors import DataError
-from fedloom.data.dataset import Dataset, table_dataset
+from fedloom.core.errors import DataError, did_you_mean
 
 MISSING = "?"
-_MOST_CATEGORIES = 1000
+"""The category of a missing word."""
+_MISSING_VALUES = {"", MISSING, "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None"}
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """A table as its file holds it: nothing is encoded, filled in or scaled yet."""
+class RawTable:
+    """A table as its file holds it: nothing is encoded, imputed or scaled yet."""
 
     name: str
     columns: Mapping[str, np.ndarray]
-    """Name -> (n,) numbers, truth values, or objects that are text or None; without the labels."""
+    """Name -> (n,) numbers, booleans, or objects that are text or None; without the labels."""
     y: np.ndarray
     """(n,) int64 labels, 0..K-1."""
     classes: tuple[str, ...]
@@ -30,53 +32,70 @@ class Table:
     groups: np.ndarray | None = None
     """(n,) int64 natural owner of each row, or None."""
 
-    def encoded(self) -> Dataset:
-        """Numbers as they are, words as columns of 0 and 1, as `encode_table` has it."""
-        x, names = encode_table(self.columns)
-        return table_dataset(self.name, x, self.y, self.classes, names, test=self.test, groups=self.groups)
 
+def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Column name -> the stripped text of each row, from a UTF-8 file with commas and a header.
 
-def encode_table(columns: Mapping[str, np.ndarray]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Numbers as they are, words as one column of 0 and 1 for each different word.
-
-    Args:
-        columns: name -> (n,) integers, decimals, truth values, or objects that are text or None.
-            Text is stripped; "?" and missing text are a category of their own, called "?".
-
-    Returns:
-        (n, F) float32, C-contiguous, and F names: the column's own, or "column=word" in the order
-        of the words.
+    All values stay text, so that an id keeps its leading zeros.
 
     Raises:
-        DataError: no columns, a number is missing, words that are nearly all different, or a type
-            that is neither.
+        DataError: the file can't be read, has no rows, a row has another number of values than the header, a name is
+            empty or repeated, or a needed column is missing.
     """
-    if not columns:
-        raise DataError("A table needs at least one column besides the label, but there is none.")
-    parts: list[np.ndarray] = []
-    names: list[str] = []
-    for name, values in columns.items():
-        if values.dtype.kind in "biuf":
-            parts.append(_number(name, values))
-            names.append(name)
-        else:
-            words, part = _one_hot(name, texts(name, values))
-            parts.append(part)
-            names.extend(f"{name}={word}" for word in words)
-    return np.ascontiguousarray(np.concatenate(parts, axis=1)), tuple(names)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file, strict=True)
+            names = [name.strip() for name in next(lines, [])]
+            rows = []
+            for row in lines:
+                if row and len(row) != len(names):
+                    raise DataError(
+                        f"{path}, line {lines.line_num}: expected {len(names)} values, as in the header, but found "
+                        f"{len(row)}; correct that line."
+                    )
+                rows += [row] if row else []
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path} can't be read as a CSV file in UTF-8 ({error}).") from error
+    if len(set(names)) < len(names) or "" in names:
+        raise DataError(f"{path}: each column needs a name of its own, but the header is {names}; rename them.")
+    for name in needed:
+        if name not in names:
+            raise DataError(f"{path} must have a column {name!r}, but it has {names}.{did_you_mean(name, names)}")
+    if not rows:
+        raise DataError(f"{path} must have rows below its header, but has none.")
+    return {
+        name: [value.strip() for value in column] for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    }
 
 
-def _number(name: str, values: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        column = values.astype(np.float32)[:, None]
-    gaps = len(column) - int(np.isfinite(column).sum())
-    if gaps:
-        raise DataError(_gap_text(name, gaps))
-    return column
+def text_values(words: Sequence[str]) -> np.ndarray:
+    """(n,) objects: the words, with None for a missing one: empty, "?", or the usual NA, N/A, NaN, null and None."""
+    return np.array([None if word in _MISSING_VALUES else word for word in words], dtype=object)
+
+
+def column_values(words: Sequence[str]) -> np.ndarray:
+    """(n,) float64 with NaN for missing values if all others are numbers; else `text_values`."""
+    values = text_values(words)
+    known = {word for word in values if word is not None}
+    return values.astype(np.float64) if known and all(map(is_number, known)) else values
+
+
+def class_numbers(words: Sequence[str], what: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(n,) int64 classes, -1 where the label is missing, and the classes' names: numbers by size, else as text.
+
+    Raises:
+        DataError: there are fewer than two classes.
+    """
+    known = set(words) - _MISSING_VALUES
+    names = sorted(known, key=lambda word: (float(word), word)) if all(map(is_number, known)) else sorted(known)
+    if len(names) < 2:
+        raise DataError(f"{what} must name at least 2 classes, but its labels are {names}.")
+    places = {name: place for place, name in enumerate(names)}
+    return np.array([places.get(word, -1) for word in words], dtype=np.int64), tuple(names)
 
 
 def texts(name: str, values: np.ndarray) -> np.ndarray:
-    """(n,) stripped words as objects; "?" where there is none.
+    """(n,) stripped words as objects, `MISSING` for None and empty text.
 
     Raises:
         DataError: something is neither text nor None.
@@ -85,26 +104,10 @@ def texts(name: str, values: np.ndarray) -> np.ndarray:
         values = values.astype(object)
     if values.dtype.kind != "O" or not all(v is None or isinstance(v, str) for v in values):
         raise DataError(
-            f"A table holds numbers and text, but column {name!r} holds something else "
-            f"({values.dtype}); drop it or turn it into numbers first."
+            f"A table holds numbers and text, but column {name!r} holds something else ({values.dtype}); drop it or "
+            "turn it into numbers first."
         )
     return np.array([MISSING if v is None else v.strip() or MISSING for v in values], dtype=object)
-
-
-def _one_hot(name: str, texts: np.ndarray) -> tuple[list[str], np.ndarray]:
-    words, codes = np.unique(texts, return_inverse=True)
-    gaps = int((texts == MISSING).sum())
-    if 0 < gaps < len(texts) and all(is_number(word) for word in words if word != MISSING):
-        raise DataError(_gap_text(name, gaps))
-    if len(words) > _MOST_CATEGORIES:
-        raise DataError(
-            f"A column of text may hold at most {_MOST_CATEGORIES} different words, each of which "
-            f"becomes a column, but {name!r} holds {len(words)} in {len(texts)} rows; drop it or put "
-            "the words into groups first."
-        )
-    part = np.zeros((len(texts), len(words)), dtype=np.float32)
-    part[np.arange(len(texts)), codes] = 1.0
-    return list(words), part
 
 
 def is_number(word: str) -> bool:
@@ -114,10 +117,3 @@ def is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _gap_text(name: str, gaps: int) -> str:
-    return (
-        f"Numbers must be complete and finite, but column {name!r} lacks {gaps}; fill them in, or drop "
-        "the column or those rows first."
-    )

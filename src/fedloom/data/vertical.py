@@ -1,20 +1,24 @@
-"""What each party of a vertical federation holds: other columns of overlapping people."""
+"""What each party of a vertical federation holds, as numbers, and the recipe by which its raw rows become numbers."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.dataset import Kind
+from fedloom.data.dataset import Kind, array_problem
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.image_grid import crop_cells, grid_cells
 
 
 @dataclass(frozen=True, eq=False)
 class PartyView:
-    """What one party holds, as numbers.
+    """The columns of one party, as numbers.
 
     Raises:
         DataError: the arrays contradict each other, or a number is not finite.
@@ -31,13 +35,13 @@ class PartyView:
     aligned: np.ndarray
     """(N_a,) int64 row numbers of x: the same person at the same place for every party."""
     unaligned: np.ndarray
-    """(N_u,) int64 row numbers of people that this party alone knows, in simulations; see where others come from."""
+    """(N_u,) int64 row numbers of people that not all parties hold; in simulations, that this party alone holds."""
     test: np.ndarray
     """(T,) int64 row numbers of test rows: the same person at the same place for every party."""
     truth: np.ndarray | None
     """(N_u,) int64 classes of the unaligned rows where they are known. For measuring only: no method may see them."""
     recipe: dict[str, Any]
-    """How raw rows become x, as JSON can hold it, for `fedloom.data.recipes.prepare`."""
+    """How raw rows become x, as JSON can hold it, for `prepare`."""
 
     def __post_init__(self) -> None:
         for problem in _view_problems(self):
@@ -74,87 +78,119 @@ class VerticalDataset:
     """(T,) int64 classes of the test rows."""
 
     def __post_init__(self) -> None:
-        for problem in _party_problems(self):
+        for problem in _dataset_problems(self):
             raise DataError(f"Parties of {self.name!r}: {problem}.")
 
 
-def _view_problems(view: PartyView) -> list[str]:
-    """What is wrong with a view; the first counts, as a later check may rely on the earlier."""
-    x, n = view.x, len(view.x)
-    if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
-        return [f"x must be (n, C, H, W) uint8 or (n, F) float32, but it is {x.shape} {x.dtype}; convert it first"]
-    parts = {"aligned": view.aligned, "unaligned": view.unaligned, "test": view.test}
-    odd = [name for name, rows in parts.items() if rows.dtype != np.int64 or rows.ndim != 1]
-    if odd:
-        return [f"{odd[0]} must be int64 row numbers, but it is {parts[odd[0]].dtype} {parts[odd[0]].shape}"]
+def ranges(aligned: int, unaligned: int, test: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The row numbers of so many aligned, unaligned and test rows that lie one after the other."""
+    ends = np.cumsum([aligned, unaligned, test])
+    return np.arange(ends[0]), np.arange(ends[0], ends[1]), np.arange(ends[1], ends[2])
+
+
+def table_view(
+    name: str,
+    columns: Mapping[str, np.ndarray],
+    aligned: np.ndarray,
+    unaligned: np.ndarray,
+    test: np.ndarray,
+    truth: np.ndarray | None,
+) -> PartyView:
+    """A party's view of its raw columns, encoded by rules that are fitted on its aligned and unaligned rows."""
+    try:
+        encoder = TableEncoder.fit(columns, np.concatenate([aligned, unaligned]))
+        x = encoder.transform(columns)
+    except DataError as error:
+        raise DataError(f"Party {name!r}: {error}") from error
+    if encoder.dropped:
+        logging.getLogger("fedloom").warning(
+            "party %r: dropped %d columns that hardly vary over its training rows: %s",
+            name, len(encoder.dropped), ", ".join(encoder.dropped[:10]) + (", …" if len(encoder.dropped) > 10 else ""),
+        )  # fmt: skip
+    zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
+    recipe = {"kind": "table", **encoder.to_dict()}
+    return PartyView(name, x, zeros, ones, aligned, unaligned, test, truth, recipe)
+
+
+def prepare(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray:
+    """New rows as `PartyView.x` holds them.
+
+    Args:
+        recipe: of the party's view.
+        raw: for a table, name -> (n,) raw columns; for cells, (n, C, H, W) uint8 whole images; for several pictures
+            of an object, (n, V * C, size, size) uint8 from `fedloom.data.manifest.read_views`.
+
+    Raises:
+        DataError: the recipe is damaged or of another kind of data, or the rows don't fit it.
+    """
+    kind = recipe.get("kind")
+    if isinstance(raw, Mapping) != (kind == "table") or kind not in ("table", "cells", "pictures"):
+        raise DataError(f"Rows of the kind {type(raw).__name__} don't fit a recipe of the kind {kind!r}.")
+    if isinstance(raw, Mapping):
+        return TableEncoder.from_dict(recipe).transform(raw)
+    try:
+        shape, grid, cells = (tuple(int(n) for n in recipe.get(key, ())) for key in ("shape", "grid", "cells"))
+        number = len(grid_cells((shape[1], shape[2]), (grid[0], grid[1]))) if kind == "cells" else 0
+    except (IndexError, TypeError, ValueError) as error:
+        raise DataError(f"The recipe of a party's images is damaged; save the party again ({error!r}).") from error
+    if raw.dtype != np.uint8 or raw.ndim != 4 or raw.shape[1:] != shape:
+        raise DataError(f"Images must be (n, {', '.join(map(str, shape))}) uint8, but are {raw.shape} {raw.dtype}.")
+    if kind == "pictures":
+        return np.require(raw, requirements=("C", "W"))  # a file's pages can't be written to
+    if not cells or not all(0 <= cell < number for cell in cells):
+        raise DataError(f"The recipe of a party's images names the cells {list(cells)}, but there are {number}.")
+    return crop_cells(raw, (grid[0], grid[1]), cells)
+
+
+def _view_problems(view: PartyView) -> Iterator[str]:
+    """What is wrong with a view; only the first is sure, as a later check may rely on the earlier."""
+    if problem := array_problem(view.x, view.shift, view.scale):
+        yield problem
+    if not view.x[0:1].size:
+        yield f"x must have rows and columns, but it is {view.x.shape}"
+    parts, n = {"aligned": view.aligned, "unaligned": view.unaligned, "test": view.test}, len(view.x)
+    for name, part in parts.items():
+        if part.dtype != np.int64 or part.ndim != 1:
+            yield f"{name} must be int64 row numbers, but it is {part.dtype} {part.shape}"
     rows = np.concatenate(list(parts.values()))
-    checks = [
-        (x.flags.c_contiguous, "x must be C-contiguous; use np.ascontiguousarray"),
-        (x[0:1].size > 0, f"x must have rows and columns, but it is {x.shape}"),
-        (
-            view.shift.shape == view.scale.shape == x.shape[1:2],
-            f"shift and scale must be {x.shape[1:2]}, but they are {view.shift.shape} and {view.scale.shape}",
-        ),
-        (bool(np.isfinite(view.shift).all() and np.isfinite(view.scale).all()), "shift and scale must be finite"),
-        (bool((view.scale > 0).all()), "scale must be above 0"),
-        (view.kind == "image" or bool(np.isfinite(x).all()), "x holds numbers that are not finite; fill them in"),
-        (
-            len(rows) == 0 or (rows.min() >= 0 and rows.max() < n),
-            f"aligned, unaligned and test must hold row numbers from 0 to {n - 1}",
-        ),
-        (
-            len(np.unique(rows)) == len(rows),
-            f"aligned, unaligned and test must share no row, but {len(rows) - len(np.unique(rows))} come again",
-        ),
-        (
-            view.truth is None or (view.truth.dtype == np.int64 and view.truth.shape == view.unaligned.shape),
-            f"truth must be int64 and give a class for each of the {len(view.unaligned)} unaligned rows",
-        ),
-        (_is_json(view.recipe), "the recipe must be what JSON can hold"),
-    ]
-    return [message for holds, message in checks if not holds]
+    if len(rows) and (rows.min() < 0 or rows.max() >= n):
+        yield f"aligned, unaligned and test must hold row numbers from 0 to {n - 1}"
+    if twice := len(rows) - len(np.unique(rows)):
+        yield f"aligned, unaligned and test must share no row, but {twice} come again"
+    if view.truth is not None and (view.truth.dtype != np.int64 or view.truth.shape != view.unaligned.shape):
+        yield f"truth must be int64 and give a class for each of the {len(view.unaligned)} unaligned rows"
+    if not _is_json(view.recipe):
+        yield "the recipe must be what JSON can hold"
 
 
-def _party_problems(parties: VerticalDataset) -> list[str]:
-    """What is wrong between the views; the first counts."""
-    views = parties.views
+def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
+    """What is wrong between the views; only the first is sure."""
+    views, classes = data.views, len(data.classes)
     if len(views) < 2:
-        return [f"there must be at least 2 parties, but there are {len(views)}"]
+        yield f"there must be at least 2 parties, but there are {len(views)}"
     names = [view.name for view in views]
+    if len(set(names)) < len(names):
+        yield f"every party needs a name of its own, but they are {names}"
+    if classes < 2:
+        yield f"at least 2 classes are needed, but there are {data.classes}"
+    for view in views:
+        if view.kind != data.kind:
+            yield f"all must hold {data.kind}s, but {view.name!r} holds {view.kind}s"
     sizes = {"aligned": [len(view.aligned) for view in views], "test": [len(view.test) for view in views]}
-    known = {"labels": parties.labels, "test_labels": parties.test_labels}
-    checks = [
-        (len(set(names)) == len(names), f"every party needs a name of its own, but they are {names}"),
-        (len(parties.classes) >= 2, f"at least 2 classes are needed, but there are {parties.classes}"),
-        *(
-            (view.kind == parties.kind, f"all must hold {parties.kind}s, but {view.name!r} holds {view.kind}s")
-            for view in views
-        ),
-        *(
-            (
-                len(set(counts)) == 1 and counts[0] > 0,
-                f"all must have at least 1 {what} row, equally many, but have {counts}",
+    for what, counts in sizes.items():
+        if len(set(counts)) > 1 or counts[0] == 0:
+            yield f"all must have at least 1 {what} row, equally many, but have {counts}"
+    known = [("labels", data.labels, sizes["aligned"][0]), ("test_labels", data.test_labels, sizes["test"][0])]
+    for what, labels, size in known:
+        if labels.dtype != np.int64 or labels.shape != (size,):
+            yield f"{what} must be int64 and ({size},), but they are {labels.dtype} {labels.shape}"
+    truths = [(f"the truth of {v.name!r}", v.truth, 0) for v in views if v.truth is not None and len(v.truth)]
+    for what, labels, _ in [*known, *truths]:
+        if labels.min() < 0 or labels.max() >= classes:
+            yield (
+                f"{what} must lie in 0..{classes - 1}, one for each class, but run from {labels.min()} to "
+                f"{labels.max()}"
             )
-            for what, counts in sizes.items()
-        ),
-        *(
-            (
-                labels.dtype == np.int64 and labels.shape == (len(rows),),
-                f"{what} must be int64 and ({len(rows)},), but they are {labels.dtype} {labels.shape}",
-            )
-            for (what, labels), rows in zip(known.items(), (views[0].aligned, views[0].test), strict=True)
-        ),
-        *(
-            (
-                labels.min(initial=0) >= 0 and labels.max(initial=0) < len(parties.classes),
-                f"{what} must lie in 0..{len(parties.classes) - 1}, one for each class, but run from "
-                f"{labels.min(initial=0)} to {labels.max(initial=0)}",
-            )
-            for what, labels in [*known.items(), *((f"the truth of {v.name!r}", v.truth) for v in views)]
-            if labels is not None
-        ),
-    ]
-    return [message for holds, message in checks if not holds]
 
 
 def _is_json(tree: Any) -> bool:

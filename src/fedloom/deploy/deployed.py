@@ -24,8 +24,8 @@ from fedloom.core.message import Template
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
-from fedloom.deploy.folder import ALL, WIDEST, Card, Inputs, digest, sound
-from fedloom.deploy.rows import RawRows, check_inputs, prepared
+from fedloom.deploy.folder import ALL, WIDEST, Card, InputSpec, digest, sound
+from fedloom.deploy.rows import RawRows, check_inputs, encode_rows
 
 KEPT = {"party": ("params", "buffers", "prototypes", "prior"), "active": ("params", "buffers")}
 """What of the state of each role is used after training. The active party's other memory is of other parties."""
@@ -75,7 +75,7 @@ class DeployedParty:
     def __init__(self, card: Card, state: Any, method: Method) -> None:
         assert card.inputs is not None and card.party is not None
         self.card = card
-        self._inputs: Inputs = card.inputs
+        self._inputs: InputSpec = card.inputs
         check_inputs(card.inputs)
         cfg = _config(card, method)
         self._level = _level(state, card.inputs.shape)
@@ -105,7 +105,7 @@ class DeployedParty:
         return self.card.classes
 
     @property
-    def inputs(self) -> Inputs:
+    def inputs(self) -> InputSpec:
         """How raw rows become numbers."""
         return self._inputs
 
@@ -120,7 +120,7 @@ class DeployedParty:
         Raises:
             DataError: the rows don't fit.
         """
-        return _array(self._embed(self._rows(prepared(self._inputs, rows))))
+        return _array(self._embed(self._rows(encode_rows(self._inputs, rows))))
 
     def predict_alone(self, rows: RawRows) -> np.ndarray:
         """Probabilities (n, Z) float32 of this party's own, from its prototypes and prior.
@@ -134,7 +134,7 @@ class DeployedParty:
                 f"{self.card.method} gives no party what it needs to predict alone: make embeddings (fedloom embed) "
                 "and let the active party predict from those of all"
             )
-        embedded = self._party.infer(self._rows(prepared(self._inputs, rows)).every)
+        embedded = self._party.infer(self._rows(encode_rows(self._inputs, rows)).every)
         return _array(torch.softmax(self._party.alone(embedded), -1))
 
     def answer(self, x: Tensor) -> Tensor:
@@ -254,7 +254,7 @@ def _config(card: Card, method: Method) -> Any:
     return cfg
 
 
-def _small(inputs: Inputs, width: int, state: Any) -> None:
+def _small(inputs: InputSpec, width: int, state: Any) -> None:
     """Refuse a network that is larger than the state that is to go into it, before there is memory for it."""
     if ":" in inputs.model:
         return

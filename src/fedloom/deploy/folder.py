@@ -31,7 +31,7 @@ _LIMITS = Limits(max_bytes=1 << 36)
 _HEX = Field(pattern="^[0-9a-f]{64}$")
 
 
-class Inputs(BaseModel):
+class InputSpec(BaseModel):
     """How a party's raw rows become what its network takes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,7 +42,7 @@ class Inputs(BaseModel):
     recipe: dict[str, Any]
 
     @model_validator(mode="after")
-    def _size(self) -> Inputs:
+    def _size(self) -> InputSpec:
         values = 1
         for side in self.shape:
             values *= side
@@ -78,7 +78,7 @@ class Card(BaseModel):
     width: int = Field(ge=1, le=2 * WIDEST)
     """Numbers of an embedding as it is sent."""
     classes: tuple[str, ...] = Field(min_length=2, max_length=1 << 16)
-    inputs: Inputs | None
+    inputs: InputSpec | None
     """Of a party."""
     state_sha256: str = _HEX
     state_bytes: int = Field(ge=8, le=_LIMITS.max_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -11,14 +12,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.csvfiles import column_values, read_csv
-from fedloom.data.encoder import Number, TableEncoder, Words
-from fedloom.data.image_grid import windows
+from fedloom.data.encoder import ColumnEncoder, OneHot, TableEncoder
+from fedloom.data.image_grid import grid_cells
 from fedloom.data.images import decode_images
 from fedloom.data.manifest import read_views
-from fedloom.data.recipes import prepare
-from fedloom.data.tables import texts
-from fedloom.deploy.folder import Inputs
+from fedloom.data.tables import read_csv, text_values
+from fedloom.data.vertical import prepare
+from fedloom.deploy.folder import InputSpec
 
 RawRows: TypeAlias = Mapping[str, Any] | np.ndarray | Sequence[Any] | str | os.PathLike[str]
 """Rows of a table: a CSV file, or column -> values. Pictures: (n, C, H, W) uint8, whole or as the party holds them, in
@@ -26,7 +26,7 @@ memory or a `.npy` file; or files, one for each row, or view -> file for each; o
 or one for each view, that lists them."""
 
 
-def check_inputs(inputs: Inputs) -> None:
+def check_inputs(inputs: InputSpec) -> None:
     """Refuse a recipe that does not give rows of the shape that the network takes.
 
     Raises:
@@ -40,7 +40,7 @@ def check_inputs(inputs: Inputs) -> None:
         (channels, height, width), grid = recipe["shape"], tuple(recipe["grid"])
         if max(height, width) > 1 << 14 or grid[0] * grid[1] > 1 << 12:
             raise DataError("a picture of more than 2**14 pixels a side, or of more than 2**12 cells")
-        cells = windows((height, width), (grid[0], grid[1]))
+        cells = grid_cells((height, width), (grid[0], grid[1]))
         gives = (channels * len([cells[number] for number in recipe["cells"]]), *cells[0][2:])
     elif kind == "pictures":
         gives = tuple(recipe["shape"])
@@ -52,7 +52,7 @@ def check_inputs(inputs: Inputs) -> None:
         raise DataError(f"its recipe gives rows of shape {gives}, but its network takes {shape}")
 
 
-def read_rows(path: Path, inputs: Inputs, id: str | None = None) -> tuple[RawRows, list[str] | None]:
+def read_rows(path: Path, inputs: InputSpec, id: str | None = None) -> tuple[RawRows, list[str] | None]:
     """The rows of a file, and the ids in the column `id`, if there is one to carry along.
 
     Raises:
@@ -60,97 +60,84 @@ def read_rows(path: Path, inputs: Inputs, id: str | None = None) -> tuple[RawRow
     """
     if path.suffix == ".npy":
         if id is not None:
-            raise DataError(f"{path} has no columns, so there is no id {id!r}; leave it away, or list files in a CSV")
-        return _array(path), None
+            raise DataError(f"{path} has no columns, so there is no id {id!r}; leave out --id, or list files in a CSV")
+        try:
+            return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)), None
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} can't be read as an array of numbers ({error}).") from None
     table = read_csv(path, needed=[id] if id is not None else [])
     ids = None if id is None else table[id]
     recipe = inputs.recipe
     if recipe["kind"] == "table":
-        _complete([rule.name for rule in TableEncoder.from_dict(recipe).columns], table, str(path))
-        return _columns(table, recipe), ids
+        names = [rule.name for rule in TableEncoder.from_dict(recipe).columns]
+        _check_complete(names, table, str(path))
+        return {name: text_values(table[name]) for name in names}, ids
     views = list(recipe["views"]) if recipe["kind"] == "pictures" else ["path"]
-    _complete(views, table, f"{path}, which lists pictures,")
+    _check_complete(views, table, f"{path}, which lists pictures,")
     files = [[path.parent / name for name in names] for names in zip(*(table[view] for view in views), strict=True)]
     if recipe["kind"] == "pictures":
         return [dict(zip(views, names, strict=True)) for names in files], ids
     return [names[0] for names in files], ids
 
 
-def prepared(inputs: Inputs, rows: RawRows) -> np.ndarray:
-    """(n, *shape) of new rows, n >= 1, float32 columns or uint8 pixels, as `View.x` holds them.
+def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
+    """(n, *shape) of new rows, n >= 1, float32 columns or uint8 pixels, as `PartyView.x` holds them.
 
     Raises:
         DataError: they don't fit the party.
     """
     if isinstance(rows, str | os.PathLike):
         rows, _ = read_rows(Path(rows), inputs)
-    kind = inputs.recipe["kind"]
-    if kind == "table":
-        if not hasattr(rows, "keys"):
-            raise DataError(f"This party takes rows of a table: a CSV file, or column -> values, not {_what(rows)}.")
-        columns: Any = rows
-        x = _table(inputs.recipe, {str(name): columns[name] for name in columns.keys()})  # noqa: SIM118 - or a data frame
-    else:
+    if inputs.recipe["kind"] != "table":
         if hasattr(rows, "keys"):
             raise DataError("This party takes pictures: a uint8 array (n, C, H, W) or files, not columns of a table.")
-        x = _pictures(inputs, rows if isinstance(rows, np.ndarray) else list(rows))  # type: ignore[arg-type]
+        x = _encode_pictures(inputs, rows if isinstance(rows, np.ndarray) else list(rows))  # type: ignore[arg-type]
+    elif hasattr(rows, "keys"):
+        columns: Any = rows
+        x = _encode_table(inputs.recipe, {str(name): columns[name] for name in columns.keys()})  # noqa: SIM118 - or a data frame
+    else:
+        given = f"an array of {rows.dtype}" if isinstance(rows, np.ndarray) else f"a {type(rows).__name__}"
+        raise DataError(f"This party takes rows of a table: a CSV file, or column -> values, not {given}.")
     if not len(x):
         raise DataError("There must be at least one row, but there is none.")
     return x
 
 
-def _table(recipe: Mapping[str, Any], rows: Mapping[str, Any]) -> np.ndarray:
-    """Columns by their names, in any order; others are passed over."""
+def _encode_table(recipe: Mapping[str, Any], rows: Mapping[str, Any]) -> np.ndarray:
+    """Columns by their names, in any order; others are ignored."""
     rules = TableEncoder.from_dict(recipe).columns
-    _complete([rule.name for rule in rules], rows, "The rows")
-    columns = {}
-    for rule in rules:
-        values = columns[rule.name] = _with_gaps(rule, np.asarray(rows[rule.name]))
-        if values.ndim != 1:
-            raise DataError(f"Column {rule.name!r} must be a list of values, one for each row, not {values.shape}.")
-        if isinstance(rule, Words):
-            _check_words(rule, values)
-    return prepare(recipe, columns)
+    _check_complete([rule.name for rule in rules], rows, "The rows")
+    return prepare(recipe, {rule.name: _column_values(rule, np.asarray(rows[rule.name])) for rule in rules})
 
 
-def _with_gaps(rule: Number | Words, values: np.ndarray) -> np.ndarray:
-    """None where a word is missing and NaN where a number is, whichever of the two stands there."""
-    if isinstance(rule, Words) and values.dtype.kind == "f" and np.isnan(values).all():
-        return np.full(values.shape, None, dtype=object)
-    if values.dtype.kind != "O" or values.ndim != 1:
-        return values
-    gaps = np.array([value is None or (isinstance(value, float) and value != value) for value in values], dtype=bool)
-    values = values.copy()
-    values[gaps] = None
-    numbers = isinstance(rule, Number) and all(isinstance(value, int | float | np.number) for value in values[~gaps])
-    try:
-        return values.astype(np.float64) if numbers else values
-    except (OverflowError, TypeError):  # such as 10**400
-        return values
-
-
-def _check_words(rule: Words, values: np.ndarray) -> None:
-    if values.dtype.kind in "biufc":
-        raise DataError(f"Column {rule.name!r} must hold words such as {rule.words[:3]}, but it holds numbers.")
-    found = texts(rule.name, values)
-    new = found[~np.isin(found, rule.words)]
-    if len(new) and (not rule.other or len(new) == len(found)):
-        logging.getLogger("fedloom").warning(
-            "column %r: %d of %d rows hold words that training did not have, such as %r; they count as %s",
-            rule.name, len(new), len(found), str(new[0])[:40], "rare ones" if rule.other else "none of its words",
-        )  # fmt: skip
-
-
-def _columns(table: Mapping[str, list[str]], recipe: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """The columns that a recipe names. Where it has words, numbers are words too: "7" may be one of them."""
-    values = {}
-    for rule in TableEncoder.from_dict(recipe).columns:
-        words = table[rule.name]
-        values[rule.name] = column_values([*words, "a word"])[:-1] if isinstance(rule, Words) else column_values(words)
+def _column_values(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
+    """(n,) numbers, or text and None, from whatever a column of a data frame or a list holds."""
+    if values.ndim != 1:
+        raise DataError(f"Column {rule.name!r} must be a list of values, one for each row, not {values.shape}.")
+    words = isinstance(rule, OneHot)
+    if words and values.dtype.kind == "f" and np.isnan(values).all():
+        values = np.full(values.shape, None, dtype=object)
+    if values.dtype.kind == "O":
+        values = values.copy()
+        values[[isinstance(value, float) and value != value for value in values]] = None
+        if not words and all(value is None or isinstance(value, int | float | np.number) for value in values):
+            with contextlib.suppress(OverflowError, TypeError):  # such as 10**400, which the encoder refuses
+                values = values.astype(np.float64)
+    if isinstance(rule, OneHot):
+        if values.dtype.kind in "biufc":
+            raise DataError(f"Column {rule.name!r} must hold words such as {rule.words[:3]}, but it holds numbers.")
+        unknown = rule.unknown(values)
+        count = int(unknown.sum())
+        if count and (not rule.other or count == len(values)):
+            logging.getLogger("fedloom").warning(
+                "column %r: %d of %d rows hold words that training did not have, such as %r; they count as %s",
+                rule.name, count, len(values), str(values[unknown][0]).strip()[:40],
+                "rare ones" if rule.other else "none of its words",
+            )  # fmt: skip
     return values
 
 
-def _pictures(inputs: Inputs, rows: np.ndarray | list[Any]) -> np.ndarray:
+def _encode_pictures(inputs: InputSpec, rows: np.ndarray | list[Any]) -> np.ndarray:
     recipe = inputs.recipe
     if isinstance(rows, np.ndarray):
         own = rows.dtype == np.uint8 and rows.shape[1:] == inputs.shape
@@ -169,23 +156,12 @@ def _pictures(inputs: Inputs, rows: np.ndarray | list[Any]) -> np.ndarray:
     return prepare(recipe, decode_images([Path(file) for file in rows], channels=int(recipe["shape"][0])))
 
 
-def _array(path: Path) -> np.ndarray:
-    try:
-        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} can't be read as an array of numbers ({error}).") from None
-
-
-def _complete(needed: Sequence[str], there: Mapping[str, Any], what: str) -> None:
+def _check_complete(needed: Sequence[str], columns: Mapping[str, Any], what: str) -> None:
     """Refuse rows that lack a column, naming all that are missing."""
-    missing = [name for name in needed if name not in there]
+    missing = [name for name in needed if name not in columns]
     if missing:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
         raise DataError(
             f"{what} must have the {len(needed)} columns of this party, but {len(missing)} are missing: "
-            f"{', '.join(map(repr, missing[:10]))}{more}.{did_you_mean(missing[0], map(str, there))}"
+            f"{', '.join(map(repr, missing[:10]))}{more}.{did_you_mean(missing[0], map(str, columns))}"
         )
-
-
-def _what(rows: object) -> str:
-    return f"an array of {rows.dtype}" if isinstance(rows, np.ndarray) else f"a {type(rows).__name__}"

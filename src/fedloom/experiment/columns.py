@@ -12,8 +12,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedloom.core.errors import ConfigError
-from fedloom.data.csvfiles import read_csv
 from fedloom.data.simulation import simulate
+from fedloom.data.tables import read_csv
 from fedloom.data.vertical import VerticalDataset
 
 ALIGNED = 200

@@ -13,7 +13,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fedloom.data.dataset import DatasetInfo
-from fedloom.data.schema import Column, DataSchema
+from fedloom.data.encoder import OneHot, RawNumber
+from fedloom.data.schema import DataSchema
 from fedloom.experiment.holdings import schema
 from fedloom.experiment.matched import Matched
 
@@ -70,7 +71,7 @@ class FormConfig(_Section):
 
     def form(self) -> DataSchema:
         """The same for those who read rows."""
-        columns = tuple(Column(column.name, column.words) for column in self.columns)
+        columns = tuple(OneHot(c.name, c.words) if c.words else RawNumber(c.name) for c in self.columns)
         return DataSchema(self.kind, self.classes, self.label, columns, self.shape or ())
 
 

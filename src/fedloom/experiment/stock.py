@@ -76,7 +76,7 @@ def apart(run: RunConfig, files: Files, at: int | None) -> Stock:
         raise ConfigError(f"data.{name}: name the file with the rows of {whose} here, as rows")
     train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at)
     seen = own.x[train] if own is not None else None
-    shift, scale = form.level(public if len(public) else seen)
+    shift, scale = form.scaling(public if len(public) else seen)
     if own is not None:
         own = replace(own, shift=shift, scale=scale)
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
