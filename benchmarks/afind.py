@@ -25,8 +25,8 @@ from fedloom.core import graphs
 from fedloom.core.context import Site
 from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, LocalEngine
-from fedloom.methods import find
-from fedloom.methods.peer import afind
+from fedloom.methods import find, steps
+from fedloom.methods.peer import selection
 
 PEERS, ROWS, BATCH, LR = 8, 150, 50, 0.02
 IMAGE, SMALL = (1, 28, 28), (3, 32, 32)
@@ -118,8 +118,8 @@ def scale(
     """Print one line for each round of many peers."""
     job = Job(places(peers, architecture, shape, degree), **params)
     peer: Any = job.engine._parties[0]
-    weights = sum(v.numel() for v in peer.shared().values())
-    phi = sum(peer.params[k].numel() for k in afind.proxy_names(peer.params))
+    weights = sum(v.numel() for v in steps.shared_weights(peer).values())
+    phi = sum(peer.params[k].numel() for k in selection.proxy_names(peer.params))
     for t in range(rounds):
         start = time.process_time()
         job.round()
@@ -138,16 +138,16 @@ def scale(
         )
 
 
-def selection(peers: int, width: int) -> None:
+def measure_selection(peers: int, width: int) -> None:
     """Print what choosing costs a peer: similarities, p, θ and the next coreset."""
     cfg = find("afind-plus").configure()
     phis, own, p = torch.randn(peers - 1, width), torch.randn(width), torch.full((peers - 1,), 1 / (peers - 1)).double()
     ids = torch.arange(peers - 1)
     start = time.process_time()
     for _ in range(20):
-        s = afind.cosine(phis, own).double()
-        p = afind.probabilities(p, ids, s, cfg.upsilon)
-        (p >= afind.threshold(afind.entropy(s), len(s), cfg)).sum()
+        s = selection.cosine(phis, own).double()
+        p = selection.probabilities(p, ids, s, cfg.upsilon)
+        (p >= selection.threshold(selection.entropy(s), len(s), cfg)).sum()
     spent = (time.process_time() - start) / 20
     print(f"choosing among {peers - 1} proxies of {width:,}: {1e3 * spent:.2f} CPU ms a peer")
 
@@ -157,7 +157,7 @@ def main(pairs: int) -> None:
     torch.set_num_threads(1)
     against_plain(pairs)
     for peers, width in ((100, 8_256), (1_000, 4_160)):
-        selection(peers, width)
+        measure_selection(peers, width)
     print("| peers | mode | round | |C| | trainings | probes | messages | MB (4m|C|(2d_w+d_φ)) | CPU s | ms/peer |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     scale(100, "cnn-small", SMALL, None, 3, mode="cheap", upsilon=0.05)

@@ -24,10 +24,19 @@ from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import build
-from fedloom.methods import find
-from fedloom.methods.learner import Learner
-from fedloom.methods.peer import afind
-from fedloom.methods.peer.afind import AFIND_PLUS, boltzmann, cosine, entropy, probabilities, proxy_names, renewed
+from fedloom.methods import find, steps
+from fedloom.methods.peer.afind import AFIND_PLUS
+from fedloom.methods.peer.selection import (
+    after_churn,
+    boltzmann,
+    cosine,
+    entropy,
+    probabilities,
+    proxy,
+    proxy_names,
+    smoothed,
+    threshold,
+)
 from tests.toy import Toy, common, rows, sites
 
 EQ13 = AFIND_PLUS.configure()
@@ -35,7 +44,7 @@ CALIBRATED = AFIND_PLUS.configure("calibrated")
 
 
 def theta(s: Tensor, cfg: Any = EQ13) -> float:
-    return float(afind.threshold(entropy(s), len(s), cfg))
+    return float(threshold(entropy(s), len(s), cfg))
 
 
 # -- the threshold: golden values ---------------------------------------------------------------------
@@ -105,7 +114,7 @@ def test_p_stays_a_distribution_through_rounds_joins_and_leaves(data: st.DataObj
     p, here = near.double() / near.sum(), near
     for _ in range(data.draw(st.integers(1, 15))):
         now = near & torch.tensor(data.draw(st.lists(st.booleans(), min_size=m, max_size=m)))
-        p, here = renewed(p, here, now), now
+        p, here = after_churn(p, here, now), now
         assert (p >= 0).all() and (p[~here] == 0).all()
         assert float(p.sum()) == pytest.approx(1.0 if here.any() else 0.0, abs=1e-6)
         present = here.nonzero().flatten()
@@ -124,8 +133,8 @@ def test_who_joins_gets_the_mean_and_who_leaves_takes_its_own() -> None:
     mask = torch.tensor
     p = mask([0.0, 0.6, 0.3, 0.1, 0.0], dtype=torch.float64)
     before, here = mask([False, True, True, True, False]), mask([False, True, True, False, True])
-    assert torch.allclose(renewed(p, before, here), mask([0.0, 0.6, 0.3, 0.0, 0.45], dtype=torch.float64) / 1.35)
-    assert torch.equal(renewed(p, before, before), p)
+    assert torch.allclose(after_churn(p, before, here), mask([0.0, 0.6, 0.3, 0.0, 0.45], dtype=torch.float64) / 1.35)
+    assert torch.equal(after_churn(p, before, before), p)
 
 
 # -- weights: (14)-(16) -----------------------------------------------------------------------------------
@@ -147,7 +156,7 @@ def test_boltzmann_weights_at_the_edges() -> None:
 
 def test_the_loss_before_training_weighs_nine_tenths() -> None:
     peer = Toy(AFIND_PLUS, 2).party(0)
-    assert float(peer.smoothed(torch.tensor(2.0), torch.tensor(1.0))) == pytest.approx(0.1 * 2 + 0.9 * 1)
+    assert float(smoothed(torch.tensor(2.0), torch.tensor(1.0), peer.cfg.gamma)) == pytest.approx(0.1 * 2 + 0.9 * 1)
 
 
 # -- one round against plain PyTorch ------------------------------------------------------------------------
@@ -189,7 +198,7 @@ def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> 
         f = peer.friends
         coreset = [j for j in range(n) if j != i and f["p"][j] >= f["theta"]]
         coreset = coreset or [int(torch.where(f["near"], f["p"], -1.0).argmax())]
-        body = {k: v.clone() for k, v in peer.shared().items()}
+        body = {k: v.clone() for k, v in steps.shared_weights(peer).items()}
         work = {j: plain_work(peers[j], body, 1) for j in [i, *coreset]}
         smooth = torch.stack([0.1 * after + 0.9 * before for _, before, after, _ in work.values()])
         shares = torch.softmax(-smooth, 0) if aggregation == "boltzmann" else torch.full((len(work),), 1 / len(work))
@@ -212,8 +221,8 @@ def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> 
 def test_serving_leaves_a_peer_bit_for_bit_as_it_was_and_begins_from_the_asker_s_body() -> None:
     toy = Toy(AFIND_PLUS, 3, **PLAIN).run(1)
     asker, server = toy.party(0), toy.party(1)
-    body = {k: v.clone() for k, v in asker.shared().items()}
-    assert any(not torch.equal(v, server.shared()[k]) for k, v in body.items())
+    body = {k: v.clone() for k, v in steps.shared_weights(asker).items()}
+    assert any(not torch.equal(v, steps.shared_weights(server)[k]) for k, v in body.items())
     before = state_sha256([("1", server.state())])
     answer = server.serve(t=1, asked={"weights": body}, by=torch.tensor(0))
     assert state_sha256([("1", server.state())]) == before
@@ -228,10 +237,10 @@ def test_a_cheap_round_mixes_what_each_trained_from_its_own_body() -> None:
     n = 3
     toy = Toy(AFIND_PLUS, n, **PLAIN, mode="cheap", tau=1e-9).run(1)  # everybody is asked
     peers = [copy.deepcopy(toy.party(i)) for i in range(n)]
-    own = [plain_work(p, dict(p.shared()), 1) for p in peers]
+    own = [plain_work(p, dict(steps.shared_weights(p)), 1) for p in peers]
     toy.run(1, start=1)
     for i, peer in enumerate(peers):
-        body = {k: v.clone() for k, v in peer.shared().items()}
+        body = {k: v.clone() for k, v in steps.shared_weights(peer).items()}
         order = [i, *(j for j in range(n) if j != i)]
         smooth = torch.stack([0.1 * own[j][2] + 0.9 * plain_work(peers[j], body, 1)[1] for j in order])
         shares = torch.softmax(-smooth, 0)
@@ -292,7 +301,7 @@ def test_after_the_first_round_the_coreset_is_exactly_the_group(mode: str, thres
 def test_peers_of_a_group_are_always_more_alike_than_others() -> None:
     planted = Planted(0)
     peers = [planted.engine._parties[i] for i in range(20)]  # type: ignore[attr-defined]
-    phis = torch.stack([peer.proxy(0)[0] for peer in peers])
+    phis = torch.stack([proxy(peer, 0)[0] for peer in peers])
     cos = torch.stack([cosine(phis, phi) for phi in phis])
     same = torch.tensor([[i // 4 == j // 4 for j in range(20)] for i in range(20)])
     different = cos[~same].max()
@@ -340,13 +349,13 @@ def test_the_coordinator_learns_who_asks_whom_and_nothing_else_and_no_head_ever_
 
 def test_trainings_are_one_for_each_peer_and_one_for_each_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     done = [0]
-    train = Learner.local_update
+    train = steps.local_sgd
 
-    def counted(self: Any, t: int) -> None:
+    def counted(party: Any, t: int) -> None:
         done[0] += 1
-        train(self, t)
+        train(party, t)
 
-    monkeypatch.setattr(Learner, "local_update", counted)
+    monkeypatch.setattr(steps, "local_sgd", counted)
     n, toy = 5, Toy(AFIND_PLUS, 5, **PLAIN)
     for t in range(4):
         done[0] = 0
@@ -363,7 +372,7 @@ def test_bytes_of_a_pair_are_two_bodies_and_a_proxy() -> None:
     for mode, losses in (("faithful", 1), ("cheap", 2)):
         toy = Toy(AFIND_PLUS, 3, **PLAIN, mode=mode).run(1)
         peer = toy.party(0)
-        body = sum(v.numel() for v in peer.shared().values())
+        body = sum(v.numel() for v in steps.shared_weights(peer).values())
         phi = sum(peer.params[k].numel() for k in proxy_names(peer.params))
         assert toy.fed.ledger.pairs["peer-0", "peer-1"][1] == 4 * (2 * body + phi + losses)
 
@@ -446,8 +455,8 @@ def test_other_numbers_for_the_peers_change_nothing() -> None:
 
 def test_noise_on_the_proxy_is_clipped_sized_and_accounted_for() -> None:
     peer = Toy(AFIND_PLUS, 3, **PLAIN, dp={"target": "phi", "sigma": 2.0, "clip": 0.01}).party(1)
-    asked = {"weights": {k: v.clone() for k, v in peer.shared().items()}}
-    clean, _ = peer.proxy(0)
+    asked = {"weights": {k: v.clone() for k, v in steps.shared_weights(peer).items()}}
+    clean, _ = proxy(peer, 0)
     assert float(clean.norm()) <= 0.01 + 1e-6
     noise = torch.cat([peer.probe(t=0, asked=asked, by=torch.tensor(i))["phi"] - clean for i in range(40)])
     rows_ = min(30, len(peer.data))
@@ -458,7 +467,7 @@ def test_noise_on_the_proxy_is_clipped_sized_and_accounted_for() -> None:
 
 def test_noise_on_the_update_is_added_to_a_clipped_change() -> None:
     quiet = Toy(AFIND_PLUS, 3, **PLAIN, dp={"target": "update", "sigma": 1e-9, "clip": 0.05}).party(1)
-    body = {k: v.clone() for k, v in quiet.shared().items()}
+    body = {k: v.clone() for k, v in steps.shared_weights(quiet).items()}
     answer = quiet.serve(t=0, asked={"weights": body}, by=torch.tensor(0))
     change = torch.cat([(v - body[k]).flatten() for k, v in answer["weights"].items()])
     assert float(change.norm()) == pytest.approx(0.05, rel=1e-3)
@@ -476,7 +485,7 @@ def test_noise_on_the_update_is_added_to_a_clipped_change() -> None:
 def test_afind_is_afind_plus_with_equal_weights_and_the_host_without_a_head_shares_all() -> None:
     assert find("afind").configure().aggregation == "uniform"
     toy = Toy(find("fedavg-ft-afind"), 3, **PLAIN).run(1)
-    assert set(toy.party(0).shared()) == set(toy.party(0).params)
+    assert set(steps.shared_weights(toy.party(0))) == set(toy.party(0).params)
 
 
 def test_a_network_without_a_layer_before_its_head_is_refused() -> None:

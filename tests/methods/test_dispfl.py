@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.methods import find
 from fedloom.methods.peer.dispfl import (
-    Config,
+    DisPFLConfig,
     bits_of,
     erk,
     intersection_mean,
@@ -93,7 +93,7 @@ def test_masks_begin_random_each_its_own_and_of_the_same_size() -> None:
 
 
 def test_the_share_renewed_falls_as_a_cosine_and_then_stays_0() -> None:
-    cfg = Config(anneal=0.4, anneal_rounds=10)
+    cfg = DisPFLConfig(anneal=0.4, anneal_rounds=10)
     assert [renewal(t, cfg) for t in (0, 5, 10, 11, 99)] == pytest.approx([0.4, 0.2, 0.0, 0.0, 0.0])
     assert renewal(10, cfg) == renewal(99, cfg) == 0
 
@@ -227,7 +227,7 @@ def test_what_is_outside_of_the_mask_is_exactly_0_always(name: str, personal_hea
             assert {k: int(m.sum()) for k, m in peer.mask.items()} == counts
             assert all((peer.params[k][~m] == 0).all() for k, m in peer.mask.items())
             before = {k: v.clone() for k, v in peer.params.items()}
-            peer.fine_tune()
+            peer.prepare(way="tuned", handout={})
             peer.update(t=t + 1)
             assert all((peer.params[k][~m] == 0).all() for k, m in peer.mask.items())
             assert all(not torch.equal(peer.params[k], v) for k, v in before.items())

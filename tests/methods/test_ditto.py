@@ -13,9 +13,9 @@ from torch.nn import functional as F
 
 from fedloom.core.context import Rows, Site
 from fedloom.core.evaluation import predictions
-from fedloom.methods import find
-from fedloom.methods.learner import Learner, LearnerConfig
+from fedloom.methods import find, steps
 from fedloom.methods.peer.ditto import PERSONAL
+from fedloom.methods.peer.gossip import GossipConfig, GossipPeer
 from tests.toy import Toy, common, equal, rows, sites
 
 DITTO, GOSSIP = find("ditto"), find("gossip")
@@ -55,7 +55,7 @@ def test_the_personal_gradient_is_that_of_the_loss_plus_lam_times_the_distance()
     peer.params = {k: x + 0.1 * torch.randn(x.shape, generator=noise, dtype=x.dtype) for k, x in w.items()}
     x, y = peer.some(0, size=ROWS)
     assert x.dtype == torch.float64
-    value, found = peer.gradient(lambda x, y: peer.loss(x, y) + peer.pull(w), x, y)
+    value, found = peer.gradient(peer.proximal_loss, w, x, y)
     plain = gradient_by_hand(copied(peer.params), x, y)
     apart = sum(float((v - w[k]).square().sum()) for k, v in peer.params.items())
     assert float(value) == pytest.approx(float(by_hand(copied(peer.params), x, y)) + 0.35 * apart, rel=1e-12)
@@ -94,10 +94,9 @@ def test_the_shared_model_is_gossip_s_to_the_bit(personal_head: bool) -> None:
 def test_without_a_pull_the_personal_model_is_local_training_from_its_own_start() -> None:
     toy = Toy(DITTO, 3, lam=0.0, personal_epochs=2, batch_size=8).run(3)
     for i, place in enumerate(toy.places):
-        alone: Learner[LearnerConfig] = Learner(LearnerConfig(batch_size=8), place)
+        alone = GossipPeer(GossipConfig(batch_size=8), place)
         for t in range(3):
-            alone.rest()
-            alone.passes(range(PERSONAL + 2 * t, PERSONAL + 2 * t + 2), None)
+            steps.sgd_epochs(alone, [(PERSONAL + 2 * t, None), (PERSONAL + 2 * t + 1, None)])
         assert equal(copied(alone.params), copied(toy.party(i).personal["params"]))
 
 

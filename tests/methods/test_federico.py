@@ -137,7 +137,7 @@ def test_a_model_that_has_diverged_gets_nothing() -> None:
     losses = party.losses([body, *broken])
     assert losses.isfinite().all() and (losses[3] == WORST).all()
     assert losses.max() == WORST and losses[0].max() < WORST and (losses[1:3] == WORST).any(1).all()
-    party.reckon([0, 1, 2], losses[[0, 3, 0]])
+    party.update_mixture([0, 1, 2], losses[[0, 3, 0]])
     assert party.mixture["log_pi"][1].exp() < 1e-12
     assert math.isclose(pi(toy)[0].sum(), 1)
 
@@ -152,7 +152,7 @@ def test_rows_are_weighted_in_training() -> None:
     n = len(party.data)
     weights = torch.rand(n, generator=torch.Generator().manual_seed(0)) * 2
     party.mixture = {**party.mixture, "weights": weights / weights.mean()}
-    party.local_update(0)
+    party.update(t=0)
     x, y = party.data.every, party.data.labels[party.data.index]
     for part, passes in ((net.head, [0]), (net.body, [1, 2])):
         momentum = {k: torch.zeros_like(p) for k, p in part.named_parameters()}

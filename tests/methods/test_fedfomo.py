@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.methods import find
+from fedloom.methods import find, steps
 from fedloom.methods.peer.fedfomo import first_order, normalised
 from tests.toy import Toy, common, equal, rows, sites
 
@@ -60,11 +60,11 @@ def judged(peer: Any, body: dict[str, Tensor], head: dict[str, Tensor]) -> float
 def test_a_round_is_the_formula_written_out(personal_head: bool) -> None:
     n = 4
     toy = Toy(FEDFOMO, n, **SMALL, lr=0.05, neighbours=None, personal_head=personal_head).run(2)
-    start = [{k: v.clone() for k, v in toy.party(i).shared().items()} for i in range(n)]
+    start = [{k: v.clone() for k, v in steps.shared_weights(toy.party(i)).items()} for i in range(n)]
     peers = [twin(toy, i) for i in range(n)]
     for peer in peers:
         peer.update(t=2)
-    trained = [{k: v.clone() for k, v in p.shared().items()} for p in peers]
+    trained = [{k: v.clone() for k, v in steps.shared_weights(p).items()} for p in peers]
     toy.run(1, start=2)
     mixing = toy.engine.notes()
     for i, peer in enumerate(peers):
@@ -117,9 +117,9 @@ def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
     peers = [Toy(FEDFOMO, places=p, **SMALL).party(0) for p in (places, poisoned)]
     for peer in peers:
         peer.update(t=0)
-        peer.fine_tune()
+        peer.prepare(way="tuned", handout={})
     assert equal(*(dict(p.params) for p in peers))
-    assert peers[0].judged(peers[0].shared()) != peers[1].judged(peers[1].shared())
+    assert peers[0].judged(steps.shared_weights(peers[0])) != peers[1].judged(steps.shared_weights(peers[1]))
 
 
 def test_with_nobody_to_ask_it_is_alone_on_the_training_share() -> None:

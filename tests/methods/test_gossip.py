@@ -16,6 +16,7 @@ from fedloom import methods
 from fedloom.cli import main
 from fedloom.core.errors import ModelError
 from fedloom.core.faults import Faults
+from fedloom.methods import steps
 from tests.toy import Toy, common, equal
 
 GOSSIP, ALONE = (methods.find(n) for n in ("gossip", "alone"))
@@ -30,7 +31,7 @@ def trained(toy: Toy, t: int) -> list[dict[str, Tensor]]:
     for i in toy.engine.ids:
         party = toy.party(i)
         with party.scratch():
-            party.local_update(t)
+            steps.local_sgd(party, t)
             found.append({k: v.clone() for k, v in party.params.items()})
     return found
 
@@ -94,7 +95,7 @@ def test_alone_is_own_training_and_no_message() -> None:
     for t in range(3):
         toy.run(1, start=t)
         for i in twins.engine.ids:
-            twins.party(i).local_update(t)
+            steps.local_sgd(twins.party(i), t)
     assert equal(toy.tensors(), twins.tensors())
     assert not [pair for pair in toy.fed.ledger.pairs if not any("server" in name for name in pair)]
     assert all(e.bytes == 0 and e.what in ("t int", "none") for e in toy.fed.ledger)  # the calls to begin

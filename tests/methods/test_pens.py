@@ -10,7 +10,7 @@ import torch
 
 from fedloom import methods
 from fedloom.core.faults import Faults
-from fedloom.methods.peer.pens import Peer, lowest
+from fedloom.methods.peer.pens import PensPeer, lowest
 from tests.methods.groups import accuracy, asked, mates, planted, row_losses, told, weights_of
 from tests.toy import Toy, equal
 
@@ -25,7 +25,7 @@ def friends(toy: Toy) -> list[set[int]]:
 def befriend(toy: Toy, whom: dict[int, list[int]]) -> None:
     """Make friends by hand."""
     for i, others in whom.items():
-        party: Peer = toy.party(i)
+        party: PensPeer = toy.party(i)
         taken = torch.zeros_like(party.counts["taken"])
         taken[others] = 1
         party.counts = {"taken": taken, "expected": torch.zeros_like(taken)}

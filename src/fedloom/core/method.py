@@ -96,8 +96,9 @@ class MethodConfig(BaseModel):
 
     @property
     def keeps_batch_statistics(self) -> bool:
-        """Whether each client predicts with BatchNorm statistics of its own, so that one that never trains has none."""
-        return False
+        """Whether each client predicts with BatchNorm statistics of its own, as a setting `batchnorm` may say. A client
+        that never trains then has none."""
+        return getattr(self, "batchnorm", "") == "own"
 
     def participants(self, clients: int) -> int:
         """How many of the clients take part in a round: all, or a setting `clients_per_round`."""

@@ -338,7 +338,7 @@ class Session:
 
 def _role(server: Party[Any] | None) -> str:
     """In whose place the round runs."""
-    return type(server).__name__.lower() if server else "coordinator"
+    return (server.ROLE or type(server).__name__.lower()) if server else "coordinator"
 
 
 def _weighs(note: Note, parties: int) -> bool:

@@ -51,11 +51,6 @@ class AdapterConfig(MethodConfig):
         """After each number of steps."""
         return tuple(map(after, self.adapt_steps))
 
-    @property
-    def keeps_batch_statistics(self) -> bool:
-        """With `batchnorm` "own"."""
-        return self.batchnorm == "own"
-
     def steps_of(self, way: str) -> int:
         """How many steps a way of evaluation has."""
         return next((n for n in self.adapt_steps if after(n) == way), 0)

@@ -138,9 +138,9 @@ def shared_weights(party: Party[Any]) -> dict[str, Tensor]:
     return {k: party.params[k] for k in shared_names(party.params, party.cfg.personal_head)}
 
 
-def shared_template(fed: Federation, personal_head: bool) -> dict[str, Template]:
-    """Template of the shared weights in a message."""
-    return {k: floats(*fed.form[k].shape) for k in shared_names(fed.form, personal_head)}
+def weights_template(fed: Federation, personal_head: bool) -> dict[str, Template]:
+    """Template of a message of the shared weights."""
+    return {"weights": {k: floats(*fed.form[k].shape) for k in shared_names(fed.form, personal_head)}}
 
 
 def norm_of(weights: Mapping[str, Tensor]) -> Tensor:

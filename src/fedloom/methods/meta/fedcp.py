@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -41,8 +41,9 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import Shape, Template, Tree
 from fedloom.core.method import Method
 from fedloom.core.optim import SGD
+from fedloom.core.party import Party
+from fedloom.methods import steps
 from fedloom.methods.adapter import Adapter, MetaConfig
-from fedloom.methods.averaging import fedavg
 from fedloom.methods.features import HEAD, Features, linear
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
@@ -186,14 +187,25 @@ class Client(Adapter[Config]):
         return logits(self.params, self.embed(x), context(self.params), self.cfg.tau)
 
 
-class Server(fedavg.Server):
-    """FedAvg's, with the parts that are averaged."""
+class Server(Party[Config]):
+    """The server and the global parts."""
+
+    ROLE = "server"
+    STATE = ("weights",)
 
     def setup(self) -> None:
         """The first extractor, global head and policy."""
         with self.seeded("policy"):
-            params = fedavg.weights_of(Conditional(self.site.build()))
+            params = steps.trainable_weights(Conditional(self.site.build()))
         self.weights = {k: p for k, p in params.items() if not k.startswith(HEAD)}
+
+    def handout(self) -> dict[str, Tree]:
+        """The global parts."""
+        return dict(self.weights)
+
+    def average(self, replies: Mapping[int, Any]) -> None:
+        """The mean, weighted by rows."""
+        self.weights = steps.mean_by_rows(replies)
 
 
 def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:

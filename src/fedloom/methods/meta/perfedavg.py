@@ -19,7 +19,8 @@ Differs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pydantic import Field
 from torch import Tensor
@@ -28,8 +29,9 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import Shape, Template, Tree
 from fedloom.core.method import Method
 from fedloom.core.optim import SGD
+from fedloom.core.party import Party
+from fedloom.methods import steps
 from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
-from fedloom.methods.averaging import fedavg
 
 
 class Config(MetaConfig):
@@ -69,12 +71,23 @@ class Client(Adapter[Config]):
         return {"weights": theta, "rows": self.row_count}
 
 
-class Server(fedavg.Server):
-    """FedAvg's, which shares all weights."""
+class Server(Party[Config]):
+    """The server and its global weights."""
+
+    ROLE = "server"
+    STATE = ("weights",)
 
     def setup(self) -> None:
-        """The weights that all begin with."""
-        self.weights = fedavg.weights_of(self.site.build())
+        """The initial weights."""
+        self.weights = steps.trainable_weights(self.site.build())
+
+    def handout(self) -> dict[str, Tree]:
+        """The global weights."""
+        return dict(self.weights)
+
+    def average(self, replies: Mapping[int, Any]) -> None:
+        """Line 10: the mean, weighted by rows."""
+        self.weights = steps.mean_by_rows(replies)
 
 
 def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:

@@ -31,24 +31,30 @@ Differs:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, Literal, final
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.federation import Federation
 from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
 from fedloom.core.method import Method
-from fedloom.methods.learner import shared_names
-from fedloom.methods.peer.afind import Chooser, Host, found
+from fedloom.core.party import Party
+from fedloom.methods import steps
+from fedloom.methods.peer import selection
 
 
-class Config(Host):
-    """The local training is `LearnerConfig`'s, the choice of neighbours AFIND+'s."""
+class DisPFLConfig(selection.SelectionConfig):
+    """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
+    friends: Literal["random", "afind"] = "random"
+    """Who is asked."""
+    neighbours: int | None = Field(10, ge=0)
+    """Random neighbours that a peer asks in a round; None for all."""
     density: float = Field(0.5, gt=0, le=1)
     """Share of the entries of the shared matrices and kernels that a mask has."""
     anneal: float = Field(0.5, ge=0, le=1)
@@ -56,18 +62,23 @@ class Config(Host):
     anneal_rounds: int = Field(500, ge=1)
     """Round from which masks stay as they are: the rounds of the run, in the paper."""
 
+    _possible = model_validator(mode="after")(selection.refuse_update_noise)
 
-class Peer(Chooser[Config]):
+
+@final
+class DisPFLPeer(Party[DisPFLConfig]):
     """A peer, its sparse model, and its mask."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*Chooser.STATE, "mask")
-    CALLS = (*Chooser.CALLS, "update", "mix")
-    TO_PEERS: ClassVar[tuple[str, ...]] = (*Chooser.TO_PEERS, "give")
+    ROLE = "peer"
+    STATE = ("params", "buffers", "opt", "friends", "heard", "mask")
+    CALLS = ("choose", "reckon", "update", "mix")
+    TO_PEERS = ("request", "probe", "give")
 
     def setup(self) -> None:
-        """A random mask, and the common weights under it."""
-        self.start()
-        self.befriend()
+        """A random mask, and the initial weights under it."""
+        steps.init_network(self)
+        self.friends = selection.init_friends(self)
+        self.heard: dict[str, Any] = {"t": -1}
         rng = self.stream("mask")
         mask = {}
         for name, count in kept_counts(self.params, self.cfg).items():
@@ -75,44 +86,62 @@ class Peer(Chooser[Config]):
             chosen[torch.from_numpy(rng.permutation(len(chosen))[:count])] = True
             mask[name] = chosen.view(self.params[name].shape).to(self.site.device)
         self.mask: dict[str, Tensor] = mask
-        self.adopt({k: self.params[k] * m for k, m in mask.items()})
+        self.apply_mask()
+
+    def apply_mask(self) -> None:
+        """Set the weights outside of the mask to 0."""
+        steps.set_weights(self, {k: self.params[k] * m for k, m in self.mask.items()})
+
+    def train_masked(self, epochs: Iterable[steps.Epoch]) -> None:
+        """SGD as in `steps.sgd_epochs`, where entries outside of the mask stay 0."""
+        steps.reset_optimizer(self)
+        masks = {k: self.mask.get(k, torch.ones_like(w, dtype=torch.bool)) for k, w in self.params.items()}
+        for n, names in epochs:
+            batches = self.epochs(n, size=self.cfg.batch_size)
+            self.train(partial(steps.cross_entropy, self), batches, only={k: masks[k] for k in names or masks})
+
+    def choose(self, *, here: Tensor, open: bool) -> Tensor:
+        """AFIND+, lines 3-5: its coreset as a mask (m,)."""
+        self.friends, chosen = selection.choose(self, self.friends, here, open=open)
+        return chosen
+
+    def request(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights, to be probed at."""
+        return {"weights": steps.shared_weights(self)}
+
+    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
+        """AFIND+, lines 7, 11: φ and the loss at the asker's weights."""
+        self.friends, reply = selection.probe(self, self.friends, t, asked, by)
+        return reply
+
+    def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
+        """AFIND+, line 14: new p and θ from the φ of the neighbours that answered."""
+        self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def update(self, *, t: int) -> None:
-        """Train on own rows, within the mask."""
-        self.local_update(t)
-
-    def passes(self, numbers: range, only: Sequence[str] | None) -> None:
-        """As every learner's, but entries outside of the mask stay 0."""
-        names = self.params if only is None else only
-        moving = {k: self.mask.get(k, torch.ones_like(self.params[k], dtype=torch.bool)) for k in names}
-        for n in numbers:
-            self.train(self.loss, self.epochs(n, size=self.cfg.batch_size), only=moving)
+        """Local training within the mask."""
+        self.train_masked(steps.local_epochs(self, t))
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own weights within the mask, and the mask; where AFIND+ weighs, with their loss."""
-        loss = {"loss": self.own_loss(t)} if self.cfg.friends == "afind" else {}
-        return {**packed(self.shared(), self.mask), **loss}
+        """The own weights within the mask, and the mask; with their loss where AFIND+ weighs models."""
+        loss = {"loss": selection.probe_loss(self, t)} if self.cfg.friends == "afind" else {}
+        return {**packed(steps.shared_weights(self), self.mask), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Renew the mask, and average under it the own weights and those of the neighbours that answered."""
-        models, masks = {self.site.id: self.shared()}, {self.site.id: self.mask}
+        models, masks = {self.site.id: steps.shared_weights(self)}, {self.site.id: self.mask}
         for j, reply in inbox.items():
             with_values = unpacked(reply, self.mask)
             if with_values is not None:
                 models[int(j)], masks[int(j)] = with_values
         known = {j: reply for j, reply in inbox.items() if int(j) in models}
-        shares = self.shares(t, known) if self.cfg.friends == "afind" else dict.fromkeys(models, 1.0)
+        afind = self.cfg.friends == "afind"
+        shares = selection.mixing_shares(self, self.heard, t, known) if afind else dict.fromkeys(models, 1.0)
         self.renew(t)
         mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
-        self.adopt({k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
-        self.note_mixing({j: share / sum(shares.values()) for j, share in shares.items()})
+        steps.set_weights(self, {k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
+        steps.note_mixing(self, {j: share / sum(shares.values()) for j, share in shares.items()})
         self.heard = {"t": -1}
-
-    def adapt(self, steps: int) -> None:
-        """Steps of adaptation that leave what is not in the mask at 0."""
-        for _ in range(steps):
-            super().adapt(1)
-            self.adopt({k: self.params[k] * m for k, m in self.mask.items()})
 
     def renew(self, t: int) -> None:
         """Prune the smallest weights of each layer, and grow as many where the gradient is largest."""
@@ -121,11 +150,23 @@ class Peer(Chooser[Config]):
             return
         with self.scratch():
             x, y = self.some(t, size=self.cfg.batch_size)
-            _, gradient = self.gradient(self.loss, x, y, of=names)
+            _, gradient = self.gradient(partial(steps.cross_entropy, self), x, y, of=names)
         mask = {k: renewed_mask(m, self.params[k], gradient[k], rate) for k, m in self.mask.items()}
         changed = sum((mask[k] != m).sum() for k, m in self.mask.items())
         self.note("mask entries renewed", changed / 2)
         self.mask = mask
+
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune within the mask."""
+        for _ in range(steps.steps_of(self.cfg, way)):
+            steps.adapt(self, 1)
+            self.apply_mask()
+        if way == steps.TUNED:
+            self.train_masked(steps.tuning_epochs(self))
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
 
 
 # -- masks ----------------------------------------------------------------------------------------------
@@ -147,13 +188,13 @@ def erk(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]
     return {k: scale * raw[k] if k in sparse else 1.0 for k in shapes}
 
 
-def kept_counts(params: Mapping[str, Tensor], cfg: Config) -> dict[str, int]:
+def kept_counts(params: Mapping[str, Tensor], cfg: DisPFLConfig) -> dict[str, int]:
     """How many entries a mask has, for each matrix and kernel that is shared: the same at all peers, for ever."""
-    shapes = {k: tuple(params[k].shape) for k in shared_names(params, cfg) if params[k].dim() > 1}
+    shapes = {k: tuple(params[k].shape) for k in steps.shared_names(params, cfg.personal_head) if params[k].dim() > 1}
     return {k: max(1, int(d * math.prod(shapes[k]) + 0.5)) for k, d in erk(shapes, cfg.density).items()}
 
 
-def renewal(t: int, cfg: Config) -> float:
+def renewal(t: int, cfg: DisPFLConfig) -> float:
     """α_t: which share of a mask is renewed in round t."""
     return cfg.anneal / 2 * (1 + math.cos(math.pi * min(t, cfg.anneal_rounds) / cfg.anneal_rounds))
 
@@ -228,10 +269,10 @@ def _places(like: Tensor) -> Tensor:
     return torch.arange(7, -1, -1, dtype=torch.uint8, device=like.device)
 
 
-def message_like(fed: Federation, cfg: Config) -> dict[str, Template]:
+def message_template(fed: Federation, cfg: DisPFLConfig) -> dict[str, Template]:
     """Template of an answer."""
     counts = kept_counts(fed.form, cfg)
-    shared = shared_names(fed.form, cfg)
+    shared = steps.shared_names(fed.form, cfg.personal_head)
     return {
         "values": floats(sum(counts.values())),
         "mask": {k: Shape("uint8", -(-fed.form[k].numel() // 8)) for k in counts},
@@ -243,12 +284,12 @@ def message_like(fed: Federation, cfg: Config) -> dict[str, Template]:
 # -- the round ------------------------------------------------------------------------------------------
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: DisPFLConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = found(fed, peers, cfg, t)
+    links = selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
-    fed.exchange(links, answer="give", take="mix", shared=now, expect=message_like(fed, cfg))
+    fed.exchange(links, answer="give", take="mix", shared=now, expect=message_template(fed, cfg))
     yield "round"
 
 
@@ -258,9 +299,9 @@ DISPFL = Method(
     paper="R. Dai et al.: DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized "
     "Sparse Training, ICML 2022",
     family="peer",
-    config=Config,
+    config=DisPFLConfig,
     round=round,
-    client=Peer,
+    client=DisPFLPeer,
     needs=("one network",),
 )
 

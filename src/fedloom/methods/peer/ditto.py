@@ -26,42 +26,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, Literal, final
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.federation import Federation
 from fedloom.core.message import Template, Tree, floats
 from fedloom.core.method import Method
-from fedloom.methods.learner import TUNED, weights_like
-from fedloom.methods.peer.afind import Chooser, Host, found
+from fedloom.core.party import Party
+from fedloom.methods import steps
+from fedloom.methods.peer import selection
 
 PERSONAL = 2**31
-"""In place of a pass's number, counted up: the shuffles of personal training are those of no other pass."""
+"""Epoch number that personal training counts up from, so that it shares no shuffle with other training."""
 
 
-class Config(Host):
-    """The local training is `LearnerConfig`'s, the choice of neighbours AFIND+'s."""
+class DittoConfig(selection.SelectionConfig):
+    """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
+    friends: Literal["random", "afind"] = "random"
+    """Who is asked."""
+    neighbours: int | None = Field(10, ge=0)
+    """Random neighbours that a peer asks in a round; None for all."""
     lam: float = Field(1.0, ge=0)
     """λ: how strongly the personal model is pulled towards the shared one."""
     personal_epochs: int = Field(1, ge=1)
     """Passes over the own rows in a round that train the personal model."""
 
+    _possible = model_validator(mode="after")(selection.refuse_update_noise)
 
-class Peer(Chooser[Config]):
+
+@final
+class DittoPeer(Party[DittoConfig]):
     """A peer with two models; its network is the shared one, `personal` the other's parameters and buffers."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*Chooser.STATE, "personal")
-    CALLS = (*Chooser.CALLS, "update", "mix")
-    TO_PEERS: ClassVar[tuple[str, ...]] = (*Chooser.TO_PEERS, "give")
+    ROLE = "peer"
+    STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
+    CALLS = ("choose", "reckon", "update", "mix")
+    TO_PEERS = ("request", "probe", "give")
 
     def setup(self) -> None:
-        """Both models begin as the common one."""
-        self.start()
-        self.befriend()
+        """Both models start as the initial network."""
+        steps.init_network(self)
+        self.friends = selection.init_friends(self)
+        self.heard: dict[str, Any] = {"t": -1}
         self.personal: dict[str, dict[str, Tensor]] = self.snapshot()
 
     def snapshot(self) -> dict[str, dict[str, Tensor]]:
@@ -69,57 +80,81 @@ class Peer(Chooser[Config]):
         parts = {"params": self.params, "buffers": self.buffers}
         return {part: {k: v.detach().clone() for k, v in values.items()} for part, values in parts.items()}
 
+    def choose(self, *, here: Tensor, open: bool) -> Tensor:
+        """AFIND+, lines 3-5: its coreset as a mask (m,)."""
+        self.friends, chosen = selection.choose(self, self.friends, here, open=open)
+        return chosen
+
+    def request(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights, to be probed at."""
+        return {"weights": steps.shared_weights(self)}
+
+    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
+        """AFIND+, lines 7, 11: φ and the loss at the asker's weights."""
+        self.friends, reply = selection.probe(self, self.friends, t, asked, by)
+        return reply
+
+    def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
+        """AFIND+, line 14: new p and θ from the φ of the neighbours that answered."""
+        self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
+
     def update(self, *, t: int) -> None:
         """Train the personal model against the shared one as it came, then the shared one."""
         self.personalise(t)
-        self.local_update(t)
+        steps.local_sgd(self, t)
 
     def personalise(self, t: int) -> None:
-        """`personal_epochs` passes on F_i(v) + λ/2 |v - w_i|²; the network stays what it is."""
-        passes, shared = self.cfg.personal_epochs, self.snapshot()["params"]
+        """`personal_epochs` epochs on F_i(v) + λ/2 |v - w_i|², on a scratch copy."""
+        epochs, shared = self.cfg.personal_epochs, self.snapshot()["params"]
         with self.scratch():
-            self.wear()
-            self.rest()
-            for n in range(PERSONAL + t * passes, PERSONAL + (t + 1) * passes):
-                batches = self.epochs(n, size=self.cfg.batch_size)
-                self.train(lambda x, y: self.loss(x, y) + self.pull(shared), batches)
+            self.load_personal()
+            steps.reset_optimizer(self)
+            for n in range(PERSONAL + t * epochs, PERSONAL + (t + 1) * epochs):
+                self.train(partial(self.proximal_loss, shared), self.epochs(n, size=self.cfg.batch_size))
             self.personal = self.snapshot()
         apart = [(v - shared[k]).norm() for k, v in self.personal["params"].items()]
         self.note("distance of the personal model", torch.stack(apart).norm())
 
-    def pull(self, shared: Mapping[str, Tensor]) -> Tensor:
-        """λ/2 |v - w|² () of the network's weights v."""
-        return self.cfg.lam / 2 * torch.stack([(v - shared[k]).square().sum() for k, v in self.live.items()]).sum()
+    def proximal_loss(self, shared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """F_i(v) + λ/2 |v - w|² () on x (B, ...), y (B,), at the network's weights v."""
+        distance = torch.stack([(v - shared[k]).square().sum() for k, v in self.live.items()]).sum()
+        return steps.cross_entropy(self, x, y) + self.cfg.lam / 2 * distance
 
-    def wear(self) -> None:
-        """Put the personal model into the network."""
+    def load_personal(self) -> None:
+        """Load the personal model into the network."""
         self.params, self.buffers = self.personal["params"], self.personal["buffers"]
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, to whoever asks; where AFIND+ weighs, with their loss."""
-        loss = {"loss": self.own_loss(t)} if self.cfg.friends == "afind" else {}
-        return {"weights": self.shared(), **loss}
+        """The own shared weights, with their loss where AFIND+ weighs models."""
+        loss = {"loss": selection.probe_loss(self, t)} if self.cfg.friends == "afind" else {}
+        return {"weights": steps.shared_weights(self), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own shared weights and those of the neighbours that answered."""
-        models = self.models(inbox)
+        models = steps.models_of(self, inbox)
         afind = self.cfg.friends == "afind"
-        self.average(models, self.shares(t, inbox) if afind else dict.fromkeys(models, 1.0))
+        shares = selection.mixing_shares(self, self.heard, t, inbox) if afind else dict.fromkeys(models, 1.0)
+        steps.average(self, models, shares)
         self.heard = {"t": -1}
 
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
         """The personal model is what is evaluated."""
-        self.wear()
-        if way == TUNED:
-            self.fine_tune()
+        self.load_personal()
+        if way == steps.TUNED:
+            steps.fine_tune(self)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = found(fed, peers, cfg, t)
+    links = selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
-    answer: Template = {"weights": weights_like(fed, cfg), **({"loss": floats()} if cfg.friends == "afind" else {})}
+    loss = {"loss": floats()} if cfg.friends == "afind" else {}
+    answer: Template = {**steps.weights_template(fed, cfg.personal_head), **loss}
     fed.exchange(links, answer="give", take="mix", shared=now, expect=answer)
     yield "round"
 
@@ -129,9 +164,9 @@ DITTO = Method(
     title="A personal model near a shared one, which random neighbours average",
     paper="T. Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
     family="peer",
-    config=Config,
+    config=DittoConfig,
     round=round,
-    client=Peer,
+    client=DittoPeer,
     needs=("one network",),
 )
 

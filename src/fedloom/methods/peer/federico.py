@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -46,14 +46,15 @@ from fedloom.core.context import epoch_plan
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.method import Method
-from fedloom.methods.learner import TUNING, Learner, LearnerConfig, weights_like
+from fedloom.core.party import Party
+from fedloom.methods import steps
 
 WORST = 100.0
 """Losses above it, and NaN, count as this: it leaves no share already, and a model that mends can come back."""
 
 
-class Config(LearnerConfig):
-    """The local training is `LearnerConfig`'s, but for the weights of rows."""
+class FedericoConfig(steps.LocalSGDConfig):
+    """Local training as in `LocalSGDConfig`, with weighted rows."""
 
     neighbours: int | None = Field(10, ge=0)
     """Neighbours that a peer asks in a round (k); None for all."""
@@ -63,20 +64,22 @@ class Config(LearnerConfig):
     """Weight of a row's old loss, where there is one; the new one has the rest."""
 
 
-class Peer(Learner[Config]):
+@final
+class FedericoPeer(Party[FedericoConfig]):
     """A peer, its model, and its mixture.
 
     Its state `mixture`, with m parties and n own rows: ln π (m,), as π itself could become 0 for ever; whose loss is
     known (m,); the losses (m, n); and the weights of the rows (n,), whose mean is 1.
     """
 
+    ROLE = "peer"
     STATE = ("params", "buffers", "opt", "mixture")
     CALLS = ("update", "choose", "mix")
     TO_PEERS = ("give",)
 
     def setup(self) -> None:
-        """Equal shares for oneself and all neighbours; nothing known; equal weights."""
-        self.start()
+        """The initial network; equal shares of the peer and its neighbours; no known losses; equal row weights."""
+        steps.init_network(self)
         m, n, device = self.site.parties, len(self.data), self.site.device
         log_pi = torch.full((m,), -math.inf, dtype=torch.float64, device=device)
         log_pi[[self.site.id, *self.site.neighbours]] = -math.log(1 + len(self.site.neighbours))
@@ -90,25 +93,17 @@ class Peer(Learner[Config]):
     # -- the own model -----------------------------------------------------------------------------
 
     def update(self, *, t: int) -> None:
-        """Train on own rows, from the own weights."""
-        self.local_update(t)
-
-    def passes(self, numbers: range, only: Sequence[str] | None) -> None:
-        """The passes of any learner, over the same batches, with the loss of each row times its weight."""
+        """Local training, with the loss of each row times its weight."""
         weights = self.mixture["weights"]
-        for n in numbers:
+        steps.reset_optimizer(self)
+        for n, names in steps.local_epochs(self, t):
             plan = epoch_plan(self.stream("batches", n), len(self.data), 1, self.cfg.batch_size)
             for (x, y), w in zip(self.data.batches(plan), weights[plan.to(weights.device)], strict=True):
-                self.minimise(self.weighted_loss, x, y, w, only=only)
+                self.minimise(self.weighted_loss, x, y, w, only=names)
 
     def weighted_loss(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         """Mean () of w (B,) times the cross-entropy on x (B, ...), y (B,)."""
         return (w * F.cross_entropy(self.model(x), y, reduction="none")).mean()
-
-    def fine_tune(self) -> None:
-        """As any learner, all rows alike."""
-        self.rest()
-        super().passes(range(TUNING - self.cfg.finetune_epochs, TUNING), None)
 
     # -- the neighbours ----------------------------------------------------------------------------
 
@@ -123,15 +118,15 @@ class Peer(Learner[Config]):
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own weights, to whoever asks."""
-        return {"weights": self.shared()}
+        return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """New losses, new π, and the mean by π of the own weights and those of the neighbours that answered."""
-        models = self.models(inbox)
+        models = steps.models_of(self, inbox)
         ids = list(models)
-        self.reckon(ids, self.losses(list(models.values())))
+        self.update_mixture(ids, self.losses(list(models.values())))
         shares = torch.softmax(self.mixture["log_pi"][ids], 0)
-        self.average(models, dict(zip(ids, shares.tolist(), strict=True)))
+        steps.average(self, models, dict(zip(ids, shares.tolist(), strict=True)))
         self.note("effective neighbours", 1 / (shares**2).sum())
         self.note("own share of pi", self.mixture["log_pi"][self.site.id].exp())
 
@@ -143,11 +138,11 @@ class Peer(Learner[Config]):
         found: list[Tensor] = []
         for weights in models:
             with self.scratch():
-                self.adopt(weights)
+                steps.set_weights(self, weights)
                 found.append(F.cross_entropy(self.infer(x), y, reduction="none"))
         return torch.nan_to_num(torch.stack(found), nan=WORST).clamp(max=WORST)
 
-    def reckon(self, ids: Sequence[int], losses: Tensor) -> None:
+    def update_mixture(self, ids: Sequence[int], losses: Tensor) -> None:
         """E-step, M-step of π, and the weights of the rows, from the losses (k, n) of the models of `ids`."""
         m = self.mixture
         old, known = m["losses"].clone(), m["known"].clone()
@@ -163,6 +158,14 @@ class Peer(Learner[Config]):
             "losses": old,
             "weights": (weights / weights.mean()).float(),
         }
+
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune."""
+        steps.prepare(self, way, handout)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
 
 
 def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,12 +185,12 @@ def draw(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon:
     return found
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedericoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
     links = fed.asked(peers, "choose", now)
-    fed.exchange(links, answer="give", take="mix", shared=now, expect={"weights": weights_like(fed, cfg)})
+    fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
 
 
@@ -197,9 +200,9 @@ METHODS = (
         title="Peers mix the models that best explain their rows, by expectation and maximisation",
         paper="Y. Sui et al.: Find Your Friends: Personalized Federated Learning with the Right Collaborators, 2022",
         family="peer",
-        config=Config,
+        config=FedericoConfig,
         round=round,
-        client=Peer,
+        client=FedericoPeer,
         needs=("one network",),
     ),
 )

@@ -26,12 +26,13 @@ Differs:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, Literal, final
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -39,12 +40,13 @@ from fedloom.core.context import epoch_plan
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree, weighted_mean
 from fedloom.core.method import Method
-from fedloom.methods.learner import weights_like
-from fedloom.methods.peer.afind import Chooser, Host, found
+from fedloom.core.party import Party
+from fedloom.methods import steps
+from fedloom.methods.peer import selection
 
 
-class Config(Host):
-    """The local training is `LearnerConfig`'s, but for the rows held out."""
+class FedFomoConfig(selection.SelectionConfig):
+    """Local training and AFIND+'s neighbour selection as in `SelectionConfig`; some rows are held out from training."""
 
     friends: Literal["random", "afind"] = "random"
     """Who is asked: by FedFomo's own rule, which is random with probability `epsilon`, or AFIND+'s coreset."""
@@ -55,18 +57,23 @@ class Config(Host):
     validation: float = Field(0.2, gt=0, lt=1)
     """Share of the own rows that is held out from training, to weigh models with."""
 
+    _possible = model_validator(mode="after")(selection.refuse_update_noise)
 
-class Peer(Chooser[Config]):
+
+@final
+class FedFomoPeer(Party[FedFomoConfig]):
     """A peer, its model, how much each neighbour has helped so far (p), and its weights before training (`began`)."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*Chooser.STATE, "helped", "began")
-    CALLS = (*Chooser.CALLS, "pick", "update", "mix")
-    TO_PEERS: ClassVar[tuple[str, ...]] = (*Chooser.TO_PEERS, "give")
+    ROLE = "peer"
+    STATE = ("params", "buffers", "opt", "friends", "heard", "helped", "began")
+    CALLS = ("choose", "reckon", "pick", "update", "mix")
+    TO_PEERS = ("request", "probe", "give")
 
     def setup(self) -> None:
-        """Nobody has helped yet."""
-        self.start()
-        self.befriend()
+        """The initial network; p = 0."""
+        steps.init_network(self)
+        self.friends = selection.init_friends(self)
+        self.heard: dict[str, Any] = {"t": -1}
         self.helped: dict[str, Any] = {"p": torch.zeros_like(self.friends["p"])}
         self.began: dict[str, Tensor] = {}
 
@@ -79,14 +86,33 @@ class Peer(Chooser[Config]):
         held = min(max(1, int(self.cfg.validation * rows)), max(1, rows - 1))
         return (order[held:] if rows > 1 else order), order[:held]
 
-    def passes(self, numbers: range, only: Sequence[str] | None) -> None:
-        """As every learner's, over the rows that are not held out."""
-        kept, size = self.split()[0], self.cfg.batch_size
-        for n in numbers:
-            plan = epoch_plan(self.stream("batches", n), len(kept), 1, size)
-            self.train(self.loss, self.data.batches(kept[plan]), only=only)
+    def train_kept(self, epochs: Iterable[steps.Epoch]) -> None:
+        """SGD as in `steps.sgd_epochs`, on the rows that are not held out."""
+        steps.reset_optimizer(self)
+        kept = self.split()[0]
+        for n, names in epochs:
+            plan = epoch_plan(self.stream("batches", n), len(kept), 1, self.cfg.batch_size)
+            self.train(partial(steps.cross_entropy, self), self.data.batches(kept[plan]), only=names)
 
     # -- a round -------------------------------------------------------------------------------------
+
+    def choose(self, *, here: Tensor, open: bool) -> Tensor:
+        """AFIND+, lines 3-5: its coreset as a mask (m,)."""
+        self.friends, chosen = selection.choose(self, self.friends, here, open=open)
+        return chosen
+
+    def request(self, *, t: int) -> dict[str, Tree]:
+        """The own shared weights, to be probed at."""
+        return {"weights": steps.shared_weights(self)}
+
+    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
+        """AFIND+, lines 7, 11: φ and the loss at the asker's weights."""
+        self.friends, reply = selection.probe(self, self.friends, t, asked, by)
+        return reply
+
+    def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
+        """AFIND+, line 14: new p and θ from the φ of the neighbours that answered."""
+        self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def pick(self, *, t: int, here: Tensor) -> Tensor:
         """Whom to ask as a mask (m,), given who is there (m,)."""
@@ -102,28 +128,28 @@ class Peer(Chooser[Config]):
 
     def update(self, *, t: int) -> None:
         """Train on own rows, from the own weights."""
-        self.began = {k: v.clone() for k, v in self.shared().items()}
-        self.local_update(t)
+        self.began = {k: v.clone() for k, v in steps.shared_weights(self).items()}
+        self.train_kept(steps.local_epochs(self, t))
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own weights, to whoever asks."""
-        return {"weights": self.shared()}
+        return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Towards each model, own training included, by how much it lowers the loss on the rows held out."""
         me = self.site.id
-        models = {me: self.shared(), **{int(j): reply["weights"] for j, reply in inbox.items()}}
+        models = steps.models_of(self, inbox)
         start = self.began or {k: v.clone() for k, v in models[me].items()}
         losses = torch.stack([self.judged(model) for model in models.values()])
-        w = first_order(self.judged(start), losses, torch.stack([apart(m, start) for m in models.values()]))
+        w = first_order(self.judged(start), losses, torch.stack([distance(m, start) for m in models.values()]))
         p = self.helped["p"].clone()
         p[[*models]] += w.double()
         self.helped = {"p": p}
         shares = dict(zip(models, normalised(w).tolist(), strict=True))
         helps = any(shares.values())
         mean = weighted_mean([models[j] for j in shares], list(shares.values())) if helps else start
-        self.adopt(mean)  # type: ignore[arg-type]
-        self.note_mixing(shares if helps else {me: 1.0})
+        steps.set_weights(self, mean)  # type: ignore[arg-type]
+        steps.note_mixing(self, shares if helps else {me: 1.0})
         self.note("nothing helped", float(not helps))
         self.began, self.heard = {}, {"t": -1}
 
@@ -131,8 +157,18 @@ class Peer(Chooser[Config]):
         """L_i () of shared weights: mean cross-entropy on the rows held out, in evaluation mode."""
         held = self.split()[1]
         with self.scratch():
-            self.adopt(model)
+            steps.set_weights(self, model)
             return F.cross_entropy(self.infer(self.data.x(held)), self.data.y(held))
+
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt, or fine-tune on the rows that are not held out."""
+        steps.adapt(self, steps.steps_of(self.cfg, way))
+        if way == steps.TUNED:
+            self.train_kept(steps.tuning_epochs(self))
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
 
 
 # -- the equations ------------------------------------------------------------------------------------
@@ -150,20 +186,20 @@ def normalised(w: Tensor) -> Tensor:
     return positive / torch.where(positive.any(), positive.sum(), 1.0)
 
 
-def apart(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """L2 distance () of two models."""
-    return torch.stack([(x - b[k]).square().sum() for k, x in a.items()]).sum().sqrt()
+    return steps.norm_of({k: x - b[k] for k, x in a.items()})
 
 
 # -- the round ----------------------------------------------------------------------------------------
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = found(fed, peers, cfg, t) if cfg.friends == "afind" else fed.asked(peers, "pick", now)
+    links = selection.links(fed, peers, cfg, t) if cfg.friends == "afind" else fed.asked(peers, "pick", now)
     fed.call(peers, "update", shared=now)
-    fed.exchange(links, answer="give", take="mix", shared=now, expect={"weights": weights_like(fed, cfg)})
+    fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
 
 
@@ -172,9 +208,9 @@ FEDFOMO = Method(
     title="Peers weigh each other's models by what they gain on held-out rows",
     paper="M. Zhang et al.: Personalized Federated Learning with First Order Model Optimization, ICLR 2021",
     family="peer",
-    config=Config,
+    config=FedFomoConfig,
     round=round,
-    client=Peer,
+    client=FedFomoPeer,
     needs=("one network",),
 )
 

@@ -13,49 +13,66 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 from pydantic import Field
+from torch import Tensor
 
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.method import Method
-from fedloom.methods.learner import Learner, LearnerConfig, weights_like
+from fedloom.core.party import Party
+from fedloom.methods import steps
 
 
-class Config(LearnerConfig):
-    """The local training is `LearnerConfig`'s."""
+class GossipConfig(steps.LocalSGDConfig):
+    """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
     """Random neighbours that a peer asks in a round (k); None for all."""
 
 
-class Peer(Learner[Config]):
+@final
+class GossipPeer(Party[GossipConfig]):
     """A peer and its model."""
 
+    ROLE = "peer"
+    STATE = ("params", "buffers", "opt")
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
 
+    def setup(self) -> None:
+        """The initial network."""
+        steps.init_network(self)
+
     def update(self, *, t: int) -> None:
-        """Train on own rows, from the own weights."""
-        self.local_update(t)
+        """Local training."""
+        steps.local_sgd(self, t)
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own weights, to whoever asks."""
-        return {"weights": self.shared()}
+        """The own shared weights."""
+        return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The plain mean of the own weights and those of the neighbours that answered."""
-        models = self.models(inbox)
-        self.average(models, dict.fromkeys(models, 1.0))
+        """The mean of the own model and those of the neighbours that answered."""
+        models = steps.models_of(self, inbox)
+        steps.average(self, models, dict.fromkeys(models, 1.0))
+
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune."""
+        steps.prepare(self, way, handout)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
     links = fed.links(peers, cfg.neighbours, t)
-    fed.exchange(links, answer="give", take="mix", shared=now, expect={"weights": weights_like(fed, cfg)})
+    fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
 
 
@@ -64,9 +81,9 @@ GOSSIP = Method(
     title="Every peer averages with random neighbours",
     paper="M. Blot et al.: Gossip Training for Deep Learning, 2016; S. Boyd et al.: Randomized Gossip Algorithms, 2006",
     family="peer",
-    config=Config,
+    config=GossipConfig,
     round=round,
-    client=Peer,
+    client=GossipPeer,
     needs=("one network",),
 )
 

@@ -24,7 +24,7 @@ Differs:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from pydantic import Field
@@ -34,14 +34,15 @@ from torch.nn import functional as F
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.method import Method
-from fedloom.methods.learner import Learner, LearnerConfig, weights_like
+from fedloom.core.party import Party
+from fedloom.methods import steps
 
 ROUNDING = 1e-6
 """A count must be above the expected one by more than this: sums of m / n are not exact."""
 
 
-class Config(LearnerConfig):
-    """The local training is `LearnerConfig`'s."""
+class PensConfig(steps.LocalSGDConfig):
+    """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
     """Neighbours that a peer asks in a round (n): random ones in stage 1, at most so many friends in stage 2; None for
@@ -54,30 +55,32 @@ class Config(LearnerConfig):
     """Own rows on which models are compared, others in each round; None for all."""
 
 
-class Peer(Learner[Config]):
+@final
+class PensPeer(Party[PensConfig]):
     """A peer and its model.
 
     Its state `counts` has for each of m parties (m,) how often its model was taken, and how often that was to be
     expected by chance.
     """
 
+    ROLE = "peer"
     STATE = ("params", "buffers", "opt", "counts")
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
 
     def setup(self) -> None:
-        """Nobody is known."""
-        self.start()
+        """The initial network; no counts."""
+        steps.init_network(self)
         taken, expected = torch.zeros(2, self.site.parties, dtype=torch.float64, device=self.site.device)
         self.counts: dict[str, Any] = {"taken": taken, "expected": expected}
 
     def update(self, *, t: int) -> None:
         """Train on own rows, from the own weights."""
-        self.local_update(t)
+        steps.local_sgd(self, t)
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own weights, to whoever asks."""
-        return {"weights": self.shared()}
+        return {"weights": steps.shared_weights(self)}
 
     # -- stage 1 -----------------------------------------------------------------------------------
 
@@ -98,7 +101,7 @@ class Peer(Learner[Config]):
         found = x.new_zeros(len(inbox))
         with self.scratch():
             for n, reply in enumerate(inbox.values()):
-                self.adopt(reply["weights"])
+                steps.set_weights(self, reply["weights"])
                 found[n] = F.cross_entropy(self.infer(x), y)
         return found
 
@@ -125,8 +128,16 @@ class Peer(Learner[Config]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The plain mean of the own weights and those in the inbox."""
-        models = self.models(inbox)
-        self.average(models, dict.fromkeys(models, 1.0))
+        models = steps.models_of(self, inbox)
+        steps.average(self, models, dict.fromkeys(models, 1.0))
+
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: adapt or fine-tune."""
+        steps.prepare(self, way, handout)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
 
 
 def lowest(losses: Tensor, top: int) -> list[int]:
@@ -134,9 +145,9 @@ def lowest(losses: Tensor, top: int) -> list[int]:
     return sorted(losses.argsort(stable=True)[:top].tolist())
 
 
-def round(fed: Federation, server: None, peers: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
-    now, answer = {"t": t}, {"weights": weights_like(fed, cfg)}
+    now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     fed.call(peers, "update", shared=now)
     if t < cfg.first_rounds:
         links = fed.links(peers, cfg.neighbours, t)
@@ -152,9 +163,9 @@ METHODS = (
         title="Peers befriend those whose models do well on their rows, and gossip among friends",
         paper="N. Onoszko et al.: Decentralized federated learning of deep neural networks on non-iid data, 2021",
         family="peer",
-        config=Config,
+        config=PensConfig,
         round=round,
-        client=Peer,
+        client=PensPeer,
         needs=("one network",),
     ),
 )

@@ -1,4 +1,4 @@
-"""What all methods that share weights have in common: the local training, the personal head, fine-tuning."""
+"""The steps that methods share: local SGD, the personal head, fine-tuning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fedloom.core.context import Site
 from fedloom.core.errors import ModelError
 from fedloom.core.evaluation import predictions
 from fedloom.experiment.evaluate import state_sha256
-from fedloom.methods.learner import TUNING, Learner, LearnerConfig, shared_names
+from fedloom.methods import steps
+from fedloom.methods.peer.gossip import GossipConfig, GossipPeer
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
 
 GOSSIP, ALONE, FEDAVG = (methods.find(n) for n in ("gossip", "alone", "fedavg"))
@@ -27,9 +28,9 @@ def copied(party: Any) -> dict[str, Tensor]:
     return {k: v.clone() for k, v in party.params.items()}
 
 
-def learner(**params: Any) -> Learner[LearnerConfig]:
+def peer(**params: Any) -> GossipPeer:
     (place,) = sites(1, make=common, data=lambda i: rows(30, i))
-    return Learner(LearnerConfig(**{"batch_size": 8, "lr": 0.05, **params}), place)
+    return GossipPeer(GossipConfig(**{"batch_size": 8, "lr": 0.05, **params}), place)
 
 
 def sha(toy: Toy) -> str:
@@ -49,40 +50,25 @@ def trained(module: nn.Module, place: Site, numbers: range, names: list[str], lr
 # -- local training --------------------------------------------------------------------------------------
 
 
-def test_head_and_body_learn_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass of the head leaves the body bit for bit, and the other way round."""
-    passes = Learner.passes
-    seen: list[tuple[range, set[str]]] = []
-
-    def watched(self: Any, numbers: range, only: Any) -> None:
-        before = copied(self)
-        passes(self, numbers, only)
-        seen.append((numbers, {k for k, v in self.params.items() if not torch.equal(v, before[k])}))
-
-    monkeypatch.setattr(Learner, "passes", watched)
-    party = learner(epochs=3, head_epochs=2)
-    party.local_update(0)
-    party.local_update(1)
-    assert seen == [
-        (range(0, 2), set(HEAD)),
-        (range(2, 5), set(BODY)),
-        (range(5, 7), set(HEAD)),
-        (range(7, 10), set(BODY)),
-    ]
-    seen.clear()
-    party = learner(epochs=3, personal_head=False)
-    party.local_update(0)
-    party.local_update(1)
-    assert seen == [(range(0, 3), {*BODY, *HEAD}), (range(3, 6), {*BODY, *HEAD})]
+def test_head_and_body_learn_in_turn() -> None:
+    """An epoch of the head leaves the body bit for bit, and the other way round."""
+    party = peer(epochs=3, head_epochs=2)
+    assert steps.local_epochs(party, 0) == [(0, HEAD), (1, HEAD), (2, BODY), (3, BODY), (4, BODY)]
+    assert [n for n, _ in steps.local_epochs(party, 1)] == [5, 6, 7, 8, 9]
+    for n, names in steps.local_epochs(party, 0):
+        before = copied(party)
+        steps.sgd_epochs(party, [(n, names)])
+        assert [k for k, v in party.params.items() if not torch.equal(v, before[k])] == names
+    assert steps.local_epochs(peer(epochs=3, personal_head=False), 1) == [(3, None), (4, None), (5, None)]
 
 
 @pytest.mark.parametrize("personal", [True, False])
 def test_two_rounds_are_those_of_plain_torch(personal: bool) -> None:
     """With a new optimiser for each round and part: momentum begins at zero."""
-    party, module = learner(epochs=2, head_epochs=1, personal_head=personal, momentum=0.8), common()
+    party, module = peer(epochs=2, head_epochs=1, personal_head=personal, momentum=0.8), common()
     train = partial(trained, module, party.site, lr=0.05, momentum=0.8)
     for t in range(2):
-        party.local_update(t)
+        steps.local_sgd(party, t)
         if personal:
             train(range(3 * t, 3 * t + 1), HEAD)
             train(range(3 * t + 1, 3 * t + 3), BODY)
@@ -94,9 +80,9 @@ def test_two_rounds_are_those_of_plain_torch(personal: bool) -> None:
 
 
 def test_no_head_passes_leave_the_head_alone() -> None:
-    party = learner(head_epochs=0)
+    party = peer(head_epochs=0)
     before = copied(party)
-    party.local_update(0)
+    steps.local_sgd(party, 0)
     assert {k for k, v in party.params.items() if not torch.equal(v, before[k])} == set(BODY)
 
 
@@ -104,12 +90,12 @@ def test_no_head_passes_leave_the_head_alone() -> None:
 
 
 def test_fine_tuning_moves_all_weights_with_shuffles_of_its_own() -> None:
-    party, module = learner(finetune_epochs=2), common()
-    party.fine_tune()
-    trained(module, party.site, range(TUNING - 2, TUNING), [*BODY, *HEAD], 0.05, 0.9)
+    party, module = peer(finetune_epochs=2), common()
+    steps.fine_tune(party)
+    trained(module, party.site, range(steps.TUNING - 2, steps.TUNING), [*BODY, *HEAD], 0.05, 0.9)
     for k, p in module.named_parameters():
         assert torch.allclose(party.params[k], p, rtol=0, atol=1e-6), k
-    assert LearnerConfig(finetune_epochs=2).ways == ("tuned",) and LearnerConfig(finetune_epochs=0).ways == ()
+    assert GossipConfig(finetune_epochs=2).ways == ("tuned",) and GossipConfig(finetune_epochs=0).ways == ()
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
@@ -127,9 +113,9 @@ def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, b
         assert not torch.equal(a["loss"], b["loss"])  # type: ignore[index,call-overload]
         party = toy.party(i)
         if handout:
-            party.adopt(handout)
+            steps.set_weights(party, handout)
         assert torch.allclose(a["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
-        party.fine_tune()
+        steps.fine_tune(party)
         assert torch.allclose(b["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
 
 
@@ -137,11 +123,11 @@ def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, b
 
 
 def test_shared_weights_are_all_or_all_but_the_head() -> None:
-    assert list(learner().shared()) == BODY
-    assert list(learner(personal_head=False).shared()) == [*BODY, *HEAD]
-    party = learner()
+    assert list(steps.shared_weights(peer())) == BODY
+    assert list(steps.shared_weights(peer(personal_head=False))) == [*BODY, *HEAD]
+    party = peer()
     before = copied(party)
-    party.adopt({k: torch.zeros_like(v) for k, v in party.shared().items()})
+    steps.set_weights(party, {k: torch.zeros_like(v) for k, v in steps.shared_weights(party).items()})
     assert all(not party.params[k].any() for k in BODY)
     assert all(torch.equal(party.params[k], before[k]) for k in HEAD)
 
@@ -158,10 +144,10 @@ def test_shared_weights_are_all_or_all_but_the_head() -> None:
 def test_a_network_without_two_parts_is_refused_in_words(module: nn.Module, what: str) -> None:
     site = Site(id=0, data=rows(20, 0), network=lambda: module)
     with pytest.raises(ModelError, match=rf"{re.escape(what)}.*models\.pool.*params\.personal_head=false"):
-        Learner(LearnerConfig(), site)
+        GossipPeer(GossipConfig(), site)
     params = dict(module.named_parameters())
-    assert shared_names(params, LearnerConfig(personal_head=False)) == list(params)
-    assert list(Learner(LearnerConfig(personal_head=False), site).shared()) == list(params)
+    assert steps.shared_names(params, personal_head=False) == list(params)
+    assert list(steps.shared_weights(GossipPeer(GossipConfig(personal_head=False), site))) == list(params)
 
 
 PERSONAL = [m for m in methods.registry().values() if "personal_head" in m.config.model_fields]
