@@ -19,9 +19,9 @@ from pathlib import Path
 import grpc
 import grpc.aio
 
-from fedloom.remote.certs import Authority
+from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.wire import Address, Link, serve
+from fedloom.remote.rpc import RPCClient, ServerAddress, serve
 
 SIZES = {"empty": 0, "40 KB": 40_000, "1 MB": 1_000_000, "50 MB": 50_000_000}
 _BARE = "/bare/Call"
@@ -82,7 +82,7 @@ async def timed(call: Callable[[], Awaitable[object]], times: int) -> tuple[floa
 
 async def measure(folder: Path, port: int, bare_port: int, times: int) -> None:
     credentials = credentials_of(folder, "coordinator")
-    link = Link(Address("node", f"127.0.0.1:{port}"), credentials)
+    link = RPCClient(ServerAddress("node", f"127.0.0.1:{port}"), credentials)
     assert await link.wait(10)
     named = ("grpc.ssl_target_name_override", "node")
     channel = grpc.aio.secure_channel(f"127.0.0.1:{bare_port}", credentials.channel(), options=(*_LIMITS, named))
@@ -104,7 +104,7 @@ def main(times: int) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home)
-        authority = Authority.create(folder)
+        authority = CertificateAuthority.create(folder)
         for name in ("node", "coordinator"):
             certificate, key = authority.issue(name, 1)
             (folder / f"{name}.pem").write_bytes(certificate)

@@ -38,7 +38,7 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-class Place:
+class NodeLocation:
     """A process that is started again whenever it is killed."""
 
     def __init__(self, name: str, words: list[str], folder: Path) -> None:
@@ -76,12 +76,12 @@ def main(minutes: float, between: float, seed: int) -> None:
     for name in NODES:
         policy = folder / "fed" / name / "node.toml"
         policy.write_text(policy.read_text().replace("most_rounds = 1000", "most_rounds = 1000000"))
-    places = {"relay": Place("relay", ["relay", "fed/relay/relay.toml"], folder)}
-    places |= {name: Place(name, ["node", f"fed/{name}/node.toml"], folder) for name in NODES}
+    places = {"relay": NodeLocation("relay", ["relay", "fed/relay/relay.toml"], folder)}
+    places |= {name: NodeLocation(name, ["node", f"fed/{name}/node.toml"], folder) for name in NODES}
     out = ["--out", "run", "-s", "engine.federation=fed/federation.toml", "--rounds", str(int(60 * minutes * 20))]
     end = time.monotonic() + 60 * minutes
     coordinator = [*RUN, *out]
-    places["coordinator"] = Place("coordinator", coordinator, folder)
+    places["coordinator"] = NodeLocation("coordinator", coordinator, folder)
     places["coordinator"].words = [*coordinator, "--resume"]
     following, begun, unasked = time.monotonic() + between, time.monotonic(), Counter[str]()
     while time.monotonic() < end:
@@ -108,7 +108,7 @@ def main(minutes: float, between: float, seed: int) -> None:
             place.process.wait(20)
 
 
-def report(folder: Path, places: dict[str, Place], unasked: Counter[str], stopped: int, seconds: float) -> None:
+def report(folder: Path, places: dict[str, NodeLocation], unasked: Counter[str], stopped: int, seconds: float) -> None:
     live = json.loads((folder / "run" / "live.json").read_text())
     with (folder / "run" / "failures.csv").open() as file:
         reasons = Counter(row["reason"] for row in csv.DictReader(file))

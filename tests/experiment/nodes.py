@@ -9,7 +9,7 @@ from fedloom.core.engine import UNREACHABLE, Failure, Parcel, Task
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines import Account, Engine, LocalEngine
-from fedloom.experiment.place import Place, expected, for_nodes
+from fedloom.experiment.place import NodeLocation, expected, for_nodes
 from fedloom.experiment.world import World
 
 
@@ -28,7 +28,7 @@ class Nodes(Engine):
     def __init__(
         self,
         world: World,
-        place: Callable[..., Place],
+        place: Callable[..., NodeLocation],
         kept: dict[int, dict[int, bytes]],
         away: Callable[[int, int, str], bool] = lambda party, round, method: False,
     ) -> None:

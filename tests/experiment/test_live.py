@@ -126,7 +126,7 @@ def test_how_a_run_was_cut_short(error: BaseException, state: str, words: str, t
 
 
 def test_the_net_s_own_words_for_a_stop() -> None:
-    from fedloom.remote.members import Waiting
+    from fedloom.remote.connections import Waiting
 
     with pytest.raises(EngineError) as caught:
         Waiting(stop=lambda: True).heed()

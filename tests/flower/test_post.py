@@ -13,15 +13,15 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own")
 
+from fedloom.remote.flower.messages import pack, unpack
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.flower import post as posts
-from fedloom.remote.flower.letters import pack, unpack
-from fedloom.remote.flower.post import Line, Post
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.flower import grid_transport as posts
+from fedloom.remote.flower.grid_transport import GridClient, GridTransport
 from fedloom.remote.frames import MOST_WORDS
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.rpc_errors import CallRefused
 
 
 class Grid:
@@ -67,8 +67,8 @@ def grid(quick: None) -> Grid:
 
 
 @pytest.fixture
-def post(grid: Grid) -> Iterator[Post]:
-    made = Post(grid)
+def post(grid: Grid) -> Iterator[GridTransport]:
+    made = GridTransport(grid)
     until(lambda: len(made.there()) == 2)
     yield made
     made.close()
@@ -81,7 +81,7 @@ def until(true: Callable[[], bool]) -> None:
         sleep(0.01)
 
 
-def test_bytes_go_out_and_come_back_as_they_are(grid: Grid, post: Post) -> None:
+def test_bytes_go_out_and_come_back_as_they_are(grid: Grid, post: GridTransport) -> None:
     coming = post.send("beta", pack({"kind": "do", "to": "beta"}, b"\x00asked"), 10)
     until(lambda: bool(grid.pushed))
     assert grid.pushed[0].metadata.dst_node_id == 1
@@ -90,20 +90,20 @@ def test_bytes_go_out_and_come_back_as_they_are(grid: Grid, post: Post) -> None:
     assert coming.result(10) == b"answer\xff"
 
 
-def test_a_refusal_comes_back_with_its_words(grid: Grid, post: Post) -> None:
+def test_a_refusal_comes_back_with_its_words(grid: Grid, post: GridTransport) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
     grid.reply(pack({"code": rpc_errors.STALE, "words": "a later call has been made"}))
-    with pytest.raises(Refused, match="a later call has been made") as caught:
+    with pytest.raises(CallRefused, match="a later call has been made") as caught:
         coming.result(10)
     assert caught.value.code == rpc_errors.STALE
 
 
-def test_words_of_a_node_can_not_move_a_terminal_s_cursor(grid: Grid, post: Post) -> None:
+def test_words_of_a_node_can_not_move_a_terminal_s_cursor(grid: Grid, post: GridTransport) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
     grid.reply(pack({"code": rpc_errors.MISMATCH, "words": "\x1b[2Jother\nrows" + "." * 5000}))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefused) as caught:
         coming.result(10)
     assert caught.value.words.startswith("[2Jotherrows...") and len(caught.value.words) <= MOST_WORDS
 
@@ -111,26 +111,28 @@ def test_words_of_a_node_can_not_move_a_terminal_s_cursor(grid: Grid, post: Post
 @pytest.mark.parametrize(
     ("code", "meaning"), [(2, rpc_errors.FAILED), (3, rpc_errors.LATE), (5, rpc_errors.UNREACHABLE)]
 )
-def test_of_an_error_of_flower_nothing_but_the_code_counts(grid: Grid, post: Post, code: int, meaning: str) -> None:
+def test_of_an_error_of_flower_nothing_but_the_code_counts(
+    grid: Grid, post: GridTransport, code: int, meaning: str
+) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
     grid.reply(Error(code, "ValueError: private"))
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefused) as caught:
         coming.result(10)
     assert caught.value.code == meaning and "private" not in caught.value.words
 
 
 @pytest.mark.parametrize("content", [RecordDict(), pack({"code": "no code of ours", "words": ""})])
-def test_an_answer_that_is_none_is_refused(grid: Grid, post: Post, content: RecordDict) -> None:
+def test_an_answer_that_is_none_is_refused(grid: Grid, post: GridTransport, content: RecordDict) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
     grid.reply(content)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefused) as caught:
         coming.result(10)
     assert caught.value.code in (rpc_errors.MALFORMED, rpc_errors.FAILED)
 
 
-def test_a_call_goes_again_to_a_node_that_was_restarted(grid: Grid, post: Post) -> None:
+def test_a_call_goes_again_to_a_node_that_was_restarted(grid: Grid, post: GridTransport) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}, b"x"), 10)
     until(lambda: len(grid.pushed) == 1)
     grid.nodes[0] = SimpleNamespace(name="alpha", node_id=0, last_activated_at="2")
@@ -141,14 +143,14 @@ def test_a_call_goes_again_to_a_node_that_was_restarted(grid: Grid, post: Post) 
     assert len(grid.pushed) == 2
 
 
-def test_a_node_that_goes_fails_its_calls_and_no_others(grid: Grid, post: Post) -> None:
+def test_a_node_that_goes_fails_its_calls_and_no_others(grid: Grid, post: GridTransport) -> None:
     changes: list[None] = []
     post.watch(lambda: changes.append(None))
     gone = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     other = post.send("beta", pack({"kind": "do", "to": "beta"}), 10)
     until(lambda: len(grid.pushed) == 2)
     grid.nodes = grid.nodes[1:]
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefused) as caught:
         gone.result(10)
     assert caught.value.code == rpc_errors.UNREACHABLE and changes
     sent = next(n for n, message in enumerate(grid.pushed) if message.metadata.dst_node_id == 1)
@@ -156,16 +158,16 @@ def test_a_node_that_goes_fails_its_calls_and_no_others(grid: Grid, post: Post) 
     assert other.result(10) == b"here"
 
 
-def test_a_name_of_two_nodes_is_nobodys(grid: Grid, post: Post) -> None:
+def test_a_name_of_two_nodes_is_nobodys(grid: Grid, post: GridTransport) -> None:
     grid.nodes = [*grid.nodes, SimpleNamespace(name="beta", node_id=7, last_activated_at="1")]
     until(lambda: post.there().keys() == {"alpha"})
     assert post.twice == {"beta"}
 
 
-def test_a_superlink_in_trouble_fails_calls_until_it_is_back(grid: Grid, post: Post) -> None:
+def test_a_superlink_in_trouble_fails_calls_until_it_is_back(grid: Grid, post: GridTransport) -> None:
     grid.trouble = OSError("no route")
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefused) as caught:
         while True:
             coming.result(10)
             coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
@@ -177,41 +179,41 @@ def test_a_superlink_in_trouble_fails_calls_until_it_is_back(grid: Grid, post: P
     assert coming.result(10) == b"back"
 
 
-def test_a_line_gives_up_after_the_deadline_and_the_post_forgets(grid: Grid, post: Post) -> None:
+def test_a_line_gives_up_after_the_deadline_and_the_post_forgets(grid: Grid, post: GridTransport) -> None:
     async def ask() -> None:
-        line = Line(post, "alpha")
+        line = GridClient(post, "alpha")
         assert await line.wait(10)
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(CallRefused) as caught:
             await line.ask("do", b"x", id="1", deadline=0.1)
         assert caught.value.code == rpc_errors.LATE
 
     asyncio.run(ask())
-    until(lambda: not post._letters)
+    until(lambda: not post._pending)
     assert len(grid.pushed) == 1
 
 
-def test_a_line_says_who_is_there_instead(grid: Grid, post: Post) -> None:
+def test_a_line_says_who_is_there_instead(grid: Grid, post: GridTransport) -> None:
     async def look() -> str:
-        line = Line(post, "gamma")
+        line = GridClient(post, "gamma")
         assert not await line.wait(0.05)
         return line.trouble
 
     assert asyncio.run(look()) == "no SuperNode of this name is there; there are: alpha, beta"
 
 
-def test_to_close_costs_no_message(grid: Grid, post: Post) -> None:
+def test_to_close_costs_no_message(grid: Grid, post: GridTransport) -> None:
     async def close() -> bytes:
-        return await Line(post, "alpha").ask("close", b"x", id="1", deadline=1)
+        return await GridClient(post, "alpha").ask("close", b"x", id="1", deadline=1)
 
-    assert parts.unpack(asyncio.run(close()))[0] == {}
+    assert payload.unpack(asyncio.run(close()))[0] == {}
     assert not grid.pushed
 
 
-def test_who_gives_up_is_not_sent_an_answer(grid: Grid, post: Post) -> None:
+def test_who_gives_up_is_not_sent_an_answer(grid: Grid, post: GridTransport) -> None:
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: bool(grid.pushed))
     assert coming.cancel()
     grid.reply(pack({"code": "", "words": ""}, b"late"))
-    until(lambda: not post._letters)
+    until(lambda: not post._pending)
     with pytest.raises(CancelledError):
         coming.result(0)

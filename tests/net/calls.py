@@ -14,9 +14,9 @@ from fedloom.engines._shared_buffer import spell
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.place import for_nodes
 from fedloom.experiment.world import build
-from fedloom.remote import parts
+from fedloom.remote import payload
+from fedloom.remote.connections import NodeAddress, NodeClient, connect
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.members import Line, Member, connect
 from tests.net.nodes import Loop
 
 Ask = Callable[[str, bytes, str], bytes]
@@ -29,11 +29,13 @@ class Caller:
         ask: makes a call of a kind, with a body, under an id.
     """
 
-    def __init__(self, ask: Ask, run: RunConfig, party: int = 0, members: Mapping[str, Member] | None = None) -> None:
+    def __init__(
+        self, ask: Ask, run: RunConfig, party: int = 0, members: Mapping[str, NodeAddress] | None = None
+    ) -> None:
         self._ask = ask
         self._config = for_nodes(build(run)).model_dump_json()
         self._party = party
-        self._members = {number: member.spelt() for number, member in (members or {}).items()}
+        self._members = {number: member.to_message() for number, member in (members or {}).items()}
         self.run, self.start = secrets.token_hex(16), time_ns()
 
     def raw(self, kind: str, body: bytes, id: str | None = None) -> bytes:
@@ -41,13 +43,13 @@ class Caller:
 
     def open(self, *, resume: bool = False) -> dict[str, Any]:
         """Begin the run; what the node says."""
-        answer: dict[str, Any] = parts.unpack(self.raw("open", self.opening(resume=resume)))[0]
+        answer: dict[str, Any] = payload.unpack(self.raw("open", self.opening(resume=resume)))[0]
         return answer
 
     def opening(self, *, resume: bool = False) -> bytes:
         """The body of the call that begins the run."""
         head: Tree = {
-            "protocol": parts.PROTOCOL,
+            "protocol": payload.PROTOCOL,
             "version": __version__,
             "run": self.run,
             "start": self.start,
@@ -56,11 +58,11 @@ class Caller:
             "config": self._config,
             "resume": resume,
         }
-        return parts.pack(head)
+        return payload.pack(head)
 
     def restore(self, round: int) -> None:
         """Let the party go back to where it was after so many rounds."""
-        self.raw("restore", parts.pack({"run": self.run, "start": self.start, "round": round}))
+        self.raw("restore", payload.pack({"run": self.run, "start": self.start, "round": round}))
 
     def body(
         self,
@@ -91,7 +93,7 @@ class Caller:
             "floor": 0,
             "deadline": deadline,
         }
-        return parts.pack(head, message.encode(shared))
+        return payload.pack(head, message.encode(shared))
 
     def do(self, *args: Any, id: str | None = None, **more: Any) -> bytes:
         """The answer to such a call."""
@@ -99,22 +101,22 @@ class Caller:
 
     def sha256(self) -> str:
         """Of the party's state, as the node says it."""
-        which = parts.pack({"run": self.run, "start": self.start})
-        found: str = parts.unpack(self.raw("digest", which))[0]["sha256"]
+        which = payload.pack({"run": self.run, "start": self.start})
+        found: str = payload.unpack(self.raw("digest", which))[0]["sha256"]
         return found
 
     def close(self) -> None:
-        self.raw("close", parts.pack({"run": self.run, "start": self.start}))
+        self.raw("close", payload.pack({"run": self.run, "start": self.start}))
 
 
-class Wire:
+class Transport:
     """A link of a test's own to a node."""
 
-    def __init__(self, loop: Loop, member: Member, credentials: Credentials) -> None:
+    def __init__(self, loop: Loop, member: NodeAddress, credentials: Credentials) -> None:
         self._loop = loop
         self.came_or_went: list[bool] = []
 
-        async def reached() -> Line:
+        async def reached() -> NodeClient:
             line = await connect(member, lambda _, up: self.came_or_went.append(up), credentials=credentials)
             await line.wait(60)
             return line

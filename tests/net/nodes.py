@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.methods import registry
-from fedloom.remote.members import connect
+from fedloom.remote.connections import connect
 from fedloom.remote.node.config import NodeConfig
-from fedloom.remote.node.host import Host
-from fedloom.remote.node.serve import Node, start
+from fedloom.remote.node.server import NodeServer, start
+from fedloom.remote.node.service import NodeService
 
 
 class Loop:
@@ -68,15 +68,15 @@ def config(folder: Path, name: str, names: list[str], **values: Any) -> NodeConf
 @contextmanager
 def federation(
     folder: Path, count: int, change: Callable[[str], dict[str, Any]] = lambda _: {}
-) -> Iterator[tuple[Path, list[Node]]]:
+) -> Iterator[tuple[Path, list[NodeServer]]]:
     """So many nodes, and the file that says where they are. One worker does the work of all: torch's chance is one."""
     names = [f"node-{n}" for n in range(count)]
     worker = ThreadPoolExecutor(1)
     with loop() as there:
 
-        async def begin(name: str) -> Node:
+        async def begin(name: str) -> NodeServer:
             cfg = config(folder, name, names, **change(name))
-            return await start(cfg, Host(cfg, partial(connect, credentials=None, own=name), worker))
+            return await start(cfg, NodeService(cfg, partial(connect, credentials=None, own=name), worker))
 
         nodes = [there.run(begin(name)) for name in names]
         lines = ["insecure = true", "wait = 120", "secret_noise = false"]

@@ -29,11 +29,11 @@ from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import build
 from fedloom.methods import registry
-from fedloom.remote.certs import Authority
+from fedloom.remote.certs import CertificateAuthority
+from fedloom.remote.connections import NodeAddress
 from fedloom.remote.coordinator import at_nodes, federation_of, node_set
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.members import Member
-from fedloom.remote.node.store import Entry, Store
+from fedloom.remote.node.store import Store, StoredState
 from tests.net.nodes import Loop, loop
 from tests.net.proxy import Proxy, proxy
 
@@ -197,7 +197,7 @@ class Node:
             (p for p in found if (p / "run.json").exists()), key=lambda p: (p / "run.json").stat().st_mtime_ns
         )
 
-    def stored(self, name: str = "state") -> Entry:
+    def stored(self, name: str = "state") -> StoredState:
         """What lies on its disk of the newest run."""
         entry = Store(self.runs()[-1]).read(name)
         assert entry is not None
@@ -232,9 +232,9 @@ class Machines:
         home = self.folder / name
         return Credentials(home / "ca.pem", home / "certificate.pem", home / "key.pem")
 
-    def member(self, party: int) -> Member:
+    def member(self, party: int) -> NodeAddress:
         """A node as a caller reaches it."""
-        return Member(self.nodes[party].name, f"127.0.0.1:{self.nodes[party].line.port}")
+        return NodeAddress(self.nodes[party].name, f"127.0.0.1:{self.nodes[party].line.port}")
 
     def over(self, run: RunConfig) -> RunConfig:
         """A run, over the net."""
@@ -292,7 +292,7 @@ def machines(
         nodes = []
         for name in names:
             path = folder / name / "node.toml"
-            text = path.read_text().replace('callers = ["coordinator"]\n', "")
+            text = path.read_text().replace('callers = [\n    "coordinator",\n]\n', "")
             if behind_relay:
                 text = text.replace(addresses["relay"], f"127.0.0.1:{lines['relay'].port}")
             path.write_text(settings + text + DATA)
@@ -320,9 +320,9 @@ def coordinator(run: RunConfig, config: Path, out: Path, *more: str) -> Iterator
         sys.stdout.write(process.text)  # pytest shows it where a test fails
 
 
-def identity(folder: Path, name: str, authority: Authority | None = None) -> None:
+def identity(folder: Path, name: str, authority: CertificateAuthority | None = None) -> None:
     """A folder with a certificate that has this name, of the CA in that folder or of another one."""
-    certificate, key = (authority or Authority(folder)).issue(name, 30)
+    certificate, key = (authority or CertificateAuthority(folder)).issue(name, 30)
     home = folder / name
     home.mkdir()
     files = {"certificate.pem": certificate, "key.pem": key}

@@ -29,12 +29,12 @@ from rich.console import Console
 from fedloom.api import execute
 from fedloom.cli import federation
 from fedloom.core.engine import Failure
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.certs import Authority, write
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.certs import CertificateAuthority, write
 from fedloom.remote.frames import ASK, CLIENT, framed
-from fedloom.remote.node.host import Host
-from fedloom.remote.rpc_errors import Refused
-from tests.net.calls import Caller, Wire
+from fedloom.remote.node.service import NodeService
+from fedloom.remote.rpc_errors import CallRefused
+from tests.net.calls import Caller, Transport
 from tests.net.nodes import Loop, config, loop
 from tests.net.processes import Machines, identity, open_files, resident, run_of, started, threads
 from tests.net.test_faults import after, failures
@@ -48,26 +48,26 @@ def caller(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Caller]:
     """Makes calls at a node of this process, and at a real one."""
     if request.param == "a process":
         field: Machines = request.getfixturevalue("field")
-        wire = Wire(field.loop, field.member(0), field.credentials())
+        wire = Transport(field.loop, field.member(0), field.credentials())
         made = Caller(wire.ask, RUN)
         yield made
         made.close()
         wire.close()
         return
     with loop() as there:
-        host = Host(config(tmp_path, "node-0", ["node-0"]))
+        host = NodeService(config(tmp_path, "node-0", ["node-0"]))
         yield Caller(asking(there, host), RUN)
         there.run(host.close())
 
 
-def asking(there: Loop, host: Host) -> Callable[[str, bytes, str], bytes]:
+def asking(there: Loop, host: NodeService) -> Callable[[str, bytes, str], bytes]:
     """Calls of a host without a wire."""
     return lambda kind, body, id: there.run(host.answer("coordinator", kind, body))
 
 
 def refused(work: Callable[[], Any]) -> tuple[str, str]:
     """How a call was refused: its code, and the words."""
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(CallRefused) as caught:
         work()
     return caught.value.code, caught.value.words
 
@@ -130,11 +130,11 @@ def test_a_call_of_what_is_not_the_page_s(method: str, caller: Caller) -> None:
 def test_a_node_killed_between_its_write_and_its_reply_works_once(tmp_path: Path) -> None:
     """A new host on the same folder is what a node is after a kill: nothing but the disk is left."""
     with loop() as there:
-        host = Host(config(tmp_path, "node-0", ["node-0"]))
+        host = NodeService(config(tmp_path, "node-0", ["node-0"]))
         caller = Caller(asking(there, host), RUN)
         caller.open()
         reply, sha = caller.do(1), caller.sha256()
-        second = Host(config(tmp_path, "node-0", ["node-0"]))
+        second = NodeService(config(tmp_path, "node-0", ["node-0"]))
         caller._ask = asking(there, second)
         assert caller.do(1) == reply
         assert caller.sha256() == sha
@@ -144,12 +144,12 @@ def test_a_node_killed_between_its_write_and_its_reply_works_once(tmp_path: Path
         there.run(second.close())
         assert caller.sha256 and other
     with loop() as there:  # what one that never died comes to
-        host = Host(config(tmp_path / "other", "node-0", ["node-0"]))
+        host = NodeService(config(tmp_path / "other", "node-0", ["node-0"]))
         undisturbed = Caller(asking(there, host), RUN)
         undisturbed.open()
         undisturbed.do(1)
         undisturbed.do(2, t=1)
-        third = Host(config(tmp_path, "node-0", ["node-0"]))
+        third = NodeService(config(tmp_path, "node-0", ["node-0"]))
         caller._ask = asking(there, third)
         assert caller.sha256() == undisturbed.sha256()
         there.run(host.close())
@@ -162,7 +162,7 @@ def test_a_node_goes_back_to_a_checkpoint_whatever_rounds_it_had_a_part_in(
 ) -> None:
     """The coordinator has a checkpoint of one round, and is killed some rounds later."""
     with loop() as there:
-        host = Host(config(tmp_path, "node-0", ["node-0"]))
+        host = NodeService(config(tmp_path, "node-0", ["node-0"]))
         caller = Caller(asking(there, host), RUN)
         caller.open()
         wanted = ""
@@ -189,7 +189,7 @@ def test_a_node_goes_back_to_a_checkpoint_whatever_rounds_it_had_a_part_in(
 def test_an_older_start_s_call_in_the_queue_is_not_done_after_a_takeover(tmp_path: Path) -> None:
     """It was let in, and waited for its turn while a newer start took over."""
     with loop() as there:
-        host = Host(config(tmp_path, "node-0", ["node-0"]))
+        host = NodeService(config(tmp_path, "node-0", ["node-0"]))
         caller = Caller(asking(there, host), RUN)
         caller.open()
         caller.do(1)
@@ -206,7 +206,7 @@ def test_an_older_start_s_call_in_the_queue_is_not_done_after_a_takeover(tmp_pat
 
         opened, told = there.run(both())
         assert isinstance(opened, bytes)
-        assert isinstance(told, Refused) and told.code == rpc_errors.STALE
+        assert isinstance(told, CallRefused) and told.code == rpc_errors.STALE
         caller.restore(1)
         assert caller.sha256() == wanted
         there.run(host.close())
@@ -214,12 +214,12 @@ def test_an_older_start_s_call_in_the_queue_is_not_done_after_a_takeover(tmp_pat
 
 def test_more_calls_than_the_queue_holds_are_told_so(tmp_path: Path) -> None:
     with loop() as there, ThreadPoolExecutor(1) as worker:
-        host = Host(config(tmp_path, "node-0", ["node-0"], queue=3), worker=worker)
+        host = NodeService(config(tmp_path, "node-0", ["node-0"], queue=3), worker=worker)
         caller = Caller(asking(there, host), RUN)
         caller.open()
         held = threading.Event()
         worker.submit(held.wait)
-        which = parts.pack({"run": caller.run, "start": caller.start})
+        which = payload.pack({"run": caller.run, "start": caller.start})
 
         async def many() -> list[Any]:
             asked = [asyncio.ensure_future(host._work(lambda n=n: n)) for n in range(8)]
@@ -229,20 +229,20 @@ def test_more_calls_than_the_queue_holds_are_told_so(tmp_path: Path) -> None:
 
         replies = there.run(many())
         assert replies[:3] == [0, 1, 2]  # in the order in which they came
-        assert {(type(r), r.code) for r in replies[3:]} == {(Refused, rpc_errors.BUSY)}
+        assert {(type(r), r.code) for r in replies[3:]} == {(CallRefused, rpc_errors.BUSY)}
         there.run(host.answer("coordinator", "digest", which))  # there is room again
         there.run(host.close())
 
 
 def test_two_peers_that_wait_for_each_other_both_get_what_they_want(tmp_path: Path, field: Machines) -> None:
     """Both fetch from each other in the same moment, while each has work of its own in its one thread."""
-    wires = [Wire(field.loop, field.member(n), field.credentials()) for n in (0, 1)]
+    wires = [Transport(field.loop, field.member(n), field.credentials()) for n in (0, 1)]
     callers = [Caller(w.ask, RUN, n, {str(1 - n): field.member(1 - n)}) for n, w in enumerate(wires)]
     callers[1].run, callers[1].start = callers[0].run, callers[0].start
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(Caller.open, callers))
         for t in range(10):
-            left = [parts.unpack(c.do(3 * t, "give", t=t, leave=True))[0]["lines"][0] for c in callers]
+            left = [payload.unpack(c.do(3 * t, "give", t=t, leave=True))[0]["lines"][0] for c in callers]
             inboxes = [{str(1 - n): [1 - n, left[1 - n]["parcel"], left[1 - n]["what"]]} for n in (0, 1)]
             busy = [pool.submit(c.sha256) for c in callers for _ in range(2)]
             mixes = [
@@ -250,7 +250,7 @@ def test_two_peers_that_wait_for_each_other_both_get_what_they_want(tmp_path: Pa
                 for c, i in zip(callers, inboxes, strict=True)
             ]
             for answer in mixes:
-                head = parts.unpack(answer.result(60))[0]
+                head = payload.unpack(answer.result(60))[0]
                 assert head["missing"] == [] and "reply" in head["lines"][0]
             for other in busy:
                 other.result(60)
@@ -294,7 +294,7 @@ def head(size: int, **more: Any) -> bytes:
 
 
 def test_oversize_and_malformed_calls_leave_a_node_as_it_was(field: Machines) -> None:
-    wire = Wire(field.loop, field.member(0), field.credentials())
+    wire = Transport(field.loop, field.member(0), field.credentials())
     caller = Caller(wire.ask, RUN)
     caller.open()
     before, chance = caller.sha256(), Random(3)
@@ -328,7 +328,7 @@ def test_oversize_and_malformed_calls_leave_a_node_as_it_was(field: Machines) ->
             if kind == "do" or body in bodies[:6]:
                 try:
                     caller.raw(kind, body)
-                except Refused as refusal:
+                except CallRefused as refusal:
                     assert refusal.code in rpc_errors.CODES and len(refusal.words) < 200
     for _ in range(20):  # no TLS at all
         with socket.create_connection(("127.0.0.1", field.nodes[0].line.port)) as plain:
@@ -350,7 +350,7 @@ def certificate(folder: Path, home: Path, name: str, begins: timedelta, ends: ti
     home.mkdir()
     ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
     key = load_pem_private_key((folder / "ca.key").read_bytes(), None)
-    pem, own = Authority(folder).issue(name, 1)
+    pem, own = CertificateAuthority(folder).issue(name, 1)
     model = x509.load_pem_x509_certificate(pem)
     now = datetime.now(UTC)
     builder = (
@@ -378,7 +378,7 @@ def test_certificates_that_do_not_count(field: Machines, tmp_path: Path) -> None
         certificate(field.folder, tmp_path / "expired", "coordinator", -2 * day, -day),
         certificate(field.folder, tmp_path / "too early", "coordinator", day, 2 * day),
     ]
-    identity(tmp_path, "coordinator", Authority.create(tmp_path / "other"))
+    identity(tmp_path, "coordinator", CertificateAuthority.create(tmp_path / "other"))
     for home in [*homes, tmp_path / "coordinator"]:
         assert raw(field, [body], home=home) in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED), home
     identity(field.folder, "stranger")
@@ -387,11 +387,11 @@ def test_certificates_that_do_not_count(field: Machines, tmp_path: Path) -> None
 
 def test_a_peer_is_no_coordinator(field: Machines) -> None:
     """Its certificate is as good as the coordinator's, but of another name."""
-    wire = Wire(field.loop, field.member(0), field.credentials("node-1"))
+    wire = Transport(field.loop, field.member(0), field.credentials("node-1"))
     caller = Caller(wire.ask, RUN)
     assert refused(caller.open)[0] == rpc_errors.REFUSED
     assert refused(lambda: caller.do(1))[0] == rpc_errors.REFUSED
-    nothing = parts.pack({"run": caller.run, "key": "x"})
+    nothing = payload.pack({"run": caller.run, "key": "x"})
     assert refused(lambda: caller.raw("fetch", nothing)) == (
         rpc_errors.REFUSED,
         "you are no peer of this node in this run",
@@ -400,20 +400,20 @@ def test_a_peer_is_no_coordinator(field: Machines) -> None:
 
 
 def test_a_certificate_that_is_revoked_while_it_is_used(field: Machines) -> None:
-    wire = Wire(field.loop, field.member(0), field.credentials("second"))
+    wire = Transport(field.loop, field.member(0), field.credentials("second"))
     caller = Caller(wire.ask, RUN)
     caller.open()
     caller.do(1)
     federation.revoke(["second"], field.folder, Console(quiet=True))
     assert refused(lambda: caller.do(2, t=1))[0] == rpc_errors.REFUSED  # on the same connection
     wire.close()
-    first = Wire(field.loop, field.member(0), field.credentials())
+    first = Transport(field.loop, field.member(0), field.credentials())
     other = Caller(first.ask, RUN)
     while True:  # until the place of the one that is gone is free
         try:
             other.open()
             break
-        except Refused as refusal:
+        except CallRefused as refusal:
             assert refusal.code == rpc_errors.TAKEN
     other.close()
     first.close()
@@ -456,8 +456,8 @@ def test_memory_threads_and_files_stay_as_they_are_over_many_calls(field: Machin
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc")
     node = field.nodes[0]
-    nothing = parts.pack({"run": secrets.token_hex(16), "start": 1})
-    wire = Wire(field.loop, field.member(0), field.credentials())
+    nothing = payload.pack({"run": secrets.token_hex(16), "start": 1})
+    wire = Transport(field.loop, field.member(0), field.credentials())
 
     async def ask(count: int) -> None:
         numbers = iter(range(count))

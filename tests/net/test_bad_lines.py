@@ -14,8 +14,8 @@ import torch
 from fedloom.api import execute
 from fedloom.core import message
 from fedloom.experiment.config import EngineConfig
-from fedloom.remote import parts
-from tests.net.calls import Caller, Wire
+from fedloom.remote import payload
+from tests.net.calls import Caller, Transport
 from tests.net.nodes import federation, loop
 from tests.net.processes import Machines, machines, run_of, until
 from tests.net.proxy import TO_CALLER, proxy
@@ -52,7 +52,7 @@ def test_a_bad_line_changes_no_number(method: str, line: dict[str, float], field
 def test_a_slow_line_is_not_taken_for_a_dead_one(field: Machines) -> None:
     """A large call takes far longer than a dead node would be given, and small calls pass it."""
     node = field.nodes[0]
-    wire = Wire(field.loop, field.member(0), field.credentials())
+    wire = Transport(field.loop, field.member(0), field.credentials())
     caller = Caller(wire.ask, run_of("gossip"))
     caller.open()
     node.line.rate = 300e3
@@ -75,13 +75,15 @@ def test_a_slow_line_is_not_taken_for_a_dead_one(field: Machines) -> None:
 def test_small_calls_pass_a_large_answer(field: Machines) -> None:
     """A peer fetches over a line that it shares with the coordinator."""
     node = field.nodes[0]
-    ours, peers = (Wire(field.loop, field.member(0), field.credentials(name)) for name in ("coordinator", "node-1"))
+    ours, peers = (
+        Transport(field.loop, field.member(0), field.credentials(name)) for name in ("coordinator", "node-1")
+    )
     caller = Caller(ours.ask, run_of("gossip", models={"pool": ["mlp-large"]}), members={"1": field.member(1)})
     caller.open()
-    key = parts.unpack(caller.do(1, "give", leave=True))[0]["lines"][0]["parcel"]
+    key = payload.unpack(caller.do(1, "give", leave=True))[0]["lines"][0]["parcel"]
     node.line.rate = 100e3
     with ThreadPoolExecutor(1) as pool:
-        fetched = pool.submit(peers.ask, "fetch", parts.pack({"run": caller.run, "key": key}), "one")
+        fetched = pool.submit(peers.ask, "fetch", payload.pack({"run": caller.run, "key": key}), "one")
         base, passed = node.line.passed[TO_CALLER], 0
         until(lambda: node.line.passed[TO_CALLER] > base + 5e4, "a part of the answer")
         while not fetched.done():

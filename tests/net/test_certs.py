@@ -35,18 +35,18 @@ from fedloom.cli.federation import certs, revoke
 from fedloom.core.errors import ConfigError, EngineError, FedloomError
 from fedloom.remote import certs as authorities
 from fedloom.remote import credentials
-from fedloom.remote.certs import Authority, write
+from fedloom.remote.certs import CertificateAuthority, write
 from fedloom.remote.credentials import Credentials, endpoint
 from fedloom.remote.node.config import read as read_node
 from fedloom.remote.relay import read as read_relay
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority.create(tmp_path / "fed")
+def authority(tmp_path: Path) -> CertificateAuthority:
+    return CertificateAuthority.create(tmp_path / "fed")
 
 
-def holder(authority: Authority, name: str, days: float = 3, folder: str = "") -> Credentials:
+def holder(authority: CertificateAuthority, name: str, days: float = 3, folder: str = "") -> Credentials:
     """Give a name a certificate, and open it."""
     place = authority.folder / (folder or name)
     place.mkdir(exist_ok=True)
@@ -56,7 +56,7 @@ def holder(authority: Authority, name: str, days: float = 3, folder: str = "") -
     return opened(authority, place)
 
 
-def opened(authority: Authority, place: Path) -> Credentials:
+def opened(authority: CertificateAuthority, place: Path) -> Credentials:
     return Credentials(
         authority.folder / "ca.pem", place / "certificate.pem", place / "key.pem", authority.folder / "revoked.pem"
     )
@@ -95,7 +95,7 @@ async def ask(address: str, secure: grpc.ChannelCredentials, name: str) -> str:
             return error.code().name
 
 
-def test_both_ends_know_each_other_by_their_certificates(authority: Authority) -> None:
+def test_both_ends_know_each_other_by_their_certificates(authority: CertificateAuthority) -> None:
     server, caller = holder(authority, "hospital-a"), holder(authority, "coordinator")
     assert (server.name, caller.name) == ("hospital-a", "coordinator")
 
@@ -107,9 +107,9 @@ def test_both_ends_know_each_other_by_their_certificates(authority: Authority) -
     assert asyncio.run(calls()) == ["coordinator", "UNAVAILABLE"]
 
 
-def test_who_has_no_certificate_of_the_ca_does_not_get_in(authority: Authority, tmp_path: Path) -> None:
+def test_who_has_no_certificate_of_the_ca_does_not_get_in(authority: CertificateAuthority, tmp_path: Path) -> None:
     server = holder(authority, "hospital-a")
-    stranger = holder(Authority.create(tmp_path / "other"), "coordinator")
+    stranger = holder(CertificateAuthority.create(tmp_path / "other"), "coordinator")
 
     async def calls() -> list[str]:
         async with served(server) as address:
@@ -122,7 +122,7 @@ def test_who_has_no_certificate_of_the_ca_does_not_get_in(authority: Authority, 
     assert asyncio.run(calls()) == ["UNAVAILABLE"] * 3
 
 
-def test_a_caller_is_nobody_without_a_certificate_or_out_of_its_time(authority: Authority) -> None:
+def test_a_caller_is_nobody_without_a_certificate_or_out_of_its_time(authority: CertificateAuthority) -> None:
     me = holder(authority, "hospital-a")
     assert me.caller({}) is None
     assert me.caller({"x509_pem_cert": [b"nonsense"]}) is None
@@ -131,7 +131,7 @@ def test_a_caller_is_nobody_without_a_certificate_or_out_of_its_time(authority: 
     assert me.caller(context(holder(authority, "coordinator"))) == "coordinator"
 
 
-def test_a_certificate_without_dns_names_counts_by_its_common_name(authority: Authority) -> None:
+def test_a_certificate_without_dns_names_counts_by_its_common_name(authority: CertificateAuthority) -> None:
     key = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "plain")])
     ends = authority.certificate.not_valid_after_utc
@@ -140,7 +140,7 @@ def test_a_certificate_without_dns_names_counts_by_its_common_name(authority: Au
     assert holder(authority, "hospital-a").caller({"x509_pem_cert": [pem]}) == "plain"
 
 
-def test_a_revoked_caller_is_nobody_as_soon_as_the_list_changes(authority: Authority) -> None:
+def test_a_revoked_caller_is_nobody_as_soon_as_the_list_changes(authority: CertificateAuthority) -> None:
     me, other = holder(authority, "hospital-a"), holder(authority, "hospital-b")
     assert me.caller(context(other)) == "hospital-b"
     assert authority.revoke("hospital-b") == 1
@@ -153,13 +153,13 @@ def test_a_revoked_caller_is_nobody_as_soon_as_the_list_changes(authority: Autho
 
 
 def test_a_damaged_or_foreign_list_changes_nothing_and_is_logged(
-    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    authority: CertificateAuthority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     me, other, third = (holder(authority, name) for name in ("hospital-a", "hospital-b", "hospital-c"))
     authority.revoke("hospital-b")
     assert me.caller(context(other)) is None
     assert me.revoked is not None
-    foreign = Authority.create(tmp_path / "foreign").folder / "revoked.pem"
+    foreign = CertificateAuthority.create(tmp_path / "foreign").folder / "revoked.pem"
     for bad in (b"torn", foreign.read_bytes()):
         write(me.revoked, bad)
         assert me.caller(context(other)) is None
@@ -172,7 +172,7 @@ def test_a_damaged_or_foreign_list_changes_nothing_and_is_logged(
     assert me.caller(context(other)) is None
 
 
-def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(authority: Authority) -> None:
+def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(authority: CertificateAuthority) -> None:
     server, caller = holder(authority, "hospital-a"), holder(authority, "coordinator")
     twin = holder(authority, "hospital-a", folder="twin")
 
@@ -193,7 +193,7 @@ def test_a_server_can_be_checked_and_pinned_before_a_channel_opens(authority: Au
     asyncio.run(calls())
 
 
-def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(authority: Authority) -> None:
+def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(authority: CertificateAuthority) -> None:
     server, caller = holder(authority, "hospital-a"), holder(authority, "coordinator")
     fallen = holder(authority, "hospital-b")
     authority.revoke("hospital-b")
@@ -211,8 +211,8 @@ def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(autho
     asyncio.run(calls())
 
 
-def test_a_list_that_is_old_or_another_ca_s_says_so(authority: Authority, tmp_path: Path) -> None:
-    me, other = holder(authority, "hospital-a"), Authority.create(tmp_path / "other")
+def test_a_list_that_is_old_or_another_ca_s_says_so(authority: CertificateAuthority, tmp_path: Path) -> None:
+    me, other = holder(authority, "hospital-a"), CertificateAuthority.create(tmp_path / "other")
     found, stranger = me._list, holder(other, "hospital-b")
     assert found is not None and found.against(credentials._shown(me.certificate.read_bytes())) == ""
     assert "of another CA" in found.against(credentials._shown(stranger.certificate.read_bytes()))
@@ -222,13 +222,13 @@ def test_a_list_that_is_old_or_another_ca_s_says_so(authority: Authority, tmp_pa
 
 
 @pytest.mark.parametrize("address", ["x" * 70 + ".example:1", "..:1", "a\0b:1"])
-def test_what_is_no_address_is_said_so(authority: Authority, address: str) -> None:
+def test_what_is_no_address_is_said_so(authority: CertificateAuthority, address: str) -> None:
     with pytest.raises(EngineError, match="which is no address"):
         asyncio.run(holder(authority, "coordinator").check_server(address, "hospital-a"))
 
 
 def test_credentials_say_what_is_wrong_with_their_files(
-    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = holder(authority, "hospital-a")
     place = good.certificate.parent
@@ -241,7 +241,7 @@ def test_credentials_say_what_is_wrong_with_their_files(
     with pytest.raises(ConfigError, match="is not the key of"):
         Credentials(good.ca, good.certificate, holder(authority, "hospital-b").key)
     with pytest.raises(ConfigError, match="is not signed by the CA"):
-        Credentials(Authority.create(tmp_path / "other").folder / "ca.pem", good.certificate, good.key)
+        Credentials(CertificateAuthority.create(tmp_path / "other").folder / "ca.pem", good.certificate, good.key)
     secret = load_pem_private_key(good.key.read_bytes(), None).private_bytes(
         Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"word")
     )
@@ -261,7 +261,9 @@ def test_credentials_say_what_is_wrong_with_their_files(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
-def test_a_key_that_others_can_read_is_warned_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_that_others_can_read_is_warned_of(
+    authority: CertificateAuthority, caplog: pytest.LogCaptureFixture
+) -> None:
     good = holder(authority, "hospital-a")
     assert not caplog.records
     good.key.chmod(0o644)
@@ -269,10 +271,10 @@ def test_a_key_that_others_can_read_is_warned_of(authority: Authority, caplog: p
     assert "can be read by others" in caplog.text
 
 
-def test_a_chain_of_ones_own_pki_is_followed(authority: Authority, tmp_path: Path) -> None:
+def test_a_chain_of_ones_own_pki_is_followed(authority: CertificateAuthority, tmp_path: Path) -> None:
     """The certificate's file may hold the authorities between it and the CA."""
     root_key = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
-    below = Authority.create(tmp_path / "below")
+    below = CertificateAuthority.create(tmp_path / "below")
     key = below.certificate.public_key()
     middle = (
         authorities._certificate(
@@ -368,7 +370,7 @@ def test_renewing_gives_new_certificates_and_keeps_configs(tmp_path: Path) -> No
         assert (place / "certificate.pem").read_bytes() != old[name]
         assert Credentials(place / "ca.pem", place / "certificate.pem", place / "key.pem").name == name
     assert {path: path.read_bytes() for path in folder.rglob("*.toml")} == configs
-    authority = Authority(folder)
+    authority = CertificateAuthority(folder)
     assert authority.revoke("hospital-a") == 2  # the old one too
 
 
@@ -415,7 +417,7 @@ def test_a_folder_without_a_ca_has_nothing_to_renew(tmp_path: Path) -> None:
 def test_what_was_issued_shows_what_was_revoked_since_when(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     make(folder, "hospital-a", "hospital-b")
-    authority, path = Authority(folder), folder / "issued.csv"
+    authority, path = CertificateAuthority(folder), folder / "issued.csv"
     authority.revoke("hospital-b")
     (taken_back,) = (one for one in authority.issued() if one.revoked)
     assert taken_back.name == "hospital-b" and re.fullmatch(r"\d{4}-\d\d-\d\d", taken_back.revoked)
@@ -461,15 +463,15 @@ def test_a_refused_request_writes_nothing(
 
 
 def test_an_authority_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    authority, other = Authority.create(tmp_path / "a"), Authority.create(tmp_path / "b")
+    authority, other = CertificateAuthority.create(tmp_path / "a"), CertificateAuthority.create(tmp_path / "b")
     with pytest.raises(ConfigError, match="holds a CA already"):
-        Authority.create(tmp_path / "a")
+        CertificateAuthority.create(tmp_path / "a")
     (authority.folder / "ca.key").write_bytes((other.folder / "ca.key").read_bytes())
     with pytest.raises(ConfigError, match="is not the key of"):
-        Authority(authority.folder)
+        CertificateAuthority(authority.folder)
     (authority.folder / "ca.key").unlink()
     with pytest.raises(ConfigError, match=r"no usable ca\.pem and ca\.key"):
-        Authority(authority.folder)
+        CertificateAuthority(authority.folder)
 
 
 def test_nothing_secret_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

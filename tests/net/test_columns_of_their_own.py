@@ -19,8 +19,8 @@ from fedloom.experiment.own import Files
 from fedloom.experiment.reading import check
 from fedloom.methods import registry
 from fedloom.remote.coordinator import federation_of, node_set, run_id
-from fedloom.remote.matching import FILE, _Meeting, match
-from fedloom.remote.node.serve import Node
+from fedloom.remote.matching import FILE, _MatchingSession, match
+from fedloom.remote.node.server import NodeServer
 from fedloom.report import write
 from tests.net.nodes import federation
 from tests.net.processes import Machines, machines
@@ -82,7 +82,7 @@ def federated(path: Path, files: list[Path], *, secret: bool = False) -> Path:
 
 
 @pytest.fixture(scope="module")
-def there(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[Node]]]:
+def there(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[NodeServer]]]:
     with federation(tmp_path_factory.mktemp("nodes"), 2, nodes_of(files)) as (path, nodes):
         yield federated(path, files), nodes
 
@@ -116,14 +116,16 @@ def rows(found: Matched) -> list[list[int]]:
     return [found.aligned.tolist(), found.unaligned.tolist(), found.test.tolist()]
 
 
-def audits(nodes: list[Node], what: str) -> list[dict[str, Any]]:
+def audits(nodes: list[NodeServer], what: str) -> list[dict[str, Any]]:
     """The lines of all nodes on one thing, node by node."""
     files = [file for node in nodes for file in (node.host.audit.path, node.host.audit.refusals) if file.exists()]
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line for line in map(json.loads, lines) if line["what"] == what]
 
 
-def test_no_id_is_written_down_and_no_row_leaves(there: tuple[Path, list[Node]], tmp_path: Path, caplog: Any) -> None:
+def test_no_id_is_written_down_and_no_row_leaves(
+    there: tuple[Path, list[NodeServer]], tmp_path: Path, caplog: Any
+) -> None:
     caplog.set_level("DEBUG")
     execute(run_of("split", there[0]), tmp_path / "run")
     for node in there[1]:
@@ -167,7 +169,7 @@ def test_who_is_matched_stays_so_when_a_run_goes_on(
         before = Matched.load(out / FILE)
         assert before is not None and len(audits(nodes, "matched")) == 2
         for node in nodes:  # as if it was restarted
-            node.host._sittings.clear()
+            node.host._node_runs.clear()
         monkeypatch.setattr("fedloom.remote.coordinator.time_ns", lambda: 1)
         result = execute(run, out, resume=True)
         after = Matched.load(out / FILE)
@@ -218,7 +220,7 @@ def test_a_node_s_policy_comes_before_any_id(
 
 
 def test_plain_where_all_allow_it_is_the_same(
-    files: list[Path], there: tuple[Path, list[Node]], tmp_path: Path
+    files: list[Path], there: tuple[Path, list[NodeServer]], tmp_path: Path
 ) -> None:
     private = rows(matched(run_of("split", there[0]), files))
     with federation(tmp_path, 2, nodes_of(files, align=["plain", "openmined"])) as (path, nodes):
@@ -228,7 +230,7 @@ def test_plain_where_all_allow_it_is_the_same(
 
 
 def test_a_node_that_forgets_in_the_middle_is_matched_again(
-    files: list[Path], there: tuple[Path, list[Node]], monkeypatch: pytest.MonkeyPatch
+    files: list[Path], there: tuple[Path, list[NodeServer]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matcher, calls = there[1][0].host._matcher, []
     answer = type(matcher).answer
@@ -252,14 +254,14 @@ def test_a_coordinator_that_dies_in_the_middle_begins_again(
 ) -> None:
     with federation(tmp_path / "fed", 2, nodes_of(files)) as (path, nodes):
         run, out = run_of(federation=federated(path, files)), tmp_path / "run"
-        ask = _Meeting._ask
+        ask = _MatchingSession._ask
 
         async def until_the_second_keeps(self: Any, guest: Any, step: str, *rest: Any, **more: Any) -> Any:
             if step == "leave" or (step == "keep" and guest.party == 2):
                 raise Died
             return await ask(self, guest, step, *rest, **more)
 
-        monkeypatch.setattr(_Meeting, "_ask", until_the_second_keeps)
+        monkeypatch.setattr(_MatchingSession, "_ask", until_the_second_keeps)
         with pytest.raises(Died):
             execute(run, out)
         monkeypatch.undo()
@@ -305,7 +307,7 @@ def test_a_node_that_is_killed_in_the_middle_is_matched_again(
     files: list[Path], processes: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed: list[int] = []
-    keep = _Meeting._keep
+    keep = _MatchingSession._keep
 
     async def first_killed(self: Any, guest: Any, *rest: Any) -> None:
         if guest.party == 2 and not killed:
@@ -314,12 +316,12 @@ def test_a_node_that_is_killed_in_the_middle_is_matched_again(
             await asyncio.to_thread(processes.nodes[1].start)
         await keep(self, guest, *rest)
 
-    monkeypatch.setattr(_Meeting, "_keep", first_killed)
+    monkeypatch.setattr(_MatchingSession, "_keep", first_killed)
     found = execute(run_of(federation=processes.federation)).summary
     assert killed and found["state_sha256"] == execute(run_of(files=files)).summary["state_sha256"]
 
 
-def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[Node]], tmp_path: Path) -> None:
+def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[NodeServer]], tmp_path: Path) -> None:
     run: RunConfig = run_of("split", there[0])
     with pytest.raises(ConfigError, match="add --engine net"):
         execute(run.model_copy(update={"engine": type(run.engine)()}))

@@ -31,10 +31,10 @@ from fedloom.cli.federation import certs, revoke
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.remote import relay as relays
 from fedloom.remote import tunnel as tunnels
+from fedloom.remote.connections import NodeAddress, connect
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.members import Member, connect
 from fedloom.remote.relay import ACCEPT, DIAL, NUMBER, PIECE, TARGET, Relay, RelayConfig
-from fedloom.remote.tunnel import Exposure, expose, reach
+from fedloom.remote.tunnel import RelayedServer, expose, reach
 
 PATIENCE = 60.0
 """Seconds that something may take on a very busy machine before a test gives up."""
@@ -89,7 +89,7 @@ class Net:
 
     fed: Path
     relay: Tapped
-    exposure: Exposure
+    exposure: RelayedServer
     at: str
     heard: list[str | None] = field(default_factory=list)
 
@@ -423,7 +423,7 @@ def test_a_line_through_a_relay_says_why_nobody_is_there(fed: Path) -> None:
     coordinator, silence = holder(fed, "coordinator"), f"127.0.0.1:{free_port()}"
 
     async def trouble(relay: str, target: str, name: str = "relay") -> str:
-        line = await connect(Member(target, relay=relay, relay_name=name), credentials=coordinator)
+        line = await connect(NodeAddress(target, relay=relay, relay_name=name), credentials=coordinator)
         await until(lambda: line.tunnel is not None and bool(line.tunnel.trouble))
         words = line.trouble
         await line.close()
@@ -434,7 +434,7 @@ def test_a_line_through_a_relay_says_why_nobody_is_there(fed: Path) -> None:
             assert (await trouble(made.at, "other")).startswith("it is not connected to the relay; is fedloom node")
             assert await trouble(made.at, "stranger") == "'stranger' is not reached through this relay"
             assert "correct the name or the address in federation.toml" in await trouble(made.at, "node", "relais")
-            line = await connect(Member("node", relay=made.at), credentials=coordinator)
+            line = await connect(NodeAddress("node", relay=made.at), credentials=coordinator)
             line.tunnel.trouble = "old"  # type: ignore[union-attr]
             await until(lambda: line.trouble == "")
             line.trouble = "of its own"

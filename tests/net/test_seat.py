@@ -10,11 +10,11 @@ import pytest
 from fedloom.core import message
 from fedloom.core.engine import Failure, Task
 from fedloom.core.errors import EngineError, MessageError
-from fedloom.remote import parts, rpc_errors
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.connections import NodeAddress, Timeouts, Transport
 from fedloom.remote.engine import NetEngine
-from fedloom.remote.members import Member, Waiting, Wire
-from fedloom.remote.node_session import MOST_NOTES, Seat, Terms
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.node_session import MOST_NOTES, NodeSession, RunContext
+from fedloom.remote.rpc_errors import CallRefused
 
 LINE = {"failure": "raised", "injected": False}
 GOOD = {"lines": [LINE], "notes": {}, "missing": []}
@@ -25,7 +25,7 @@ class Node:
 
     where, trouble, run, up, sent, received = "nowhere", "", "", True, 0, 0
 
-    def __init__(self, *answers: bytes | Refused) -> None:
+    def __init__(self, *answers: bytes | CallRefused) -> None:
         self.answers, self.asked = list(answers), list[str]()
 
     async def wait(self, seconds: float) -> bool:
@@ -34,7 +34,7 @@ class Node:
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
         self.asked.append(kind)
         answer = self.answers.pop(0)
-        if isinstance(answer, Refused):
+        if isinstance(answer, CallRefused):
             raise answer
         return answer
 
@@ -42,14 +42,14 @@ class Node:
         pass
 
 
-def seat(node: Node) -> Seat:
-    members = {1: Member("a"), 2: Member("b")}
-    return Seat(1, members[1], node, Terms("0" * 32, 1, "{}", False, Waiting(), members))
+def session(node: Node) -> NodeSession:
+    members = {1: NodeAddress("a"), 2: NodeAddress("b")}
+    return NodeSession(1, members[1], node, RunContext("0" * 32, 1, "{}", False, Timeouts(), members))
 
 
 def told(node: Node) -> list[Any]:
     task = Task(1, "update", {"t": 0}, round=0)
-    return asyncio.run(seat(node).tell([task], message.encode({"t": 0}), False, None)).results
+    return asyncio.run(session(node).tell([task], message.encode({"t": 0}), False, None)).results
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,15 @@ def told(node: Node) -> list[Any]:
     [
         b"",
         b"rubbish",
-        parts.pack({**GOOD, "lines": []}),
-        parts.pack({**GOOD, "lines": [[]]}),
-        parts.pack({**GOOD, "lines": [{"reply": 3}]}),
-        parts.pack({**GOOD, "lines": [{"reply": None, "x": 1}], "missing": [[7, "inbox", "3"]]}),
-        parts.pack({**GOOD, "missing": [[0, "inbox", "3"]]}),
-        parts.pack({**GOOD, "missing": [1]}),
-        parts.pack({**GOOD, "missing": 1}),
-        parts.pack({**GOOD, "lines": [{"parcel": "k", "what": "", "payload": 9, "wire": 1}]}),
-        parts.pack({**GOOD, "lines": [{"failure": 1, "injected": False}]}),
+        payload.pack({**GOOD, "lines": []}),
+        payload.pack({**GOOD, "lines": [[]]}),
+        payload.pack({**GOOD, "lines": [{"reply": 3}]}),
+        payload.pack({**GOOD, "lines": [{"reply": None, "x": 1}], "missing": [[7, "inbox", "3"]]}),
+        payload.pack({**GOOD, "missing": [[0, "inbox", "3"]]}),
+        payload.pack({**GOOD, "missing": [1]}),
+        payload.pack({**GOOD, "missing": 1}),
+        payload.pack({**GOOD, "lines": [{"parcel": "k", "what": "", "payload": 9, "wire": 1}]}),
+        payload.pack({**GOOD, "lines": [{"failure": 1, "injected": False}]}),
     ],
 )
 def test_nothing_that_a_node_says_ends_a_run(answer: bytes) -> None:
@@ -79,26 +79,26 @@ def test_a_reason_is_one_of_those_known_and_notes_are_numbers() -> None:
         "lines": [{"failure": "patient 7 died", "injected": False}],
         "notes": {"a": 1.0, "b": "x", "c": [2.0]},
     }
-    node = Node(parts.pack(strange))  # type: ignore[arg-type]
-    found = asyncio.run(seat(node).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
+    node = Node(payload.pack(strange))  # type: ignore[arg-type]
+    found = asyncio.run(session(node).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
     assert found.results[0].reason == "raised" and "the log of a has it" in found.results[0].trace
     assert found.notes == {"a": 1.0, "c": [2.0]}
 
 
 def test_more_notes_than_a_page_makes_are_not_taken() -> None:
-    many = parts.pack({**GOOD, "notes": {f"{n}": 1.0 for n in range(1000)}})  # type: ignore[arg-type]
-    found = asyncio.run(seat(Node(many)).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
+    many = payload.pack({**GOOD, "notes": {f"{n}": 1.0 for n in range(1000)}})  # type: ignore[arg-type]
+    found = asyncio.run(session(Node(many)).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
     assert list(found.notes) == [f"{n}" for n in range(MOST_NOTES)]
 
 
 def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
-    members = {1: Member("a"), 2: Member("b"), 3: Member("c")}
-    common = Terms("0" * 32, 1, "{}", False, Waiting(fewest=2), members)
-    stale, good = Refused(rpc_errors.STALE, "a newer start has taken over"), parts.pack(GOOD)  # type: ignore[arg-type]
+    members = {1: NodeAddress("a"), 2: NodeAddress("b"), 3: NodeAddress("c")}
+    common = RunContext("0" * 32, 1, "{}", False, Timeouts(fewest=2), members)
+    stale, good = CallRefused(rpc_errors.STALE, "a newer start has taken over"), payload.pack(GOOD)  # type: ignore[arg-type]
 
-    async def say(party: int, answer: bytes | Refused) -> Any:
+    async def say(party: int, answer: bytes | CallRefused) -> Any:
         task = Task(party, "update", {}, round=0)
-        node = Seat(party, members[party], Node(answer), common)
+        node = NodeSession(party, members[party], Node(answer), common)
         return (await node.tell([task], message.encode({}), False, None)).results[0].reason
 
     async def says() -> None:
@@ -111,9 +111,9 @@ def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
 
 
 def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> None:
-    opened = parts.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
-    node = Node(parts.pack(GOOD), Refused(rpc_errors.UNKNOWN, "no such run"), opened, parts.pack(GOOD))  # type: ignore[arg-type]
-    there, task = seat(node), Task(1, "update", {}, round=0)
+    opened = payload.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
+    node = Node(payload.pack(GOOD), CallRefused(rpc_errors.UNKNOWN, "no such run"), opened, payload.pack(GOOD))  # type: ignore[arg-type]
+    there, task = session(node), Task(1, "update", {}, round=0)
 
     async def twice() -> None:
         for _ in range(2):
@@ -124,32 +124,32 @@ def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> N
 
 
 def test_a_party_made_anew_is_none_to_hash() -> None:
-    node = Node(Refused(rpc_errors.UNKNOWN, "no such run"))
-    with pytest.raises(Refused):
-        asyncio.run(seat(node).ask("digest", b""))
+    node = Node(CallRefused(rpc_errors.UNKNOWN, "no such run"))
+    with pytest.raises(CallRefused):
+        asyncio.run(session(node).ask("digest", b""))
     assert node.asked == ["digest"]
 
 
 def test_a_long_text_crosses_in_pieces() -> None:
     text = "é" * 200_000
-    body = parts.pack({"config": parts.cut(text)})
-    assert parts.joined(parts.unpack(body)[0]["config"]) == text
-    assert parts.joined("whole") == "whole"
-    for wrong in ([1], 7, ["x"] * (parts.MOST_PIECES + 1)):
+    body = payload.pack({"config": payload.cut(text)})
+    assert payload.joined(payload.unpack(body)[0]["config"]) == text
+    assert payload.joined("whole") == "whole"
+    for wrong in ([1], 7, ["x"] * (payload.MOST_PIECES + 1)):
         with pytest.raises(MessageError):
-            parts.joined(wrong)
+            payload.joined(wrong)
 
 
 def test_what_all_must_answer_is_asked_again_of_one_who_was_away() -> None:
-    opened = parts.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
-    away = Refused(rpc_errors.UNREACHABLE, "a gives no sign of life")
-    node = Node(opened, away, parts.pack({"sha256": "12"}), parts.pack({}))
+    opened = payload.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
+    away = CallRefused(rpc_errors.UNREACHABLE, "a gives no sign of life")
+    node = Node(opened, away, payload.pack({"sha256": "12"}), payload.pack({}))
 
-    async def connect(member: Member, changed: Any) -> Any:
+    async def connect(member: NodeAddress, changed: Any) -> Any:
         return node
 
-    wire = Wire("test", connect)
-    common = {"config": "{}", "differences": lambda *_: [], "run": "0" * 32, "wire": wire, "waiting": Waiting(start=9)}
-    with NetEngine({1: Member("a")}, [], {1: "client-1"}, **common) as engine:
+    wire = Transport("test", connect)
+    common = {"config": "{}", "differences": lambda *_: [], "run": "0" * 32, "wire": wire, "waiting": Timeouts(start=9)}
+    with NetEngine({1: NodeAddress("a")}, [], {1: "client-1"}, **common) as engine:
         assert engine.digests() == {1: "12"}
     assert node.asked == ["open", "digest", "digest", "close"]

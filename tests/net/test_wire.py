@@ -12,8 +12,8 @@ import pytest
 from fedloom.core.errors import EngineError
 from fedloom.remote import rpc_client as links
 from fedloom.remote import rpc_errors
-from fedloom.remote.rpc_errors import Refused
-from fedloom.remote.wire import PIECE, Address, Link, digest, serve
+from fedloom.remote.rpc import PIECE, RPCClient, ServerAddress, digest, serve
+from fedloom.remote.rpc_errors import CallRefused
 from tests.net.wires import Echo, Pki, Proxy, linked, run, serving
 
 MB = 1 << 20
@@ -90,7 +90,7 @@ def test_an_answer_that_was_lost_with_its_line_is_kept(pki: Pki) -> None:
             asking = asyncio.ensure_future(link.ask("echo", b"1", id="1", deadline=20))
             await _until(lambda: bool(handler.calls))
             line.stopped.set()
-            await _until(lambda: all(call.kept for call in server.desk._calls.values()))
+            await _until(lambda: all(call.kept for call in server.service._calls.values()))
             line.break_all()
             line.stopped.clear()
             assert await asking == b"1"
@@ -115,7 +115,7 @@ def test_an_answer_that_was_made_anew_is_not_mixed_with_the_old_one(pki: Pki) ->
             asking = asyncio.ensure_future(link.ask("get", b"", id="1", deadline=20))
             while not line.cuts:
                 await asyncio.sleep(0.001)
-            server.desk._calls.clear()
+            server.service._calls.clear()
             assert await asking == answers[1]
 
     run(work())
@@ -165,7 +165,7 @@ def test_an_id_is_one_callers_own_and_one_content(pki: Pki) -> None:
             mine = asyncio.ensure_future(hub.ask("echo", b"mine", id="1", deadline=9))
             yours = asyncio.ensure_future(other.ask("echo", b"yours", id="1", deadline=9))
             await _until(lambda: len(handler.calls) == 2)
-            with pytest.raises(Refused, match="another call has this id") as refusal:
+            with pytest.raises(CallRefused, match="another call has this id") as refusal:
                 await hub.ask("echo", b"nine", id="1", deadline=9)
             assert refusal.value.code == rpc_errors.MALFORMED
             go.set()
@@ -186,7 +186,7 @@ def test_a_caller_who_gave_up_finds_the_answer(pki: Pki) -> None:
 
         handler = Echo(slowly)
         async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
-            with pytest.raises(Refused) as refusal:
+            with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"1", id="1", deadline=0.3)
             assert refusal.value.code == rpc_errors.LATE
             cancelled = asyncio.ensure_future(link.ask("echo", b"1", id="1", deadline=9))
@@ -204,14 +204,14 @@ def test_a_busy_node_is_asked_again_until_the_deadline(pki: Pki) -> None:
     async def work() -> None:
         async def busy(kind: str, body: bytes) -> bytes:
             if kind == "never" or len(handler.calls) < 3:
-                raise Refused(rpc_errors.BUSY, "not now")
+                raise CallRefused(rpc_errors.BUSY, "not now")
             return body
 
         handler = Echo(busy)
         async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
             assert await link.ask("soon", b"1", id="1", deadline=9) == b"1"
             assert len(handler.calls) == 3
-            with pytest.raises(Refused, match="not now") as refusal:
+            with pytest.raises(CallRefused, match="not now") as refusal:
                 await link.ask("never", b"1", id="2", deadline=0.5)
             assert refusal.value.code == rpc_errors.BUSY
 
@@ -222,18 +222,18 @@ def test_a_busy_node_is_asked_again_until_the_deadline(pki: Pki) -> None:
 def test_a_refusal_crosses_with_its_code_and_words_and_without_its_detail(code: str, pki: Pki) -> None:
     async def work() -> None:
         async def refuse(kind: str, body: bytes) -> bytes:
-            raise Refused(code, "drei Wörter – nicht mehr", "secret")
+            raise CallRefused(code, "drei Wörter – nicht mehr", "secret")
 
         handler = Echo(refuse)
         async with serving(handler, pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
-            with pytest.raises(Refused) as refusal:
+            with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
             assert (refusal.value.code, refusal.value.words, refusal.value.detail) == (
                 code,
                 "drei Wörter – nicht mehr",
                 "",
             )
-            with pytest.raises(Refused):
+            with pytest.raises(CallRefused):
                 await link.ask("echo", b"", id="1", deadline=9)
             assert len(handler.calls) == 2  # a refusal is not kept
 
@@ -247,7 +247,7 @@ def test_no_text_of_an_exception_crosses_with_a_sign_of_life(pki: Pki) -> None:
 
     async def work() -> str:
         async with serving(Broken(), pki.of("node")) as server:
-            link = Link(Address("node", f"127.0.0.1:{server.port}"), pki.of("hub"))
+            link = RPCClient(ServerAddress("node", f"127.0.0.1:{server.port}"), pki.of("hub"))
             try:
                 assert not await link.wait(3)
                 return link.trouble
@@ -268,7 +268,7 @@ def test_no_text_of_an_exception_crosses(pki: Pki, caplog: pytest.LogCaptureFixt
             Proxy(server.port) as line,
             linked(line.port, pki.of("hub")) as link,
         ):
-            with pytest.raises(Refused) as refusal:
+            with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
             assert refusal.value.code == rpc_errors.FAILED
             assert refusal.value.words == "the node could not answer; its log says why"
@@ -286,7 +286,7 @@ def test_nothing_is_left_after_many_calls(pki: Pki) -> None:
             async def many(n: int) -> None:
                 for k in range(n):
                     assert await link.ask("echo", b"x", id=f"{n}/{k}", deadline=9) == b"x"
-                await _until(lambda: not server.desk._calls and not server.desk._streams and not link._loose)
+                await _until(lambda: not server.service._calls and not server.service._streams and not link._loose)
                 gc.collect()
 
             await many(20)
@@ -314,10 +314,10 @@ def test_a_node_that_goes_is_missed_and_taken_back(pki: Pki, fast: None) -> None
             asking = asyncio.ensure_future(link.ask("echo", b"1", id="1", deadline=30))
             await _until(lambda: bool(handler.calls))
             line.stopped.set()  # frozen, with its connections open
-            with pytest.raises(Refused) as refusal:
+            with pytest.raises(CallRefused) as refusal:
                 await asking
             assert refusal.value.code == rpc_errors.UNREACHABLE
-            with pytest.raises(Refused, match="gives no sign of life"):
+            with pytest.raises(CallRefused, match="gives no sign of life"):
                 await link.ask("echo", b"1", id="2", deadline=30)
             line.stopped.clear()
             assert await link.wait(10)
@@ -370,7 +370,7 @@ def test_a_caller_that_is_revoked_is_told_so_at_its_next_call(tmp_path: Path) ->
         ):
             assert await link.ask("echo", b"", id="1", deadline=9) == b""
             pki.authority.revoke("hub")
-            with pytest.raises(Refused, match="node does not accept this certificate") as refusal:
+            with pytest.raises(CallRefused, match="node does not accept this certificate") as refusal:
                 await link.ask("echo", b"", id="2", deadline=9)
             assert refusal.value.code == rpc_errors.REFUSED
         assert len(handler.calls) == 1
@@ -388,7 +388,7 @@ def test_a_node_that_is_revoked_is_not_talked_to(tmp_path: Path, fast: None) -> 
             assert await link.ask("echo", b"1", id="1", deadline=9) == b"1"
             pki.authority.revoke("node")
             await _until(lambda: not link.up)
-            with pytest.raises(Refused) as refusal:
+            with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"1", id="2", deadline=9)
             assert refusal.value.code == rpc_errors.UNREACHABLE
             await _until(lambda: "revoked" in link.trouble)
@@ -403,16 +403,16 @@ def test_nothing_that_goes_wrong_ends_the_signs_of_life(
     pki: Pki, fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work() -> None:
-        dial, tries = Link._dial, 0
+        dial, tries = RPCClient._dial, 0
 
-        async def broken(link: Link) -> object:
+        async def broken(link: RPCClient) -> object:
             nonlocal tries
             tries += 1
             if tries < 4:
                 raise ValueError("embedded null byte")
             return await dial(link)
 
-        monkeypatch.setattr(Link, "_dial", broken)
+        monkeypatch.setattr(RPCClient, "_dial", broken)
         async with serving(Echo(), pki.of("node")) as server, linked(server.port, pki.of("hub")) as link:
             assert await link.ask("echo", b"1", id="1", deadline=9) == b"1"
 
@@ -493,7 +493,7 @@ def test_calls_under_way_on_a_link_that_is_closed_end_as_unreachable() -> None:
                 await asyncio.sleep(0)
             await link.close()
             for found in await asyncio.gather(*calls, return_exceptions=True):
-                assert isinstance(found, Refused) and found.code == rpc_errors.UNREACHABLE
+                assert isinstance(found, CallRefused) and found.code == rpc_errors.UNREACHABLE
             assert not link.up
 
     run(work())

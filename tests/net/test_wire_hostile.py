@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fedloom.remote import frames, rpc_errors, rpc_server
 from fedloom.remote import rpc_client as links
-from fedloom.remote.frames import LARGEST_PIECE, PIECE, Garbled, framed, unframed
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.frames import LARGEST_PIECE, PIECE, FrameError, framed, unframed
+from fedloom.remote.rpc_errors import CallRefused
 from tests.net.wires import LIMIT, ByHand, Echo, first, hostile, linked, run, serving
 
 Status = grpc.StatusCode
@@ -68,8 +68,8 @@ def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code:
         found, said = await hand.status(*sent)
         assert found is code and words in said
         assert not handler.calls
-        await _until(lambda: not server.desk._streams)  # the caller may hear of the end before the node is through
-        assert sum(len(call.body) for call in server.desk._calls.values()) <= 2
+        await _until(lambda: not server.service._streams)  # the caller may hear of the end before the node is through
+        assert sum(len(call.body) for call in server.service._calls.values()) <= 2
 
     against(test)
 
@@ -77,7 +77,7 @@ def test_a_call_that_is_not_what_it_says_reaches_nobody(sent: list[bytes], code:
 def test_a_call_of_wrong_bytes_is_forgotten_and_may_be_made_again() -> None:
     async def test(handler: Echo, server: Any, hand: ByHand) -> None:
         assert (await hand.status(first(b"123", bytes=3, sum=1)))[0] is Status.INVALID_ARGUMENT
-        assert not server.desk._calls
+        assert not server.service._calls
         assert (await hand.status(first(b"123", bytes=3, sum=zlib.crc32(b"123"))))[0] is Status.OK
         assert len(handler.calls) == 1
 
@@ -89,8 +89,8 @@ def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(monkeypa
         waiting = [hand.call() for _ in range(2)]
         for n, call in enumerate(waiting):
             await call.write(first(b"12", id=str(n), bytes=LIMIT, sum=1))
-        await _until(lambda: len(server.desk._calls) == 2)
-        assert [bytes(call.body) for call in server.desk._calls.values()] == [b"12", b"12"]
+        await _until(lambda: len(server.service._calls) == 2)
+        assert [bytes(call.body) for call in server.service._calls.values()] == [b"12", b"12"]
         # So much may be on its way of one caller; another one has room.
         assert (await hand.status(first(id="3", bytes=1)))[0] is Status.RESOURCE_EXHAUSTED
         async with linked(server.port, None, own="hub") as hub:
@@ -102,7 +102,7 @@ def test_what_is_announced_takes_no_memory_and_what_never_ends_is_swept(monkeypa
             await hub.ask("echo", b"", id="2", deadline=9)
         await asyncio.sleep(0.1)
         await hand.status(first())
-        await _until(lambda: {id for _, id in server.desk._calls} <= {"1"})
+        await _until(lambda: {id for _, id in server.service._calls} <= {"1"})
         for call in waiting:
             call.cancel()
 
@@ -117,7 +117,7 @@ def test_calls_that_nobody_fetches_the_answer_of_have_a_number(monkeypatch: pyte
             await call.write(first(id=str(n)))
             assert await call.read() is not grpc.aio.EOF
             call.cancel()
-        await _until(lambda: not server.desk._streams)
+        await _until(lambda: not server.service._streams)
         code, words = await hand.status(first(id="9"))
         assert code is Status.RESOURCE_EXHAUSTED and words == "too many calls at once"
         async with linked(server.port, None, own="hub") as hub:
@@ -151,10 +151,10 @@ def test_streams_of_one_caller_have_a_number_and_must_begin(monkeypatch: pytest.
         monkeypatch.setattr(rpc_server, "OPENING", 0.3)
         idle = [hand.call() for _ in range(4)]
         await asyncio.gather(*(call.wait_for_connection() for call in idle))
-        await _until(lambda: server.desk._streams["mallory"] == 4)
+        await _until(lambda: server.service._streams["mallory"] == 4)
         assert (await hand.status(first(id="9")))[0] is Status.RESOURCE_EXHAUSTED
         assert [await call.code() for call in idle] == [Status.INVALID_ARGUMENT] * 4  # nothing came for too long
-        await _until(lambda: not server.desk._streams)
+        await _until(lambda: not server.service._streams)
         assert (await hand.status(first(id="9")))[0] is Status.OK
 
     against(test)
@@ -168,7 +168,7 @@ def test_a_caller_who_takes_its_answer_and_stays_does_not_keep_the_stream(monkey
         while await call.read() is not grpc.aio.EOF:
             pass
         assert await call.code() is Status.OK
-        await _until(lambda: not server.desk._streams)
+        await _until(lambda: not server.service._streams)
 
     against(test)
 
@@ -177,7 +177,7 @@ def test_a_stranger_is_refused_before_anything_is_read() -> None:
     class Policy(Echo):
         def most(self, caller: str) -> int:
             if caller != "hub":
-                raise Refused(rpc_errors.REFUSED, "this node does not know you")
+                raise CallRefused(rpc_errors.REFUSED, "this node does not know you")
             return LIMIT
 
     async def work() -> None:
@@ -194,11 +194,11 @@ def test_a_stranger_is_refused_before_anything_is_read() -> None:
 
 def test_words_of_any_length_cross_cut() -> None:
     async def long(_: str, body: bytes) -> bytes:
-        raise Refused(rpc_errors.MISMATCH, "\n\x1b[31m" + "ä" * 100_000)
+        raise CallRefused(rpc_errors.MISMATCH, "\n\x1b[31m" + "ä" * 100_000)
 
     async def work() -> None:
         async with serving(Echo(long), None) as server, linked(server.port, None, own="hub") as link:
-            with pytest.raises(Refused) as refusal:
+            with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
             assert refusal.value.code == rpc_errors.MISMATCH
             assert refusal.value.words.isprintable() and refusal.value.words.endswith("ä")
@@ -230,17 +230,17 @@ def test_words_that_come_in_place_of_a_sign_of_life_can_not_move_a_terminal_s_cu
 # -- a caller and a hostile node --------------------------------------------------------------------------------------
 
 
-def asked(script: Callable[[Any, Any], Awaitable[None]], body: bytes = b"", **limits: Any) -> tuple[Refused, int]:
+def asked(script: Callable[[Any, Any], Awaitable[None]], body: bytes = b"", **limits: Any) -> tuple[CallRefused, int]:
     """What becomes of a call that such a node answers, and how often it was made."""
 
-    async def work() -> tuple[Refused, int]:
+    async def work() -> tuple[CallRefused, int]:
         async with hostile(script) as (port, count), linked(port, None, own="hub", **limits) as link:
-            with pytest.raises(Refused) as refusal:
+            with pytest.raises(CallRefused) as refusal:
                 await link.ask("do", body, id="1", deadline=20)
             assert not [task for task in asyncio.all_tasks() if "_attempt" in repr(task)]
             return refusal.value, count[0]
 
-    refusal: tuple[Refused, int] = run(work())
+    refusal: tuple[CallRefused, int] = run(work())
     return refusal
 
 
@@ -363,7 +363,7 @@ def test_a_node_that_only_says_that_it_is_busy_holds_nobody_beyond_the_deadline(
             await context.abort(Status.RESOURCE_EXHAUSTED, "later", ((frames.CODE, rpc_errors.BUSY),))
 
         async with hostile(script) as (port, count), linked(port, None, own="hub") as link:
-            with pytest.raises(Refused, match="later"):
+            with pytest.raises(CallRefused, match="later"):
                 await link.ask("do", b"", id="1", deadline=1)
             assert count[0] < 12  # with pauses in between
 
@@ -377,7 +377,7 @@ _TYPES = {"bytes": int, "sum": int}
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda tail: next(framed({"bytes": 1, "sum": 2})) + tail))
 def test_a_first_frame_is_read_or_garbled(frame: bytes) -> None:
-    with suppress(Garbled):
+    with suppress(FrameError):
         head, _ = unframed(frame, **_TYPES)
         assert {name: type(value) for name, value in head.items()} == _TYPES
 

@@ -12,9 +12,9 @@ import grpc
 import grpc.aio
 
 from fedloom.remote import frames
-from fedloom.remote.certs import Authority
+from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.wire import Address, Link, Server, serve
+from fedloom.remote.rpc import RPCClient, RPCServer, ServerAddress, serve
 
 LIMIT = 8 << 20
 
@@ -28,7 +28,7 @@ class Pki:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.authority = Authority.create(folder)
+        self.authority = CertificateAuthority.create(folder)
 
     def of(self, name: str, *, revoked: bool = False) -> Credentials:
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
@@ -65,7 +65,7 @@ class Echo:
 
 
 @asynccontextmanager
-async def serving(handler: Any, credentials: Credentials | None) -> AsyncIterator[Server]:
+async def serving(handler: Any, credentials: Credentials | None) -> AsyncIterator[RPCServer]:
     server = await serve(handler, "127.0.0.1:0", credentials)
     try:
         yield server
@@ -76,8 +76,8 @@ async def serving(handler: Any, credentials: Credentials | None) -> AsyncIterato
 @asynccontextmanager
 async def linked(
     port: int, credentials: Credentials | None, name: str = "node", *, up: bool = True, **also: Any
-) -> AsyncIterator[Link]:
-    link = Link(Address(name, f"127.0.0.1:{port}"), credentials, **also)
+) -> AsyncIterator[RPCClient]:
+    link = RPCClient(ServerAddress(name, f"127.0.0.1:{port}"), credentials, **also)
     try:
         assert not up or await link.wait(10), link.trouble
         yield link

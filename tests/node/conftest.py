@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.node.hosts import Asked, node
+from tests.node.hosts import RunRequest, node
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Callable[..., Asked]]:
+def hosts(tmp_path: Path) -> Iterator[Callable[..., RunRequest]]:
     """Makes hosts of one state folder, with changes to its config."""
-    made: list[Asked] = []
+    made: list[RunRequest] = []
 
-    def make(**values: Any) -> Asked:
-        made.append(Asked(node(tmp_path, **values)))
+    def make(**values: Any) -> RunRequest:
+        made.append(RunRequest(node(tmp_path, **values)))
         return made[-1]
 
     yield make

@@ -11,10 +11,10 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.engines._shared_buffer import spell
 from fedloom.experiment.reading import check
-from fedloom.remote import parts
+from fedloom.remote import payload
 from fedloom.remote.node.config import NodeConfig
-from fedloom.remote.node.host import Host
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.node.service import NodeService
+from fedloom.remote.rpc_errors import CallRefused
 
 RUN = "0123456789abcdef" * 2
 ROWS: dict[str, Any] = {
@@ -55,7 +55,7 @@ def config(**changes: Any) -> str:
 
 def opening(text: str | None = None, **changes: Any) -> bytes:
     given = {
-        "protocol": parts.PROTOCOL,
+        "protocol": payload.PROTOCOL,
         "version": __version__,
         "run": RUN,
         "start": 1,
@@ -64,19 +64,19 @@ def opening(text: str | None = None, **changes: Any) -> bytes:
         "config": config() if text is None else text,
         "resume": False,
     }
-    return parts.pack({**given, **changes})
+    return payload.pack({**given, **changes})
 
 
 def which(**changes: Any) -> bytes:
-    return parts.pack({"run": RUN, "start": 1, **changes})
+    return payload.pack({"run": RUN, "start": 1, **changes})
 
 
 def doing(
-    call: int, host: Host, *, round: int = 0, shared: Any = None, each: tuple[Any, ...] = (), **changes: Any
+    call: int, host: NodeService, *, round: int = 0, shared: Any = None, each: tuple[Any, ...] = (), **changes: Any
 ) -> bytes:
     """A round's work of FedAvg, without weights where a method shares none; or with other shared arguments, and a
     task for each of further ones."""
-    party: Any = host._sittings[RUN].party
+    party: Any = host._node_runs[RUN].party
     if shared is None:
         shared = {"t": round, "weights": party.shared() if hasattr(party, "shared") else {}}
     task: dict[str, Any] = {"each": None, "parcels": {}, "fault": None, "seed": 7}
@@ -93,10 +93,10 @@ def doing(
         "floor": 0,
         "deadline": 60.0,
     }
-    return parts.pack({**head, **changes}, message.encode(shared), *map(message.encode, each))
+    return payload.pack({**head, **changes}, message.encode(shared), *map(message.encode, each))
 
 
-class Asked:
+class RunRequest:
     """A host that is asked from the test's own thread.
 
     Attributes:
@@ -106,16 +106,16 @@ class Asked:
     def __init__(self, cfg: NodeConfig) -> None:
         self.config = cfg
         self._loop = asyncio.new_event_loop()
-        self.host = Host(cfg)
+        self.host = NodeService(cfg)
 
     def __call__(self, kind: str, body: bytes, caller: str = "hub") -> bytes:
         return self._loop.run_until_complete(asyncio.wait_for(self.host.answer(caller, kind, body), 30))
 
-    def refused(self, kind: str, body: bytes, caller: str = "hub") -> Refused:
+    def refused(self, kind: str, body: bytes, caller: str = "hub") -> CallRefused:
         """Its refusal; anything else that comes out fails the test."""
         try:
             self(kind, body, caller)
-        except Refused as refusal:
+        except CallRefused as refusal:
             assert refusal.words.isprintable()
             return refusal
         raise AssertionError("it was answered")

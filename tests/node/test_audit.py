@@ -16,12 +16,12 @@ import pytest
 
 from fedloom.remote import rpc_errors
 from fedloom.remote.node import audit, logs
-from fedloom.remote.node.audit import Audit
-from fedloom.remote.wire import digest
-from tests.node.hosts import RUN, Asked, doing, opening, which
+from fedloom.remote.node.audit import AuditLog
+from fedloom.remote.rpc import digest
+from tests.node.hosts import RUN, RunRequest, doing, opening, which
 
 
-def test_each_call_is_one_line_without_contents(hosts: Callable[..., Asked]) -> None:
+def test_each_call_is_one_line_without_contents(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     ask("open", opening())
     body = doing(0, ask.host)
@@ -59,7 +59,7 @@ def test_each_call_is_one_line_without_contents(hosts: Callable[..., Asked]) -> 
 
 
 def test_nothing_is_answered_that_cannot_be_written_down(
-    hosts: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+    hosts: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = hosts()
     ask("open", opening())
@@ -69,7 +69,7 @@ def test_nothing_is_answered_that_cannot_be_written_down(
         raise OSError("No space left on device: /srv/state/audit.jsonl")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Audit, "_append", full)
+        patch.setattr(AuditLog, "_append", full)
         for kind, sent in (("do", body), ("do", body), ("digest", which()), ("open", opening())):
             refusal = ask.refused(kind, sent)
             assert (refusal.code, refusal.words) == (rpc_errors.FAILED, "this node can't keep its state at present")
@@ -84,7 +84,7 @@ def calls(*files: Path) -> list[int]:
 
 def test_a_full_file_is_kept_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "LARGEST", 1000)
-    written = Audit(tmp_path / "audit.jsonl")
+    written = AuditLog(tmp_path / "audit.jsonl")
     for n in range(100):
         written.write("answered", "hub", call=n)
     full = sorted(tmp_path.glob("audit-*Z.jsonl"))
@@ -100,7 +100,7 @@ def test_a_full_file_takes_no_other_s_name(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(audit, "LARGEST", 1000)
     monkeypatch.setattr(audit, "datetime", Stopped)
-    written = Audit(tmp_path / "audit.jsonl")
+    written = AuditLog(tmp_path / "audit.jsonl")
     for n in range(100):
         written.write("answered", "hub", call=n)
     assert (tmp_path / "audit-20261121T183900.000000Z.jsonl").exists()
@@ -109,7 +109,7 @@ def test_a_full_file_takes_no_other_s_name(tmp_path: Path, monkeypatch: pytest.M
 
 def test_refusals_push_nothing_out_that_was_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "LARGEST", 1000)
-    written = Audit(tmp_path / "audit.jsonl")
+    written = AuditLog(tmp_path / "audit.jsonl")
     written.write("handed over", "peer", call=-1)
     for n in range(100):
         written.refuse("stranger", call=n)
@@ -120,7 +120,7 @@ def test_refusals_push_nothing_out_that_was_answered(tmp_path: Path, monkeypatch
 
 
 def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
-    written = Audit(tmp_path / "audit.jsonl")
+    written = AuditLog(tmp_path / "audit.jsonl")
     threads = [
         threading.Thread(target=lambda: [written.write("answered", "hub", text="x" * 500) for _ in range(50)])
         for _ in range(4)
@@ -133,13 +133,15 @@ def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_a_caller_cannot_write_a_line_of_its_own(tmp_path: Path) -> None:
-    written = Audit(tmp_path / "audit.jsonl")
+    written = AuditLog(tmp_path / "audit.jsonl")
     written.refuse('hub\n{"what": "answered"}\u2028', words='"}\n')
     (line,) = written.refusals.read_bytes().splitlines()
     assert json.loads(line)["what"] == "refused"
 
 
-def test_the_state_folder_and_what_is_secret_are_the_owners_alone(hosts: Callable[..., Asked], tmp_path: Path) -> None:
+def test_the_state_folder_and_what_is_secret_are_the_owners_alone(
+    hosts: Callable[..., RunRequest], tmp_path: Path
+) -> None:
     before = os.umask(0)
     try:
         (tmp_path / "state").mkdir(mode=0o755)

@@ -13,7 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.methods import registry
 from fedloom.remote import rpc_errors
 from fedloom.remote.node.config import NodeConfig, read
-from tests.node.hosts import Asked, config, opening
+from tests.node.hosts import RunRequest, config, opening
 
 GOOD = """
 name = "node"
@@ -207,7 +207,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("policy", "fits", "unfit", "words"), RULES, ids=[rule[3][:40] for rule in RULES])
 def test_each_rule_lets_through_what_fits_and_refuses_the_rest(
-    policy: dict[str, Any], fits: dict[str, Any], unfit: dict[str, Any], words: str, hosts: Callable[..., Asked]
+    policy: dict[str, Any], fits: dict[str, Any], unfit: dict[str, Any], words: str, hosts: Callable[..., RunRequest]
 ) -> None:
     ask = hosts(**policy)
     refusal = ask.refused("open", opening(config(**unfit)))
@@ -223,32 +223,32 @@ def test_each_rule_lets_through_what_fits_and_refuses_the_rest(
 
 @pytest.mark.parametrize("table", ["least", "most"])
 @pytest.mark.parametrize("value", ["NaN", "null", '"x"', "[3]"])
-def test_a_bound_is_not_passed_by_what_is_no_number(table: str, value: str, hosts: Callable[..., Asked]) -> None:
+def test_a_bound_is_not_passed_by_what_is_no_number(table: str, value: str, hosts: Callable[..., RunRequest]) -> None:
     ask = hosts(methods={"fedavg": {table: {"lr": 0.1}}})
     text = config(params={"batch_size": 8, "lr": 0.1}).replace('"lr": 0.1', f'"lr": {value}')
     assert ask.refused("open", opening(text)).code in (rpc_errors.REFUSED, rpc_errors.MISMATCH)
 
 
-def test_a_setting_that_a_method_lacks_is_bounded_by_refusing(hosts: Callable[..., Asked]) -> None:
+def test_a_setting_that_a_method_lacks_is_bounded_by_refusing(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts(methods={"fedavg": {"most": {"dp.clip": 1.0}}})
     assert ask.refused("open", opening()).words == "fedavg must have dp.clip of at most 1 here, not None"
 
 
-def test_rows_of_ones_own_are_not_shared_out(hosts: Callable[..., Asked], tmp_path: Path) -> None:
+def test_rows_of_ones_own_are_not_shared_out(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
     ask = hosts(data={"mine": {"rows": tmp_path / "mine.csv"}})
     refusal = ask.refused("open", opening())
     assert refusal.code == rpc_errors.REFUSED and "this node's own rows" in refusal.words
 
 
 @pytest.mark.parametrize("caller", ["peer", "stranger", "node", ""])
-def test_only_named_callers_start_runs(caller: str, hosts: Callable[..., Asked]) -> None:
+def test_only_named_callers_start_runs(caller: str, hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(), caller)
     assert (refusal.code, refusal.words) == (rpc_errors.REFUSED, "this node takes runs from others, not from you")
     assert ask.audited("refused")[-1]["caller"] == caller
 
 
-def test_a_run_cannot_go_on_beyond_its_rounds(hosts: Callable[..., Asked]) -> None:
+def test_a_run_cannot_go_on_beyond_its_rounds(hosts: Callable[..., RunRequest]) -> None:
     from tests.node.hosts import doing
 
     ask = hosts(most_rounds=3)
@@ -276,19 +276,19 @@ def test_a_run_cannot_go_on_beyond_its_rounds(hosts: Callable[..., Asked]) -> No
     ],
 )
 def test_a_config_that_would_run_code_or_read_files_is_refused(
-    name: str, value: Any, hosts: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+    name: str, value: Any, hosts: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a party was being made")
 
-    monkeypatch.setattr("fedloom.remote.node.host.place", never)
+    monkeypatch.setattr("fedloom.remote.node.service.place", never)
     ask = hosts()
     refusal = ask.refused("open", opening(config(**{name: value})))
     assert refusal.code in (rpc_errors.REFUSED, rpc_errors.MISMATCH)
     assert not list(ask.config.state.glob("run-*"))
 
 
-def test_a_factory_that_the_node_names_is_let_through(hosts: Callable[..., Asked]) -> None:
+def test_a_factory_that_the_node_names_is_let_through(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts(factories=["tests.node.nowhere:factory"])
     words = ask.refused("open", opening(config(**{"models.pool": ["tests.node.nowhere:factory"]}))).words
     assert "not allowed by name" not in words
@@ -322,13 +322,13 @@ def test_a_factory_that_the_node_names_is_let_through(hosts: Callable[..., Asked
     ],
     ids=lambda text: text[:24],
 )
-def test_a_config_that_is_none_is_refused_in_fixed_words(text: str, hosts: Callable[..., Asked]) -> None:
+def test_a_config_that_is_none_is_refused_in_fixed_words(text: str, hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(text))
     assert refusal.code in (rpc_errors.MISMATCH, rpc_errors.MALFORMED)
     assert refusal.words in (
         "this node can't read the run's config: are both of one version?",
-        "that is no valid message",
+        "this is not a valid message",
     )
     assert not list(ask.config.state.glob("run-*"))
 

@@ -19,16 +19,16 @@ from fedloom.core import message
 from fedloom.core.engine import Failure
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.core.party import Party
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.members import Member
-from fedloom.remote.node import host as hosting
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.connections import NodeAddress
+from fedloom.remote.node import service as hosting
 from fedloom.remote.node.config import NodeConfig
-from fedloom.remote.node.host import Host
-from fedloom.remote.node.peers import MOST_TASKS
+from fedloom.remote.node.peer_fetcher import MOST_TASKS
+from fedloom.remote.node.service import NodeService
 from fedloom.remote.node.store import Store
-from fedloom.remote.node.work import line as left
-from fedloom.remote.rpc_errors import Refused
-from tests.node.hosts import RUN, Asked, config, doing, node, opening, which
+from fedloom.remote.node.task_runner import line as left
+from fedloom.remote.rpc_errors import CallRefused
+from tests.node.hosts import RUN, RunRequest, config, doing, node, opening, which
 
 KINDS = ("open", "restore", "do", "digest", "close", "fetch", "", "_open", "answer", "\0")
 VALUES: tuple[Any, ...] = (
@@ -38,22 +38,22 @@ VALUES: tuple[Any, ...] = (
 
 
 @pytest.fixture
-def ask(hosts: Callable[..., Asked]) -> Asked:
+def ask(hosts: Callable[..., RunRequest]) -> RunRequest:
     made = hosts()
     made("open", opening())
     made("do", doing(0, made.host))
     return made
 
 
-def known(ask: Asked) -> tuple[Any, ...]:
+def known(ask: RunRequest) -> tuple[Any, ...]:
     """All that a host knows of its run, in memory and on disk."""
-    sitting = ask.host._sittings[RUN]
+    node_run = ask.host._node_runs[RUN]
     folder = ask.config.state / f"run-{RUN}"
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return message.digest(sitting.party.state()), sitting.last, sitting.start, files
+    return message.digest(node_run.party.state()), node_run.last, node_run.start, files
 
 
-def test_any_bytes_of_any_kind_are_refused_and_change_nothing(ask: Asked) -> None:
+def test_any_bytes_of_any_kind_are_refused_and_change_nothing(ask: RunRequest) -> None:
     before = known(ask)
     chance = random.Random(0)
     good = [opening(), doing(1, ask.host), which(), which(round=0)]
@@ -67,7 +67,7 @@ def test_any_bytes_of_any_kind_are_refused_and_change_nothing(ask: Asked) -> Non
         kind = chance.choice(["restore", "digest", "fetch", "", "x"]) if n % 2 else chance.choice(KINDS)
         try:
             ask(kind, bytes(body), chance.choice(["hub", "peer", "stranger", "second"]))
-        except Refused as refusal:
+        except CallRefused as refusal:
             assert refusal.code in rpc_errors.CODES and refusal.words.isprintable() and len(refusal.words) < 300
         else:
             assert kind == "digest"  # a byte that did not matter
@@ -85,7 +85,7 @@ FITTING: dict[str, Callable[[Any], bool]] = {
 
 
 @pytest.mark.parametrize("field", ["run", "start", "call", "round", "method", "tasks", "leave", "deadline"])
-def test_a_call_with_any_wrong_field_is_refused_and_changes_nothing(field: str, ask: Asked) -> None:
+def test_a_call_with_any_wrong_field_is_refused_and_changes_nothing(field: str, ask: RunRequest) -> None:
     before = known(ask)
     fits = FITTING.get(field, lambda _: False)
     for value in VALUES:
@@ -94,23 +94,23 @@ def test_a_call_with_any_wrong_field_is_refused_and_changes_nothing(field: str, 
             assert known(ask) == before, value
 
 
-def _refusal(ask: Asked, kind: str, body: bytes) -> Refused | None:
+def _refusal(ask: RunRequest, kind: str, body: bytes) -> CallRefused | None:
     try:
         ask(kind, body)
-    except Refused as refusal:
+    except CallRefused as refusal:
         return refusal
     return None
 
 
 @pytest.mark.parametrize("field", ["each", "parcels", "fault", "seed"])
-def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: Asked) -> None:
+def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: RunRequest) -> None:
     for value in VALUES:
         before = known(ask)
         task = {"each": None, "parcels": {}, "fault": None, "seed": 7, field: value}
         if _refusal(ask, "do", doing(99, ask.host, tasks=[task])) is not None:
             assert known(ask) == before, value
         else:  # it was worked on; and the number of the call is used up
-            assert ask.host._sittings[RUN].last.call == 99
+            assert ask.host._node_runs[RUN].last.call == 99
             ask("restore", which(round=0))
             ask("do", doing(0, ask.host))
 
@@ -136,15 +136,15 @@ def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: 
         {"start": 1.0},
     ],
 )
-def test_an_opening_that_does_not_fit_is_refused(changes: dict[str, Any], hosts: Callable[..., Asked]) -> None:
+def test_an_opening_that_does_not_fit_is_refused(changes: dict[str, Any], hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(**changes))
     assert refusal.code in (rpc_errors.MALFORMED, rpc_errors.MISMATCH, rpc_errors.FAILED)
     assert len(refusal.words) < 200
-    assert not list(ask.config.state.glob("run-*")) and not ask.host._sittings
+    assert not list(ask.config.state.glob("run-*")) and not ask.host._node_runs
 
 
-def test_no_text_of_an_exception_comes_out(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_of_an_exception_comes_out(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("patient 7: SECRET")
 
@@ -160,7 +160,7 @@ def test_no_text_of_an_exception_comes_out(ask: Asked, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("method", ["_undo", "state", "load", "own_state", "take_notes", "net", "__init__", "nothing"])
-def test_only_what_a_page_defines_can_be_called(method: str, ask: Asked) -> None:
+def test_only_what_a_page_defines_can_be_called(method: str, ask: RunRequest) -> None:
     before = known(ask)
     refusal = ask.refused("do", doing(1, ask.host, method=method))
     assert refusal.code in (rpc_errors.REFUSED, rpc_errors.MALFORMED)
@@ -172,16 +172,16 @@ HELPERS = ["adopt", "average", "fine_tune", "local_update", "loss_of", "meta_gra
 
 @pytest.mark.parametrize("leave", [False, True])
 @pytest.mark.parametrize("method", HELPERS)
-def test_helpers_of_a_page_are_not_called(method: str, leave: bool, ask: Asked) -> None:
+def test_helpers_of_a_page_are_not_called(method: str, leave: bool, ask: RunRequest) -> None:
     before = known(ask)
-    assert callable(getattr(ask.host._sittings[RUN].party, method))
+    assert callable(getattr(ask.host._node_runs[RUN].party, method))
     refusal = ask.refused("do", doing(1, ask.host, method=method, leave=leave))
     assert (refusal.code, "names in CALLS" in refusal.words) == (rpc_errors.REFUSED, True)
     assert known(ask) == before
 
 
 @pytest.fixture
-def holder(hosts: Callable[..., Asked]) -> Asked:
+def holder(hosts: Callable[..., RunRequest]) -> RunRequest:
     """A host whose party holds columns."""
     ask = hosts(methods=["split"], data={"mine": {"set": "digits"}})
     columns = {"aligned": 24, "unaligned": 20}
@@ -190,16 +190,16 @@ def holder(hosts: Callable[..., Asked]) -> Asked:
     return ask
 
 
-def test_rows_of_a_holder_are_not_called_for(holder: Asked) -> None:
+def test_rows_of_a_holder_are_not_called_for(holder: RunRequest) -> None:
     before = known(holder)
     for method in ("aligned_rows", "some_rows", "components", "calibrate", "alone"):
-        assert callable(getattr(holder.host._sittings[RUN].party, method))
+        assert callable(getattr(holder.host._node_runs[RUN].party, method))
         body = doing(0, holder.host, method=method)
         assert "names in CALLS" in holder.refused("do", body).words
     assert known(holder) == before
 
 
-def test_a_contribution_is_for_the_test_people_however_it_is_asked_for(holder: Asked) -> None:
+def test_a_contribution_is_for_the_test_people_however_it_is_asked_for(holder: RunRequest) -> None:
     before, test, aligned = known(holder), {"on": "test"}, {"on": "aligned"}
 
     def asking(**changes: Any) -> bytes:
@@ -208,31 +208,31 @@ def test_a_contribution_is_for_the_test_people_however_it_is_asked_for(holder: A
     for body in (asking(shared=aligned), asking(each=(aligned,)), asking(each=(test, aligned)), asking(shared={})):
         assert "that all are tested on" in holder.refused("do", body).words
     assert "of no round" in holder.refused("do", asking(round=0)).words
-    assert "reply" in parts.unpack(holder("do", asking()))[0]["lines"][0]
+    assert "reply" in payload.unpack(holder("do", asking()))[0]["lines"][0]
     assert known(holder) == before
 
 
-def test_a_page_that_names_no_calls_is_not_worked_for(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_names_no_calls_is_not_worked_for(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     before = known(ask)
-    monkeypatch.setattr(type(ask.host._sittings[RUN].party), "CALLS", ())
+    monkeypatch.setattr(type(ask.host._node_runs[RUN].party), "CALLS", ())
     assert "must name in CALLS" in ask.refused("do", doing(1, ask.host)).words
     assert known(ask) == before
 
 
-def test_who_may_not_is_told_nothing_of_what_there_is(ask: Asked) -> None:
+def test_who_may_not_is_told_nothing_of_what_there_is(ask: RunRequest) -> None:
     """Another coordinator, a peer that is in no run, and a stranger hear the same of a run and of none."""
     for caller in ("second", "peer", "stranger"):
         for kind in ("digest", "restore", "do", "fetch", "close"):
             for run in (RUN, "f" * 32):
                 bodies = {
                     "do": doing(1, ask.host, run=run),
-                    "fetch": parts.pack({"run": run, "key": "0" * 32}),
+                    "fetch": payload.pack({"run": run, "key": "0" * 32}),
                     "restore": which(run=run, round=0),
                 }
                 said = []
                 try:
                     ask(kind, bodies.get(kind, which(run=run)), caller)
-                except Refused as refusal:
+                except CallRefused as refusal:
                     said.append((refusal.code, refusal.words))
                 if kind == "close" and caller == "second":
                     assert not said
@@ -241,7 +241,7 @@ def test_who_may_not_is_told_nothing_of_what_there_is(ask: Asked) -> None:
                 if run == RUN:
                     heard = said
             assert said == heard
-    assert RUN in ask.host._sittings
+    assert RUN in ask.host._node_runs
 
 
 @pytest.mark.parametrize("text", ["", "short", "g" * 32, "0" * 33])
@@ -250,29 +250,31 @@ def test_a_secret_that_is_none_stops_the_node(text: str, tmp_path: Path) -> None
     config.state.mkdir()
     (config.state / "secret").write_text(text)
     with pytest.raises(ConfigError, match="is no secret"):
-        Host(config)
+        NodeService(config)
 
 
 def test_a_secret_is_the_same_for_ever(tmp_path: Path) -> None:
-    first, again = Host(node(tmp_path)), Host(node(tmp_path))
-    other = Host(node(tmp_path / "other"))
+    first, again = NodeService(node(tmp_path)), NodeService(node(tmp_path))
+    other = NodeService(node(tmp_path / "other"))
     assert first._secret == again._secret != other._secret
-    assert Host(node(tmp_path, secret_noise=False))._secret is None
+    assert NodeService(node(tmp_path, secret_noise=False))._secret is None
 
 
-def test_a_note_that_is_not_finite_is_left_out_and_undoes_nothing(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_that_is_not_finite_is_left_out_and_undoes_nothing(
+    ask: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inf, nan = float("inf"), float("nan")
     noted = {"loss": inf, "gap": nan, "mixing": [0.5, nan], "norm": 1.5, "weights": [0.25, 0.75], "none": []}
     monkeypatch.setattr(Party, "take_notes", lambda _: dict(noted))
     before = known(ask)
-    head, replies = parts.unpack(ask("do", doing(1, ask.host, round=1)))
+    head, replies = payload.unpack(ask("do", doing(1, ask.host, round=1)))
     assert head["notes"] == {"norm": 1.5, "weights": [0.25, 0.75], "none": []}
-    assert len(replies) == 1 and ask.host._sittings[RUN].last.call == 1 and known(ask)[0] != before[0]
+    assert len(replies) == 1 and ask.host._node_runs[RUN].last.call == 1 and known(ask)[0] != before[0]
 
 
-def test_work_that_can_not_be_undone_does_not_stay_in_memory(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    sitting = ask.host._sittings[RUN]
-    before, body = message.digest(sitting.party.state()), doing(1, ask.host, round=1)
+def test_work_that_can_not_be_undone_does_not_stay_in_memory(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    node_run = ask.host._node_runs[RUN]
+    before, body = message.digest(node_run.party.state()), doing(1, ask.host, round=1)
 
     def full(*_: object) -> None:
         raise OSError("the disk is gone")
@@ -281,15 +283,17 @@ def test_work_that_can_not_be_undone_does_not_stay_in_memory(ask: Asked, monkeyp
         broken.setattr(Store, "write", full)
         broken.setattr(Store, "read", full)
         assert ask.refused("do", body).code == rpc_errors.FAILED
-    assert message.digest(sitting.party.state()) != before
-    assert sitting.over and RUN not in ask.host._sittings
-    assert parts.unpack(ask("digest", which()))[0]["sha256"] == before  # as it is on disk
+    assert message.digest(node_run.party.state()) != before
+    assert node_run.over and RUN not in ask.host._node_runs
+    assert payload.unpack(ask("digest", which()))[0]["sha256"] == before  # as it is on disk
     ask("do", body)
-    assert ask.host._sittings[RUN].last.call == 1
+    assert ask.host._node_runs[RUN].last.call == 1
 
 
-def test_a_way_back_that_fails_leaves_nothing_in_memory_either(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = message.digest(ask.host._sittings[RUN].party.state())
+def test_a_way_back_that_fails_leaves_nothing_in_memory_either(
+    ask: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = message.digest(ask.host._node_runs[RUN].party.state())
 
     def full(*_: object) -> None:
         raise OSError("the disk is full")
@@ -297,11 +301,11 @@ def test_a_way_back_that_fails_leaves_nothing_in_memory_either(ask: Asked, monke
     with monkeypatch.context() as broken:
         broken.setattr(Store, "go_back", full)
         assert ask.refused("restore", which(round=0)).code == rpc_errors.FAILED
-    assert parts.unpack(ask("digest", which()))[0]["sha256"] == before
+    assert payload.unpack(ask("digest", which()))[0]["sha256"] == before
 
 
 def test_heavy_work_is_not_done_in_the_thread_of_the_network(
-    hosts: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+    hosts: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     where: dict[str, set[threading.Thread]] = {}
 
@@ -322,49 +326,49 @@ def test_heavy_work_is_not_done_in_the_thread_of_the_network(
     ask("open", opening(members={"1": member}))
     body = doing(0, ask.host)
     reply = ask("do", body)
-    sitting = ask.host._sittings[RUN]
+    node_run = ask.host._node_runs[RUN]
     assert ask("do", body) == reply
-    key = sitting.leave(0, b"left")
-    assert ask("fetch", parts.pack({"run": RUN, "key": key}), "peer") == b"left"
-    assert parts.unpack(ask("open", opening(members={"1": member})))[0]["goes_on"]
+    key = node_run.leave(0, b"left")
+    assert ask("fetch", payload.pack({"run": RUN, "key": key}), "peer") == b"left"
+    assert payload.unpack(ask("open", opening(members={"1": member})))[0]["goes_on"]
     assert where.keys() == {"read", "prune", "digest"}
     assert threading.current_thread() not in set.union(*where.values())
 
 
-def test_a_run_that_is_set_aside_is_over_and_can_be_opened_again(ask: Asked) -> None:
-    old, other = ask.host._sittings[RUN], "f" * 32
+def test_a_run_that_is_set_aside_is_over_and_can_be_opened_again(ask: RunRequest) -> None:
+    old, other = ask.host._node_runs[RUN], "f" * 32
     old.heard -= 1000
     ask("open", opening(run=other), "second")
-    assert old.over and [*ask.host._sittings] == [other]
+    assert old.over and [*ask.host._node_runs] == [other]
 
     async def late() -> None:
-        with pytest.raises(Refused) as refusal:
+        with pytest.raises(CallRefused) as refusal:
             await ask.host._work(lambda: pytest.fail("it was begun"), old)
         assert refusal.value.code == rpc_errors.UNKNOWN
 
     ask._loop.run_until_complete(late())
-    ask.host._sittings[other].heard -= 1000
-    assert parts.unpack(ask("open", opening()))[0]["goes_on"]
+    ask.host._node_runs[other].heard -= 1000
+    assert payload.unpack(ask("open", opening()))[0]["goes_on"]
 
 
-def test_work_of_a_start_that_another_has_replaced_is_stale(ask: Asked) -> None:
-    old = ask.host._sittings[RUN]
+def test_work_of_a_start_that_another_has_replaced_is_stale(ask: RunRequest) -> None:
+    old = ask.host._node_runs[RUN]
     ask("open", opening(start=2))
 
     async def late() -> None:
-        with pytest.raises(Refused) as refusal:
+        with pytest.raises(CallRefused) as refusal:
             await ask.host._work(lambda: pytest.fail("it was begun"), old)
         assert refusal.value.code == rpc_errors.STALE
 
     ask._loop.run_until_complete(late())
     ask.host._drop(old)
-    assert ask.host._sittings[RUN].start == 2 and not ask.host._sittings[RUN].over
+    assert ask.host._node_runs[RUN].start == 2 and not ask.host._node_runs[RUN].over
 
 
 def test_an_older_start_does_not_work_on_what_a_newer_one_left_that_was_cut_short(
-    ask: Asked, hosts: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+    ask: RunRequest, hosts: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, body = parts.unpack(ask("digest", which()))[0], doing(1, ask.host, round=1)
+    wanted, body = payload.unpack(ask("digest", which()))[0], doing(1, ask.host, round=1)
 
     def killed(*_: object) -> None:
         raise OSError("the machine went down")
@@ -377,10 +381,10 @@ def test_an_older_start_does_not_work_on_what_a_newer_one_left_that_was_cut_shor
     assert again.refused("open", opening()).code == rpc_errors.STALE
     again("open", opening(start=2, resume=True))
     again("restore", which(start=2, round=1))
-    assert parts.unpack(again("digest", which(start=2)))[0] == wanted
+    assert payload.unpack(again("digest", which(start=2)))[0] == wanted
 
 
-def test_a_party_that_was_never_called_goes_on_and_one_that_was_lost_does_not(hosts: Callable[..., Asked]) -> None:
+def test_a_party_that_was_never_called_goes_on_and_one_that_was_lost_does_not(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     ask("open", opening())
     wanted = ask("digest", which())
@@ -396,17 +400,17 @@ def test_a_party_that_was_never_called_goes_on_and_one_that_was_lost_does_not(ho
         assert ask.refused("restore", which(start=start, round=8)).code == rpc_errors.UNKNOWN
 
 
-def test_a_run_is_closed_even_if_its_model_can_not_be_written(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_closed_even_if_its_model_can_not_be_written(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("the disk is full")
 
-    sitting = ask.host._sittings[RUN]
+    node_run = ask.host._node_runs[RUN]
     monkeypatch.setattr(Store, "write_model", full)
     assert ask.refused("close", which()).code == rpc_errors.FAILED
-    assert sitting.over and not ask.host._sittings
+    assert node_run.over and not ask.host._node_runs
 
 
-def test_a_start_in_which_nothing_was_done_leaves_nothing_and_spoils_nothing(ask: Asked) -> None:
+def test_a_start_in_which_nothing_was_done_leaves_nothing_and_spoils_nothing(ask: RunRequest) -> None:
     ask("close", which())
     model = ask.config.state / f"run-{RUN}" / "model.safetensors"
     learnt = model.read_bytes()
@@ -420,7 +424,7 @@ def test_a_start_in_which_nothing_was_done_leaves_nothing_and_spoils_nothing(ask
     assert not (ask.config.state / f"run-{other}").exists()
 
 
-def test_what_is_dropped_for_newer_runs_is_told(hosts: Callable[..., Asked]) -> None:
+def test_what_is_dropped_for_newer_runs_is_told(hosts: Callable[..., RunRequest]) -> None:
     idle = hosts(keep_runs=1)
     for n in range(2):
         old = idle.config.state / f"run-{n}"
@@ -431,49 +435,49 @@ def test_what_is_dropped_for_newer_runs_is_told(hosts: Callable[..., Asked]) -> 
     assert [line["run"] for line in lines if line["what"] == "dropped"] == ["0"]
 
 
-def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    sitting = ask.host._sittings[RUN]
+def test_a_close_that_the_queue_refuses_can_be_asked_again(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    node_run = ask.host._node_runs[RUN]
     with monkeypatch.context() as full:
         full.setattr(ask.host, "_waiting", ask.config.queue)
         assert ask.refused("close", which()).code == rpc_errors.BUSY
-    assert ask.host._sittings == {RUN: sitting} and not sitting.over
+    assert ask.host._node_runs == {RUN: node_run} and not node_run.over
     ask("close", which())
-    assert (sitting.store.folder / "model.safetensors").exists() and not ask.host._sittings
+    assert (node_run.store.folder / "model.safetensors").exists() and not ask.host._node_runs
 
 
-def test_a_caller_can_not_fill_the_disk_with_marks(hosts: Callable[..., Asked]) -> None:
+def test_a_caller_can_not_fill_the_disk_with_marks(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     ask("open", opening())
     for t in range(6):
         ask("do", doing(t, ask.host, round=t, kept=[*range(t + 1)]))
-    marks = {path.name for path in ask.host._sittings[RUN].store.folder.glob("mark-*")}
+    marks = {path.name for path in ask.host._node_runs[RUN].store.folder.glob("mark-*")}
     assert marks == {"mark-4", "mark-5"}
     ask("do", doing(6, ask.host, round=6, kept=[0, 1, 4, 5]))
-    marks = {path.name for path in ask.host._sittings[RUN].store.folder.glob("mark-*")}
+    marks = {path.name for path in ask.host._node_runs[RUN].store.folder.glob("mark-*")}
     assert marks == {"mark-4", "mark-5", "mark-6"}
 
 
-def test_what_is_left_for_peers_has_a_bound(ask: Asked) -> None:
-    sitting, reply = ask.host._sittings[RUN], {"x": torch.zeros(100)}
+def test_what_is_left_for_peers_has_a_bound(ask: RunRequest) -> None:
+    node_run, reply = ask.host._node_runs[RUN], {"x": torch.zeros(100)}
 
     def line(call: int) -> Any:
-        return left(sitting, reply, True, object, call, [], 2 * ask.config.largest_mb << 20)
+        return left(node_run, reply, True, object, call, [], 2 * ask.config.largest_mb << 20)
 
     assert set(line(1)) == {"parcel", "what", "payload", "wire"}
-    each = sitting.left_bytes
+    each = node_run.left_bytes
     assert each > 400
-    sitting.left_bytes = (2 * ask.config.largest_mb << 20) - each
+    node_run.left_bytes = (2 * ask.config.largest_mb << 20) - each
     assert "parcel" in line(2)
-    assert line(3) == {"failure": rpc_errors.BUSY, "injected": False} and len(sitting.left) == 2
-    sitting.hold(2, 4)  # the first was taken
-    assert sitting.left_bytes == each and "parcel" in line(4)
-    sitting.hold(2, 4)  # the last was undone
-    assert [call for call, _ in sitting.left.values()] == [2] and sitting.left_bytes == each
-    failed = left(sitting, Failure("raised"), True, object, 5, [], 0)
+    assert line(3) == {"failure": rpc_errors.BUSY, "injected": False} and len(node_run.left) == 2
+    node_run.hold(2, 4)  # the first was taken
+    assert node_run.left_bytes == each and "parcel" in line(4)
+    node_run.hold(2, 4)  # the last was undone
+    assert [call for call, _ in node_run.left.values()] == [2] and node_run.left_bytes == each
+    failed = left(node_run, Failure("raised"), True, object, 5, [], 0)
     assert failed == {"failure": "raised", "injected": False}
 
 
-def test_a_call_has_a_bound_of_tasks(ask: Asked) -> None:
+def test_a_call_has_a_bound_of_tasks(ask: RunRequest) -> None:
     task = {"each": None, "parcels": {}, "fault": None, "seed": 7}
     before = known(ask)
     refusal = ask.refused("do", doing(1, ask.host, tasks=[task] * (MOST_TASKS + 1)))
@@ -487,7 +491,7 @@ class _Line:
         self.closed = 0
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
-        raise Refused(rpc_errors.UNREACHABLE, "nobody is there")
+        raise CallRefused(rpc_errors.UNREACHABLE, "nobody is there")
 
     async def wait(self, seconds: float) -> bool:
         return False
@@ -500,7 +504,7 @@ class _Line:
 def test_a_peer_that_has_moved_is_connected_to_once_and_the_old_line_is_closed(tmp_path: Path) -> None:
     made: list[tuple[str, _Line]] = []
 
-    async def connect(member: Member) -> _Line:
+    async def connect(member: NodeAddress) -> _Line:
         await asyncio.sleep(0)
         if member.at == "nowhere":
             raise EngineError("there is no such place")
@@ -508,14 +512,14 @@ def test_a_peer_that_has_moved_is_connected_to_once_and_the_old_line_is_closed(t
         return made[-1][1]
 
     async def work() -> None:
-        host = Host(node(tmp_path), connect)
+        host = NodeService(node(tmp_path), connect)
         for at in ("here:1", "there:1"):
-            found = await asyncio.gather(*(host.peers.peer(Member("peer", at)) for _ in range(3)))
+            found = await asyncio.gather(*(host.peers.peer(NodeAddress("peer", at)) for _ in range(3)))
             assert len(set(found)) == 1
         assert [at for at, _ in made] == ["here:1", "there:1"]
         with pytest.raises(EngineError):
-            await host.peers.peer(Member("peer", "nowhere"))
-        await host.peers.peer(Member("peer", "there:1"))
+            await host.peers.peer(NodeAddress("peer", "nowhere"))
+        await host.peers.peer(NodeAddress("peer", "there:1"))
         await host.close()
         assert [(at, line.closed) for at, line in made] == [("here:1", 1), ("there:1", 1), ("there:1", 1)]
 

@@ -17,8 +17,8 @@ from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.psi import PSIClient, announce
 from fedloom.experiment.matched import Matched
 from fedloom.experiment.reading import check
-from fedloom.remote import parts, rpc_errors
-from tests.node.hosts import RUN, Asked
+from fedloom.remote import payload, rpc_errors
+from tests.node.hosts import RUN, RunRequest
 
 THEIRS, OURS = [f"P{n}" for n in range(10)], [f"P{n}" for n in range(4, 16)]
 COLUMNS: dict[str, Any] = {"own": True, "id": "patient", "label": "state"}
@@ -31,23 +31,23 @@ def config(**columns: Any) -> str:
 
 
 @pytest.fixture
-def host(hosts: Callable[..., Asked], tmp_path: Path) -> Callable[..., Asked]:
+def host(hosts: Callable[..., RunRequest], tmp_path: Path) -> Callable[..., RunRequest]:
     """Makes a host with a file of twelve people, six of whom are among the coordinator's."""
     path = tmp_path / "lab.csv"
     path.write_text("patient,a\n" + "".join(f"{id},{n}\n" for n, id in enumerate(OURS)))
 
-    def make(least_rows: int = 1, **data: Any) -> Asked:
+    def make(least_rows: int = 1, **data: Any) -> RunRequest:
         return hosts(methods=["split"], data={"people": {"rows": path, **data}}, least_rows=least_rows)
 
     return make
 
 
 def step(name: str, *rest: bytes, **head: Any) -> bytes:
-    return parts.pack({"run": RUN, "start": 1, "step": name, **head}, *rest)
+    return payload.pack({"run": RUN, "start": 1, "step": name, **head}, *rest)
 
 
 def begin(text: str | None = None, **head: Any) -> bytes:
-    given = {"protocol": parts.PROTOCOL, "version": __version__, "party": 1, "config": text or config(), "rows": 10}
+    given = {"protocol": payload.PROTOCOL, "version": __version__, "party": 1, "config": text or config(), "rows": 10}
     return step("begin", **{**given, **head})
 
 
@@ -66,15 +66,15 @@ def keep(common: list[str] = OURS[:6], *, key: bytes = bytes(32), roles: Any = N
     return step("keep", message.encode(places), *marks, **{"mark": "m" * 32, "classes": 2, **head})
 
 
-def kept(asked: Asked) -> Matched | None:
+def kept(asked: RunRequest) -> Matched | None:
     return Matched.load(asked.config.state / f"run-{RUN}" / "matched")
 
 
-def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., Asked]) -> None:
+def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequest]) -> None:
     asked, mine = host(), client()
-    head, _ = parts.unpack(asked("match", begin()))
+    head, _ = payload.unpack(asked("match", begin()))
     assert head == {"rows": 12}
-    _, rest = parts.unpack(asked("match", step("shard", mine.request(), shard=0)))
+    _, rest = payload.unpack(asked("match", step("shard", mine.request(), shard=0)))
     found = mine.intersection(bytes(rest[0]), bytes(rest[1]))
     ordered = sorted(THEIRS, key=lambda id: digests([[id]], ["ours"])[0][0])
     assert {ordered[place] for place in found} == {*OURS[:6]} and kept(asked) is None
@@ -107,14 +107,14 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., Asked])
     ],
 )
 def test_a_matching_is_begun_as_the_policy_has_it(
-    text: str | None, head: dict[str, Any], data: dict[str, Any], words: str, host: Callable[..., Asked]
+    text: str | None, head: dict[str, Any], data: dict[str, Any], words: str, host: Callable[..., RunRequest]
 ) -> None:
     asked = host(**data)
     assert words in asked.refused("match", begin(text, **head)).words
     assert asked.refused("match", step("shard", client().request(), shard=0)).code == rpc_errors.UNKNOWN
 
 
-def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[..., Asked]) -> None:
+def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[..., RunRequest]) -> None:
     asked = host()
     asked("match", begin())
     for wrong in (
@@ -136,7 +136,7 @@ def test_ids_are_asked_for_once_and_no_more_than_were_stated(host: Callable[...,
 
 
 def test_a_shard_for_which_there_was_no_room_can_be_asked_for_again(
-    host: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+    host: Callable[..., RunRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, shard = host(), step("shard", client().request(), shard=0)
     asked("match", begin())
@@ -147,7 +147,7 @@ def test_a_shard_for_which_there_was_no_room_can_be_asked_for_again(
     assert asked.refused("match", shard).code == rpc_errors.MALFORMED
 
 
-def test_who_may_go_on_with_a_matching(host: Callable[..., Asked]) -> None:
+def test_who_may_go_on_with_a_matching(host: Callable[..., RunRequest]) -> None:
     asked = host()
     asked("match", begin(start=5))
     shard = step("shard", client().request(), shard=0, start=5)
@@ -188,7 +188,7 @@ def test_who_may_go_on_with_a_matching(host: Callable[..., Asked]) -> None:
         {"mark": "m" * 100},
     ],
 )
-def test_roles_that_can_t_be_are_refused(change: dict[str, Any], host: Callable[..., Asked]) -> None:
+def test_roles_that_can_t_be_are_refused(change: dict[str, Any], host: Callable[..., RunRequest]) -> None:
     asked = host()
     asked("match", begin())
     asked("match", step("shard", client().request(), shard=0))
@@ -198,7 +198,7 @@ def test_roles_that_can_t_be_are_refused(change: dict[str, Any], host: Callable[
     assert kept(asked) is not None
 
 
-def test_few_people_are_refused_and_not_counted(host: Callable[..., Asked]) -> None:
+def test_few_people_are_refused_and_not_counted(host: Callable[..., RunRequest]) -> None:
     asked = host(least_rows=3)
     asked("match", begin())
     asked("match", step("shard", client().request(), shard=0))
@@ -213,7 +213,7 @@ def test_few_people_are_refused_and_not_counted(host: Callable[..., Asked]) -> N
     assert there is not None and (len(there.aligned), len(there.test)) == (3, 3)
 
 
-def test_a_torn_file_is_no_matching(host: Callable[..., Asked]) -> None:
+def test_a_torn_file_is_no_matching(host: Callable[..., RunRequest]) -> None:
     asked = host()
     asked("match", begin())
     asked("match", step("shard", client().request(), shard=0))
@@ -225,6 +225,6 @@ def test_a_torn_file_is_no_matching(host: Callable[..., Asked]) -> None:
     asked("match", begin())  # which is no way out of a new one
 
 
-def test_a_node_that_tells_no_evaluation_takes_no_part(hosts: Callable[..., Asked], tmp_path: Path) -> None:
+def test_a_node_that_tells_no_evaluation_takes_no_part(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
     asked = hosts(methods=["split"], data={"people": {"rows": tmp_path / "lab.csv"}}, evaluate=False)
     assert "contributes to no evaluation" in asked.refused("match", begin()).words

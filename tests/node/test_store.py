@@ -21,8 +21,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.remote.node import serve
-from fedloom.remote.node.store import UNPLACED, Entry, Store, alone, prune
+from fedloom.remote.node import server
+from fedloom.remote.node.store import UNPLACED, Store, StoredState, alone, prune
 from tests.node.hosts import node
 
 FACTS = {"caller": "hub", "start": 1, "party": 0, "members": {}, "config": "{}"}
@@ -36,11 +36,11 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def entry(call: int, round: int, start: int = 1, reply: bytes = b"") -> Entry:
-    return Entry(start, call, round, reply, {"x": torch.tensor([float(call), float(round)]), "n": call})
+def entry(call: int, round: int, start: int = 1, reply: bytes = b"") -> StoredState:
+    return StoredState(start, call, round, reply, {"x": torch.tensor([float(call), float(round)]), "n": call})
 
 
-def same(a: Entry | None, b: Entry | None) -> bool:
+def same(a: StoredState | None, b: StoredState | None) -> bool:
     if a is None or b is None:
         return a is b
     plain = (a.start, a.call, a.round, a.reply) == (b.start, b.call, b.round, b.reply)
@@ -196,7 +196,7 @@ def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
         with alone(config.state):
             other = pool.submit(waited)
             with pytest.raises(ConfigError, match="another process works on"):
-                asyncio.run(asyncio.wait_for(serve.run(config), 20))
+                asyncio.run(asyncio.wait_for(server.run(config), 20))
             assert not (config.state / "secret").exists()
             over.set()
         assert other.result(20)
@@ -240,8 +240,8 @@ class Coordinators(RuleBasedStateMachine):
         self.store.write(self._entry())
         self.store.begin({**FACTS, "start": 1})
 
-    def _entry(self) -> Entry:
-        return Entry(self.start, self.call, self.round - 1, b"", {"n": self.now})
+    def _entry(self) -> StoredState:
+        return StoredState(self.start, self.call, self.round - 1, b"", {"n": self.now})
 
     @rule(calls=st.integers(1, 2))
     def a_round(self, calls: int) -> None:
@@ -270,7 +270,7 @@ class Coordinators(RuleBasedStateMachine):
         back = self.saved[0] if older else self.saved[-1]
         self.start, self.call = self.start + 1, -1
         self.store.set_aside(marks=True)
-        self.store.write(Entry(self.start, UNPLACED, -1, b"", {"n": -1}))
+        self.store.write(StoredState(self.start, UNPLACED, -1, b"", {"n": -1}))
         self.store.begin({**FACTS, "start": self.start})
         expected = [*self.before, self.now][back]
         found = self.store.before(back)

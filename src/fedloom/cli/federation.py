@@ -14,11 +14,11 @@ from rich.table import Table
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.paths import refuse_file
-from fedloom.remote import folder as files
+from fedloom.remote import config_templates as files
 from fedloom.remote import relay as relays
-from fedloom.remote.certs import CA, CA_KEY, REVOKED, Authority, write
+from fedloom.remote.certs import CA, CA_KEY, REVOKED, CertificateAuthority, write
+from fedloom.remote.config_templates import COORDINATOR, FEDERATION, NODE, RELAY, NodeLocation, RelayAddress
 from fedloom.remote.credentials import endpoint
-from fedloom.remote.folder import COORDINATOR, FEDERATION, NODE, RELAY, Place, Relayed
 
 FIRST_PORT = 7443
 RELAY_ADDRESS = "127.0.0.1:7500"
@@ -59,13 +59,13 @@ def certs(
     """
     addresses = addresses or {}
     refuse_file(folder)
-    authority = Authority(folder) if (folder / CA).exists() else None
+    authority = CertificateAuthority(folder) if (folder / CA).exists() else None
     _check_names(names, folder, relay)
     (_check_there if renew else _check_new)(names, folder, authority)
     _check_options(names, days, addresses, relay, behind)
     before = files.read(folder)
-    authority = authority or Authority.create(folder)
-    through = None if relay is None else Relayed(relay, addresses.get(relay) or _relay_address(before, relay))
+    authority = authority or CertificateAuthority.create(folder)
+    through = None if relay is None else RelayAddress(relay, addresses.get(relay) or _relay_address(before, relay))
     nodes = [n for n in names if n not in {COORDINATOR, relay, *before} and not (folder / n / RELAY).exists()]
     new = _places(nodes, before, addresses, port, through, behind)
     others = [name for name in (COORDINATOR, relay) if name is not None and not (folder / name).exists()]
@@ -90,7 +90,7 @@ def revoke(names: Sequence[str], folder: Path, out: Console) -> None:
     Raises:
         ConfigError: the CA is not here, or knows no such name; nothing has been written then.
     """
-    authority = Authority(folder)
+    authority = CertificateAuthority(folder)
     known = {one.name for one in authority.issued()}
     for name in names:
         if name not in known:
@@ -138,7 +138,7 @@ def _check_names(names: Sequence[str], folder: Path, relay: str | None) -> None:
         raise ConfigError(f"the {COORDINATOR}, the relay and the nodes need different names")
 
 
-def _check_new(names: Sequence[str], folder: Path, authority: Authority | None) -> None:
+def _check_new(names: Sequence[str], folder: Path, authority: CertificateAuthority | None) -> None:
     if COORDINATOR in names:
         raise ConfigError(f"the {COORDINATOR} gets a certificate without being named; --renew gives it another")
     issued = {one.name for one in authority.issued()} if authority is not None else set()
@@ -147,7 +147,7 @@ def _check_new(names: Sequence[str], folder: Path, authority: Authority | None) 
             raise ConfigError(f"{name} has a certificate or a folder already; --renew gives it a new certificate")
 
 
-def _check_there(names: Sequence[str], folder: Path, authority: Authority | None) -> None:
+def _check_there(names: Sequence[str], folder: Path, authority: CertificateAuthority | None) -> None:
     issued = {one.name for one in authority.issued()} if authority is not None else set()
     for name in names:
         if name not in issued:
@@ -170,33 +170,33 @@ def _check_options(
 
 def _places(
     nodes: Sequence[str],
-    before: Mapping[str, Place],
+    before: Mapping[str, NodeLocation],
     addresses: Mapping[str, str],
     port: int,
-    relay: Relayed | None,
+    relay: RelayAddress | None,
     behind: Collection[str],
-) -> dict[str, Place]:
+) -> dict[str, NodeLocation]:
     """Where the new nodes are reached."""
     taken = {place.address for place in before.values()} | set(addresses.values())
     new = {}
     for name in nodes:
         if name in behind:
-            new[name] = Place(relay=relay)
+            new[name] = NodeLocation(relay=relay)
             continue
         while name not in addresses and f"127.0.0.1:{port}" in taken:
             port += 1
-        new[name] = Place(addresses.get(name, f"127.0.0.1:{port}"))
+        new[name] = NodeLocation(addresses.get(name, f"127.0.0.1:{port}"))
         taken.add(new[name].address)
     return new
 
 
-def _relay_address(before: Mapping[str, Place], relay: str) -> str:
+def _relay_address(before: Mapping[str, NodeLocation], relay: str) -> str:
     """That nodes use already, or else the usual one."""
     known = {place.relay.name: place.relay.address for place in before.values() if place.relay is not None}
     return known.get(relay, RELAY_ADDRESS)
 
 
-def _hand_out(authority: Authority, name: str, days: int) -> None:
+def _hand_out(authority: CertificateAuthority, name: str, days: int) -> None:
     """Put a new certificate and what belongs to it into the folder of a name."""
     folder = authority.folder / name
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -213,10 +213,12 @@ def _once(path: Path, text: str) -> None:
         write(path, text.encode())
 
 
-def _tell(folder: Path, places: Mapping[str, Place], made: Sequence[str], relay: Relayed | None, out: Console) -> None:
+def _tell(
+    folder: Path, places: Mapping[str, NodeLocation], made: Sequence[str], relay: RelayAddress | None, out: Console
+) -> None:
     table = Table("name", "reached at", "folder", box=None, header_style="bold", pad_edge=False)
     for name in made:
-        place = places.get(name, Place(relay.address if relay is not None and name == relay.name else ""))
+        place = places.get(name, NodeLocation(relay.address if relay is not None and name == relay.name else ""))
         at = place.address if place.relay is None else f"{place.relay.address}, the relay"
         table.add_row(name, at, str(folder / name))
     out.print(table)

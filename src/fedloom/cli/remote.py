@@ -93,7 +93,7 @@ def node(
     _net("fedloom.remote.engine")
     import asyncio
 
-    from fedloom.remote.node import serve
+    from fedloom.remote.node import server
     from fedloom.remote.node.config import read
 
     _log_as(log)
@@ -106,7 +106,7 @@ def node(
         )
     methods, data = brief(tuple(cfg.methods)), ", ".join(cfg.data)
 
-    def ready(there: serve.Node) -> None:
+    def ready(there: server.NodeServer) -> None:
         where = f"127.0.0.1:{there.port}" if cfg.relay is None and (cfg.listen or "").endswith(":0") else cfg.listen
         out.print(f"[bold]{cfg.name}[/] takes calls at {where or f'{cfg.relay} (relay)'} from {', '.join(cfg.callers)}")
         out.print(
@@ -114,7 +114,7 @@ def node(
             soft_wrap=True,
         )
 
-    asyncio.run(serve.run(cfg, ready))
+    asyncio.run(server.run(cfg, ready))
 
 
 def relay(

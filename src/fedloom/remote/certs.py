@@ -32,7 +32,7 @@ _AGO = timedelta(hours=1)
 """Certificates begin a little before they are made, for machines whose clocks are behind."""
 
 
-class Issued(NamedTuple):
+class IssuedCertificate(NamedTuple):
     """A line of `issued.csv`; dates are of UTC, and `revoked` is empty for what still counts."""
 
     name: str
@@ -41,7 +41,7 @@ class Issued(NamedTuple):
     revoked: str = ""
 
 
-class Authority:
+class CertificateAuthority:
     """Signs certificates and lists those taken back.
 
     Raises:
@@ -60,7 +60,7 @@ class Authority:
         self._key = key
 
     @staticmethod
-    def create(folder: Path) -> Authority:
+    def create(folder: Path) -> CertificateAuthority:
         """A new one, with an empty list of what is revoked.
 
         Raises:
@@ -80,7 +80,7 @@ class Authority:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         write(folder / CA_KEY, _pem(key), secret=True)
         write(folder / CA, made.public_bytes(Encoding.PEM))
-        authority = Authority(folder)
+        authority = CertificateAuthority(folder)
         authority._list([])
         authority._record([])
         return authority
@@ -100,7 +100,7 @@ class Authority:
             .add_extension(self._above(), critical=False)
             .sign(self._key, SHA256())
         )
-        self._record([*self.issued(), Issued(name, made.serial_number, f"{ends:%Y-%m-%d}")])
+        self._record([*self.issued(), IssuedCertificate(name, made.serial_number, f"{ends:%Y-%m-%d}")])
         return made.public_bytes(Encoding.PEM), _pem(key)
 
     def revoke(self, name: str) -> int:
@@ -123,18 +123,20 @@ class Authority:
         self._record(issued)
         return len(new)
 
-    def issued(self) -> list[Issued]:
+    def issued(self) -> list[IssuedCertificate]:
         """Everything signed so far. Files of earlier versions don't say what is revoked."""
         with (self.folder / ISSUED).open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
-        return [Issued(row["name"], int(row["serial"]), row["ends"], row.get("revoked") or "") for row in rows]
+        return [
+            IssuedCertificate(row["name"], int(row["serial"]), row["ends"], row.get("revoked") or "") for row in rows
+        ]
 
-    def _record(self, issued: list[Issued]) -> None:
+    def _record(self, issued: list[IssuedCertificate]) -> None:
         """Write `issued.csv`; what is revoked, and since when, it has from the list."""
         since = {one.serial_number: f"{one.revocation_date_utc:%Y-%m-%d}" for one in self._listed()}
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
-        lines.writerow(Issued._fields)
+        lines.writerow(IssuedCertificate._fields)
         lines.writerows(one._replace(revoked=since.get(one.serial, "")) for one in issued)
         write(self.folder / ISSUED, text.getvalue().encode())
 

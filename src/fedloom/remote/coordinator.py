@@ -19,9 +19,9 @@ from fedloom.experiment.engine import Backend, check
 from fedloom.experiment.own import Files
 from fedloom.experiment.place import config_sha256, differences, expected, for_nodes
 from fedloom.experiment.world import World
+from fedloom.remote.connections import NodeAddress, Timeouts, Transport, connect
 from fedloom.remote.engine import NetEngine
 from fedloom.remote.federation import FederationConfig, read
-from fedloom.remote.members import Member, Waiting, Wire, connect
 from fedloom.remote.secret import secret
 
 START: Final = ".start"
@@ -40,9 +40,9 @@ class NodeSet:
         secret_draw: see `fedloom.remote.federation`.
     """
 
-    members: Sequence[Member]
-    wire: Wire
-    waiting: Waiting
+    members: Sequence[NodeAddress]
+    wire: Transport
+    waiting: Timeouts
     own: str
     secret_draw: bool = True
 
@@ -83,8 +83,8 @@ def node_set(federation: FederationConfig, *, stop: Callable[[], bool] = lambda:
     """The nodes of a federation; `stop` ends any wait for them."""
     credentials = federation.credentials
     own = credentials.name if credentials is not None else "coordinator"
-    wire = Wire("net", partial(connect, credentials=credentials, own=own))
-    waiting = Waiting(federation.wait, federation.deadline, stop=stop)
+    wire = Transport("net", partial(connect, credentials=credentials, own=own))
+    waiting = Timeouts(federation.wait, federation.deadline, stop=stop)
     return NodeSet([node.member for node in federation.nodes], wire, waiting, own, federation.secret_draw)
 
 

@@ -52,7 +52,7 @@ class Credentials:
     _ca: bytes = field(init=False, repr=False, compare=False)
     _certificate: bytes = field(init=False, repr=False, compare=False)
     _key: bytes = field(init=False, repr=False, compare=False)
-    _list: _Revoked | None = field(init=False, repr=False, compare=False)
+    _list: _RevocationList | None = field(init=False, repr=False, compare=False)
     _client: ssl.SSLContext = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class Credentials:
         chain = _certificates(self.certificate, self._certificate)
         _check_chain(self.certificate, chain, self.ca, authorities)
         _check_key(self.key, self._key, self.certificate, chain[0])
-        revoked = None if self.revoked is None else _Revoked(self.revoked, authorities)
+        revoked = None if self.revoked is None else _RevocationList(self.revoked, authorities)
         object.__setattr__(self, "_list", revoked)
         client = ssl.create_default_context(cadata=self._ca.decode())
         try:
@@ -178,7 +178,7 @@ async def _handshake(address: str, name: str, context: ssl.SSLContext) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _PresentedCertificate:
     """What a certificate says."""
 
     name: str
@@ -189,7 +189,7 @@ class _Shown:
 
 
 @lru_cache(maxsize=4096)
-def _shown(pem: bytes) -> _Shown:
+def _shown(pem: bytes) -> _PresentedCertificate:
     """Of the first certificate in a PEM text."""
     found = x509.load_pem_x509_certificate(pem)
     names: list[str] = []
@@ -198,10 +198,12 @@ def _shown(pem: bytes) -> _Shown:
         names = alternative.get_values_for_type(x509.DNSName)
     common = found.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
     name = names[0] if names else str(common[0].value) if common else ""
-    return _Shown(name, found.serial_number, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc)
+    return _PresentedCertificate(
+        name, found.serial_number, found.issuer, found.not_valid_before_utc, found.not_valid_after_utc
+    )
 
 
-class _Revoked:
+class _RevocationList:
     """The CA's list on disk. A list that can't be used, once a good one was read, is logged and changes nothing."""
 
     def __init__(self, path: Path, authorities: list[x509.Certificate]) -> None:
@@ -209,7 +211,7 @@ class _Revoked:
         self._stamp = self._now()
         self._take()
 
-    def against(self, shown: _Shown) -> str:
+    def against(self, shown: _PresentedCertificate) -> str:
         """Why a certificate does not count: it is revoked, or can't be known not to be. "" if it does."""
         stamp = self._now()
         if stamp != self._stamp:

@@ -23,10 +23,10 @@ from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines.local import LocalEngine
 from fedloom.engines.ray import refusal
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.members import Member, Waiting, Wire
-from fedloom.remote.node_session import Seat, Terms, Told, parcels, plain
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.connections import NodeAddress, Timeouts, Transport
+from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, parcels, plain
+from fedloom.remote.rpc_errors import CallRefused
 
 _log = logging.getLogger("fedloom.net")
 T = TypeVar("T")
@@ -56,15 +56,15 @@ class NetEngine(Engine):
 
     def __init__(
         self,
-        members: Mapping[int, Member],
+        members: Mapping[int, NodeAddress],
         house: Sequence[Party[Any]],
         names: Mapping[int, str],
         *,
         config: str,
         differences: Callable[[int, Mapping[str, Any]], list[str]],
         run: str,
-        wire: Wire,
-        waiting: Waiting,
+        wire: Transport,
+        waiting: Timeouts,
         resume: bool = False,
         start: int | None = None,
         seed: int = 0,
@@ -73,10 +73,10 @@ class NetEngine(Engine):
         super().__init__(names, seed=seed, faults=faults)
         self._house = LocalEngine(house, seed=seed) if house else None
         self._differences, self._wire, self._waiting = differences, wire, waiting
-        self._common = Terms(run, time_ns() if start is None else start, config, resume, waiting, dict(members))
+        self._common = RunContext(run, time_ns() if start is None else start, config, resume, waiting, dict(members))
         self._notes: dict[int, dict[str, Note]] = {}
         self._lost: set[tuple[int, int]] = set()
-        self._seats: dict[int, Seat] = {}
+        self._sessions: dict[int, NodeSession] = {}
         self._begun = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fedloom-net", daemon=True)
@@ -123,8 +123,8 @@ class NetEngine(Engine):
         """
         found = self._house.digests() if self._house else {}
 
-        async def ask(seat: Seat) -> str:
-            head, _ = parts.unpack(await seat.ask("digest", self._common.which()), {"sha256": str})
+        async def ask(session: NodeSession) -> str:
+            head, _ = payload.unpack(await session.ask("digest", self._common.which()), {"sha256": str})
             sha: str = head["sha256"]
             return sha
 
@@ -142,13 +142,13 @@ class NetEngine(Engine):
             CheckpointError: a node does not know any more.
         """
 
-        async def ask(seat: Seat) -> None:
+        async def ask(session: NodeSession) -> None:
             try:
-                await seat.ask("restore", self._common.which(round=round))
-            except Refused as refusal:
+                await session.ask("restore", self._common.which(round=round))
+            except CallRefused as refusal:
                 if refusal.code == rpc_errors.UNKNOWN:
                     raise CheckpointError(
-                        f"{seat.member.name} can't go back to round {round}: {refusal.words}"
+                        f"{session.member.name} can't go back to round {round}: {refusal.words}"
                     ) from None
                 raise
 
@@ -162,16 +162,16 @@ class NetEngine(Engine):
 
     def presence(self) -> dict[int, bool]:
         """Which parties can be reached now."""
-        return {i: i not in self._seats or self._seats[i].link.up for i in self.ids}
+        return {i: i not in self._sessions or self._sessions[i].link.up for i in self.ids}
 
     def account(self) -> Account:
         """The nodes, and what crossed between them and us."""
-        sent = sum(seat.link.sent for seat in self._seats.values())
-        received = sum(seat.link.received for seat in self._seats.values())
-        who = ", ".join(seat.member.name for seat in self._seats.values())
+        sent = sum(session.link.sent for session in self._sessions.values())
+        received = sum(session.link.received for session in self._sessions.values())
+        who = ", ".join(session.member.name for session in self._sessions.values())
         remarks = [f"parties at {who}", f"{sent:,} bytes sent to nodes and {received:,} received, protocol included"]
-        remarks += [f"{s.member.name} lost its state and began anew" for s in self._seats.values() if s.lost]
-        return Account(self._wire.name, workers=len(self._seats), remarks=tuple(remarks))
+        remarks += [f"{s.member.name} lost its state and began anew" for s in self._sessions.values() if s.lost]
+        return Account(self._wire.name, workers=len(self._sessions), remarks=tuple(remarks))
 
     def close(self) -> None:
         """End the connections; nodes keep their state."""
@@ -190,26 +190,30 @@ class NetEngine(Engine):
         for i, member in self._common.members.items():
             link = await self._wire.connect(member, self._came_or_went)
             link.run = self._common.run
-            self._seats[i] = Seat(i, member, link, self._common)
+            self._sessions[i] = NodeSession(i, member, link, self._common)
         end = self._loop.time() + self._waiting.start
-        found = await asyncio.gather(*(seat.enter(end) for seat in self._seats.values()), return_exceptions=True)
-        away = [s for s, facts in zip(self._seats.values(), found, strict=True) if _is(facts, rpc_errors.UNREACHABLE)]
+        found = await asyncio.gather(
+            *(session.enter(end) for session in self._sessions.values()), return_exceptions=True
+        )
+        away = [
+            s for s, facts in zip(self._sessions.values(), found, strict=True) if _is(facts, rpc_errors.UNREACHABLE)
+        ]
         if away:
             raise EngineError(f"these nodes can't be reached; is fedloom node running there?\n{_named(away)}")
         wrong = []
-        for seat, facts in zip(self._seats.values(), found, strict=True):
-            if isinstance(facts, Refused):
-                wrong.append(f"{seat.member.name} takes no part: {facts.words}")
+        for session, facts in zip(self._sessions.values(), found, strict=True):
+            if isinstance(facts, CallRefused):
+                wrong.append(f"{session.member.name} takes no part: {facts.words}")
             elif isinstance(facts, BaseException):
                 raise facts
             else:
-                wrong += [f"{seat.member.name}: {line}" for line in self._differences(seat.party, facts)]
+                wrong += [f"{session.member.name}: {line}" for line in self._differences(session.party, facts)]
         if wrong:
             raise ConfigError("\n".join(wrong))
         self._begun = True
 
     async def _end(self) -> None:
-        await asyncio.gather(*(seat.close() for seat in self._seats.values()), return_exceptions=True)
+        await asyncio.gather(*(session.close() for session in self._sessions.values()), return_exceptions=True)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -231,42 +235,42 @@ class NetEngine(Engine):
 
     # -- calls ------------------------------------------------------------------------------------------------
 
-    def _everywhere(self, ask: Callable[[Seat], Coroutine[Any, Any, T]], what: str) -> dict[int, T]:
+    def _everywhere(self, ask: Callable[[NodeSession], Coroutine[Any, Any, T]], what: str) -> dict[int, T]:
         """What all nodes answer; an error if one can't."""
 
         end = self._loop.time() + self._waiting.start
 
-        async def patiently(seat: Seat) -> T:
+        async def patiently(session: NodeSession) -> T:
             while True:
-                await seat.link.wait(max(0.0, end - self._loop.time()))
+                await session.link.wait(max(0.0, end - self._loop.time()))
                 try:
-                    return await ask(seat)
-                except Refused as why:
+                    return await ask(session)
+                except CallRefused as why:
                     if why.code != rpc_errors.UNREACHABLE or self._loop.time() >= end:
                         raise EngineError(
-                            f"{seat.member.name} can't {what} ({why.words}); see to it, and go on with --resume"
+                            f"{session.member.name} can't {what} ({why.words}); see to it, and go on with --resume"
                         ) from None
-                self._waiting.heed()
+                self._waiting.check_stop()
 
         async def gathered() -> list[T]:
-            return await asyncio.gather(*map(patiently, self._seats.values()))
+            return await asyncio.gather(*map(patiently, self._sessions.values()))
 
-        return dict(zip(self._seats, self._await(gathered()), strict=True))
+        return dict(zip(self._sessions, self._await(gathered()), strict=True))
 
     def _do(self, tasks: Sequence[Task], *, leave: bool, expect: Template) -> list[Any]:
         """All tasks, those of different parties at the same time; their results, in order."""
         places: dict[int, list[int]] = {}
         for n, task in enumerate(tasks):
             places.setdefault(task.party, []).append(n)
-        away = {i: ns for i, ns in places.items() if i in self._seats}
+        away = {i: ns for i, ns in places.items() if i in self._sessions}
         try:
             shared = message.encode(dict(tasks[0].shared)) if away else b""
         except MessageError as error:
             return [refusal(task, {**task.shared, **plain(task)}, error) for task in tasks]
 
-        async def gathered() -> list[Told]:
+        async def gathered() -> list[TaskResults]:
             await self._enough()
-            told = (self._seats[i].tell([tasks[n] for n in ns], shared, leave, expect) for i, ns in away.items())
+            told = (self._sessions[i].tell([tasks[n] for n in ns], shared, leave, expect) for i, ns in away.items())
             return await asyncio.gather(*told)
 
         results: dict[int, Any] = {}
@@ -293,12 +297,12 @@ class NetEngine(Engine):
 
     async def _enough(self) -> None:
         """Wait until there are as many nodes as a round needs: rounds that come to nothing are soon used up."""
-        seats, told = self._seats.values(), False
+        sessions, told = self._sessions.values(), False
         end = self._loop.time() + self._waiting.start
-        while sum(seat.link.up for seat in seats) < self._waiting.fewest:
-            away = [seat for seat in seats if not seat.link.up]
+        while sum(session.link.up for session in sessions) < self._waiting.fewest:
+            away = [session for session in sessions if not session.link.up]
             if not told:
-                who = ", ".join(seat.member.name for seat in away)
+                who = ", ".join(session.member.name for session in away)
                 _log.warning(
                     "a round needs %d nodes: waiting up to %g s for %s", self._waiting.fewest, self._waiting.start, who
                 )
@@ -308,14 +312,16 @@ class NetEngine(Engine):
                     f"a round needs {self._waiting.fewest} nodes, and these have been away for "
                     f"{self._waiting.start:g} seconds; see to them, and go on with --resume\n{_named(away)}"
                 )
-            self._waiting.heed()
+            self._waiting.check_stop()
             await asyncio.sleep(0.1)
 
 
 def _is(found: object, code: str) -> bool:
-    return isinstance(found, Refused) and found.code == code
+    return isinstance(found, CallRefused) and found.code == code
 
 
-def _named(seats: Iterable[Seat]) -> str:
+def _named(sessions: Iterable[NodeSession]) -> str:
     """Nodes that are away, and what is known of why, a line each."""
-    return "\n".join(f"{seat.member.name} at {seat.link.where}: {seat.link.trouble or 'no answer'}" for seat in seats)
+    return "\n".join(
+        f"{session.member.name} at {session.link.where}: {session.link.trouble or 'no answer'}" for session in sessions
+    )

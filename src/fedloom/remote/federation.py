@@ -9,8 +9,8 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from fedloom.remote.config_file import RelativePath, Section, read_config
+from fedloom.remote.connections import NodeAddress
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.members import Member
 
 
 class NodeEntry(Section):
@@ -32,9 +32,9 @@ class NodeEntry(Section):
         return self
 
     @property
-    def member(self) -> Member:
+    def member(self) -> NodeAddress:
         """The node as the engine takes it."""
-        return Member(self.name, self.address or "", self.relay or "", self.relay_name)
+        return NodeAddress(self.name, self.address or "", self.relay or "", self.relay_name)
 
 
 class OwnFiles(Section):

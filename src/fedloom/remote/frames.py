@@ -81,7 +81,7 @@ SERVER: Final = (
 _HEAD: Final = Limits(max_bytes=1 << 12, max_depth=1, max_leaves=8)
 
 
-class Garbled(Exception):
+class FrameError(Exception):
     """A frame that the other end should not have sent."""
 
 
@@ -131,6 +131,6 @@ def unframed(frame: bytes, **types: type) -> tuple[dict[str, Any], memoryview]:
         head = message.decode(view[4:end], _HEAD)
         message.check_like(head, types)
     except MessageError as error:
-        raise Garbled(str(error)) from None
+        raise FrameError(str(error)) from None
     assert isinstance(head, dict)
     return head, view[end:]

@@ -36,12 +36,12 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.matched import Matched, file_sha256
 from fedloom.experiment.own import Files
 from fedloom.experiment.place import sent
-from fedloom.remote import parts, rpc_errors
+from fedloom.remote import payload, rpc_errors
 from fedloom.remote.coordinator import NodeSet, check_node_count, keep_start, next_start, run_id
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.rpc_errors import CallRefused
 
 if TYPE_CHECKING:
-    from fedloom.remote.members import Connection, Member
+    from fedloom.remote.connections import Connection, NodeAddress
 
 FILE: Final = ".matching"
 """In a run's folder. Until the run is under way it is the only file there, and makes no run of it."""
@@ -94,7 +94,7 @@ def match(run: RunConfig, folder: Path | None, files: Files, nodes: NodeSet, *, 
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()
-    meeting = _Meeting(run, sent(run, method, None).model_dump_json(), id, nodes, own, next_start(folder))
+    meeting = _MatchingSession(run, sent(run, method, None).model_dump_json(), id, nodes, own, next_start(folder))
     found = _in_a_loop(meeting.hold(held, sha256))
     if folder is not None:
         keep_start(folder, found.start)
@@ -103,7 +103,7 @@ def match(run: RunConfig, folder: Path | None, files: Files, nodes: NodeSet, *, 
 
 
 @dataclass
-class _Guest:
+class _RemoteParty:
     """A node that is matched with.
 
     Attributes:
@@ -114,7 +114,7 @@ class _Guest:
     """
 
     party: int
-    member: Member
+    member: NodeAddress
     link: Connection
     rows: int = 0
     cuts: int = 1
@@ -123,7 +123,7 @@ class _Guest:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class _Meeting:
+class _MatchingSession:
     """The active party's side of a matching with all nodes.
 
     Args:
@@ -141,12 +141,12 @@ class _Meeting:
 
     async def hold(self, held: PartyFile, sha256: str) -> Matched:
         """All of it; what is left for us."""
-        guests: list[_Guest] = []
+        guests: list[_RemoteParty] = []
         try:
             for party, member in enumerate(self._nodes.members, 1):
                 link = await self._nodes.wire.connect(member, lambda *_: None)
                 link.run = self._id
-                guests.append(_Guest(party, member, link))
+                guests.append(_RemoteParty(party, member, link))
             await self._all(guests, self._find)
             common = sorted(frozenset.intersection(*(guest.places for guest in guests)))
             key, mark = secrets.token_bytes(32), secrets.token_hex(16)
@@ -157,7 +157,7 @@ class _Meeting:
             told = [_told(roles, guest.party, labelled) for guest in guests]
             head: dict[str, Tree] = {"mark": mark, "classes": len(held.classes)}
 
-            async def keep(guest: _Guest) -> None:
+            async def keep(guest: _RemoteParty) -> None:
                 await self._keep(guest, head, [message.encode(told[guest.party - 1], _LARGE), *marks])
 
             await self._all(guests, keep)
@@ -197,10 +197,10 @@ class _Meeting:
             balanced=False,
         )
 
-    async def _find(self, guest: _Guest) -> None:
+    async def _find(self, guest: _RemoteParty) -> None:
         """Which of our ids a node has."""
-        begin: dict[str, Tree] = {"protocol": parts.PROTOCOL, "version": __version__, "party": guest.party}
-        begin |= {"config": parts.cut(self._config), "rows": len(self._own)}
+        begin: dict[str, Tree] = {"protocol": payload.PROTOCOL, "version": __version__, "party": guest.party}
+        begin |= {"config": payload.cut(self._config), "rows": len(self._own)}
         head, _ = await self._ask(guest, "begin", begin, like={"rows": int})
         if not 1 <= head["rows"] <= MOST:
             raise MessageError(f"a node has 1 to {MOST:,} ids")
@@ -223,23 +223,23 @@ class _Meeting:
                 found = await asyncio.to_thread(client.intersection, bytes(rest[0]), bytes(rest[1]))
                 places |= {mine[place] for place in found}
         if guest.lost and guest.places != places:
-            raise Refused(rpc_errors.MISMATCH, "its rows have changed while they were matched")
+            raise CallRefused(rpc_errors.MISMATCH, "its rows have changed while they were matched")
         guest.places = frozenset(places)
 
-    async def _keep(self, guest: _Guest, head: Mapping[str, Tree], rest: Sequence[bytes]) -> None:
+    async def _keep(self, guest: _RemoteParty, head: Mapping[str, Tree], rest: Sequence[bytes]) -> None:
         """Tell a node which of its rows are whose. One that has forgotten is matched with again."""
         if guest.lost:
             await self._find(guest)
             guest.lost = False
         try:
             await self._ask(guest, "keep", head, *rest)
-        except Refused as why:
+        except CallRefused as why:
             guest.lost = why.code == rpc_errors.UNKNOWN
             raise
 
     async def _ask(
         self,
-        guest: _Guest,
+        guest: _RemoteParty,
         step: str,
         head: Mapping[str, Tree],
         *rest: bytes,
@@ -248,20 +248,20 @@ class _Meeting:
     ) -> tuple[Any, list[memoryview]]:
         """A step at one node."""
         whole: Tree = {"run": self._id, "start": self._start, "step": step, **head}
-        body = parts.pack(whole, *rest)
+        body = payload.pack(whole, *rest)
         call = f"{self._id}/{self._start}/match/{next(self._numbers)}"
         answer = await guest.link.ask("match", body, id=call, deadline=deadline or self._nodes.waiting.call)
-        return parts.unpack(answer, like)
+        return payload.unpack(answer, like)
 
-    async def _all(self, guests: Sequence[_Guest], work: Callable[[_Guest], Awaitable[None]]) -> None:
+    async def _all(self, guests: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]) -> None:
         """Do something with all nodes at the same time; whatever keeps them from it is told at once."""
         ends = await asyncio.gather(*(self._patiently(g, partial(work, g)) for g in guests), return_exceptions=True)
         away, wrong = [], []
         for guest, end in zip(guests, ends, strict=True):
             name = guest.member.name
-            if isinstance(end, Refused) and end.code == rpc_errors.UNREACHABLE:
+            if isinstance(end, CallRefused) and end.code == rpc_errors.UNREACHABLE:
                 away.append(f"{name} at {guest.link.where}: {guest.link.trouble or 'no answer'}")
-            elif isinstance(end, Refused):
+            elif isinstance(end, CallRefused):
                 wrong.append(f"{name} takes no part: {end.words}")
             elif isinstance(end, MessageError):
                 wrong.append(f"what {name} answers when rows are matched can't be used ({end}): is it of this version?")
@@ -272,17 +272,17 @@ class _Meeting:
         if wrong:
             raise ConfigError("\n".join(wrong))
 
-    async def _patiently(self, guest: _Guest, work: Callable[[], Awaitable[None]]) -> None:
+    async def _patiently(self, guest: _RemoteParty, work: Callable[[], Awaitable[None]]) -> None:
         """Do something with a node, again and from the beginning where it was away, or restarted, or busy."""
         loop, patience, lost = asyncio.get_running_loop(), self._nodes.waiting.start, 0
         end = loop.time() + patience
         while True:
             if not await guest.link.wait(max(0.0, end - loop.time())):
-                raise Refused(rpc_errors.UNREACHABLE, "no sign of life")
+                raise CallRefused(rpc_errors.UNREACHABLE, "no sign of life")
             began = loop.time()
             try:
                 return await work()
-            except Refused as why:
+            except CallRefused as why:
                 if loop.time() - began > patience:
                     end = loop.time() + patience
                 lost += why.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN)
@@ -292,7 +292,7 @@ class _Meeting:
                 _log.warning("matching with %s begins again: %s", guest.member.name, why.words)
             await asyncio.sleep(0.5)
 
-    def _tell(self, guests: Sequence[_Guest]) -> None:
+    def _tell(self, guests: Sequence[_RemoteParty]) -> None:
         """Write down what each side has learnt."""
         names = ["the coordinator", *(guest.member.name for guest in guests)]
         if self._run.columns.backend == "openmined":

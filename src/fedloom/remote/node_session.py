@@ -20,9 +20,9 @@ from fedloom.core.message import Size, Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines._shared_buffer import spell
 from fedloom.engines.ray import refusal
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.members import Connection, Member, Waiting
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.connections import Connection, NodeAddress, Timeouts
+from fedloom.remote.rpc_errors import CallRefused
 
 REASONS: Final = frozenset(
     {"dropped out", "not ready", "raised", "late", "not a message", "wrong shape", "not finite", "refused"}
@@ -39,7 +39,7 @@ _log = logging.getLogger("fedloom.net")
 
 
 @dataclass
-class Terms:
+class RunContext:
     """What all calls of a run have in common.
 
     Attributes:
@@ -59,8 +59,8 @@ class Terms:
     start: int
     config: str
     resume: bool
-    waiting: Waiting
-    members: Mapping[int, Member]
+    waiting: Timeouts
+    members: Mapping[int, NodeAddress]
     numbers: Iterator[int] = field(default_factory=count)
     kept: tuple[int, ...] = ()
     floor: int = 0
@@ -68,14 +68,14 @@ class Terms:
 
     def which(self, **more: Tree) -> bytes:
         """The body of a call that is about the run."""
-        return parts.pack({"run": self.run, "start": self.start, **more})
+        return payload.pack({"run": self.run, "start": self.start, **more})
 
     def id(self, number: int | None = None) -> str:
         """Of a call, the next one if it has no number yet."""
         return f"{self.run}/{self.start}/{next(self.numbers) if number is None else number}"
 
 
-class Told(NamedTuple):
+class TaskResults(NamedTuple):
     """What came of tasks.
 
     Attributes:
@@ -89,7 +89,7 @@ class Told(NamedTuple):
     lost: frozenset[tuple[int, int]] = frozenset()
 
 
-class Seat:
+class NodeSession:
     """A node with its party.
 
     Attributes:
@@ -97,7 +97,7 @@ class Seat:
         lost: whether the node lost its state in the run, and began anew.
     """
 
-    def __init__(self, party: int, member: Member, link: Connection, common: Terms) -> None:
+    def __init__(self, party: int, member: NodeAddress, link: Connection, common: RunContext) -> None:
         self.party, self.member, self.link, self._common = party, member, link, common
         self.opened = self.lost = self._worked = False
         self._tells = True
@@ -118,7 +118,7 @@ class Seat:
                 if await self.link.wait(min(0.5, end - now())) or now() >= end:
                     return await self.open()
                 words = self.link.trouble or "no answer yet"
-            except Refused as why:
+            except CallRefused as why:
                 if why.code not in (rpc_errors.UNREACHABLE, rpc_errors.TAKEN) or now() >= end:
                     raise
                 words = why.words
@@ -126,23 +126,23 @@ class Seat:
             if not told:
                 _log.warning("waiting for %s, at most %.0f s: %s", self.member.name, end - now(), words)
                 told = True
-            self._common.waiting.heed()
+            self._common.waiting.check_stop()
 
     async def open(self) -> dict[str, Any]:
         """Begin the run, or take it up there again; what the node says of its party."""
         common = self._common
-        others = {str(i): member.spelt() for i, member in common.members.items() if i != self.party}
+        others = {str(i): member.to_message() for i, member in common.members.items() if i != self.party}
         body = common.which(
-            protocol=parts.PROTOCOL,
+            protocol=payload.PROTOCOL,
             version=__version__,
             party=self.party,
             members=others,
-            config=parts.cut(common.config),
+            config=payload.cut(common.config),
             resume=common.resume,
         )
         answer = await self.link.ask("open", body, id=common.id(), deadline=common.waiting.call)
         self.opened = True
-        head, _ = parts.unpack(answer, _OPENED)
+        head, _ = payload.unpack(answer, _OPENED)
         self._tells = head["tells"]
         if not isinstance(head["facts"], dict):
             raise MessageError("what a node says of itself must be a table")
@@ -157,7 +157,7 @@ class Seat:
         id, deadline = self._common.id(number), self._common.waiting.call
         try:
             return await self.link.ask(kind, body, id=id, deadline=deadline)
-        except Refused as why:
+        except CallRefused as why:
             if why.code != rpc_errors.UNKNOWN or kind != "do":  # a party made anew is none to hash, or to go back with
                 raise
         await self.open()
@@ -172,14 +172,14 @@ class Seat:
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
-    async def tell(self, tasks: Sequence[Task], shared: bytes, leave: bool, expect: Template) -> Told:
+    async def tell(self, tasks: Sequence[Task], shared: bytes, leave: bool, expect: Template) -> TaskResults:
         """Let the party do tasks, which share their method and arguments, in one call."""
         if tasks[0].round < 0 and not self._tells:  # it would refuse to say how good its model is
-            return Told([Failure(rpc_errors.REFUSED) for _ in tasks])
+            return TaskResults([Failure(rpc_errors.REFUSED) for _ in tasks])
         rest, lines, refused = [shared], list[Tree](), dict[int, Failure]()
         for n, task in enumerate(tasks):
             own = plain(task)
-            held = {name: spelt for name, value in task.each.items() if (spelt := parcels(value))}
+            held = {name: to_message for name, value in task.each.items() if (to_message := parcels(value))}
             line: dict[str, Any] = {"each": None, "parcels": held, "fault": task.fault, "seed": task.seed}
             try:
                 if own:
@@ -189,17 +189,17 @@ class Seat:
             except MessageError as error:
                 refused[n] = refusal(task, {**task.shared, **own}, error)
         sent = [task for n, task in enumerate(tasks) if n not in refused]
-        told = await self._told(sent, lines, rest, leave, expect) if sent else Told([])
+        told = await self._told(sent, lines, rest, leave, expect) if sent else TaskResults([])
         found = iter(told.results)
         return told._replace(results=[refused[n] if n in refused else next(found) for n in range(len(tasks))])
 
     async def _told(
         self, tasks: Sequence[Task], lines: Sequence[Tree], rest: Sequence[bytes], leave: bool, expect: Template
-    ) -> Told:
+    ) -> TaskResults:
         common = self._common
         async with self._lock:
             number = next(common.numbers)
-            body = parts.pack(
+            body = payload.pack(
                 {
                     "run": common.run,
                     "start": common.start,
@@ -220,15 +220,15 @@ class Seat:
                 self._worked = True
                 common.stale.discard(self.party)
                 return self._taken(tasks, answer, number)
-            except Refused as why:
+            except CallRefused as why:
                 if why.code == rpc_errors.STALE:
                     self._give_way(why.words)
                 trace = (
                     self._pointer(number, why.words) if why.code in (rpc_errors.FAILED, rpc_errors.MALFORMED) else ""
                 )
-                return Told([Failure(why.code, trace) for _ in tasks])
+                return TaskResults([Failure(why.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
-                return Told([Failure("not a message", f"{self.member.name}: {error}") for _ in tasks])
+                return TaskResults([Failure("not a message", f"{self.member.name}: {error}") for _ in tasks])
 
     def _give_way(self, words: str) -> None:
         """A node says that a newer start of the coordinator has taken over. Where there is one, the others say so too.
@@ -243,19 +243,19 @@ class Seat:
         if len(common.members) - len(common.stale) < common.waiting.fewest:
             raise EngineError(f"{self.member.name}: {words}; this process gives way to the other")
 
-    def _taken(self, tasks: Sequence[Task], answer: bytes, number: int) -> Told:
+    def _taken(self, tasks: Sequence[Task], answer: bytes, number: int) -> TaskResults:
         """What an answer holds. Whatever a node may have put there, only these errors come of it: see above."""
-        head, rest = parts.unpack(answer, _ANSWER)
+        head, rest = payload.unpack(answer, _ANSWER)
         message.check_like(head["lines"], [object] * len(tasks))
         results = [self._result(line, rest, number) for line in head["lines"]]
         lost = frozenset((tasks[n].each[name][k].held[0], self.party) for n, name, k in head["missing"])
-        return Told(results, noted(head["notes"]), lost)
+        return TaskResults(results, noted(head["notes"]), lost)
 
     def _result(self, line: Any, rest: Sequence[memoryview], number: int) -> Any:
         if not isinstance(line, dict):
             raise MessageError("a result must be a table")
         if "reply" in line:
-            return parts.decoded(rest, line["reply"])
+            return payload.decoded(rest, line["reply"])
         if "parcel" in line:
             message.check_like(line, {"parcel": str, "what": str, "payload": int, "wire": int})
             if not 0 <= line["payload"] <= line["wire"]:

@@ -28,14 +28,14 @@ from fedloom.remote.frames import (
     PULSES,
     SILENCE,
     TAKEN,
-    Garbled,
+    FrameError,
     framed,
     pieces,
     printable,
     total_of,
     unframed,
 )
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.rpc_errors import CallRefused
 
 STRIKES: Final = 5
 """Answers of one call that can't be read, until it is given up."""
@@ -47,7 +47,7 @@ _log = logging.getLogger("fedloom.net")
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """Where a party is.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Answer:
             self.data.clear()
             self.of, self.sum = of, 0
         if start != len(self.data) or of != self.of:
-            raise Garbled("an answer must go on where it broke off")
+            raise FrameError("an answer must go on where it broke off")
 
     def add(self, piece: bytes | memoryview, total: int) -> None:
         """Take the next piece of so many bytes altogether.
@@ -91,7 +91,7 @@ class _Answer:
             Garbled: these are more.
         """
         if len(self.data) + len(piece) > total:
-            raise Garbled("an answer must have as many bytes as it announces")
+            raise FrameError("an answer must have as many bytes as it announces")
         self.data += piece
         self.sum = zlib.crc32(piece, self.sum)
 
@@ -104,7 +104,7 @@ class _Broken(Exception):
         strike: whether the other end, and not the way there, is to blame.
     """
 
-    def __init__(self, refusal: Refused | None = None, *, strike: bool = False) -> None:
+    def __init__(self, refusal: CallRefused | None = None, *, strike: bool = False) -> None:
         super().__init__()
         self.refusal = refusal
         self.strike = strike
@@ -114,7 +114,7 @@ class _Late(Exception):
     """The deadline has passed."""
 
 
-class Link:
+class RPCClient:
     """A connection to one party: calls, and its signs of life. Made and used in one asyncio loop.
 
     Where there is a list of revoked certificates, the other end is looked at before each connection, which then admits
@@ -135,7 +135,7 @@ class Link:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAddress,
         credentials: Credentials | None,
         *,
         own: str = "",
@@ -198,10 +198,14 @@ class Link:
         """
         end, pause, strikes = monotonic() + deadline, _PAUSES[0], 0
         head = {"kind": kind, "id": id, "bytes": len(body), "sum": await total_of(body)}
-        answer, again, said = _Answer(), False, Refused(rpc_errors.LATE, f"{self.address.name} did not answer in time")
+        answer, again, said = (
+            _Answer(),
+            False,
+            CallRefused(rpc_errors.LATE, f"{self.address.name} did not answer in time"),
+        )
         while True:
             if not self.up:
-                raise Refused(rpc_errors.UNREACHABLE, f"{self.address.name} gives no sign of life")
+                raise CallRefused(rpc_errors.UNREACHABLE, f"{self.address.name} gives no sign of life")
             try:
                 if await self._while_up(self._attempt({**head, "again": again}, body, answer, end - monotonic())):
                     return bytes(answer.data)
@@ -211,7 +215,7 @@ class Link:
                 strikes += broken.strike
                 said = broken.refusal or said
                 if strikes >= STRIKES:
-                    raise Refused(rpc_errors.MALFORMED, f"what {self.address.name} answers can't be read") from None
+                    raise CallRefused(rpc_errors.MALFORMED, f"what {self.address.name} answers can't be read") from None
                 if monotonic() + pause > end:
                     raise said from None
             again = True
@@ -247,14 +251,14 @@ class Link:
                 await self._send(call, framed(head))
                 have, _ = unframed(await self._read(call), have=int)
                 if not 0 <= have["have"] <= len(body):
-                    raise Garbled("it can't have that many bytes of a call")
+                    raise FrameError("it can't have that many bytes of a call")
                 sending = asyncio.ensure_future(self._send(call, pieces(body, have["have"])))
             else:
                 sending = asyncio.ensure_future(self._send(call, framed(head, body)))
             await self._receive(call, answer)
             await sending
             self._aside(_part(call))
-        except Garbled:
+        except FrameError:
             call.cancel()
             raise _Broken(strike=True) from None
         except grpc.aio.AioRpcError as error:
@@ -274,7 +278,7 @@ class Link:
         head, piece = unframed(await self._read(call), **{"bytes": int, "sum": int, "from": int})
         total = head["bytes"]
         if not 0 <= total <= self._largest:
-            raise Refused(
+            raise CallRefused(
                 rpc_errors.TOO_LARGE, f"{self.address.name} has an answer of {total} bytes, more than are taken"
             )
         answer.begin(head["sum"], head["from"])
@@ -282,11 +286,11 @@ class Link:
         while len(answer.data) < total:
             piece = await self._read(call)
             if not piece:
-                raise Garbled("an empty piece came")
+                raise FrameError("an empty piece came")
             answer.add(piece, total)
         if answer.sum != answer.of:
             answer.data.clear()
-            raise Garbled("an answer must sum up to what it announces")
+            raise FrameError("an answer must sum up to what it announces")
 
     async def _send(self, call: Any, frames: Iterator[bytes]) -> None:
         for frame in frames:
@@ -299,22 +303,22 @@ class Link:
     async def _read(self, call: Any) -> Any:
         frame = await call.read()
         if frame is grpc.aio.EOF:
-            raise Garbled("a call ended without an answer")
+            raise FrameError("a call ended without an answer")
         self.received += len(frame)
         self._alive()
         return frame
 
-    def _meaning(self, error: grpc.aio.AioRpcError) -> Refused | _Broken | _Late:
+    def _meaning(self, error: grpc.aio.AioRpcError) -> CallRefused | _Broken | _Late:
         """What the status of a failed attempt says."""
         status, name = error.code(), self.address.name
         code = str(dict(error.trailing_metadata() or ()).get(CODE, "")).replace("-", " ")
         if code in rpc_errors.CODES:
-            refusal = Refused(code, printable(error.details() or ""))
+            refusal = CallRefused(code, printable(error.details() or ""))
             return _Broken(refusal) if code == rpc_errors.BUSY else refusal
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             return _Late()
         if status is grpc.StatusCode.UNAUTHENTICATED:
-            return Refused(rpc_errors.REFUSED, f"{name} does not accept this certificate")
+            return CallRefused(rpc_errors.REFUSED, f"{name} does not accept this certificate")
         return _Broken(strike=status not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
 
     # -- signs of life -----------------------------------------------------------------------------------------------

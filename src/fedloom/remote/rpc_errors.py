@@ -29,7 +29,7 @@ LATE: Final = "late"
 CODES: Final = (REFUSED, MISMATCH, UNKNOWN, STALE, BUSY, TAKEN, MALFORMED, TOO_LARGE, FAILED, UNREACHABLE, LATE)
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call that is not answered, and why.
 
     Attributes:

@@ -26,12 +26,12 @@ from fedloom.remote.frames import (
     SERVICE,
     STATUS,
     TAKEN,
-    Garbled,
+    FrameError,
     framed,
     total_of,
     unframed,
 )
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.rpc_errors import CallRefused
 
 KEPT: Final = 120.0
 """Seconds that an answer waits for a caller who lost the connection, and an unfinished call for its rest."""
@@ -101,7 +101,7 @@ class _Call:
         return 0 if self.work is None or self.unfinished else len(self.work.result()[0])
 
 
-class Desk:
+class RPCService:
     """Takes calls, keeps what is unfinished, and lets the handler answer each once."""
 
     def __init__(self, handler: Handler, credentials: Credentials | None) -> None:
@@ -118,7 +118,7 @@ class Desk:
             self._handler.heard(caller, run[:64].decode("ascii", "replace"))
         except Exception:  # whose text gRPC would send
             _log.exception("a sign of life of %s could not be taken", caller)
-            await _refuse(context, Refused(rpc_errors.FAILED, "the node could not answer; its log says why"))
+            await _refuse(context, CallRefused(rpc_errors.FAILED, "the node could not answer; its log says why"))
         return b""
 
     async def ask(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -127,22 +127,22 @@ class Desk:
         self._streams[caller] += 1
         try:
             if self._streams[caller] > MOST_CALLS:
-                raise Refused(rpc_errors.BUSY, "too many calls at once")
+                raise CallRefused(rpc_errors.BUSY, "too many calls at once")
             await self._serve(caller, frames, context)
-        except Refused as refusal:
+        except CallRefused as refusal:
             detail = f" ({refusal.detail})" if refusal.detail else ""
             _log.warning("refused a call of %s: %s%s", caller, refusal.words, detail)
             await _refuse(context, refusal)
-        except (Garbled, TimeoutError) as error:
+        except (FrameError, TimeoutError) as error:
             _log.info("a call of %s broke off: %s", caller, error or "nothing came for too long")
             await _refuse(
-                context, Refused(rpc_errors.MALFORMED, "a call must be what it announces, without long pauses")
+                context, CallRefused(rpc_errors.MALFORMED, "a call must be what it announces, without long pauses")
             )
         except Exception:
             if context.cancelled():
                 return
             _log.exception("a call of %s could not be answered", caller)
-            await _refuse(context, Refused(rpc_errors.FAILED, "the node could not answer; its log says why"))
+            await _refuse(context, CallRefused(rpc_errors.FAILED, "the node could not answer; its log says why"))
         finally:
             self._streams[caller] -= 1
             if not self._streams[caller]:
@@ -183,14 +183,14 @@ class Desk:
         """The bytes of a call, of which any stream may bring what is missing."""
         while True:
             if at + len(piece) > call.total:
-                raise Garbled("more bytes came than it announced")
+                raise FrameError("more bytes came than it announced")
             call.add(at, piece)
             at += len(piece)
             if at == call.total:
                 return
             piece = await _next(frames, KEPT)
             if not piece:
-                raise Garbled("an empty piece came")
+                raise FrameError("an empty piece came")
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
         if self._credentials is None:
@@ -211,27 +211,27 @@ class Desk:
             self._check(key, head, most)
             call = self._calls[key] = _Call(head["kind"], head["bytes"], head["sum"])
         if (call.kind, call.total, call.announced) != (head["kind"], head["bytes"], head["sum"]):
-            raise Refused(rpc_errors.MALFORMED, "another call has this id")
+            raise CallRefused(rpc_errors.MALFORMED, "another call has this id")
         call.touched = monotonic()
         return call
 
     def _check(self, key: tuple[str, str], head: dict[str, Any], most: int) -> None:
         """Whether there is room for a new call: memory grows with what arrives, and no caller may have all of it."""
         if not 0 <= head["bytes"] <= most:
-            raise Refused(rpc_errors.TOO_LARGE, f"a call may have {most} bytes here")
+            raise CallRefused(rpc_errors.TOO_LARGE, f"a call may have {most} bytes here")
         if len(head["kind"]) + len(head["id"]) > _NAMES:
-            raise Refused(rpc_errors.MALFORMED, "a call's id must be short")
+            raise CallRefused(rpc_errors.MALFORMED, "a call's id must be short")
         mine = [call for (who, _), call in self._calls.items() if who == key[0]]
         coming = sum(call.total for call in mine if call.unfinished)
         if len(mine) >= MOST_CALLS or coming + head["bytes"] > 2 * most or sum(c.kept for c in mine) > MOST_KEPT:
-            raise Refused(rpc_errors.BUSY, "too many calls at once")
+            raise CallRefused(rpc_errors.BUSY, "too many calls at once")
 
     def _work(self, key: tuple[str, str], call: _Call) -> asyncio.Task[tuple[bytes, int]]:
         """The work of a call, begun once."""
         if call.work is None:
             if call.sum != call.announced:
                 self._calls.pop(key, None)
-                raise Refused(rpc_errors.MALFORMED, "the bytes of a call must be those that it announced")
+                raise CallRefused(rpc_errors.MALFORMED, "the bytes of a call must be those that it announced")
             body, call.body = bytes(call.body), bytearray()
             call.work = asyncio.ensure_future(self._answer(key[0], call.kind, body))
             call.work.add_done_callback(lambda work: self._done(key, call, work))
@@ -241,11 +241,11 @@ class Desk:
         try:
             answer = await self._handler.answer(caller, kind, body)
             return answer, await total_of(answer)
-        except Refused:
+        except CallRefused:
             raise
         except Exception:
             _log.exception("a call of %s could not be answered", caller)
-            raise Refused(rpc_errors.FAILED, "the node could not answer; its log says why") from None
+            raise CallRefused(rpc_errors.FAILED, "the node could not answer; its log says why") from None
 
     def _done(self, key: tuple[str, str], call: _Call, work: asyncio.Task[tuple[bytes, int]]) -> None:
         call.touched = monotonic()
@@ -264,7 +264,7 @@ async def _next(frames: AsyncIterator[bytes], seconds: float) -> bytes:
     async with asyncio.timeout(seconds):
         frame = await anext(frames, None)
     if frame is None:
-        raise Garbled("it ended before it was whole")
+        raise FrameError("it ended before it was whole")
     return frame
 
 
@@ -278,31 +278,31 @@ async def _write(
             call.touched = monotonic()
 
 
-async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refusal: Refused) -> NoReturn:
+async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refusal: CallRefused) -> NoReturn:
     metadata = ((CODE, refusal.code.replace(" ", "-")),)
     await context.abort(STATUS[refusal.code], refusal.words[:MOST_WORDS], metadata)
     raise AssertionError  # abort raises
 
 
-class Server:
+class RPCServer:
     """Answers calls at an address until it is stopped; `serve` makes it.
 
     Attributes:
         port: where it listens; 0 for a Unix socket.
     """
 
-    def __init__(self, server: grpc.aio.Server, port: int, desk: Desk) -> None:
+    def __init__(self, server: grpc.aio.Server, port: int, service: RPCService) -> None:
         self._server = server
-        self.desk = desk
+        self.service = service
         self.port = port
 
     async def stop(self, grace: float = 1.0) -> None:
         """Take no more calls, and give those under way so many seconds."""
         await self._server.stop(grace)
-        self.desk.close()
+        self.service.close()
 
 
-async def serve(handler: Handler, listen: str, credentials: Credentials | None, *also: str) -> Server:
+async def serve(handler: Handler, listen: str, credentials: Credentials | None, *also: str) -> RPCServer:
     """Answer calls.
 
     Args:
@@ -315,11 +315,11 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None, 
     Raises:
         EngineError: the address can't be had.
     """
-    desk = Desk(handler, credentials)
+    service = RPCService(handler, credentials)
     server = grpc.aio.server(options=SERVER, maximum_concurrent_rpcs=MOST_STREAMS)
     rpcs = {
-        "Ask": grpc.stream_stream_rpc_method_handler(desk.ask),
-        "Pulse": grpc.unary_unary_rpc_method_handler(desk.pulse),
+        "Ask": grpc.stream_stream_rpc_method_handler(service.ask),
+        "Pulse": grpc.unary_unary_rpc_method_handler(service.pulse),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, rpcs),))
     ports = []
@@ -334,7 +334,7 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None, 
         except RuntimeError:
             raise EngineError(f"nobody can listen at {address}: is another process there already?") from None
     await server.start()
-    return Server(server, ports[0], desk)
+    return RPCServer(server, ports[0], service)
 
 
 def local(address: str) -> bool:

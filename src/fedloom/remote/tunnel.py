@@ -54,12 +54,12 @@ async def reach(relay_address: str, relay_name: str, target: str, credentials: C
     return tunnel
 
 
-async def expose(relay_address: str, relay_name: str, credentials: Credentials, local_target: str) -> Exposure:
+async def expose(relay_address: str, relay_name: str, credentials: Credentials, local_target: str) -> RelayedServer:
     """Let callers reach the server at `local_target` (`host:port` or `unix:/path`) by the name in the certificate.
 
     The relay need not be there yet: it is tried until it is.
     """
-    return Exposure(_Route(relay_address, relay_name, credentials, "node.toml"), local_target)
+    return RelayedServer(_Route(relay_address, relay_name, credentials, "node.toml"), local_target)
 
 
 class Tunnel:
@@ -123,7 +123,7 @@ class Tunnel:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class Exposure:
+class RelayedServer:
     """A node's end; `expose` makes it.
 
     Attributes:

@@ -1,7 +1,7 @@
 """The ClientApp: what a SuperNode answers, by the node's own config and beside its own data.
 
 Flower starts a process for each message, and forgets. So everything that must last lies in the folder of the node's
-`fedloom.remote.node.host.Host`, and two processes never work on one folder at a time. No text of an exception
+`fedloom.remote.node.service.Host`, and two processes never work on one folder at a time. No text of an exception
 leaves: Flower would send it to the SuperLink.
 """
 
@@ -20,12 +20,12 @@ app = ClientApp()
 def answer(message: Any, context: Any) -> Any:
     """Answer one call of the ServerApp, whatever happens."""
     from fedloom.remote import rpc_errors
-    from fedloom.remote.flower.letters import pack
-    from fedloom.remote.rpc_errors import Refused
+    from fedloom.remote.flower.records import pack
+    from fedloom.remote.rpc_errors import CallRefused
 
     try:
         content = pack({"code": "", "words": ""}, _answered(message.content, context.node_config))
-    except Refused as refusal:
+    except CallRefused as refusal:
         logging.getLogger("fedloom.node").warning("refused: %s. %s", refusal.words, refusal.detail)
         content = pack({"code": refusal.code, "words": refusal.words})
     except Exception:
@@ -42,26 +42,26 @@ def _answered(content: Any, node_config: Any) -> bytes:
     import asyncio
 
     from fedloom.remote import rpc_errors
-    from fedloom.remote.flower.letters import CALLER, unpack
+    from fedloom.remote.flower.records import CALLER, unpack
     from fedloom.remote.node.config import read
-    from fedloom.remote.node.host import Host
+    from fedloom.remote.node.service import NodeService
     from fedloom.remote.node.store import alone
-    from fedloom.remote.rpc_errors import Refused
+    from fedloom.remote.rpc_errors import CallRefused
 
     if not isinstance(node_config.get("fedloom"), str):
-        raise Refused(rpc_errors.FAILED, "this SuperNode was started without the path of its node.toml")
+        raise CallRefused(rpc_errors.FAILED, "this SuperNode was started without the path of its node.toml")
     config = read(Path(node_config["fedloom"]))
     (kind, to), body = unpack(content, "kind", "to")
     if to != config.name:
-        raise Refused(
+        raise CallRefused(
             rpc_errors.MISMATCH, f"this node is {config.name}, not {to}: see how its SuperNode was registered"
         )
 
     async def ask() -> bytes:
-        host = Host(config)
+        host = NodeService(config)
         try:
             if len(body) > host.most(CALLER):
-                raise Refused(rpc_errors.TOO_LARGE, f"a call has at most {config.largest_mb} MB here")
+                raise CallRefused(rpc_errors.TOO_LARGE, f"a call has at most {config.largest_mb} MB here")
             return await host.answer(CALLER, kind, body)
         finally:
             await host.close()

@@ -21,10 +21,10 @@ from fedloom.experiment.engine import Backend
 from fedloom.experiment.reading import read
 from fedloom.experiment.run import Status, execute, settle
 from fedloom.experiment.world import World
+from fedloom.remote.connections import NodeAddress, Timeouts, Transport
 from fedloom.remote.coordinator import NodeSet, at_nodes
-from fedloom.remote.flower.letters import CALLER
-from fedloom.remote.flower.post import Line, Post
-from fedloom.remote.members import Member, Waiting, Wire
+from fedloom.remote.flower.grid_transport import GridClient, GridTransport
+from fedloom.remote.flower.records import CALLER
 
 OWN: Final = {"experiment": str, "nodes": str, "out": str, "resume": bool, "wait": int, "deadline": int}
 """Keys of the app's config that are no settings of a run, and their types."""
@@ -41,10 +41,10 @@ def main(grid: Any, context: Any) -> None:
         FedloomError: it can't be done. Flower shows the words to who started the run.
     """
     _speak()
-    asked = Asked.of(context.run_config)
+    asked = RunRequest.of(context.run_config)
     if asked.folder is not None:
         settle(asked.folder, resume=asked.resume)
-    post = Post(grid)
+    post = GridTransport(grid)
     try:
         there = partial(backend, asked=asked, post=post)
         work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_tell, backend=there)
@@ -58,7 +58,7 @@ app.main()(main)
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequest:
     """What an app's config asks for.
 
     Attributes:
@@ -73,10 +73,10 @@ class Asked:
     nodes: tuple[str, ...]
     folder: Path | None
     resume: bool
-    waiting: Waiting
+    waiting: Timeouts
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Asked:
+    def of(cls, config: Mapping[str, Any]) -> RunRequest:
         """What a config asks for: `OWN` keys, and any setting of a run under its dotted name.
 
         Raises:
@@ -98,11 +98,17 @@ class Asked:
             raise ConfigError("engine: the parties are at SuperNodes; leave the section away")
         run = found.run.model_copy(update={"engine": EngineConfig(name="local")})
         folder = Path(own["out"]) if own["out"] else None
-        return cls(run, nodes, folder, own["resume"], Waiting(own["wait"], own["deadline"]))
+        return cls(run, nodes, folder, own["resume"], Timeouts(own["wait"], own["deadline"]))
 
 
 def backend(
-    run: RunConfig, folder: Path | None, *, resume: bool, stop: Callable[[], bool], asked: Asked, post: Post
+    run: RunConfig,
+    folder: Path | None,
+    *,
+    resume: bool,
+    stop: Callable[[], bool],
+    asked: RunRequest,
+    post: GridTransport,
 ) -> Backend:
     """Parties at SuperNodes.
 
@@ -111,8 +117,8 @@ def backend(
         EngineError: a SuperNode is not there, or its node refuses.
     """
 
-    async def connect(member: Member, changed: Callable[[str, bool], None]) -> Line:
-        return Line(post, member.name, partial(changed, member.name))
+    async def connect(member: NodeAddress, changed: Callable[[str, bool], None]) -> GridClient:
+        return GridClient(post, member.name, partial(changed, member.name))
 
     def start(world: World) -> Engine:
         if world.method.server is None:
@@ -121,9 +127,9 @@ def backend(
             )
         return at_nodes(world, nodes, folder, resume=resume)
 
-    members = [Member(name) for name in asked.nodes]
+    members = [NodeAddress(name) for name in asked.nodes]
     waiting = replace(asked.waiting, stop=stop)
-    nodes = NodeSet(members, Wire("flower", connect, peers=False), waiting, CALLER)
+    nodes = NodeSet(members, Transport("flower", connect, peers=False), waiting, CALLER)
     return Backend(start)
 
 

@@ -23,7 +23,7 @@ LARGEST = 64 << 20
 _NAME: Final = "%Y%m%dT%H%M%S.%fZ"
 
 
-class Audit:
+class AuditLog:
     """Files with one JSON object a line, appended to for ever, that only their owner can read.
 
     Attributes:

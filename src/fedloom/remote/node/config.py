@@ -20,8 +20,8 @@ from fedloom.methods import registry
 from fedloom.remote import rpc_errors
 from fedloom.remote.config_file import RelativeName, RelativePath, Section, read_config
 from fedloom.remote.credentials import Credentials, endpoint
-from fedloom.remote.node.bounds import MethodPolicy
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.node.method_policy import MethodPolicy
+from fedloom.remote.rpc_errors import CallRefused
 
 
 class NodeData(Section):
@@ -183,12 +183,12 @@ def allow(config: NodeConfig, caller: str, run: RunConfig, method: Method, cfg: 
         Refused: all that does not fit, and what would.
     """
     if caller not in config.callers:
-        raise Refused(rpc_errors.REFUSED, "this node takes runs from others, not from you")
+        raise CallRefused(rpc_errors.REFUSED, "this node takes runs from others, not from you")
     policy = config.methods.get(method.name)
     if policy is None:
-        raise Refused(rpc_errors.REFUSED, f"the method {method.name} is not allowed here")
+        raise CallRefused(rpc_errors.REFUSED, f"the method {method.name} is not allowed here")
     if reasons := [*_unfit(config, policy, run, method, cfg, rounds), *_unknown(config, run, method)]:
-        raise Refused(rpc_errors.REFUSED, "; ".join(reasons))
+        raise CallRefused(rpc_errors.REFUSED, "; ".join(reasons))
 
 
 def _unfit(
@@ -230,4 +230,4 @@ def enough(config: NodeConfig, trained: int, tested: int) -> None:
     """
     if min(trained, tested) < config.least_rows:
         words = f"a run trains on at least {config.least_rows} rows of this node's own, and tests on as many others"
-        raise Refused(rpc_errors.REFUSED, f"{words}: this one has too few (see data.test_rows, data.test_fraction)")
+        raise CallRefused(rpc_errors.REFUSED, f"{words}: this one has too few (see data.test_rows, data.test_fraction)")

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 
-class AsJson(logging.Formatter):
+class JSONFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the trace if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -25,7 +25,7 @@ class AsJson(logging.Formatter):
         return json.dumps(line)
 
 
-class AsText(logging.Formatter):
+class TextFormatter(logging.Formatter):
     """A line that begins with the time; further lines of a message are set in, and control characters are left out.
 
     So nothing that a caller sent can look like a line of ours, or tell a terminal what to do.
@@ -48,7 +48,7 @@ def begin(how: str, out: TextIO | None = None) -> None:
         out: somewhere else to send it.
     """
     handler = logging.StreamHandler(out or sys.stderr)
-    handler.setFormatter(AsJson() if how == "json" else AsText())
+    handler.setFormatter(JSONFormatter() if how == "json" else TextFormatter())
     root = logging.getLogger("fedloom")
     root.handlers, root.propagate = [handler], False
     root.setLevel("INFO")

@@ -26,11 +26,11 @@ from fedloom.data.alignment.psi import PSIServer, follow, library
 from fedloom.data.party_files import PartyFile
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.matched import Matched, file_sha256
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.node.audit import Audit
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig, NodeData, enough
 from fedloom.remote.node.store import Store
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.rpc_errors import CallRefused
 
 FILE: Final = "matched"
 """In a run's folder: whose rows are whose."""
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class _Matching:
+class _MatchingState:
     """One that is under way.
 
     Attributes:
@@ -95,7 +95,7 @@ class Matcher:
         self,
         config: NodeConfig,
         folder: Path,
-        audit: Audit,
+        audit: AuditLog,
         *,
         read: Callable[[str, str], RunConfig],
         work: Callable[[Callable[[], Any]], Awaitable[Any]],
@@ -104,7 +104,7 @@ class Matcher:
     ) -> None:
         self._config, self._folder, self._audit = config, folder, audit
         self._read, self._work, self._room, self._void = read, work, room, void
-        self._under_way: dict[str, _Matching] = {}
+        self._under_way: dict[str, _MatchingState] = {}
 
     def heard(self, caller: str, run: str) -> None:
         """A sign of life of a run."""
@@ -138,14 +138,14 @@ class Matcher:
             return await self._begin(caller, asked)
         matching = self._under_way.get(asked["run"])
         if matching is None or matching.caller != caller or matching.start < asked["start"]:
-            raise Refused(rpc_errors.UNKNOWN, "no rows are being matched for this run: begin")
+            raise CallRefused(rpc_errors.UNKNOWN, "no rows are being matched for this run: begin")
         if matching.start > asked["start"]:
-            raise Refused(rpc_errors.STALE, "a newer start of this run has taken over")
+            raise CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
         matching.heard = monotonic()
         if step == "leave":
             del self._under_way[asked["run"]]
             self._audit.write("left a matching", caller, run=asked["run"])
-            return parts.pack({})
+            return payload.pack({})
         async with matching.lock:
             if step == "keep":
                 return await self._keep(matching, asked, rest)
@@ -153,26 +153,28 @@ class Matcher:
 
     async def _begin(self, caller: str, asked: Mapping[str, Any]) -> bytes:
         """Read the own ids, and say how many there are."""
-        if (asked["protocol"], asked["version"]) != (parts.PROTOCOL, __version__):
+        if (asked["protocol"], asked["version"]) != (payload.PROTOCOL, __version__):
             theirs = f"{asked['protocol']}/{ascii(asked['version'])[1:-1][:40]}"
-            ours = f"{parts.PROTOCOL}/{__version__}"
-            raise Refused(rpc_errors.MISMATCH, f"this node has protocol and version {ours}, the coordinator {theirs}")
+            ours = f"{payload.PROTOCOL}/{__version__}"
+            raise CallRefused(
+                rpc_errors.MISMATCH, f"this node has protocol and version {ours}, the coordinator {theirs}"
+            )
         run, start = asked["run"], asked["start"]
-        config = self._read(caller, parts.joined(asked["config"]))
+        config = self._read(caller, payload.joined(asked["config"]))
         if not config.columns.own or not 0 < asked["party"] < config.data.clients:
-            raise Refused(rpc_errors.MISMATCH, "in this run no rows of this node are to be matched")
+            raise CallRefused(rpc_errors.MISMATCH, "in this run no rows of this node are to be matched")
         data = self._config.data[config.data.name]
         self._allow(data, config.columns.backend, asked["rows"])
         self._fence(caller, run, start)
         self._room(run)
 
-        def prepare() -> _Matching:
+        def prepare() -> _MatchingState:
             file, own = _ids(data, config)
             cut: Sequence[Sequence[int]] = ()
             if config.columns.backend == "openmined":
                 library()
                 cut = shards(own, shard_count(asked["rows"], len(own)))
-            return _Matching(caller, run, start, asked["party"], asked["rows"], file, own, cut)
+            return _MatchingState(caller, run, start, asked["party"], asked["rows"], file, own, cut)
 
         matching = await self._try(prepare, "read its ids")
         self._fence(caller, run, start)  # another may have begun meanwhile
@@ -183,17 +185,19 @@ class Matcher:
         )
         _log.info("%s matches %d ids with ours for run %s", caller, matching.theirs, run[:8])
         self._under_way[run] = matching
-        return parts.pack({"rows": len(matching.own)})
+        return payload.pack({"rows": len(matching.own)})
 
     def _allow(self, data: NodeData, backend: str, rows: int) -> None:
         """Hold a matching to the policy."""
         if not self._config.evaluate:
             words = "this run is judged by what all parties contribute, and this node contributes to no evaluation"
-            raise Refused(rpc_errors.REFUSED, words)
+            raise CallRefused(rpc_errors.REFUSED, words)
         if backend not in data.align:
-            raise Refused(rpc_errors.REFUSED, f"ids are matched here by {' or '.join(data.align)}, not by {backend}")
+            raise CallRefused(
+                rpc_errors.REFUSED, f"ids are matched here by {' or '.join(data.align)}, not by {backend}"
+            )
         if not 1 <= rows <= data.most_ids:
-            raise Refused(rpc_errors.REFUSED, f"1 to {data.most_ids} ids are matched with those here, not {rows}")
+            raise CallRefused(rpc_errors.REFUSED, f"1 to {data.most_ids} ids are matched with those here, not {rows}")
 
     def _fence(self, caller: str, run: str, start: int) -> None:
         """Refuse another's run, and an older start of one."""
@@ -207,11 +211,11 @@ class Matcher:
         seen = [(found.caller, found.start) for found in (now, kept) if found is not None]
         seen += [] if facts is None else [(facts["caller"], facts["start"])]
         if any(who != caller for who, _ in seen):
-            raise Refused(rpc_errors.REFUSED, "this run is another coordinator's")
+            raise CallRefused(rpc_errors.REFUSED, "this run is another coordinator's")
         if any(since > start for _, since in seen):
-            raise Refused(rpc_errors.STALE, "a newer start of this run has taken over")
+            raise CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
 
-    async def _shard(self, matching: _Matching, number: int, rest: Sequence[memoryview]) -> bytes:
+    async def _shard(self, matching: _MatchingState, number: int, rest: Sequence[memoryview]) -> bytes:
         """Our side of the intersection in one shard: each is answered once, so that nobody asks on and on."""
         if number != matching.next or number >= len(matching.cut) or len(rest) != 1:
             raise MessageError("the shards of a matching come one after the other, each once")
@@ -227,7 +231,7 @@ class Matcher:
         setup, response, asked = await self._try(work, "answer a step of the matching")
         matching.asked += asked
         matching.told = matching.next == len(matching.cut)
-        answer = parts.pack({}, setup, response)
+        answer = payload.pack({}, setup, response)
         self._audit.write(
             "matched a shard",
             matching.caller,
@@ -239,16 +243,16 @@ class Matcher:
         )
         return answer
 
-    async def _ids(self, matching: _Matching) -> bytes:
+    async def _ids(self, matching: _MatchingState) -> bytes:
         """The hashes of all our ids, sorted, where the policy allows `plain`."""
         if matching.cut:
-            raise Refused(rpc_errors.REFUSED, "ids are matched privately in this run")
-        answer = parts.pack({}, b"".join(sorted(matching.own)))
+            raise CallRefused(rpc_errors.REFUSED, "ids are matched privately in this run")
+        answer = payload.pack({}, b"".join(sorted(matching.own)))
         matching.told = True
         self._audit.write("showed ids", matching.caller, run=matching.run, ids=len(matching.own), bytes_out=len(answer))
         return answer
 
-    async def _keep(self, matching: _Matching, asked: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
+    async def _keep(self, matching: _MatchingState, asked: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
         """Keep which of our rows are aligned, tested, and our own."""
         if not matching.told:
             raise MessageError("a matching is kept after its last shard")
@@ -279,7 +283,7 @@ class Matcher:
         _log.info("run %s: %s", matching.run[:8], ", ".join(f"{n} rows {what}" for what, n in counts.items()))
         if self._under_way.get(matching.run) is matching:
             del self._under_way[matching.run]
-        return parts.pack({})
+        return payload.pack({})
 
     async def _try(self, work: Callable[[], T], what: str) -> T:
         """Do something in the thread for work; what is wrong with our own files is for our own log alone."""
@@ -290,7 +294,7 @@ class Matcher:
             raise
         except FedloomError as error:
             _log.error("this node can't %s: %s", what, error)
-            raise Refused(rpc_errors.FAILED, f"this node can't {what}; its log says why") from None
+            raise CallRefused(rpc_errors.FAILED, f"this node can't {what}; its log says why") from None
 
 
 def recall(folder: Path, facts: Mapping[str, Any], data: NodeData) -> Matched:
@@ -308,12 +312,12 @@ def recall(folder: Path, facts: Mapping[str, Any], data: NodeData) -> Matched:
     found = Matched.load(folder / FILE)
     if found is None or found.caller != facts["caller"] or found.party != facts["party"]:
         words = "this node does not know whose rows were matched in this run: begin the run anew"
-        raise Refused(rpc_errors.MISMATCH, words)
+        raise CallRefused(rpc_errors.MISMATCH, words)
     if found.start > facts["start"]:
-        raise Refused(rpc_errors.STALE, "a newer start of this run has taken over")
+        raise CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
     assert data.rows is not None
     if found.file != file_sha256(data.rows):
-        raise Refused(
+        raise CallRefused(
             rpc_errors.MISMATCH, "the rows of this node have changed since they were matched: begin the run anew"
         )
     return found
@@ -330,7 +334,7 @@ def _ids(data: NodeData, config: RunConfig) -> tuple[str, Sequence[bytes]]:
     return file, own
 
 
-def _roles(matching: _Matching, rest: Sequence[memoryview]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _roles(matching: _MatchingState, rest: Sequence[memoryview]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Our aligned, unaligned and test rows, from positions among those that all have.
 
     Raises:

@@ -13,16 +13,16 @@ from fedloom.core.errors import CheckpointError
 from fedloom.core.party import Party
 from fedloom.experiment.place import Place
 from fedloom.remote import rpc_errors
-from fedloom.remote.members import Member
-from fedloom.remote.node.store import Entry, Store
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.connections import NodeAddress
+from fedloom.remote.node.store import Store, StoredState
+from fedloom.remote.rpc_errors import CallRefused
 
 _KEY: Final = 256
 """Bytes that a parcel counts for beyond its own, however small it is."""
 
 
 @dataclass
-class Sitting:
+class NodeRun:
     """A run that this node takes part in.
 
     Attributes:
@@ -37,10 +37,10 @@ class Sitting:
     run: str
     caller: str
     start: int
-    members: Mapping[str, Member]
+    members: Mapping[str, NodeAddress]
     place: Place
     store: Store
-    last: Entry
+    last: StoredState
     notes: bool
     left: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     left_bytes: int = 0
@@ -76,14 +76,14 @@ class Sitting:
             self.over = True
             raise
 
-    def gone(self) -> Refused:
+    def gone(self) -> CallRefused:
         """Why it is over, for those who still ask it: a newer start, or else the run is only to be opened again."""
         facts = self.store.facts()
         if facts is not None and facts["start"] > self.start:
-            return Refused(rpc_errors.STALE, "a newer start of this run has taken over")
-        return Refused(rpc_errors.UNKNOWN, "this run was set aside here: open it first")
+            return CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
+        return CallRefused(rpc_errors.UNKNOWN, "this run was set aside here: open it first")
 
 
-def light(entry: Entry) -> Entry:
+def light(entry: StoredState) -> StoredState:
     """The same without the state, which the party has."""
-    return Entry(entry.start, entry.call, entry.round, entry.reply)
+    return StoredState(entry.start, entry.call, entry.round, entry.reply)

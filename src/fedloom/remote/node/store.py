@@ -36,7 +36,7 @@ _SUM = hashlib.blake2b().digest_size
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredState:
     """What one file says.
 
     Attributes:
@@ -76,7 +76,7 @@ class Store:
             return None
         return found if isinstance(found, dict) and found.get("version") == __version__ else None
 
-    def write(self, entry: Entry, name: str = "state") -> None:
+    def write(self, entry: StoredState, name: str = "state") -> None:
         """Put an entry down."""
         head: Tree = {"start": entry.start, "call": entry.call, "round": entry.round}
         parts = [message.encode(head), entry.reply, message.encode(entry.state, _LIMITS)]
@@ -84,7 +84,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.folder / name, [body, hashlib.blake2b(body).digest()])
 
-    def read(self, name: str = "state") -> Entry | None:
+    def read(self, name: str = "state") -> StoredState | None:
         """The entry of this name; None if there is none.
 
         Raises:
@@ -105,7 +105,9 @@ class Store:
             body = body[8 + length :]
         try:
             head: Any = message.decode(parts[0])
-            return Entry(head["start"], head["call"], head["round"], bytes(parts[1]), message.decode(parts[2], _LIMITS))
+            return StoredState(
+                head["start"], head["call"], head["round"], bytes(parts[1]), message.decode(parts[2], _LIMITS)
+            )
         except (MessageError, IndexError, KeyError, TypeError) as error:
             raise CheckpointError(f"{path} is no state of a node: {error}") from None
 
@@ -133,7 +135,7 @@ class Store:
         needed = {round, *(min(m for m in marks if m >= k) for k in keep if k <= round)}
         self._unlink(set(marks) - needed)
 
-    def before(self, round: int) -> Entry | None:
+    def before(self, round: int) -> StoredState | None:
         """The state as it was before this round of an earlier start; None if it is not known any more."""
         later = [m for m in self._marks() if m >= round]
         if later:
@@ -141,7 +143,7 @@ class Store:
         end = self.read("end")
         return end if end is not None and end.round < round else None
 
-    def go_back(self, round: int, entry: Entry) -> None:
+    def go_back(self, round: int, entry: StoredState) -> None:
         """Put an entry down as the state before this round; what was later has not happened."""
         self.write(entry)
         self._link(round)

@@ -5,14 +5,14 @@ same way. Either end says how much it has already, so that what a broken connect
 and a call has an id, so that its work is done once however often it is made. Signs of life go over a connection of
 their own: behind a large transfer on a slow line they would seem to be missing.
 
-`frames` is what both sides agree on, `desk` the one that answers, `link` the one that asks.
+`frames` holds what both sides agree on, `rpc_server` answers calls, and `rpc_client` makes them.
 """
 
 from __future__ import annotations
 
 from fedloom.remote.frames import LARGEST, MOST_WORDS, PIECE, PULSE, SILENCE, digest
-from fedloom.remote.rpc_client import Address, Link
-from fedloom.remote.rpc_server import Handler, Server, local, serve
+from fedloom.remote.rpc_client import RPCClient, ServerAddress
+from fedloom.remote.rpc_server import Handler, RPCServer, local, serve
 
 __all__ = [
     "LARGEST",
@@ -20,10 +20,10 @@ __all__ = [
     "PIECE",
     "PULSE",
     "SILENCE",
-    "Address",
     "Handler",
-    "Link",
-    "Server",
+    "RPCClient",
+    "RPCServer",
+    "ServerAddress",
     "digest",
     "local",
     "serve",

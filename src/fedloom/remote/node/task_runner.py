@@ -16,18 +16,18 @@ from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines._shared_buffer import unspell
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.node.peers import parcel_key
-from fedloom.remote.node.run import Sitting, light
-from fedloom.remote.node.store import Entry
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.node.peer_fetcher import parcel_key
+from fedloom.remote.node.run import NodeRun, light
+from fedloom.remote.node.store import StoredState
+from fedloom.remote.rpc_errors import CallRefused
 
 _LARGE: Final = message.Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
 _log = logging.getLogger("fedloom.node")
 
 
 def work(
-    sitting: Sitting,
+    node_run: NodeRun,
     asked: Mapping[str, Any],
     rest: Sequence[memoryview],
     brought: Mapping[tuple[int, str], Tree],
@@ -50,39 +50,39 @@ def work(
         Refused: the call makes no sense, or comes too late; nothing has changed.
         OSError: the disk refuses; nothing has changed.
     """
-    party, t = sitting.party, asked["round"]
-    if t >= 0 and t > sitting.last.round:
+    party, t = node_run.party, asked["round"]
+    if t >= 0 and t > node_run.last.round:
         kept = [int(k) for k in asked["kept"][-2:]] if isinstance(asked["kept"], list) else []
-        sitting.store.mark(t, kept)
-    sitting.hold(asked["floor"], asked["call"])
+        node_run.store.mark(t, kept)
+    node_run.hold(asked["floor"], asked["call"])
     if monotonic() - begun > asked["deadline"]:
-        raise Refused(rpc_errors.LATE, "the deadline had passed before its turn came")
-    shared = parts.decoded(rest, 0)
+        raise CallRefused(rpc_errors.LATE, "the deadline had passed before its turn came")
+    shared = payload.decoded(rest, 0)
     expect = unspell(asked["expect"])
     watch = _Watch(party)
     lines: list[Tree] = []
     replies: list[bytes] = []
     try:
         for task in asked["tasks"]:
-            found = _task(sitting, task, asked, shared, rest, brought, watch)
-            lines.append(line(sitting, found, asked["leave"], expect, asked["call"], replies, most))
+            found = _task(node_run, task, asked, shared, rest, brought, watch)
+            lines.append(line(node_run, found, asked["leave"], expect, asked["call"], replies, most))
         notes = _finite(party.take_notes())
-        head: Tree = {"lines": lines, "notes": notes if sitting.notes else {}, "missing": missing}
-        reply = parts.pack(head, *replies)
-        entry = Entry(sitting.start, asked["call"], max(t, sitting.last.round), reply, party.state())
+        head: Tree = {"lines": lines, "notes": notes if node_run.notes else {}, "missing": missing}
+        reply = payload.pack(head, *replies)
+        entry = StoredState(node_run.start, asked["call"], max(t, node_run.last.round), reply, party.state())
         if t >= 0:
             if watch.changed():
-                sitting.store.write(entry)
-            sitting.last = light(entry)
+                node_run.store.write(entry)
+            node_run.last = light(entry)
     except BaseException:
-        sitting.hold(asked["floor"], asked["call"])  # what is not on disk has not happened
-        sitting.undo()
+        node_run.hold(asked["floor"], asked["call"])  # what is not on disk has not happened
+        node_run.undo()
         raise
     return reply
 
 
 def _task(
-    sitting: Sitting,
+    node_run: NodeRun,
     task: Any,
     asked: Mapping[str, Any],
     shared: Any,
@@ -90,13 +90,13 @@ def _task(
     brought: Mapping[tuple[int, str], Tree],
     watch: _Watch,
 ) -> Tree | Failure:
-    each = {**(parts.decoded(rest, task["each"]) or {})}
+    each = {**(payload.decoded(rest, task["each"]) or {})}
     for name, held in (task["parcels"] or {}).items():
         if isinstance(held, list) and parcel_key(held) not in brought:
             return Failure(rpc_errors.UNREACHABLE)
         each[name] = _parcels(held, brought)
     order = Task(
-        sitting.party.site.id,
+        node_run.party.site.id,
         asked["method"],
         shared or {},
         each,
@@ -106,19 +106,19 @@ def _task(
     )
     given = arguments(order, lambda sent: brought[sent.held])
     if order.method == "contribution" and given.get("on") != "test":  # of all arguments: a task's own go before shared
-        raise Refused(rpc_errors.REFUSED, "a contribution is for the people that all are tested on")
+        raise CallRefused(rpc_errors.REFUSED, "a contribution is for the people that all are tested on")
     try:
-        reply = run(sitting.party, order, given, watch.keep)
+        reply = run(node_run.party, order, given, watch.keep)
     except MethodError as error:
         _log.error("%s", error)
-        raise Refused(rpc_errors.MALFORMED, "the method's page has no such call") from None
+        raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such call") from None
     if isinstance(reply, Failure) and reply.trace:
         _log.warning("call %d, %s: %s\n%s", asked["call"], asked["method"], reply.reason, reply.trace)
     return reply
 
 
 def line(
-    sitting: Sitting,
+    node_run: NodeRun,
     reply: Tree | Failure,
     leave: bool,
     expect: Template,
@@ -131,10 +131,10 @@ def line(
         left = parcel(None, reply, expect)
         if left.failure is not None:
             reply = left.failure
-        elif sitting.left_bytes + left.size.wire > most:
+        elif node_run.left_bytes + left.size.wire > most:
             reply = Failure(rpc_errors.BUSY)  # until peers have taken what is there
         else:
-            key = sitting.leave(call, message.encode(reply))
+            key = node_run.leave(call, message.encode(reply))
             return {"parcel": key, "what": left.what, "payload": left.size.payload, "wire": left.size.wire}
     if not isinstance(reply, Failure):
         try:

@@ -13,13 +13,13 @@ from typing import Any, Final, Protocol
 from fedloom.core import message
 from fedloom.core.errors import FedloomError, MessageError
 from fedloom.core.message import Tree
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.members import Member
-from fedloom.remote.node.audit import Audit
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.connections import NodeAddress
+from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig
-from fedloom.remote.node.run import Sitting
-from fedloom.remote.rpc_errors import Refused
-from fedloom.remote.wire import digest
+from fedloom.remote.node.run import NodeRun
+from fedloom.remote.rpc import digest
+from fedloom.remote.rpc_errors import CallRefused
 
 _TASK: Final = {"each": object, "parcels": object, "fault": object, "seed": int}
 _PARCEL: Final = [int, str, str]
@@ -31,8 +31,8 @@ MOST_TASKS: Final = 10_000
 _log = logging.getLogger("fedloom.node")
 
 
-class Peer(Protocol):
-    """A connection to another party: see `fedloom.remote.wire.Link`."""
+class PeerClient(Protocol):
+    """A connection to another party: see `fedloom.remote.rpc.Link`."""
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
         """The answer to a call."""
@@ -44,7 +44,7 @@ class Peer(Protocol):
         """Let go of it."""
 
 
-class Peers:
+class PeerFetcher:
     """A node's connections to its peers.
 
     Args:
@@ -53,9 +53,11 @@ class Peers:
         audit: where it is written what came.
     """
 
-    def __init__(self, config: NodeConfig, connect: Callable[[Member], Awaitable[Peer]] | None, audit: Audit) -> None:
+    def __init__(
+        self, config: NodeConfig, connect: Callable[[NodeAddress], Awaitable[PeerClient]] | None, audit: AuditLog
+    ) -> None:
         self._config, self._connect, self._audit = config, connect, audit
-        self._known: dict[str, tuple[Member, asyncio.Future[Peer]]] = {}
+        self._known: dict[str, tuple[NodeAddress, asyncio.Future[PeerClient]]] = {}
         self._parting: set[asyncio.Future[None]] = set()
 
     async def close(self) -> None:
@@ -65,11 +67,11 @@ class Peers:
         await asyncio.gather(*self._parting)
 
     async def bring(
-        self, sitting: Sitting, tasks: Any, end: float
+        self, node_run: NodeRun, tasks: Any, end: float
     ) -> tuple[dict[tuple[int, str], Tree], list[list[Any]]]:
         """What peers left for these tasks, by (party, key); and (task, argument, name) of what can't be had."""
         if isinstance(tasks, list) and len(tasks) > MOST_TASKS:
-            raise Refused(rpc_errors.TOO_LARGE, f"a call may have up to {MOST_TASKS} tasks")
+            raise CallRefused(rpc_errors.TOO_LARGE, f"a call may have up to {MOST_TASKS} tasks")
         message.check_like(tasks, [_TASK] * len(tasks) if isinstance(tasks, list) else [])
         wanted: dict[tuple[int, str], str] = {}
         for task in tasks:
@@ -77,7 +79,7 @@ class Peers:
                 for where in held.values() if isinstance(held, dict) else [held]:
                     message.check_like(where, _PARCEL)
                     wanted[parcel_key(where)] = where[2]
-        found = await asyncio.gather(*(self._get(sitting, *where, what, end) for where, what in wanted.items()))
+        found = await asyncio.gather(*(self._get(node_run, *where, what, end) for where, what in wanted.items()))
         brought = {where: tree for where, tree in zip(wanted, found, strict=True) if tree is not _NOTHING}
         missing = [
             [n, name, k]
@@ -89,25 +91,25 @@ class Peers:
         ]
         return brought, missing
 
-    async def _get(self, sitting: Sitting, owner: int, key: str, what: str, end: float) -> Any:
+    async def _get(self, node_run: NodeRun, owner: int, key: str, what: str, end: float) -> Any:
         """What party `owner` left under a key, if it is what it was said to be; `_NOTHING` if it can't be had."""
-        if owner == sitting.party.site.id:
-            data = sitting.left.get(key, (0, b""))[1]
+        if owner == node_run.party.site.id:
+            data = node_run.left.get(key, (0, b""))[1]
             return await asyncio.to_thread(message.decode, data) if data else _NOTHING
-        member = sitting.members.get(str(owner))
+        member = node_run.members.get(str(owner))
         if member is None or member.name not in self._config.peers or self._connect is None:
-            _log.warning("run %s asks to fetch from party %d, which is no peer of this node", sitting.run[:8], owner)
+            _log.warning("run %s asks to fetch from party %d, which is no peer of this node", node_run.run[:8], owner)
             return _NOTHING
-        body = parts.pack({"run": sitting.run, "key": key})
+        body = payload.pack({"run": node_run.run, "key": key})
         try:
             peer = await self.peer(member)
             await peer.wait(min(PATIENCE, end - monotonic()))
             data = await peer.ask("fetch", body, id=secrets.token_hex(16), deadline=end - monotonic())
             tree, sha256 = await asyncio.to_thread(self._looked_at, data, what)
-        except (Refused, FedloomError) as error:
+        except (CallRefused, FedloomError) as error:
             _log.warning("nothing that can be used came from %s: %s", member.name, error)
             return _NOTHING
-        self._audit.write("fetched", member.name, run=sitting.run, bytes=len(data), hash=sha256)
+        self._audit.write("fetched", member.name, run=node_run.run, bytes=len(data), hash=sha256)
         return tree
 
     def _looked_at(self, data: bytes, what: str) -> tuple[Tree, str]:
@@ -122,11 +124,11 @@ class Peers:
             raise MessageError("it is not what it was said to be")
         return tree, digest(data)
 
-    async def peer(self, member: Member) -> Peer:
+    async def peer(self, member: NodeAddress) -> PeerClient:
         """The connection to a peer: one for each name, made anew if the peer has moved or could not be had."""
         assert self._connect is not None
         at = self._config.peers[member.name]
-        member = Member(member.name, at) if at else member
+        member = NodeAddress(member.name, at) if at else member
         before, coming = self._known.get(member.name, (None, None))
         if coming is None or before != member or (coming.done() and (coming.cancelled() or coming.exception())):
             if coming is not None:
@@ -143,7 +145,7 @@ def parcel_key(held: Sequence[Any]) -> tuple[int, str]:
     return held[0], held[1]
 
 
-async def _part(coming: asyncio.Future[Peer]) -> None:
+async def _part(coming: asyncio.Future[PeerClient]) -> None:
     """Let go of a connection, if it is ever made."""
     with suppress(Exception):
         await (await asyncio.shield(coming)).close()

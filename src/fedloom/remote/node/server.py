@@ -9,17 +9,17 @@ from collections.abc import Callable
 from functools import partial
 
 from fedloom.core.errors import ConfigError
-from fedloom.remote.members import connect
+from fedloom.remote.connections import connect
 from fedloom.remote.node.config import NodeConfig
-from fedloom.remote.node.host import Host
+from fedloom.remote.node.service import NodeService
 from fedloom.remote.node.store import alone
-from fedloom.remote.tunnel import Exposure, expose
-from fedloom.remote.wire import Server, serve
+from fedloom.remote.rpc import RPCServer, serve
+from fedloom.remote.tunnel import RelayedServer, expose
 
 _log = logging.getLogger("fedloom.node")
 
 
-class Node:
+class NodeServer:
     """A host that takes calls; made by `start`.
 
     Attributes:
@@ -27,7 +27,7 @@ class Node:
         port: where it listens; 0 behind a relay.
     """
 
-    def __init__(self, host: Host, server: Server, exposure: Exposure | None) -> None:
+    def __init__(self, host: NodeService, server: RPCServer, exposure: RelayedServer | None) -> None:
         self.host = host
         self.port = server.port
         self._server = server
@@ -41,7 +41,7 @@ class Node:
         await self.host.close()
 
 
-async def start(config: NodeConfig, host: Host | None = None) -> Node:
+async def start(config: NodeConfig, host: NodeService | None = None) -> NodeServer:
     """Begin to take calls.
 
     Raises:
@@ -52,16 +52,16 @@ async def start(config: NodeConfig, host: Host | None = None) -> Node:
         raise ConfigError("give listen, where others reach this node, or relay, where it can be reached through")
     credentials = config.credentials
     link = partial(connect, credentials=credentials, own=config.name, largest=config.largest_mb << 20)
-    host = host or Host(config, link)
+    host = host or NodeService(config, link)
     if config.listen is not None:
-        return Node(host, await serve(host, config.listen, credentials), None)
+        return NodeServer(host, await serve(host, config.listen, credentials), None)
     assert config.relay is not None and credentials is not None
     server = await serve(host, "127.0.0.1:0", credentials)
     exposure = await expose(config.relay, config.relay_name, credentials, f"127.0.0.1:{server.port}")
-    return Node(host, server, exposure)
+    return NodeServer(host, server, exposure)
 
 
-async def run(config: NodeConfig, ready: Callable[[Node], None] = lambda _: None) -> None:
+async def run(config: NodeConfig, ready: Callable[[NodeServer], None] = lambda _: None) -> None:
     """Take calls until SIGINT or SIGTERM, alone on the node's folder.
 
     Raises:

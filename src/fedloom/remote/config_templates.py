@@ -94,21 +94,21 @@ most_open = 64
 """)
 
 
-class Relayed(NamedTuple):
+class RelayAddress(NamedTuple):
     """A relay."""
 
     name: str
     address: str
 
 
-class Place(NamedTuple):
+class NodeLocation(NamedTuple):
     """How a node is reached: at an address, or through a relay."""
 
     address: str = ""
-    relay: Relayed | None = None
+    relay: RelayAddress | None = None
 
 
-def read(folder: Path) -> dict[str, Place]:
+def read(folder: Path) -> dict[str, NodeLocation]:
     """The nodes in a folder's `federation.toml`, none if there is no such file.
 
     Raises:
@@ -124,13 +124,13 @@ def read(folder: Path) -> dict[str, Place]:
         raise ConfigError(f"{path} can't be added to ({error}); mend it first") from None
 
 
-def _place(node: Mapping[str, str]) -> Place:
+def _place(node: Mapping[str, str]) -> NodeLocation:
     if "relay" in node:
-        return Place(relay=Relayed(node.get("relay_name", "relay"), node["relay"]))
-    return Place(node["address"])
+        return NodeLocation(relay=RelayAddress(node.get("relay_name", "relay"), node["relay"]))
+    return NodeLocation(node["address"])
 
 
-def federation_toml(before: str, new: Mapping[str, Place]) -> str:
+def federation_toml(before: str, new: Mapping[str, NodeLocation]) -> str:
     """A federation's text with more nodes; what it says already stays."""
     text = before.rstrip("\n") + "\n" if before else _FEDERATION_TOML.substitute(me=COORDINATOR)
     for name, place in new.items():
@@ -141,7 +141,7 @@ def federation_toml(before: str, new: Mapping[str, Place]) -> str:
     return text
 
 
-def node_toml(name: str, places: Mapping[str, Place], methods: Iterable[str], relay: Relayed | None) -> str:
+def node_toml(name: str, places: Mapping[str, NodeLocation], methods: Iterable[str], relay: RelayAddress | None) -> str:
     """A node's config, by which all others are peers; `relay` is one that it could use."""
     place = places[name]
     if place.relay is not None:
@@ -155,7 +155,7 @@ def node_toml(name: str, places: Mapping[str, Place], methods: Iterable[str], re
     return _NODE_TOML.substitute(_lines(lists), name=name, place=where)
 
 
-def relay_toml(relay: Relayed, places: Mapping[str, Place]) -> str:
+def relay_toml(relay: RelayAddress, places: Mapping[str, NodeLocation]) -> str:
     """A relay's config, for all nodes."""
     lists = {"nodes": [*places], "callers": [COORDINATOR, *places]}
     return _RELAY_TOML.substitute(_lines(lists), listen=listening(relay.address))

@@ -7,7 +7,7 @@ from typing import Any, Final
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedloom.remote import rpc_errors
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.rpc_errors import CallRefused
 
 ACTION: Final = "fedloom"
 """What messages to a ClientApp are for, beside the apps of others."""
@@ -32,7 +32,7 @@ def unpack(content: Any, *names: str) -> tuple[list[str], bytes]:
         top, body = content[_TOP], content[_BODY][_BYTES].data
         words = [top[name] for name in names]
     except (KeyError, AttributeError, TypeError):
-        raise Refused(rpc_errors.MALFORMED, "that is no message of fedloom") from None
+        raise CallRefused(rpc_errors.MALFORMED, "that is no message of fedloom") from None
     if not isinstance(body, bytes) or not all(isinstance(word, str) for word in words):
-        raise Refused(rpc_errors.MALFORMED, "that is no message of fedloom")
+        raise CallRefused(rpc_errors.MALFORMED, "that is no message of fedloom")
     return words, body

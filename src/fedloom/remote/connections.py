@@ -8,12 +8,12 @@ from typing import Protocol
 
 from fedloom.core.errors import EngineError, Interrupted
 from fedloom.remote.credentials import Credentials
+from fedloom.remote.rpc import LARGEST, RPCClient, ServerAddress, local
 from fedloom.remote.tunnel import Tunnel, reach
-from fedloom.remote.wire import LARGEST, Address, Link, local
 
 
 @dataclass(frozen=True)
-class Member:
+class NodeAddress:
     """A node, and how to reach it.
 
     Attributes:
@@ -28,13 +28,13 @@ class Member:
     relay: str = ""
     relay_name: str = "relay"
 
-    def spelt(self) -> dict[str, str]:
+    def to_message(self) -> dict[str, str]:
         """As a message has it."""
         return {"name": self.name, "at": self.at, "relay": self.relay, "relay_name": self.relay_name}
 
 
 class Connection(Protocol):
-    """A connection to a node, as the engine uses it: see `fedloom.remote.wire.Link`.
+    """A connection to a node, as the engine uses it: see `fedloom.remote.rpc.Link`.
 
     Attributes:
         where: the other end is, in words.
@@ -67,7 +67,7 @@ class Connection(Protocol):
 
 
 @dataclass(frozen=True)
-class Wire:
+class Transport:
     """How nodes are reached.
 
     Attributes:
@@ -77,12 +77,12 @@ class Wire:
     """
 
     name: str
-    connect: Callable[[Member, Callable[[str, bool], None]], Awaitable[Connection]]
+    connect: Callable[[NodeAddress, Callable[[str, bool], None]], Awaitable[Connection]]
     peers: bool = True
 
 
 @dataclass(frozen=True)
-class Waiting:
+class Timeouts:
     """How long to wait for nodes.
 
     Attributes:
@@ -97,7 +97,7 @@ class Waiting:
     fewest: int = 1
     stop: Callable[[], bool] = lambda: False
 
-    def heed(self) -> None:
+    def check_stop(self) -> None:
         """Give up waiting if we are told to stop.
 
         Raises:
@@ -107,7 +107,7 @@ class Waiting:
             raise Interrupted("stopped while nodes were waited for")
 
 
-class Line(Link):
+class NodeClient(RPCClient):
     """A link to a member, straight or through a relay; made by `connect`."""
 
     where: str
@@ -131,13 +131,13 @@ class Line(Link):
 
 
 async def connect(
-    member: Member,
+    member: NodeAddress,
     changed: Callable[[str, bool], None] = lambda *_: None,
     *,
     credentials: Credentials | None,
     own: str = "",
     largest: int = LARGEST,
-) -> Line:
+) -> NodeClient:
     """A link to a member. It comes up when the other end is there.
 
     Args:
@@ -155,8 +155,8 @@ async def connect(
         raise EngineError(f"without certificates {member.name} must be at a loopback address, not {member.at!r}")
     if member.relay and credentials is not None:
         tunnel = await reach(member.relay, member.relay_name, member.name, credentials)
-    address = Address(member.name, tunnel.address if tunnel else member.at)
-    line = Line(address, credentials, own=own, largest=largest, changed=lambda up: changed(member.name, up))
+    address = ServerAddress(member.name, tunnel.address if tunnel else member.at)
+    line = NodeClient(address, credentials, own=own, largest=largest, changed=lambda up: changed(member.name, up))
     line.tunnel = tunnel
     line.where = f"{member.relay} (relay)" if tunnel else member.at
     return line

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from flwr.app import Message
 
-from fedloom.remote import parts, rpc_errors
-from fedloom.remote.flower.letters import ACTION, pack, unpack
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.flower.records import ACTION, pack, unpack
 from fedloom.remote.frames import printable
-from fedloom.remote.rpc_errors import Refused
+from fedloom.remote.rpc_errors import CallRefused
 
 LOOK: Final = 0.2
 """Seconds between two looks for replies."""
@@ -47,7 +47,7 @@ class Presence:
 
 
 @dataclass(eq=False)
-class _Letter:
+class _PendingCall:
     """A call on its way.
 
     Attributes:
@@ -65,7 +65,7 @@ class _Letter:
     id: str = ""
 
 
-class Post:
+class GridTransport:
     """Brings calls to SuperNodes and their answers back. Close it at the end.
 
     Args:
@@ -80,7 +80,7 @@ class Post:
         self._grid = grid
         self._there: dict[str, Presence] = {}
         self._watchers: list[Callable[[], None]] = []
-        self._letters: list[_Letter] = []
+        self._pending: list[_PendingCall] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
@@ -98,11 +98,11 @@ class Post:
 
     def send(self, to: str, content: Any, seconds: float) -> Future[bytes]:
         """The answer to a call, to come; an error `Refused` in its place if there is none. Cancel it to give up."""
-        letter = _Letter(to, content, monotonic() + seconds)
+        pending = _PendingCall(to, content, monotonic() + seconds)
         with self._lock:
-            self._letters.append(letter)
+            self._pending.append(pending)
         self._wake.set()
-        return letter.answer
+        return pending.answer
 
     def close(self) -> None:
         """Bring nothing any more."""
@@ -114,20 +114,20 @@ class Post:
         trouble = ""
         while not self._closed:
             with self._lock:
-                self._letters = [letter for letter in self._letters if not letter.answer.done()]
-                letters = list(self._letters)
+                self._pending = [pending for pending in self._pending if not pending.answer.done()]
+                messages = list(self._pending)
             try:
                 if monotonic() - self._looked >= ROLL:
                     self._call_the_roll()
-                self._push(letters)
-                self._pull(letters)
+                self._push(messages)
+                self._pull(messages)
                 trouble = ""
             except Exception as error:  # the SuperLink is not there, or will not do it
                 if str(error) != trouble:
                     _log.warning("the SuperLink could not be used: %s", error)
                 trouble = str(error)
-                for letter in letters:
-                    _fail(letter, Refused(rpc_errors.UNREACHABLE, "the SuperLink could not be used"))
+                for pending in messages:
+                    _fail(pending, CallRefused(rpc_errors.UNREACHABLE, "the SuperLink could not be used"))
             self._wake.wait(LOOK)
             self._wake.clear()
 
@@ -141,51 +141,51 @@ class Post:
         for told in self._watchers if changed else ():
             told()
 
-    def _push(self, letters: list[_Letter]) -> None:
+    def _push(self, messages: list[_PendingCall]) -> None:
         """Send what is new, and again what went to a SuperNode that was restarted since."""
         going = []
-        for letter in letters:
-            there = self._there.get(letter.to)
+        for pending in messages:
+            there = self._there.get(pending.to)
             if there is None:
-                _fail(letter, Refused(rpc_errors.UNREACHABLE, f"no SuperNode called {letter.to} is there"))
-            elif letter.sent != there:
-                letter.sent = there
-                ttl = max(letter.until - monotonic(), 1.0)
-                going.append((letter, Message(letter.content, there.node, f"query.{ACTION}", ttl=ttl)))
+                _fail(pending, CallRefused(rpc_errors.UNREACHABLE, f"no SuperNode called {pending.to} is there"))
+            elif pending.sent != there:
+                pending.sent = there
+                ttl = max(pending.until - monotonic(), 1.0)
+                going.append((pending, Message(pending.content, there.node, f"query.{ACTION}", ttl=ttl)))
         if not going:
             return
         ids = list(self._grid.push_messages([message for _, message in going])) or [None] * len(going)
-        for (letter, _), id in zip(going, ids, strict=True):
-            letter.id = id or ""
+        for (pending, _), id in zip(going, ids, strict=True):
+            pending.id = id or ""
             if not id:
-                _fail(letter, Refused(rpc_errors.TOO_LARGE, "the SuperLink did not take the message"))
+                _fail(pending, CallRefused(rpc_errors.TOO_LARGE, "the SuperLink did not take the message"))
 
-    def _pull(self, letters: list[_Letter]) -> None:
+    def _pull(self, messages: list[_PendingCall]) -> None:
         """Hand over the answers that are there."""
-        waiting = {letter.id: letter for letter in letters if not letter.answer.done()}
+        waiting = {pending.id: pending for pending in messages if not pending.answer.done()}
         for message in self._grid.pull_messages(list(waiting)) if waiting else ():
-            letter = waiting.get(message.metadata.reply_to_message_id)
-            if letter is None:
+            pending = waiting.get(message.metadata.reply_to_message_id)
+            if pending is None:
                 continue
             try:
                 if message.has_error():  # its words would be those of an exception
-                    _log.warning("%s: Flower's error %d", letter.to, message.error.code)
+                    _log.warning("%s: Flower's error %d", pending.to, message.error.code)
                     code = _MEANING.get(message.error.code, rpc_errors.FAILED)
-                    raise Refused(code, "the SuperNode gave no answer; its own log may say why")
+                    raise CallRefused(code, "the SuperNode gave no answer; its own log may say why")
                 (code, words), body = unpack(message.content, "code", "words")
                 if code:
-                    raise Refused(code if code in rpc_errors.CODES else rpc_errors.FAILED, printable(words))
+                    raise CallRefused(code if code in rpc_errors.CODES else rpc_errors.FAILED, printable(words))
                 with suppress(InvalidStateError):
-                    letter.answer.set_result(body)
-            except Refused as refusal:
-                _fail(letter, refusal)
+                    pending.answer.set_result(body)
+            except CallRefused as refusal:
+                _fail(pending, refusal)
 
 
 _MEANING: Final = {3: rpc_errors.LATE, 4: rpc_errors.UNREACHABLE, 5: rpc_errors.UNREACHABLE}
 """What Flower's codes come to: a message that ran out, a reply that was lost, a node that is gone."""
 
 
-class Line:
+class GridClient:
     """A connection to one node, as `fedloom.remote.engine` uses it. Made and used in one asyncio loop.
 
     Args:
@@ -196,7 +196,7 @@ class Line:
 
     where = "Flower"
 
-    def __init__(self, post: Post, name: str, changed: Callable[[bool], None] = lambda _: None) -> None:
+    def __init__(self, post: GridTransport, name: str, changed: Callable[[bool], None] = lambda _: None) -> None:
         self.sent = self.received = 0
         self.run = ""
         self._post, self._name, self._changed = post, name, changed
@@ -231,13 +231,13 @@ class Line:
             Refused: with `UNREACHABLE` if the node is not there, `LATE` after the deadline, or what the node says.
         """
         if kind == "close":  # between two calls nothing of a node is in memory
-            return parts.pack({})
+            return payload.pack({})
         coming = self._post.send(self._name, pack({"kind": kind, "to": self._name}, body), deadline)
         self.sent += len(body)
         try:
             answer = await asyncio.wait_for(asyncio.wrap_future(coming), deadline)
         except TimeoutError:
-            raise Refused(rpc_errors.LATE, f"{self._name} did not answer in time") from None
+            raise CallRefused(rpc_errors.LATE, f"{self._name} did not answer in time") from None
         self.received += len(answer)
         return answer
 
@@ -251,6 +251,6 @@ class Line:
                 self._loop.call_soon_threadsafe(self._changed, self._was)
 
 
-def _fail(letter: _Letter, refusal: Refused) -> None:
+def _fail(pending: _PendingCall, refusal: CallRefused) -> None:
     with suppress(InvalidStateError):  # nobody waits any more
-        letter.answer.set_exception(refusal)
+        pending.answer.set_exception(refusal)
