@@ -30,6 +30,7 @@ from fedloom.experiment import checkpoint
 from fedloom.experiment.reading import read
 from fedloom.experiment.session import fingerprint
 from fedloom.experiment.world import World, build
+from fedloom.methods.vertical import steps
 
 SMALL = {
     "proto-evfl": {"steps": 4, "epochs": 2, "width": 8},
@@ -220,7 +221,7 @@ def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
     for part in ("params", "buffers"):
         assert all(torch.equal(x, getattr(own, part)[name]) for name, x in party["state"][part].items())
     assert torch.equal(party["state"]["prototypes"], own.prototypes)  # type: ignore[attr-defined]
-    labels, people = proto.home.labels(), proto.home.embedded  # type: ignore[attr-defined]
+    labels, people = steps.labels(proto.home), proto.home.embedded  # type: ignore[attr-defined]
     for folder in proto.out.iterdir():
         assert {file.name for file in folder.iterdir()} == {CARD, STATE}
         for _, leaf in message.leaves(content(folder)):
@@ -712,23 +713,24 @@ def test_code_that_a_folder_names_is_run_only_if_it_is_trusted(
 
 ELSEWHERE = """
 from dataclasses import replace
-from fedloom.methods.vertical import split
+from fedloom.core.party import Party
+from fedloom.methods.vertical import split, steps
 
-class Active(split.Active):
-    STATE = (*split.Active.STATE, "turned")
+class TurnedActive(Party):
+    STATE = ("params", "opt", "turned")
 
     def setup(self):
-        super().setup()
+        self.network(steps.top_model(self, self.site.parties * self.cfg.width), self.cfg.optimise())
         self.turned = 1.0
 
-    def learn(self, parts, number, step):
-        self.turned = -1.0
-        return super().learn(parts, number, step)
-
     def decide(self, contributions):
-        return self.turned * super().decide(contributions)
+        return self.turned * self.infer(steps.joint(contributions))
 
-METHODS = (replace(split.SPLIT, name="elsewhere", server=Active),)
+def round(fed, active, parties, cfg, t):
+    active.turned = -1.0
+    yield from split.round(fed, active, parties, cfg, t)
+
+METHODS = (replace(split.SPLIT, name="elsewhere", server=TurnedActive, round=round),)
 """
 
 

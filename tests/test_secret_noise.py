@@ -16,6 +16,8 @@ from fedloom.experiment.place import for_nodes, place
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import build
 from fedloom.methods import find
+from fedloom.methods.vertical.proto_evfl_steps import noisy_embeddings
+from fedloom.methods.vertical.steps import aligned_rows
 from tests.toy import Toy, common, sites
 
 X = torch.arange(6.0)
@@ -101,8 +103,8 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     assert torch.equal(said[1], said[3])
     distances = [float((a - b).std()) for a, b in ((said[0], said[1]), (said[1], said[2]))]
     assert all(0.5 < d < 1.0 for d in distances)  # two independent noises of 0.5 differ by 0.71
-    f = one.infer(one.aligned_rows())  # type: ignore[attr-defined]
-    rounds = [one._perturbed(f, "embeddings", t) for t in range(5)]  # type: ignore[attr-defined]
+    f = one.infer(aligned_rows(one))
+    rounds = [noisy_embeddings(one, aligned_rows(one), "embeddings", t) for t in range(5)]
     assert all(torch.equal(rounds[0], r) for r in rounds)
     louder = sent.model_copy(update={"params": {"width": 8, "embedding_noise": 1.0}})
     again = place(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]

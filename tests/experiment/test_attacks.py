@@ -19,7 +19,8 @@ from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, execute
 from fedloom.experiment.world import World, build
-from fedloom.methods.vertical.proto_evfl import class_means
+from fedloom.methods.vertical.proto_evfl_steps import class_means
+from fedloom.methods.vertical.steps import batch_indices, labels, learn
 from fedloom.protect.attacks import known_rows, nearest, success
 
 ALIGNED = 70  # no multiple of the batch size
@@ -101,7 +102,7 @@ def test_exposed_gradients_are_those_of_the_joint_loss() -> None:
         assert set(exposed) == {"gradients"} and set(exposed["gradients"]) == {0, 1, 2}
         sent = [parts[m].clone().requires_grad_() for m in parts]
         loss = torch.zeros(())
-        for row, label in enumerate(home.labels()):
+        for row, label in enumerate(labels(home)):
             joint = torch.stack([f[row] for f in sent])[None]
             loss = loss + F.cross_entropy(home.net.module(joint), label[None])
         (loss / world.cfg.batch_size).backward()
@@ -115,9 +116,9 @@ def test_exposed_gradients_are_what_the_first_batch_brings() -> None:
     run = config("split", params={"batch_size": 16})
     with begun(run, rounds=0) as (world, fed):
         home, parts = world.server, ask(fed, "contribution", on="aligned")
-        exposed, rows = home.exposed(parts)["gradients"], home.rows(0, 0)
+        exposed, rows = home.exposed(parts)["gradients"], batch_indices(home, 0, 0)
         sent = ask(fed, "embed", number=0, step=0)
-        told = home.learn(sent, 0, 0)
+        told = learn(home, sent, 0, 0)
         for m in parts:
             assert torch.equal(parts[m][rows], sent[m])
             assert torch.allclose(exposed[m][rows], told[m]["cut"], atol=1e-7)
@@ -142,7 +143,7 @@ def test_before_the_first_round_prototypes_are_those_that_it_would_begin_with() 
         home, parts = world.server, ask(fed, "contribution", on="aligned")
         told = home.exposed(parts)["prototypes"]
         for m, f in parts.items():
-            assert torch.equal(told[m], class_means(f, home.labels(), 10)[0])
+            assert torch.equal(told[m], class_means(f, labels(home), 10)[0])
         assert not home.begun and not home.prototypes.any()
         first = ask(fed, "introduce")
         assert all(torch.allclose(parts[m], first[m], atol=1e-6) for m in parts)
@@ -183,7 +184,7 @@ def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
     run = config("split", columns={"aligned": 600, "unaligned": 40})
     world = build(run)
     truth = world.held.parties.labels  # type: ignore[attr-defined]
-    told = world.server.labels().numpy().copy()
+    told = labels(world.server).numpy().copy()
     assert np.array_equal(truth, told)
     data = world.server.site.data
     data.labels[data.index] = torch.from_numpy(stream(0, "permuted").permutation(told))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.methods import find
-from fedloom.methods.vertical.fedhssl import CROSS, HEAD, LOCAL, TOP, Config
+from fedloom.methods.vertical.fedhssl import CROSS, HEAD, LOCAL, TOP, FedHSSLConfig, top_means
+from fedloom.methods.vertical.steps import batch_indices, labels
 from tests.methods.test_ss_vfl import Vertical, agree, cosines, same
 
 FEW: dict[str, Any] = {"projection": 8}
@@ -147,13 +148,12 @@ def test_tops_become_the_mean_and_the_rest_stays() -> None:
 
 
 def test_means_are_weighted_by_rows_among_tops_of_one_shape() -> None:
-    home = Vertical("fedhssl", **FEW).home
     widths, values, rows = (3, 3, 4), (1.0, 5.0, 7.0), {0: 30, 1: 10, 2: 5}
     tops = {
         m: {f"{HEAD}weight": torch.full((2, width), v), "local_projector.0.weight": torch.tensor([v])}
         for m, (width, v) in enumerate(zip(widths, values, strict=True))
     }
-    found = home.means(tops, rows)
+    found = top_means(tops, rows)
     for m, expected in enumerate((2.0, 2.0, 7.0)):
         assert all((v == expected).all() for v in found[m]["top"].values())
         assert found[m]["top"][f"{HEAD}weight"].shape == (2, widths[m])
@@ -196,12 +196,12 @@ def test_fine_tuning_is_a_step_of_the_joint_network(features: str) -> None:
     settings = {"features": features, "momentum": 0.0, "weight_decay": 0.0, "pretrain": 0, "batch_size": 64, **FEW}
     toy, joint = (Vertical("fedhssl", "breast_cancer", **settings) for _ in range(2))
     toy.run(1)
-    rows, parts = joint.home.rows(0, 0), []
+    rows, parts = batch_indices(joint.home, 0, 0), []
     for party in joint.parties:
         features_of = party.net.module(party.site.aligned_batch(0, 0, size=64))
         parts.append(party.pooled(features_of))
     logits = joint.home.net.module(torch.stack(parts, 1))
-    nn.functional.cross_entropy(logits, joint.home.labels(rows)).backward()
+    nn.functional.cross_entropy(logits, labels(joint.home, rows)).backward()
     for party, after in zip([*joint.parties, joint.home], [*toy.parties, toy.home], strict=True):
         for name, w in party.net.module.named_parameters():
             step = 0 if w.grad is None else toy.cfg.lr * w.grad
@@ -217,7 +217,7 @@ def test_the_encoders_of_a_party_begin_differently_and_the_cross_one_is_split_s(
 
 
 def test_the_rate_falls_along_a_cosine() -> None:
-    cfg = Config(pretrain=4, batch_size=128, pretrain_lr=0.1, local_ratio=0.5, constraint_ratio=0.5)
+    cfg = FedHSSLConfig(pretrain=4, batch_size=128, pretrain_lr=0.1, local_ratio=0.5, constraint_ratio=0.5)
     assert [cfg.rate(t) for t in range(4)] == pytest.approx([0.025, 0.02133883, 0.0125, 0.00366117], rel=1e-5)
     toy = Vertical("fedhssl", pretrain=2, **FEW).run(2)
     assert all(float(p.opt["rate"]) == toy.cfg.rate(1) for p in toy.parties)

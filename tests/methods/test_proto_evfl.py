@@ -28,12 +28,12 @@ from fedloom.core.message import leaves
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.world import build
-from fedloom.methods.vertical import proto_evfl
-from fedloom.methods.vertical.proto_evfl import (
+from fedloom.methods.vertical.proto_evfl import Fusion
+from fedloom.methods.vertical.proto_evfl_steps import (
     TOO_ALIKE,
-    Config,
-    Fusion,
+    ProtoEVFLConfig,
     class_means,
+    collapse_share,
     likeness,
     optimal_plan,
     perturbed,
@@ -43,6 +43,7 @@ from fedloom.methods.vertical.proto_evfl import (
     to_rows,
     transport_cost,
 )
+from fedloom.methods.vertical.steps import aligned_rows, labels, sample_rows
 from tests.methods.columns import CLASSES, TESTED, WIDTH, Columns, extractor, moved, same
 
 PROTO = methods.find("proto-evfl")
@@ -54,7 +55,7 @@ SELECTIONS = ["both", "forward", "nearest", "transport"]
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> tuple[Array, Array, Array, Config]:
+def problems(draw: st.DrawFn) -> tuple[Array, Array, Array, ProtoEVFLConfig]:
     """Embeddings (n, d), prototypes (Z, d), a prior (Z,) with perhaps masked classes, and settings; in float64."""
     n, z, d = draw(st.integers(1, 12)), draw(st.integers(2, 6)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -63,7 +64,7 @@ def problems(draw: st.DrawFn) -> tuple[Array, Array, Array, Config]:
     p = rng.random(z) * there + 1e-3 * there
     how = draw(st.sampled_from(["cosine", "dot"]))
     temperature = draw(st.sampled_from([0.1, 1.0, 3.0]))
-    cfg = Config(similarity=how, temperature=temperature)
+    cfg = ProtoEVFLConfig(similarity=how, temperature=temperature)
     return rng.normal(size=(n, d)), rng.normal(size=(z, d)), p / p.sum(), cfg
 
 
@@ -71,7 +72,7 @@ def tensors(*arrays: Array) -> list[Tensor]:
     return [torch.from_numpy(a) for a in arrays]
 
 
-def by_numpy(f: Array, mu: Array, p: Array, cfg: Config) -> dict[str, Array]:
+def by_numpy(f: Array, mu: Array, p: Array, cfg: ProtoEVFLConfig) -> dict[str, Array]:
     """Equations 4 to 7 as they are printed, with p(μ_z) for p(μ_n) in 6."""
     cos = (f @ mu.T) / np.linalg.norm(f, axis=1)[:, None] / np.linalg.norm(mu, axis=1)[None]
     e = np.exp((cos if cfg.similarity == "cosine" else f @ mu.T) / cfg.temperature)
@@ -84,7 +85,9 @@ def by_numpy(f: Array, mu: Array, p: Array, cfg: Config) -> dict[str, Array]:
 
 
 @given(problems())
-def test_plans_and_costs_are_those_of_the_printed_equations(problem: tuple[Array, Array, Array, Config]) -> None:
+def test_plans_and_costs_are_those_of_the_printed_equations(
+    problem: tuple[Array, Array, Array, ProtoEVFLConfig],
+) -> None:
     f, mu, p, cfg = problem
     ours, found = tensors(f, mu, p), by_numpy(*problem)
     s = similarities(ours[0], ours[1], cfg)
@@ -103,7 +106,7 @@ def test_plans_and_costs_are_those_of_the_printed_equations(problem: tuple[Array
 
 
 @given(problems())
-def test_the_nearest_prototype_is_one_that_exists(problem: tuple[Array, Array, Array, Config]) -> None:
+def test_the_nearest_prototype_is_one_that_exists(problem: tuple[Array, Array, Array, ProtoEVFLConfig]) -> None:
     f, mu, p, cfg = problem
     ours = transport_cost(*tensors(f, mu, p), cfg.model_copy(update={"selection": "nearest"})).item()
     c = by_numpy(*problem)["c"]
@@ -113,7 +116,7 @@ def test_the_nearest_prototype_is_one_that_exists(problem: tuple[Array, Array, A
 
 @settings(max_examples=15)
 @given(problems())
-def test_the_optimal_plan_is_a_linear_program_s(problem: tuple[Array, Array, Array, Config]) -> None:
+def test_the_optimal_plan_is_a_linear_program_s(problem: tuple[Array, Array, Array, ProtoEVFLConfig]) -> None:
     pytest.importorskip("ot")
     from scipy.optimize import linprog
 
@@ -143,16 +146,16 @@ def test_the_cost_passes_gradcheck(selection: Any, similarity: Any) -> None:
         pytest.importorskip("ot")
     rng = np.random.default_rng(0)
     f, mu, p = tensors(rng.normal(size=(6, 4)), rng.normal(size=(3, 4)), np.array([0.2, 0.0, 0.8]))
-    cfg = Config(selection=selection, similarity=similarity, temperature=0.5)
+    cfg = ProtoEVFLConfig(selection=selection, similarity=similarity, temperature=0.5)
     assert torch.autograd.gradcheck(lambda f: transport_cost(f, mu, p, cfg), f.requires_grad_())
 
 
 def test_a_step_against_the_gradient_brings_rows_nearer_to_prototypes() -> None:
     rng = np.random.default_rng(0)
     f, mu, p = tensors(rng.normal(size=(6, 4)), rng.normal(size=(3, 4)), np.full(3, 1 / 3))
-    before = transport_cost(f.requires_grad_(), mu, p, Config())
+    before = transport_cost(f.requires_grad_(), mu, p, ProtoEVFLConfig())
     (g,) = torch.autograd.grad(before, f)
-    assert transport_cost(f - 0.01 * g, mu, p, Config()) < before
+    assert transport_cost(f - 0.01 * g, mu, p, ProtoEVFLConfig()) < before
 
 
 def test_class_means_of_classes_with_and_without_rows() -> None:
@@ -232,7 +235,7 @@ def test_the_prior_is_estimated_from_so_many_own_rows() -> None:
     mu, uniform = torch.randn(CLASSES, WIDTH), np.full(CLASSES, 1 / CLASSES)
     estimates = []
     for t in (0, 1):
-        some = few.some_rows(12, "prior rows", t)
+        some = sample_rows(few, 12, "prior rows", t)
         for party, x in ((few, some), (every, every.data.every)):
             party.prior = torch.from_numpy(uniform).float()
             found = party.improve(t=t, prototypes=mu, prior=party.prior)["prior"].numpy()
@@ -248,7 +251,7 @@ def test_the_prior_is_estimated_from_so_many_own_rows() -> None:
 
 def fusion(**params: Any) -> Fusion:
     torch.manual_seed(5)
-    return Fusion(3, WIDTH, CLASSES, Config(**params))
+    return Fusion(3, WIDTH, CLASSES, ProtoEVFLConfig(**params))
 
 
 def test_a_gate_that_has_learnt_nothing_is_plain_concatenation() -> None:
@@ -302,7 +305,7 @@ def test_prototypes_go_on_as_their_closed_form_says(how: str) -> None:
     """With extractors and active party at rest, after t rounds: (1-ρ)^t μ + (1-(1-ρ)^t) c;  μ + t ρ c;  μ."""
     world, t, rho = Columns(PROTO, prototypes=how, rho=0.3, steps=0, epochs=0), 4, 0.3
     world.run(1)
-    means = torch.stack([class_means(f, world.home.labels(), CLASSES)[0] for f in world.home.embedded.unbind(1)])
+    means = torch.stack([class_means(f, labels(world.home), CLASSES)[0] for f in world.home.embedded.unbind(1)])
     start = torch.randn_like(means)
     world.home.prototypes = start
     world.run(t, start=1)
@@ -313,7 +316,7 @@ def test_prototypes_go_on_as_their_closed_form_says(how: str) -> None:
 
 def test_the_first_prototypes_are_class_means_of_the_first_embeddings() -> None:
     world = Columns(PROTO).run(1)
-    y, first, told = world.home.labels(), world.sent("introduce", 0), world.told("improve", 0)
+    y, first, told = labels(world.home), world.sent("introduce", 0), world.told("improve", 0)
     for m, f in first.items():
         for z in range(CLASSES):
             assert torch.allclose(told[m]["prototypes"][z], f[y == z].mean(0), atol=1e-6)
@@ -323,7 +326,7 @@ def test_the_first_prototypes_are_class_means_of_the_first_embeddings() -> None:
 def test_prototypes_are_made_of_what_adaptors_give() -> None:
     world = Columns(PROTO, active_lr=0.05, rho=1.0).run(2)
     adapted = world.home.net.module.adapt(world.home.embedded).detach()
-    means = [class_means(f, world.home.labels(), CLASSES)[0] for f in adapted.unbind(1)]
+    means = [class_means(f, labels(world.home), CLASSES)[0] for f in adapted.unbind(1)]
     assert torch.allclose(world.home.prototypes, torch.stack(means), atol=1e-6)
 
 
@@ -342,7 +345,7 @@ class Box:
         self.opts = [kind(net.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for net in self.nets]
         self.top_opt = kind(self.top.parameters(), lr=cfg.active_lr, weight_decay=0.0)
         self.x = [site.rows.every for site in world.sites]
-        self.y = world.home.labels()
+        self.y = labels(world.home)
         self.n = len(self.y)
         self.uniform = torch.full((CLASSES,), 1 / CLASSES)
         self.priors, self.prior = [self.uniform] * len(self.x), self.uniform
@@ -530,7 +533,7 @@ def test_labels_reach_a_party_by_prototypes_and_no_other_way() -> None:
         return y[torch.randperm(len(y), generator=torch.Generator().manual_seed(1))]
 
     true, false = Columns(PROTO).run(1), Columns(PROTO, relabel=shuffled).run(1)
-    assert not torch.equal(true.home.labels(), false.home.labels())
+    assert not torch.equal(labels(true.home), labels(false.home))
     first = [w.sent("introduce", 0) for w in (true, false)]
     told = [w.told("improve", 0) for w in (true, false)]
     for m in (0, 1, 2):
@@ -737,7 +740,7 @@ def test_a_collapsed_extractor_goes_back_bit_for_bit() -> None:
     mu[0] = 1
     party, free = world(True).party(1), world(False).party(1)
     assert party.take_notes()["collapsed"] == free.take_notes()["collapsed"] == 0
-    before, f = network(party), party.infer(party.aligned_rows())
+    before, f = network(party), party.infer(aligned_rows(party))
     assert {"mean", "square", "step", "centre.running_mean", "centre.num_batches_tracked"} <= set(before)
     sent = party.improve(t=1, prototypes=mu, prior=prior)
     notes = party.take_notes()
@@ -752,7 +755,7 @@ def test_a_collapsed_extractor_goes_back_bit_for_bit() -> None:
 
 def test_of_two_classes_one_may_be_rare() -> None:
     def limit(*prior: float) -> float:
-        return proto_evfl.too_much(torch.tensor(prior))
+        return collapse_share(torch.tensor(prior))
 
     assert limit(0.5, 0.5) == 0.98 and limit(0.1, 0.1, 0.8) == pytest.approx(
         0.9

@@ -11,9 +11,9 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.reading import read
 from fedloom.experiment.run import execute
-from fedloom.methods.holder import Principal
-from fedloom.methods.vertical.proto_evfl import similarities
-from fedloom.methods.vertical.proto_student import shifted, surest
+from fedloom.methods.vertical.proto_evfl_steps import similarities
+from fedloom.methods.vertical.proto_student import most_confident, shifted_together
+from fedloom.methods.vertical.steps import PrincipalComponents
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor
 
 STUDENT = methods.find("proto-student")
@@ -30,7 +30,7 @@ def test_components_are_those_of_a_singular_value_decomposition() -> None:
     )
     flat = x.flatten(1).numpy()
     left, _, _ = np.linalg.svd(flat - flat.mean(0), full_matrices=False)
-    found = Principal(x, 4)(x).numpy()
+    found = PrincipalComponents(x, 4)(x).numpy()
     np.testing.assert_allclose(np.abs(found), np.abs(left[:, :4]) * np.sqrt(len(flat)), atol=1e-9)
     np.testing.assert_allclose(
         found.T @ found / len(flat), np.eye(4), atol=1e-9
@@ -40,7 +40,7 @@ def test_components_are_those_of_a_singular_value_decomposition() -> None:
 def test_where_fewer_vary_the_rest_is_nothing() -> None:
     x = torch.zeros(10, 3)
     x[:, 1] = torch.arange(10.0)
-    found = Principal(x, 5)(x)
+    found = PrincipalComponents(x, 5)(x)
     assert found.shape == (10, 5) and found.isfinite().all()
     assert found[:, 0].var(correction=0) == pytest.approx(1, abs=1e-5) and not found[:, 1:].any()
 
@@ -76,22 +76,22 @@ def test_some_numbers_must_be_left_to_learn(method: str) -> None:
 
 def test_the_surest_rows_of_each_class() -> None:
     beliefs = torch.tensor([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.7, 0.3], [0.2, 0.8], [0.55, 0.45], [0.1, 0.9]])
-    rows, named = surest(beliefs, 0.5)
+    rows, named = most_confident(beliefs, 0.5)
     assert rows.tolist() == [0, 3, 4, 6] and named.tolist() == [0, 0, 1, 1]  # 2 of 4, and 2 of 3 rounded up
-    rows, named = surest(beliefs, 1.0)
+    rows, named = most_confident(beliefs, 1.0)
     assert rows.tolist() == list(range(7)) and torch.equal(named, beliefs.argmax(1))
-    rows, named = surest(beliefs[:2], 0.01)
+    rows, named = most_confident(beliefs[:2], 0.01)
     assert rows.tolist() == [0] and named.tolist() == [0]  # a class that nobody is named by has none
 
 
 def test_pictures_are_shifted_and_tables_are_not() -> None:
     table = torch.randn(4, 7)
-    assert shifted(table) is table
+    assert shifted_together(table) is table
     pictures = torch.arange(2 * 16.0).view(2, 1, 4, 4)
     seen = set()
     for seed in range(40):
         torch.manual_seed(seed)
-        moved = shifted(pictures)
+        moved = shifted_together(pictures)
         assert moved.shape == pictures.shape
         assert torch.equal(moved[1] - moved[0], torch.full((1, 4, 4), 16.0))  # all alike
         seen.add(tuple(moved[0].flatten().tolist()))
@@ -105,7 +105,7 @@ def test_a_round_is_steps_of_cross_entropy_on_the_surest_rows() -> None:
     party.improve(t=0, prototypes=mu, prior=torch.full((CLASSES,), 1 / CLASSES))
     net, x = other.net.module, other.data.every
     beliefs = torch.softmax(similarities(other.infer(x), mu, other.cfg), -1)
-    rows, named = surest(beliefs, 0.5)
+    rows, named = most_confident(beliefs, 0.5)
     plan = torch.from_numpy(other.stream("batches", 0).integers(len(rows), size=(4, 8)))
     optimiser = torch.optim.AdamW(net.parameters(), lr=other.cfg.lr, weight_decay=0.01)
     net.train()

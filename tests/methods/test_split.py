@@ -23,6 +23,7 @@ from fedloom.engines import LocalEngine
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import build
+from fedloom.methods.vertical.steps import aligned_rows, batch_indices, labels, learn, steps_per_pass
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor, moved, same
 
 SPLIT, ALONE, POOLED = (methods.find(n) for n in ("split", "active-only", "pooled"))
@@ -75,7 +76,7 @@ class Joint:
 
 def joint_of(parties: Sequence[Any], home: Any, cfg: Any) -> Joint:
     return Joint(
-        [p.net.module for p in parties], home.net.module, [p.aligned_rows() for p in parties], home.labels(), cfg
+        [p.net.module for p in parties], home.net.module, [aligned_rows(p) for p in parties], labels(home), cfg
     )
 
 
@@ -112,7 +113,7 @@ def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
     world, others = worlds["pooled"], worlds["split"]
     assert world.server is not None and others.server is not None
     assert (world.server.site.aligned, others.server.site.aligned) == (30 + 4 * 25, 30)
-    assert torch.equal(world.server.labels()[:30], others.server.labels())  # type: ignore[attr-defined]
+    assert torch.equal(labels(world.server)[:30], labels(others.server))  # type: ignore[attr-defined]
     engine = LocalEngine([make() for make in world.clients])
     for m in engine.ids:  # among all rows are each one's own of the other world, at the same place at everybody
         site = engine._parties[m].site
@@ -120,7 +121,7 @@ def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
         theirs = others.clients[m]().site
         assert torch.equal(raw(site.rows)[:30], raw(theirs.rows)[:30])
         assert torch.equal(raw(site.rows)[30 + 25 * m : 55 + 25 * m], raw(theirs.rows)[30:])
-    y = world.server.labels()  # type: ignore[attr-defined]
+    y = labels(world.server)  # type: ignore[attr-defined]
     truths = [v.truth for v in others.held.parties.views]  # type: ignore[attr-defined]
     assert y[30:].tolist() == np.concatenate(truths).tolist()
     fed = Federation(engine, home="active", house=world.house)
@@ -148,14 +149,14 @@ def test_each_step_is_one_forward_pass_at_each_party() -> None:
     site = world.sites[1]
     assert site.aligned_batch(0, 1, size=8) is site.aligned_batch(0, 1, size=8)
     world.run(1)
-    assert count == [4, 4, 4] and world.home.steps() == 4
+    assert count == [4, 4, 4] and steps_per_pass(world.home) == 4
     site.aligned_batch(9, 0, size=8)
     assert site.aligned_batch(0, 0, size=8) is not site.aligned_batch(0, 1, size=8)
 
 
 def test_the_gradient_that_goes_down_is_the_loss_s_by_what_came_up() -> None:
     world = Columns(SPLIT, epochs=1, batch_size=16, aligned=16)
-    top, y = copy.deepcopy(world.home.net.module), world.home.labels(world.home.rows(0, 0))
+    top, y = copy.deepcopy(world.home.net.module), labels(world.home, batch_indices(world.home, 0, 0))
     world.run(1)
     f = torch.stack([world.sent("embed", 0)[m] for m in range(3)], 1).requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(top(f), y), f)
@@ -169,7 +170,7 @@ def test_gradients_lie_in_memory_as_they_come_off_a_wire(how: str) -> None:
     worlds = [Columns(SPLIT, isolated=isolated, **OPTIMISERS[how]) for isolated in (False, True)]
     assert same(*(world.run(2).states() for world in worlds))
     home, parts = worlds[0].home, {m: torch.randn(8, WIDTH) for m in range(3)}
-    assert all(told["cut"].is_contiguous() for told in home.learn(parts, 0, 0).values())
+    assert all(told["cut"].is_contiguous() for told in learn(home, parts, 0, 0).values())
 
 
 # -- who learns what -------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def test_a_party_s_gradient_shows_its_rows_labels_where_the_top_is_a_sum() -> No
     """Why docs/vertical.md warns: the one negative number of a row's gradient stands at its label."""
     world = Columns(SPLIT, epochs=1, **SUM).run(1)
     number, step = (world.told("update", 0)[1][k] for k in ("number", "step"))
-    cut, y = world.told("update", 0)[1]["cut"], world.home.labels(world.home.rows(number, step))
+    cut, y = world.told("update", 0)[1]["cut"], labels(world.home, batch_indices(world.home, number, step))
     assert torch.equal(cut.argmin(1), y) and ((cut < 0).sum(1) == 1).all()
 
 

@@ -21,17 +21,16 @@ from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.world import World, build
 from fedloom.methods import find
-from fedloom.methods.vertical.ss_vfl import (
-    Config,
-    Rated,
-    afresh,
+from fedloom.methods.vertical.ss_vfl import SSVFLConfig, info_nce
+from fedloom.methods.vertical.steps import (
+    ScheduledOptimiser,
     at_rate,
     corrupted,
     disagreement,
     erased,
-    info_nce,
     predictor,
     projector,
+    reset,
     shifted,
     siamese,
     views,
@@ -186,7 +185,7 @@ def test_views_depend_on_nothing_but_the_generator(shape: tuple[int, ...]) -> No
     x, found = torch.randn(shape), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(views(x, Config()))
+        found.append(views(x, shift=1 / 8, noise=0.1, erase=0.5, corrupt=0.6))
     assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
     assert not torch.equal(found[0][1], found[2][1]) and found[0][0].shape == x.shape
 
@@ -198,16 +197,16 @@ def test_views_depend_on_nothing_but_the_generator(shape: tuple[int, ...]) -> No
 def test_a_rated_optimiser_is_the_optimiser_of_that_rate(settings: dict[str, Any]) -> None:
     torch.manual_seed(4)
     start, gradients = torch.randn(50), torch.randn(6, 50)
-    rated, w = Rated(Config(**settings)), start.clone()
+    rated, w = ScheduledOptimiser(SSVFLConfig(**settings)), start.clone()
     slots = at_rate(rated.slots(w), 0.01)
     for g in gradients[:3]:
         rated.move(w, g, slots, *rated.tick(slots))
-    slots = afresh(slots, 1e-3)
+    slots = reset(slots, 1e-3)
     for g in gradients[3:]:
         rated.move(w, g, slots, *rated.tick(slots))
     v = start.clone()
     for lr, some in ((0.01, gradients[:3]), (1e-3, gradients[3:])):
-        plain = Config(**settings, lr=lr).optimise()
+        plain = SSVFLConfig(**settings, lr=lr).optimise()
         own = plain.slots(v)
         for g in some:
             plain.move(v, g, own, *plain.tick(own))

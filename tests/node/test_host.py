@@ -192,7 +192,7 @@ def holder(hosts: Callable[..., RunRequest]) -> RunRequest:
 
 def test_rows_of_a_holder_are_not_called_for(holder: RunRequest) -> None:
     before = known(holder)
-    for method in ("aligned_rows", "some_rows", "components", "calibrate", "alone"):
+    for method in ("infer", "forward", "descend", "gradient", "state"):
         assert callable(getattr(holder.host._node_runs[RUN].party, method))
         body = doing(0, holder.host, method=method)
         assert "names in CALLS" in holder.refused("do", body).words

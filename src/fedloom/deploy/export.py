@@ -29,7 +29,7 @@ from fedloom.experiment.holdings import ByColumns
 from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
 from fedloom.experiment.world import World, build
-from fedloom.methods.vertical.split import OnItsOwn
+from fedloom.methods.vertical.split import LocalActive
 
 TRIED = 256
 """Test rows on which folders are compared with the run, at most."""
@@ -80,7 +80,7 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
     _refuse_rows(config)
     world = build(config)
     done, states = _saved(run, world)
-    needs = (0,) if isinstance(world.server, OnItsOwn) else tuple(range(len(world.clients)))
+    needs = (0,) if isinstance(world.server, LocalActive) else tuple(range(len(world.clients)))
     names = [f"party-{m}" for m in needs] + [ACTIVE]
     there = [name for name in names if (target / name / CARD).exists()]
     if there and not force:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from fedloom.methods.holder import HIDDEN
+from fedloom.methods.vertical.steps import HIDDEN
 from fedloom.reproduce.passes import Passes, Scene, ask, calls, epochs, products, train
 
 DEAR = 1.6

@@ -13,30 +13,31 @@ predictor. A round below `pretrain`:
     3. Partial model aggregation (`aggregate_fedavg`): the mean over parties, weighted by rows, of tops and local heads.
 Later rounds are split learning with both encoders and a fresh optimiser, on the batches that `split` has from round 0.
 
-What crosses in the first phase, through the active party, which relays: up, projections (B, p) of each party for each
-batch; down, the first party's, to all others; each round tops with local heads up, and their mean down. No label and
-no gradient crosses, and no loss depends on a label. Projections of one's own people say something of them all the same.
+Messages of the first phase, all through the active party, which relays them: up, projections (B, p) of each party for
+each batch; down, the first party's to all others, and theirs to the first; each round tops with local heads up, and
+their mean down. No label and no gradient is sent, and no loss depends on a label. Projections still reveal something
+about a party's own people.
 
 Differs:
     The features of the two encoders are averaged, as is the code's default (`pool`), so that the classifier gets d
         numbers of a party as in other methods; `features = "concatenated"` sends 2d.
     The top is the network's last layer, its module `head`; bottoms may differ, and parties whose tops differ in shape
-        are averaged apart. The local encoder begins with weights of its own. Both encoders end by centring, whose
-        statistics stay at the party. Who sends no top in a round keeps its own.
+        are averaged separately. The local encoder begins with weights of its own. Both encoders end by centring, whose
+        statistics stay at the party. A party that sends no top in a round keeps its own.
     A round makes `epochs` passes over the aligned rows and `steps` local ones; the code makes one pass of each. Local
         rows are the unaligned ones, as the paper says; the code takes all, as parties without unaligned rows do here.
     Projectors have one hidden layer where the code has two, as SimSiam has it for small pictures; widths are ours.
     The predictor's rate falls with the others'; batches of the local phase are independent draws; gradients are not
         clipped. `constraint_ratio` is 0 in the code unless set, which switches the guidance off.
-    Views are those of `fedloom.methods.vertical.ss_vfl`; the code replaces columns by numbers from their range.
-    Fine-tuning has a constant rate, and what counts is the last round: the code reports the best on the test set.
+    Views are those of SS-VFL; the code replaces columns by numbers from their range.
+    Fine-tuning has a constant rate, and the last round is reported: the code reports the best on the test set.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, final
 
 import torch
 from pydantic import Field, model_validator
@@ -46,23 +47,31 @@ from fedloom.core.errors import MethodError
 from fedloom.core.federation import Federation
 from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
 from fedloom.core.method import Method
-from fedloom.methods.holder import Extractor, Holder, Principal
-from fedloom.methods.vertical import split
-from fedloom.methods.vertical.split import passes
-from fedloom.methods.vertical.ss_vfl import (
-    PretrainConfig,
-    Rated,
-    afresh,
+from fedloom.core.party import Party
+from fedloom.methods.vertical.steps import (
+    Extractor,
+    PrincipalComponents,
+    ScheduledOptimiser,
+    SplitConfig,
+    aligned_batch,
     at_rate,
     disagreement,
+    embeddings,
+    exposed_gradients,
+    joint,
+    passes,
     predictor,
+    principal_components,
     projector,
+    reset,
     siamese,
+    steps_per_pass,
+    top_model,
     views,
 )
 
 
-class Config(PretrainConfig):
+class FedHSSLConfig(SplitConfig):
     """Settings of FedHSSL."""
 
     optimiser: Literal["adamw", "sgd"] = "sgd"
@@ -73,8 +82,20 @@ class Config(PretrainConfig):
     """Momentum of SGD."""
     weight_decay: float = Field(3e-5, ge=0)
     """Decoupled with AdamW, part of the loss with SGD."""
+    pretrain: int = Field(5, ge=0)
+    """The first rounds, which need no label. A run takes more rounds than these, or nothing classifies."""
+    steps: int = Field(50, ge=1)
+    """Steps of a party on its own rows in each of them."""
     pretrain_lr: float = Field(0.05, gt=0)
     """Rate of the first phase for batches of 256 and ratios that sum to 0.5: it falls along a cosine."""
+    projection: int = Field(64, ge=4)
+    """Numbers of a projection, and units of a projector's hidden layer; a predictor's has a quarter."""
+    shift: float = Field(1 / 8, ge=0, le=1)
+    """Views of pictures are moved by up to this share of a side, at least a pixel, unless it is 0."""
+    noise: float = Field(0.1, ge=0)
+    """Standard deviation of Gaussian noise on each number that the network sees of a picture."""
+    erase: float = Field(0.5, ge=0, le=1)
+    """The sides of the rectangle that becomes its channel's mean are drawn from 0 to this share of a picture's."""
     corrupt: float = Field(0.3, gt=0, le=1)
     """The share of a row's columns that are replaced, at least one."""
     local_ratio: float = Field(0.5, ge=0)
@@ -87,7 +108,7 @@ class Config(PretrainConfig):
     """What a party makes of the features of its two encoders: their mean (d), or both (2d)."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Config:
+    def _consistent(self) -> FedHSSLConfig:
         if self.local_ratio + self.constraint_ratio == 0:
             raise ValueError("local_ratio or constraint_ratio must be above 0")
         if self.features == "concatenated" and self.top == "sum":
@@ -95,20 +116,27 @@ class Config(PretrainConfig):
         return self
 
     @property
+    def least_rounds(self) -> int:
+        """Pretraining and one round with labels."""
+        return self.pretrain + 1
+
+    @property
     def sent(self) -> int:
         """Numbers that a party sends of a row in fine-tuning."""
         return self.width * (2 if self.features == "concatenated" else 1)
 
     def rate(self, t: int) -> float:
-        """Of the first phase's round t."""
+        """Learning rate in round t of the first phase."""
         scale = self.batch_size / 256 * 0.5 / (self.local_ratio + self.constraint_ratio)
         return self.pretrain_lr * scale * (1 + math.cos(math.pi * t / self.pretrain)) / 2
 
 
-class Hybrid(nn.Module):
+class HybridNetwork(nn.Module):
     """Two encoders and their heads: (B, ...) to features (B, 2, d) of the cross and of the local one."""
 
-    def __init__(self, cross: nn.Module, local: nn.Module, principal: Principal | None, cfg: Config) -> None:
+    def __init__(
+        self, cross: nn.Module, local: nn.Module, principal: PrincipalComponents | None, cfg: FedHSSLConfig
+    ) -> None:
         super().__init__()
         self.channels_last = getattr(cross, "channels_last", False)
         self.cross = Extractor(cross, cfg.learnt, cfg.centred, principal)
@@ -125,11 +153,11 @@ CROSS = ("cross.", "cross_projector.", "cross_predictor.")
 LOCAL = ("local.", "local_projector.", "local_predictor.")
 HEAD = "local.body.head."
 TOP = (HEAD, "local_projector.", "local_predictor.")
-"""What a name of a parameter begins with: of the cross part, of the local part, and of what of it is averaged."""
+"""Prefixes of parameter names: of the cross part, of the local part, and of the local part that is averaged."""
 
 
-def top_form(cfg: Config) -> dict[str, Template]:
-    """A template of what a party sends to be averaged. The home does not know how wide the bottoms are."""
+def top_template(cfg: FedHSSLConfig) -> dict[str, Template]:
+    """Template of what a party sends to be averaged. The active party does not know how wide the bottoms are."""
     with torch.device("meta"):
         heads = nn.ModuleDict(
             {"local_projector": projector(cfg.learnt, cfg.projection), "local_predictor": predictor(cfg.projection)}
@@ -138,10 +166,12 @@ def top_form(cfg: Config) -> dict[str, Template]:
     return {**last, **{k: p.detach() for k, p in heads.named_parameters()}}
 
 
-class Party(Holder[Config]):
+@final
+class FedHSSLPassive(Party[FedHSSLConfig]):
     """A party's encoders, below the cut."""
 
     STATE = ("params", "buffers", "opt", "supervised")
+    ROLE = "party"
     CALLS = ("project", "agree", "improve", "top", "share", "embed", "update")
 
     def setup(self) -> None:
@@ -150,13 +180,14 @@ class Party(Holder[Config]):
         cross, local = self.site.build(), self.site.build()
         with self.seeded("heads"):
             for module in local.modules():
-                if callable(again := getattr(module, "reset_parameters", None)):
-                    again()
-            self.network(Hybrid(cross, local, self.components(), self.cfg), Rated(self.cfg))
+                if callable(reinitialise := getattr(module, "reset_parameters", None)):
+                    reinitialise()
+            network = HybridNetwork(cross, local, principal_components(self), self.cfg)
+            self.network(network, ScheduledOptimiser(self.cfg))
         if self.cfg.aggregate and set(self.part((HEAD,))) != {f"{HEAD}weight", f"{HEAD}bias"}:
             raise MethodError(
                 "fedhssl averages a network's last layer, a linear module `head` with a bias, which this network does "
-                "not have: take another in models.pool, or set params.aggregate=false"
+                "not have: choose another one in models.pool, or set params.aggregate=false"
             )
 
     def part(self, prefixes: tuple[str, ...]) -> list[str]:
@@ -171,15 +202,15 @@ class Party(Holder[Config]):
     # -- the first phase ---------------------------------------------------------------------------------------
 
     def project(self, *, number: int, step: int) -> Tensor:
-        """Cross projections (B, p) of the people whose turn it is."""
-        x = self.site.aligned_batch(number, step, size=self.cfg.batch_size)
-        z: Tensor = self.net.module.cross_projector(self.learnt(self.forward(x))[0])  # type: ignore[operator]
+        """Cross projections (B, p) of this batch."""
+        features = self.forward(aligned_batch(self, number, step))
+        z: Tensor = self.net.module.cross_projector(self.learnt(features)[0])  # type: ignore[operator]
         return z
 
     def agree(self, *, t: int, number: int, step: int, others: Tensor) -> None:
         """One step of the cross part towards projections (K, B, p) of the same people by others."""
         self.opt = at_rate(self.opt, self.cfg.rate(t))
-        x = self.site.aligned_batch(number, step, size=self.cfg.batch_size)
+        x = aligned_batch(self, number, step)
         self.note("cross loss", self.minimise(self._cross_loss, x, others, only=self.part(CROSS)))
 
     def _cross_loss(self, x: Tensor, others: Tensor) -> Tensor:
@@ -189,11 +220,12 @@ class Party(Holder[Config]):
 
     def improve(self, *, t: int) -> None:
         """Steps of the local part on own rows."""
-        cfg, names = self.cfg, self.part(LOCAL)
+        cfg, names, losses = self.cfg, self.part(LOCAL), []
         self.opt = at_rate(self.opt, cfg.rate(t))
-        alone = len(self.data) == self.site.aligned
-        batches = self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=alone)
-        losses = [self.minimise(self._local_loss, *views(x, cfg), only=names) for x in batches]
+        all_aligned = len(self.data) == self.site.aligned
+        for x in self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_aligned):
+            pair = views(x, shift=cfg.shift, noise=cfg.noise, erase=cfg.erase, corrupt=cfg.corrupt)
+            losses.append(self.minimise(self._local_loss, *pair, only=names))
         self.note("local loss", torch.stack(losses).mean())
 
     def _local_loss(self, one: Tensor, two: Tensor) -> Tensor:
@@ -208,62 +240,73 @@ class Party(Holder[Config]):
         return loss
 
     def top(self) -> dict[str, Tensor | dict[str, Tensor]]:
-        """What is averaged, and the number of own rows () that it was taught with."""
+        """The parameters to be averaged, and the number of own rows () that they were trained on."""
         unaligned = self.row_count - self.site.aligned
         rows = torch.where(unaligned > 0, unaligned, self.row_count)
         return {"top": {k: self.params[k] for k in self.part(TOP)}, "rows": rows}
 
     def share(self, *, top: dict[str, Tensor]) -> None:
-        """Take over the mean."""
+        """Load the mean."""
         self.params = {**self.params, **top}
 
     # -- fine-tuning ---------------------------------------------------------------------------------------------
 
     def embed(self, *, number: int, step: int) -> Tensor:
-        """Forward to the cut: (B, d) or (B, 2d)."""
+        """Forward to the cut (B, d) or (B, 2d), at first with a fresh optimiser."""
         if not self.supervised:
-            self.supervised, self.opt = True, afresh(self.opt, self.cfg.lr)
-        return self.pooled(self.forward(self.site.aligned_batch(number, step, size=self.cfg.batch_size)))
+            self.supervised, self.opt = True, reset(self.opt, self.cfg.lr)
+        return self.pooled(self.forward(aligned_batch(self, number, step)))
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
         """Backward from the cut: one step along the gradient of the loss by what was sent."""
         both = cut.view(len(cut), -1, self.cfg.width).expand(-1, 2, -1)
         if self.cfg.features == "mean":
             both = both / 2
-        self.descend(self.site.aligned_batch(number, step, size=self.cfg.batch_size), both)
+        self.descend(aligned_batch(self, number, step), both)
 
     def contribution(self, *, on: str) -> Tensor:
-        """For a joint evaluation: what the classifier gets."""
-        return self.pooled(super().contribution(on=on))
+        """Embeddings (n, d) or (n, 2d) for a joint evaluation."""
+        return self.pooled(embeddings(self, on))
 
     def pooled(self, features: Tensor) -> Tensor:
         """What is sent of features (n, 2, d)."""
         return features.mean(1) if self.cfg.features == "mean" else features.flatten(1)
 
 
-class Active(split.Active):
-    """The active party's classifier, and what it relays between parties."""
+@final
+class FedHSSLActive(Party[FedHSSLConfig]):
+    """The active party's classifier and its labels."""
 
-    cfg: Config
+    STATE = ("params", "opt")
+    ROLE = "active"
 
     def setup(self) -> None:
         """A classifier of all that parties send."""
-        self.classify(self.site.parties * self.cfg.sent // self.cfg.width)
+        self.network(top_model(self, self.site.parties * self.cfg.sent), self.cfg.optimise())
 
-    def means(self, tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) -> dict[int, dict[str, Tree]]:
-        """Partial model aggregation: for each party the mean, weighted by rows, of the tops that have its shape."""
-        alike: dict[torch.Size, list[int]] = {}
-        for m, top in tops.items():
-            alike.setdefault(top[f"{HEAD}weight"].shape, []).append(m)
-        found = [(group, weighted_mean([tops[m] for m in group], [rows[m] for m in group])) for group in alike.values()]
-        return {m: {"top": mean} for group, mean in found for m in group}
+    def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
+        """Logits (n, Z) from what each party contributes."""
+        return self.infer(joint(contributions))
+
+    def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
+        """The gradients that each party would receive for its contribution of the aligned people."""
+        return exposed_gradients(self, contributions)
+
+
+def top_means(tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) -> dict[int, dict[str, Tree]]:
+    """Partial model aggregation: for each party the mean, weighted by rows, of the tops that have its shape."""
+    alike: dict[torch.Size, list[int]] = {}
+    for m, top in tops.items():
+        alike.setdefault(top[f"{HEAD}weight"].shape, []).append(m)
+    means = [(group, weighted_mean([tops[m] for m in group], [rows[m] for m in group])) for group in alike.values()]
+    return {m: {"top": mean} for group, mean in means for m in group}
 
 
 # -- the round -----------------------------------------------------------------------------------------------------
 
 
-def cross(fed: Federation, parties: Sequence[int], cfg: Config, t: int, number: int, step: int) -> None:
-    """One aligned batch. Without the first party nobody has anything to agree with."""
+def cross(fed: Federation, parties: Sequence[int], cfg: FedHSSLConfig, t: int, number: int, step: int) -> None:
+    """Cross-party step on one aligned batch. Without the first party there is nothing to agree with."""
     which = {"number": number, "step": step}
     z = fed.call(parties, "project", shared=which, expect=floats(cfg.batch_size, cfg.projection), need=2)
     if 0 in z:
@@ -272,24 +315,23 @@ def cross(fed: Federation, parties: Sequence[int], cfg: Config, t: int, number: 
         fed.call(list(z), "agree", shared={"t": t, **which}, each=each, expect=None)
 
 
-def round(fed: Federation, active: Active, parties: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
-    """Across parties, within each, and the mean of what is alike; later, split learning."""
+def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: FedHSSLConfig, t: int) -> Iterator[str]:
+    """Across parties, within each, and the mean of tops with one shape; later, split learning."""
     if t < cfg.pretrain:
         for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
-            for step in range(active.steps()):
+            for step in range(steps_per_pass(active)):
                 cross(fed, parties, cfg, t, number, step)
         fed.call(parties, "improve", shared={"t": t}, expect=None)
         if cfg.aggregate:
-            found = fed.call(parties, "top", expect={"top": top_form(cfg), "rows": Shape("int64")}, need=1)
-            found = {m: reply for m, reply in found.items() if reply["rows"] > 0}  # a weight below that is none
-            tops, rows = ({m: reply[what] for m, reply in found.items()} for what in ("top", "rows"))
+            found = fed.call(parties, "top", expect={"top": top_template(cfg), "rows": Shape("int64")}, need=1)
+            found = {m: reply for m, reply in found.items() if reply["rows"] > 0}  # others are no valid weights
             if found:
-                means = active.means(tops, {m: int(n) for m, n in rows.items()})
+                rows = {m: int(reply["rows"]) for m, reply in found.items()}
+                means = top_means({m: reply["top"] for m, reply in found.items()}, rows)
                 fed.call(list(found), "share", each=means, expect=None)
     else:
         first = (t - cfg.pretrain) * cfg.epochs
-        wide = cfg.model_copy(update={"width": cfg.sent})  # of what `passes` expects to be sent
-        passes(fed, active, parties, wide, range(first, first + cfg.epochs))
+        passes(fed, active, parties, range(first, first + cfg.epochs), width=cfg.sent, need=active.site.parties)
     yield "round"
 
 
@@ -299,10 +341,10 @@ METHODS = (
         title="FedHSSL: encoders taught across parties and within, then split learning",
         paper="Y. He et al.: A Hybrid Self-Supervised Learning Framework for Vertical Federated Learning, 2022",
         family="vertical",
-        config=Config,
+        config=FedHSSLConfig,
         round=round,
-        client=Party,
-        server=Active,
+        client=FedHSSLPassive,
+        server=FedHSSLActive,
         setting="vertical",
     ),
 )

@@ -1,22 +1,22 @@
-"""Prototype students: Proto-EVFL's messages, with another local training. Ours; docs/vertical.md has what it is worth.
+"""Prototype students: Proto-EVFL's messages with another local training. Ours; docs/vertical.md has its accuracy.
 
-What crosses, and the active party's side, are those of `fedloom.methods.vertical.proto_evfl`: prototypes and a prior
-down, embeddings and a prior up, no gradient and no label. What a holder does with its prototypes differs:
+Messages and the active party are those of Proto-EVFL (proto_evfl.py): prototypes and a prior down, embeddings and a
+prior up, no gradient and no label. The local training of a passive party differs:
 
-    The transport cost moves features towards prototypes, wherever these are, and so blurs what it can't tell apart.
-    Here prototypes only name rows: each row gets the nearest prototype's class, and the surest rows of each class are
-    a training set, with labels that are often wrong. The extractor learns to tell these classes apart through a head
-    of its own, which never leaves; errors that are not systematic average out, so that it comes to know better than
-    its teacher (D.-H. Lee, "Pseudo-Label", 2013). Pictures are shifted by up to a pixel.
-    Half of an embedding are principal components of the own rows, whitened: they need no labels, make better first
-    names than an untrained network, and can't forget. They are linear in the columns, so they tell more of them than
-    a network's embeddings do: `principal = 0` sends none.
+    The transport cost moves features towards prototypes, wherever these are, and so blurs classes that it cannot
+    distinguish. Here prototypes only give pseudo-labels: each row gets the nearest prototype's class, and the most
+    confident rows of each class are a training set, with labels that are often wrong. The extractor learns to separate
+    these classes through a head of its own, which never leaves; errors that are not systematic average out, so that it
+    becomes better than its teacher (D.-H. Lee, "Pseudo-Label", 2013). Pictures are shifted by up to a pixel.
+    Half of an embedding are principal components of the party's own rows, whitened: they need no labels, give better
+    first pseudo-labels than an untrained network, and cannot forget. They are linear in the columns, so they reveal
+    more of them than a network's embeddings do: `principal = 0` sends none.
 """
 
 from __future__ import annotations
 
 from math import ceil
-from typing import Literal
+from typing import Literal, final
 
 import torch
 from pydantic import Field
@@ -24,11 +24,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core.method import Method
+from fedloom.core.party import Party
 from fedloom.methods.vertical import proto_evfl
-from fedloom.methods.vertical.proto_evfl import Active
+from fedloom.methods.vertical.proto_evfl_steps import (
+    ProtoEVFLConfig,
+    contribution,
+    logits,
+    mixed_prior,
+    noisy_embeddings,
+    optimiser,
+    rollback_on_collapse,
+)
+from fedloom.methods.vertical.steps import aligned_rows, calibrate, extractor
 
 
-class Config(proto_evfl.Config):
+class ProtoStudentConfig(ProtoEVFLConfig):
     """Settings of Proto-EVFL but for its selection, and how sure a name must be."""
 
     selection: Literal["both"] = "both"
@@ -50,39 +60,66 @@ class Config(proto_evfl.Config):
     """The share of the rows of each class that is learnt from: the surest."""
 
 
-class Party(proto_evfl.Party):
-    """Party m: beside what Proto-EVFL has, a head of its own."""
+@final
+class ProtoStudentPassive(Party[ProtoStudentConfig]):
+    """Party m: as in Proto-EVFL, and a head of its own."""
 
-    cfg: Config
+    STATE = ("params", "buffers", "opt", "prototypes", "prior")
+    ROLE = "party"
+    CALLS = ("introduce", "improve")
 
-    def head(self) -> nn.Module:
-        """What tells the classes apart by which rows are named."""
+    def setup(self) -> None:
+        """No prototypes yet; all classes are equally likely."""
+        site, cfg = self.site, self.cfg
         with self.seeded("head"):
-            return nn.Linear(self.cfg.width, self.site.classes)
+            head = nn.Linear(cfg.width, site.classes)
+        self.network(extractor(self, head), optimiser(cfg, cfg.lr, cfg.weight_decay))
+        self.prototypes = torch.zeros(site.classes, cfg.width, device=site.device)
+        self.prior = torch.full((site.classes,), 1 / site.classes, device=site.device)
 
-    def fit(self, t: int) -> None:
-        """In place of lines 5-8: learn the classes that the surest rows are named by."""
+    def introduce(self) -> Tensor:
+        """Round 0: centre, and embed the aligned people (N_a, d)."""
+        calibrate(self)
+        return noisy_embeddings(self, aligned_rows(self), "first embeddings")
+
+    def improve(self, *, t: int, prototypes: Tensor, prior: Tensor) -> dict[str, Tensor]:
+        """Lines 2-10 of Proto-EVFL's Algorithm 1, with training on pseudo-labels in place of lines 5-8."""
+        self.prototypes = prototypes
+        self.prior = mixed_prior(self, t, prototypes, self.prior, prior)
+        with rollback_on_collapse(self, t, self.prototypes, self.prior):
+            self._fit(t)
+        return {"embedded": noisy_embeddings(self, aligned_rows(self), "embeddings", t), "prior": self.prior}
+
+    def _fit(self, t: int) -> None:
+        """Learn the pseudo-labels of the most confident rows."""
         cfg = self.cfg
         x = self.data.every[0 if cfg.local_rows == "all" else self.site.aligned :]
-        beliefs = torch.softmax(self.alone(self.infer(x)), -1)
-        rows, named = surest(beliefs, cfg.sure)
+        rows, named = most_confident(torch.softmax(self.alone(self.infer(x)), -1), cfg.sure)
         plan = self.stream("batches", t).integers(len(rows), size=(cfg.steps, cfg.batch_size))
         for which in torch.from_numpy(plan).to(rows.device):
-            self.minimise(self._error, shifted(x[rows[which]]), named[which])
+            self.minimise(self._error, shifted_together(x[rows[which]]), named[which])
 
     def _error(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(self.model(x), self.live["head.weight"], self.live["head.bias"]), y)
 
+    def alone(self, embedded: Tensor) -> Tensor:
+        """Logits (n, Z) of this party alone from its embeddings (n, d)."""
+        return logits(embedded, self.prototypes, self.prior, self.cfg)
 
-def surest(beliefs: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Of each class that some row is named by, that share of its rows which is surest.
+    def contribution(self, *, on: str) -> Tensor:
+        """Embeddings (n, d) for a joint evaluation."""
+        return contribution(self, on, begun=bool(self.prototypes.any()))
+
+
+def most_confident(beliefs: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Pseudo-labels of the most confident rows: this share of the rows that have each class as their likeliest.
 
     Args:
-        beliefs: (n, Z) of each row a distribution over classes.
+        beliefs: (n, Z) a distribution over classes for each row.
         share: in (0, 1].
 
     Returns:
-        Numbers (k,) of rows, rising, and their classes (k,).
+        Indices (k,) of rows, rising, and their classes (k,).
     """
     sure, named = beliefs.max(-1)
     kept = []
@@ -93,7 +130,7 @@ def surest(beliefs: Tensor, share: float) -> tuple[Tensor, Tensor]:
     return rows, named[rows]
 
 
-def shifted(x: Tensor) -> Tensor:
+def shifted_together(x: Tensor) -> Tensor:
     """Pictures (B, C, H, W), all moved by at most a pixel each way, edges repeated; rows of a table as they are."""
     if x.dim() != 4:
         return x
@@ -107,10 +144,10 @@ METHODS = (
         title="Proto-EVFL's messages; rows named by prototypes teach the extractors",
         paper="none; of this library, on Proto-EVFL's protocol",
         family="vertical",
-        config=Config,
+        config=ProtoStudentConfig,
         round=proto_evfl.round,
-        client=Party,
-        server=Active,
+        client=ProtoStudentPassive,
+        server=proto_evfl.ProtoEVFLActive,
         setting="vertical",
     ),
 )

@@ -1,4 +1,4 @@
-"""What vertical methods have in common: centring, who is in which batch, and where the labels are."""
+"""Functions that vertical methods share: centring, the rows of each batch, and where the labels are."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from fedloom import methods
 from fedloom.core.context import Site
 from fedloom.core.errors import MethodError
 from fedloom.core.evaluation import predictions_alone
-from fedloom.core.optim import SGD
-from fedloom.methods.holder import Extractor, Holder, HolderConfig, Home, classifier
-from tests.methods.columns import CLASSES, TESTED, WIDTH, Columns, people
+from fedloom.core.party import Party
+from fedloom.methods.vertical.split import SplitActive, SplitPassive
+from fedloom.methods.vertical.steps import (
+    Extractor,
+    SplitConfig,
+    aligned_batch,
+    aligned_rows,
+    batch_indices,
+    calibrate,
+    extractor,
+    labels,
+    sample_rows,
+    steps_per_pass,
+)
+from tests.methods.columns import TESTED, WIDTH, Columns, people
 
 SPLIT = methods.find("split")
 
 
-class Embeds(Holder[HolderConfig]):
-    def setup(self) -> None:
-        self.extractor(SGD(0.1))
-
-
-class Decides(Home[HolderConfig]):
-    def setup(self) -> None:
-        self.network(nn.Sequential(nn.Flatten(), classifier(3 * WIDTH, CLASSES)), SGD(0.1))
-
-
-def holder(m: int = 1, **params: Any) -> Embeds:
-    return Embeds(HolderConfig(width=WIDTH, batch_size=8, **params), Columns(SPLIT).sites[m])
+def passive(m: int = 1, **params: Any) -> SplitPassive:
+    return SplitPassive(SplitConfig(width=WIDTH, batch_size=8, **params), Columns(SPLIT).sites[m])
 
 
 # -- the extractor ---------------------------------------------------------------------------------------
 
 
 def test_calibration_centres_the_embeddings_of_the_own_rows() -> None:
-    party = holder()
-    party.calibrate()
+    party = passive()
+    calibrate(party)
     raw = party.net.module.eval().body(party.data.every).detach()  # type: ignore[operator, union-attr]
     f = party.infer(party.data.every)
     assert torch.allclose(f, (raw - raw.mean(0)) / (raw.var(0) + 1e-5).sqrt(), atol=1e-5)
@@ -49,27 +51,27 @@ def test_calibration_centres_the_embeddings_of_the_own_rows() -> None:
 
 
 def test_to_calibrate_again_changes_nothing_and_learns_nothing() -> None:
-    party = holder()
+    party = passive()
     weights = {k: v.clone() for k, v in party.params.items()}
-    party.calibrate()
+    calibrate(party)
     first = party.infer(party.data.every)
-    party.calibrate()
+    calibrate(party)
     assert torch.allclose(first, party.infer(party.data.every), atol=1e-5)
     assert all(torch.equal(weights[k], v) for k, v in party.params.items())
 
 
 def test_calibration_follows_weights_that_have_moved() -> None:
-    party = holder()
-    party.calibrate()
+    party = passive()
+    calibrate(party)
     party.params = {k: 3 * v + 0.1 for k, v in party.params.items()}
     assert party.infer(party.data.every).mean(0).abs().max() > 0.01
-    party.calibrate()
+    calibrate(party)
     assert party.infer(party.data.every).mean(0).abs().max() < 1e-5
 
 
 def test_without_centring_the_extractor_is_its_body() -> None:
-    party = holder(centred=False)
-    party.calibrate()
+    party = passive(centred=False)
+    calibrate(party)
     body = party.site.build()
     assert torch.equal(party.infer(party.data.every), body(party.data.every).detach())
     assert not party.buffers and set(party.params) == {f"body.{k}" for k, _ in body.named_parameters()}
@@ -87,18 +89,18 @@ def test_centring_has_no_weights_of_its_own() -> None:
 def test_the_same_people_stand_in_the_same_order_everywhere() -> None:
     world = Columns(SPLIT, aligned=13)
     y, _ = people(3, 13, 20, 0, ())
-    assert torch.equal(world.home.labels(), y)
+    assert torch.equal(labels(world.home), y)
     home = world.home.data.every
-    assert torch.equal(home, world.party(0).aligned_rows())  # the active party's own columns
+    assert torch.equal(home, aligned_rows(world.party(0)))  # the active party's own columns
     for number in range(3):
         seen = []
-        for step in range(world.home.steps()):
-            rows = world.home.rows(number, step)
+        for step in range(steps_per_pass(world.home)):
+            rows = batch_indices(world.home, number, step)
             seen.append(rows)
-            for m, site in enumerate(world.sites):
-                x = site.aligned_batch(number, step, size=8)
-                assert torch.equal(x, world.party(m).aligned_rows()[rows])
-            assert torch.equal(world.home.labels(rows), y[rows])
+            for m in world.engine.ids:
+                x = aligned_batch(world.party(m), number, step)
+                assert torch.equal(x, aligned_rows(world.party(m))[rows])
+            assert torch.equal(labels(world.home, rows), y[rows])
         every = torch.cat(seen)
         assert len(every) == 16 and set(every.tolist()) == set(range(13))  # topped up from its own start
         assert torch.equal(every[13:], every[:3])
@@ -107,27 +109,27 @@ def test_the_same_people_stand_in_the_same_order_everywhere() -> None:
 @pytest.mark.parametrize(("aligned", "size", "steps"), [(6, 16, 1), (8, 8, 1), (9, 8, 2), (16, 8, 2)])
 def test_a_pass_is_made_of_full_batches(aligned: int, size: int, steps: int) -> None:
     home = Columns(SPLIT, aligned=aligned, batch_size=size).home
-    assert home.steps() == steps
-    assert {len(home.rows(0, step)) for step in range(steps)} == {size}
+    assert steps_per_pass(home) == steps
+    assert {len(batch_indices(home, 0, step)) for step in range(steps)} == {size}
 
 
 def test_some_rows_are_different_ones_drawn_for_a_purpose_and_round() -> None:
-    party = holder()
+    party = passive()
     every = {tuple(row): n for n, row in enumerate(party.data.every.tolist())}
 
     def drawn(*key: Any) -> list[int]:
-        return [every[tuple(row)] for row in party.some_rows(12, *key).tolist()]
+        return [every[tuple(row)] for row in sample_rows(party, 12, *key).tolist()]
 
     assert len(set(drawn("a", 0))) == 12 and drawn("a", 0) == drawn("a")
     assert drawn("a", 0) != drawn("a", 1) != drawn("b", 1)
-    assert torch.equal(party.some_rows(50, "a"), party.data.every)  # all, if there are no more
+    assert torch.equal(sample_rows(party, 50, "a"), party.data.every)  # all, if there are no more
 
 
 def test_passes_differ_from_each_other_and_repeat() -> None:
     home = Columns(SPLIT).home
-    assert not torch.equal(home.rows(0, 0), home.rows(1, 0))
-    assert torch.equal(home.rows(1, 0), Columns(SPLIT).home.rows(1, 0))
-    assert not torch.equal(home.rows(0, 0), Columns(SPLIT, seed=1).home.rows(0, 0))
+    assert not torch.equal(batch_indices(home, 0, 0), batch_indices(home, 1, 0))
+    assert torch.equal(batch_indices(home, 1, 0), batch_indices(Columns(SPLIT).home, 1, 0))
+    assert not torch.equal(batch_indices(home, 0, 0), batch_indices(Columns(SPLIT, seed=1).home, 0, 0))
 
 
 def test_a_party_has_no_labels_to_read() -> None:
@@ -150,7 +152,7 @@ def test_a_party_has_no_labels_to_read() -> None:
 def test_the_home_holds_the_labels_of_the_aligned_people_alone() -> None:
     home = Columns(SPLIT, aligned=13).home
     assert len(home.data) == home.site.aligned == 13
-    assert (home.labels() >= 0).all()
+    assert (labels(home) >= 0).all()
     others = torch.ones(len(home.data.pool), dtype=torch.bool)
     others[home.data.index] = False
     assert (home.data.labels[others] == -1).all()  # there is none to be found, even by a wrong index
@@ -164,7 +166,7 @@ def test_the_home_decides_from_what_all_contribute_in_their_order() -> None:
     parts = {m: world.party(m).contribution(on="test") for m in world.engine.ids}
     assert {tuple(f.shape) for f in parts.values()} == {(TESTED, WIDTH)}
     assert torch.equal(parts[1], world.party(1).infer(world.sites[1].tests["test"].every))
-    home = Decides(HolderConfig(width=WIDTH), world.home.site)
+    home = SplitActive(SplitConfig(width=WIDTH), world.home.site)
     logits = home.decide(parts)
     assert torch.equal(logits, home.net.module(torch.stack([parts[m] for m in range(3)], 1)).detach())
     assert not torch.allclose(logits, home.decide({0: parts[1], 1: parts[0], 2: parts[2]}))
@@ -172,18 +174,21 @@ def test_the_home_decides_from_what_all_contribute_in_their_order() -> None:
 
 def test_a_method_must_define_how_a_party_predicts_alone() -> None:
     with pytest.raises(MethodError, match="can't predict alone"):
-        predictions_alone(holder(), on="test")
+        predictions_alone(passive(), on="test")
 
 
-def test_a_holder_s_state_must_have_room_for_its_statistics() -> None:
-    class Forgets(Embeds):
+def test_the_state_of_a_passive_party_must_name_the_statistics_of_centring() -> None:
+    class Forgets(Party[SplitConfig]):
         STATE = ("params", "opt")
 
+        def setup(self) -> None:
+            self.network(extractor(self), self.cfg.optimise())
+
     with pytest.raises(MethodError, match="STATE must name"):
-        Forgets(HolderConfig(width=WIDTH), Columns(SPLIT).sites[0])
-    assert partial(Forgets, HolderConfig(width=WIDTH, centred=False), Columns(SPLIT).sites[0])().params
+        Forgets(SplitConfig(width=WIDTH), Columns(SPLIT).sites[0])
+    assert partial(Forgets, SplitConfig(width=WIDTH, centred=False), Columns(SPLIT).sites[0])().params
 
 
 def test_a_party_without_rows_says_so() -> None:
     with pytest.raises(MethodError, match="holds no data"):
-        Embeds(HolderConfig(width=WIDTH), Site(id=4, network=lambda: nn.Linear(2, WIDTH))).aligned_rows()
+        aligned_rows(SplitPassive(SplitConfig(width=WIDTH), Site(id=4, network=lambda: nn.Linear(2, WIDTH))))
