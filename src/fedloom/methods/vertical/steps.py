@@ -165,7 +165,7 @@ def embeddings(party: Party[Any], on: str) -> Tensor:
 
 def steps_per_pass(active: Party[Any]) -> int:
     """Number of batches in a pass over the aligned rows."""
-    return math.ceil(active.site.aligned / active.cfg.batch_size)
+    return math.ceil(active.site.aligned / int(active.cfg.batch_size))
 
 
 def batch_indices(active: Party[Any], number: int, step: int) -> Tensor:
