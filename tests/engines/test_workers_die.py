@@ -1,4 +1,4 @@
-"""Workers that are killed are replaced without a trace, and none is left behind."""
+"""Workers that are killed are replaced, their round is repeated, and none is left behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
-from fedloom.engines import Engine, LocalEngine, WorkersEngine
+from fedloom.engines import Engine, LocalEngine, Lost, WorkersEngine
+from fedloom.engines._worker_pool import DEATHS
 from tests.engines.test_workers import Echo, Gossip, Make, echoes, fedal, outcome, workers
 from tests.toy import sites
 
@@ -65,16 +66,34 @@ class Fragile(Party[str]):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def again(fed: Federation, rounds: Sequence[Callable[[], object]]) -> dict[str, Any]:
+    """What comes of some rounds, each repeated from its beginning where a worker is lost."""
+    for t, work in enumerate(rounds):
+        states = {i: message.map_tensors(Tensor.clone, s) for i, s in fed.engine.states().items()}
+        ledger, failures = fed.ledger.mark(), len(fed.failures)
+        while True:
+            fed.round = t
+            try:
+                work()
+                break
+            except Lost:
+                fed.engine.load(states)
+                fed.ledger.rollback(ledger)
+                del fed.failures[failures:]
+    return outcome(fed)
+
+
 def fragile(make: Make, mark: str, die: str) -> dict[str, Any]:
     with make([Fragile(mark, Site(id=i)) for i in range(6)]) as engine:
         fed = Federation(engine)
-        for t in range(2):
-            fed.round = t
-            shared = {"die": die, "at": 3}
+        shared = {"die": die, "at": 3}
+        ring = {i: [(i + 1) % 6, (i + 2) % 6] for i in engine.ids}
+
+        def work() -> None:
             fed.call(engine.ids, "learn", shared=shared)
-            ring = {i: [(i + 1) % 6, (i + 2) % 6] for i in engine.ids}
             fed.exchange(ring, answer="learn", take="meet", shared=shared)
-        return outcome(fed)
+
+        return again(fed, [work, work])
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -87,15 +106,15 @@ def test_a_killed_worker_is_replaced_and_its_call_repeated(tmp_path: Path, n: in
 
 
 @pytest.mark.parametrize("memory", [None, 0])
-def test_a_worker_killed_in_an_exchange_leaves_the_parcels_of_the_others(tmp_path: Path, memory: int | None) -> None:
-    """The one who falls answers last: parcels of the same worker are there already, and are not overwritten."""
+def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(tmp_path: Path, memory: int | None) -> None:
+    """The party that dies answers last, when replies of the same worker are left in its buffer already."""
 
     def run(make: Make) -> dict[str, Any]:
         with make([Fragile(str(tmp_path / "dead"), Site(id=i)) for i in range(4)]) as engine:
             fed = Federation(engine)
             ring = {i: [j for j in range(4) if j != i] for i in range(4)}
-            fed.exchange(ring, answer="learn", take="meet", shared={"die": "after", "at": 2})
-            return outcome(fed)
+            shared = {"die": "after", "at": 2}
+            return again(fed, [lambda: fed.exchange(ring, answer="learn", take="meet", shared=shared)])
 
     found = run(workers(1, memory=memory))
     assert (tmp_path / "dead").exists()
@@ -106,49 +125,60 @@ def test_a_party_that_always_kills_its_worker_fails_and_the_run_goes_on() -> Non
     with WorkersEngine([Fragile("always", Site(id=i)) for i in range(4)], workers=2) as engine:
         before = message.encode(engine.states()[1])
         fed = Federation(engine)
-        assert list(fed.call(engine.ids, "learn", shared={"die": "after", "at": 1})) == [0, 2, 3]
+        replies: list[Any] = []
+
+        def call() -> None:
+            replies[:] = fed.call(engine.ids, "learn", shared={"die": "after", "at": 1})
+
+        def exchange() -> None:
+            fed.exchange({0: [1, 2]}, answer="learn", take="meet", shared={"die": "before", "at": 1})
+
+        again(fed, [call])
+        assert replies == [0, 2, 3]
         (trouble,) = fed.failures
         assert trouble.reason == "its process died" and "signal 9" in trouble.trace
         assert message.encode(engine.states()[1]) == before
-        fed.exchange({0: [1, 2]}, answer="learn", take="meet", shared={"die": "before", "at": 1})
+        again(fed, [exchange])
         assert [f.reason for f in fed.failures] == ["its process died"] * 2
         assert list(fed.call(engine.ids, "learn", shared={"die": "never", "at": 1})) == [0, 1, 2, 3]
 
 
 def test_a_party_that_ends_its_process_says_why() -> None:
     with echoes() as engine:
+        for _ in range(DEATHS):
+            with pytest.raises(Lost, match="exit code 1"):
+                engine.call([0], "stop", {}, None, (0, 0))
         (failure,) = engine.call([0], "stop", {}, None, (0, 0))
         assert failure.reason == "its process died" and "SystemExit: 3" in failure.trace  # type: ignore[union-attr]
 
 
-def test_an_idle_worker_and_the_nursery_may_be_killed(tmp_path: Path) -> None:
+def test_an_idle_worker_and_the_fork_server_may_be_killed() -> None:
+    shared = {"die": "never", "at": 0}
     with WorkersEngine([Fragile("", Site(id=i)) for i in range(4)], workers=2) as engine:
-        fed = Federation(engine)
-        shared = {"die": "never", "at": 0}
-        for t, victim in enumerate((None, processes(engine)[1], processes(engine)[0])):
-            if victim is not None:
-                os.kill(victim, signal.SIGKILL)
-                if victim == processes(engine)[0]:
-                    os.kill(processes(engine)[2], signal.SIGKILL)
-            fed.round = t
+        fed, killed = Federation(engine), set[int]()
+
+        def work() -> None:
+            victims = [[], processes(engine)[1:2], processes(engine)[:3:2]][fed.round]
+            if fed.round not in killed:
+                killed.add(fed.round)
+                for victim in victims:
+                    os.kill(victim, signal.SIGKILL)
             assert len(fed.call(engine.ids, "learn", shared=shared)) == 4
-        found = outcome(fed)
+
+        found = again(fed, [work] * 3)
         left = processes(engine)
     assert not any(map(alive, left))
     with LocalEngine([Fragile("", Site(id=i)) for i in range(4)]) as loop:
         fed = Federation(loop)
-        for t in range(3):
-            fed.round = t
-            fed.call(loop.ids, "learn", shared=shared)
-        assert outcome(fed) == found
+        assert again(fed, [lambda: fed.call(loop.ids, "learn", shared=shared)] * 3) == found
 
 
 # -- no process left -----------------------------------------------------------------------------------------
 
 
 def processes(engine: Engine) -> list[int]:
-    """The nursery and the workers."""
-    pids = [seat.pid for seat in engine._crew.seats]  # type: ignore[attr-defined]
+    """The fork server and the workers."""
+    pids = [slot.pid for slot in engine._pool.slots]  # type: ignore[attr-defined]
     return [os.getpgid(pids[0]), *pids]
 
 

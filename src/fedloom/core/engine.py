@@ -116,9 +116,9 @@ class Account:
 
 
 class Lost(Exception):
-    """Parties were lost with the machine that held them, and stand now as they were made.
+    """Workers died in a call, and other workers hold their parties now. The state of any party may be wrong.
 
-    Whoever drives the engine gives all parties the state of the last checkpoint and goes on from there.
+    Whoever drives the engine loads the last snapshot of all parties, and repeats the calls since then.
     """
 
 
@@ -127,7 +127,7 @@ class Engine(ABC):
 
     Attributes:
         ids: the parties, in order.
-        durable: whether all parties outlive whatever happens to one process. Where not, a call may raise `Lost`.
+        durable: whether the state of parties survives the loss of a process. If not, a call may raise `Lost`.
         remote: whether parties keep their state to themselves, wherever they are. `states` and `load` are then of those
             alone that live with the home; the others go back to an earlier round by `restore`.
         changed: called, from any thread, when a party comes or goes; whoever wants to know sets it.

@@ -84,6 +84,17 @@ class Ledger:
         entries = [[getattr(e, c) for c in COLUMNS] for e in self]
         return {"entries": entries, "pairs": [[*pair, *sums] for pair, sums in self.pairs.items()]}
 
+    def mark(self) -> tuple[int, dict[tuple[str, str], list[int]]]:
+        """Where it stands between two rounds, for `rollback`. Unlike `state` it costs nothing for past rounds."""
+        return len(self._entries), {pair: [*sums] for pair, sums in self.pairs.items()}
+
+    def rollback(self, mark: tuple[int, dict[tuple[str, str], list[int]]]) -> None:
+        """Forget all messages of the rounds since `mark`."""
+        count, pairs = mark
+        for key in [*self._entries][count:]:
+            del self._entries[key]
+        self.pairs = {pair: [*sums] for pair, sums in pairs.items()}
+
     def load(self, state: dict[str, Sequence[Iterable[Any]]]) -> None:
         """Begin from what `state()` gave."""
         found = [Entry(*row) for row in state["entries"]]

@@ -1,7 +1,7 @@
-"""Where worker processes come from, and what sees to it that none is left.
+"""A fork server: it starts the worker processes, and sees to it that none is left.
 
-The nursery is a process that is forked once, early, and does nothing but fork workers. So a worker that replaces
-another begins as the first one did, whatever this process has done since: torch refuses to train in a fork of a
+The server is a process that is forked once, early, and does nothing but fork workers. So a worker that replaces another
+starts from the same image as the first one, whatever this process has done since: torch refuses to train in a fork of a
 process that trained beside a GPU. And it outlives this process by a moment, however that ends, to end the workers.
 """
 
@@ -24,14 +24,14 @@ from fedloom.core.errors import ConfigError
 from fedloom.engines._shared_buffer import exactly
 
 Work: TypeAlias = Callable[[int, socket.socket], None]
-"""What a worker does with its number and its socket, until that ends."""
-_REQUEST: Final = struct.Struct("<qq")  # number of the worker, process to bury
+"""The main function of a worker, called with its number and its socket."""
+_REQUEST: Final = struct.Struct("<qq")  # number of the worker, process to reap
 _ANSWER: Final = struct.Struct("<qq")  # process of the worker, how the other one ended
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_PATIENCE: Final = 5.0  # seconds for the nursery to end by itself
+_PATIENCE: Final = 5.0  # seconds for the server to end by itself
 
 
-class Nursery:
+class ForkServer:
     """Forks processes that do `work`, and ends them all.
 
     Raises:
@@ -43,24 +43,24 @@ class Nursery:
             raise ConfigError("this system can't fork processes: set engine.workers to 1")
         self._control, theirs = socket.socketpair()
         gc.freeze()  # what exists now stays shared with the children, untouched by collections here or there
-        with _deaf():
+        with _signals_blocked():
             owner, pid = os.getpid(), _fork()
             if not pid:
                 self._control.close()
-                _only(lambda: _nurse(theirs, owner, work))
+                _run_and_exit(lambda: _serve(theirs, owner, work))
             self._end = weakref.finalize(self, _end, owner, pid, self._control)
         theirs.close()
         with contextlib.suppress(OSError):  # it does so itself, but maybe later than we need it
             os.setpgid(pid, pid)
 
-    def hatch(self, number: int, dead: int = 0) -> tuple[int, socket.socket, int]:
-        """Fork worker `number`, after the process `dead` has been ended and buried.
+    def spawn(self, number: int, dead: int = 0) -> tuple[int, socket.socket, int]:
+        """Fork worker `number`, after the process `dead` has been ended and reaped.
 
         Returns:
-            The new process, the socket to speak to it, and the other's exit code, negative for a signal.
+            The new process, its socket, and the exit code of `dead`, negative for a signal.
 
         Raises:
-            OSError: the nursery has ended.
+            OSError: the server has ended.
         """
         ours, theirs = socket.socketpair()
         try:
@@ -68,7 +68,7 @@ class Nursery:
                 socket.send_fds(self._control, [_REQUEST.pack(number, dead)], [theirs.fileno()])
             answer = exactly(self._control, _ANSWER.size)
             if answer is None:
-                raise ConnectionError("the nursery has ended")
+                raise ConnectionError("the fork server has ended")
         except BaseException:
             ours.close()
             raise
@@ -80,32 +80,32 @@ class Nursery:
         self._end()
 
 
-def _end(owner: int, nursery: int, control: socket.socket) -> None:
-    if os.getpid() != owner:  # in a fork of the owner, which has a copy of the nursery's handle
+def _end(owner: int, server: int, control: socket.socket) -> None:
+    if os.getpid() != owner:  # in a fork of the owner, which has a copy of the server's handle
         return
     gc.unfreeze()
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RDWR)  # not only closed: forks may hold it open
     control.close()
     try:
-        _await(nursery)
+        _await(server)
     finally:
         with contextlib.suppress(OSError):
-            os.killpg(nursery, signal.SIGKILL)
+            os.killpg(server, signal.SIGKILL)
         with contextlib.suppress(OSError):
-            os.waitpid(nursery, 0)
+            os.waitpid(server, 0)
 
 
 def _await(pid: int) -> None:
-    """Wait a while for a child's end, and leave it unburied, so that its group's number stays taken."""
+    """Wait a while for a child's end, and do not reap it, so that its group's number stays taken."""
     deadline = time.monotonic() + (_PATIENCE if hasattr(os, "waitid") else 0)
     with contextlib.suppress(OSError):
         while time.monotonic() < deadline and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             time.sleep(0.001)
 
 
-def _nurse(control: socket.socket, parent: int, work: Work) -> None:
-    """The nursery's life: fork on request, until the parent ends or lets go."""
+def _serve(control: socket.socket, parent: int, work: Work) -> None:
+    """Fork on request, until the parent ends or closes the socket."""
     os.setpgid(0, 0)  # what a terminal sends, such as Ctrl-C, is for the parent
     for one in _SIGNALS:
         signal.signal(one, signal.SIG_IGN)
@@ -114,16 +114,16 @@ def _nurse(control: socket.socket, parent: int, work: Work) -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     children: set[int] = set()
     for number, dead, fd in _requests(control, parent):
-        code = _bury(dead) if dead in children else 0
+        code = _reap(dead) if dead in children else 0
         with socket.socket(fileno=fd) as theirs:
             pid = _fork()
             if not pid:
                 control.close()
-                _only(lambda: work(number, theirs))  # noqa: B023
+                _run_and_exit(lambda: work(number, theirs))  # noqa: B023
         children = children - {dead} | {pid}
         control.sendall(_ANSWER.pack(pid, code))
     for pid in children:
-        _bury(pid)
+        _reap(pid)
     os.killpg(0, signal.SIGKILL)  # ourselves, and what the workers may have started
 
 
@@ -138,13 +138,13 @@ def _requests(control: socket.socket, parent: int) -> Iterator[tuple[int, int, i
             yield (*_REQUEST.unpack(request), fds[0])
 
 
-def _bury(pid: int) -> int:
+def _reap(pid: int) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _only(work: Callable[[], None]) -> NoReturn:
+def _run_and_exit(work: Callable[[], None]) -> NoReturn:
     """Do this, and nothing of what the parent would have done."""
     try:
         work()
@@ -159,7 +159,7 @@ def _fork() -> int:
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     """Within it SIGINT and SIGTERM wait."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:

@@ -1,4 +1,4 @@
-"""Who does what next."""
+"""The order in which workers take the tasks of a batch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,3 @@ class Queue:
             self._begun[worker] = own.popleft() if own else most.pop()
         self.left -= 1
         return self._begun[worker].popleft()
-
-    def put_back(self, worker: int, numbers: Sequence[int]) -> None:
-        """These tasks, which the worker has taken, in order, are to be done again, by the one in its place."""
-        self._begun[worker].extendleft(reversed(numbers))
-        self.left += len(numbers)

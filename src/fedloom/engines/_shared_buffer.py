@@ -1,14 +1,13 @@
-"""How the processes of one machine hand each other messages, and undo what a dead one began.
+"""How the processes of one machine send each other messages.
 
 A *frame* goes over a socket: a few facts and some bytes. The facts are JSON and not a message, because they differ in
-every frame, and a message's header is remembered only while it stays the same. A *box* is a file in memory that one
-process writes and all can read; what lies in it goes from worker to worker without passing through the parent.
+every frame, and a message's header is cached only while it stays the same. A *shared buffer* is a file in memory that
+one process writes and all can read: its messages go from worker to worker without passing through the parent.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import socket
 import struct
@@ -17,29 +16,26 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Limits, Shape, Template
-from fedloom.core.network import Keep
 
 LIMITS: Final = Limits(max_bytes=1 << 40, max_depth=64, max_leaves=10_000_000)
-"""Of what crosses between processes. What parties may say is held to the narrower limits of `message`."""
+"""Of messages between processes. Replies of parties are held to the narrower limits of `message`."""
 KEPT: Final = 1 << 26
-"""Bytes of a box that stay in memory when it is trimmed."""
+"""Bytes of a shared buffer that stay in memory when it is trimmed."""
 _LENGTHS: Final = struct.Struct("<IQ")
-_FLAG: Final = 64
 _dumps: Final = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _TYPES: Final = {kind.__name__: kind for kind in (int, float, bool, str, object)}
 
 
-class Box:
+class SharedBuffer:
     """A file in memory with one writer, for all processes that are forked after it was made.
 
     Attributes:
         end: where the next message is appended.
-        reach: how far this process has written since it was empty.
+        reach: how far it has been written to since it was last trimmed, as far as this process knows.
     """
 
     def __init__(self) -> None:
@@ -66,44 +62,21 @@ class Box:
         while len(data) < length:  # Linux reads 2 GB at a time
             more = os.pread(self._file.fileno(), length - len(data), start + len(data))
             if not more:
-                raise MessageError(f"a box holds {len(data)} bytes of a message of {length}: it was cut short")
+                raise MessageError(
+                    f"a shared buffer holds {len(data)} bytes of a message of {length}: it was cut short"
+                )
             data += more
         return data
 
-    def trim(self, reach: int) -> None:
-        """Forget all messages. Their memory is given back if they reached far; else it is used again, which is fast."""
-        if reach > KEPT:
+    def trim(self) -> None:
+        """Forget all messages. Their memory is freed if they reached far; else it is used again, which is fast."""
+        if self.reach > KEPT:
             os.ftruncate(self._file.fileno(), 0)
-            self.reach = 0
-        self.end = 0
+        self.end = self.reach = 0
 
     def close(self) -> None:
-        """Let go of it in this process."""
+        """Close it in this process."""
         self._file.close()
-
-
-class Undo:
-    """Room for one block, in memory that processes share: how a state was before a task changed it."""
-
-    def __init__(self, size: int) -> None:
-        shared = mmap.mmap(-1, _FLAG + size)
-        self._flag = torch.frombuffer(shared, dtype=torch.int64, count=1)
-        self._room = torch.frombuffer(shared, dtype=torch.uint8)[_FLAG:]
-
-    def keeper(self, serial: int) -> Keep:
-        """Keeps a block here for the task of this number."""
-
-        def keep(memory: Tensor) -> Tensor:
-            copy = self._room[: memory.numel()].copy_(memory)
-            self._flag.fill_(serial)  # last: from now on the copy is whole
-            return copy
-
-        return keep
-
-    def restore(self, serial: int, memory: Tensor) -> None:
-        """Put the block back, if the task of this number had begun to change it."""
-        if int(self._flag) == serial:
-            memory.copy_(self._room[: memory.numel()])
 
 
 def send(to: socket.socket, facts: Mapping[str, Any], *parts: bytes) -> None:

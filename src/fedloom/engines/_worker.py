@@ -19,7 +19,7 @@ from fedloom.core import message
 from fedloom.core.engine import Failure, Parcel, Task, arguments, parcel, run
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.party import Party
-from fedloom.engines._shared_buffer import LIMITS, Box, Undo, receive, send, unspell
+from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, receive, send, unspell
 from fedloom.engines.memory import Arena
 
 
@@ -30,14 +30,14 @@ class Shared:
     Attributes:
         parties: all of them, by id.
         arena: where their networks live.
-        boxes: the parent's for all, then each worker's own, then the parent's for each worker.
-        undos: each worker's.
+        buffers: the parent's for all, then each worker's own, then the parent's for each worker.
+        workers: how many there are.
     """
 
     parties: Mapping[int, Party[Any]]
     arena: Arena
-    boxes: Sequence[Box]
-    undos: Sequence[Undo]
+    buffers: Sequence[SharedBuffer]
+    workers: int
 
 
 def serve(shared: Shared, number: int, parent: socket.socket) -> None:
@@ -60,11 +60,11 @@ def serve(shared: Shared, number: int, parent: socket.socket) -> None:
 
 
 class _Worker:
-    """A worker's parties and boxes, and the part of a batch that all its tasks share."""
+    """A worker's parties and buffers, and the part of a batch that all its tasks share."""
 
     def __init__(self, shared: Shared, number: int) -> None:
-        self._parties, self._arena, self._boxes = shared.parties, shared.arena, shared.boxes
-        self._box, self._undo = shared.boxes[number + 1], shared.undos[number]
+        self._parties, self._arena, self._buffers = shared.parties, shared.arena, shared.buffers
+        self._outbox = shared.buffers[number + 1]
         self._era = -1
         self._head: tuple[Any, dict[str, Any]] = (None, {})
 
@@ -88,7 +88,7 @@ class _Worker:
         vars(party).update(self._read(*own) or {})
 
     def _answer(self, party: Party[Any], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
-        """The encoded reply; nothing where it is none, or lies in our box as a parcel."""
+        """The encoded reply; nothing where it is none, or lies in our outbox as a parcel."""
         head = self._common(order)
         each = self._read(*order["each"]) or {}
         if order["parcels"][-1]:
@@ -97,7 +97,7 @@ class _Worker:
         task = Task(party.site.id, head["method"], head["shared"], each, order["fault"], order["seed"])
         put = arguments(task, lambda sent: self._read(*sent.held))
         try:
-            reply = run(party, task, put, self._undo.keeper(order["serial"]))
+            reply = run(party, task, put)
         except MethodError as error:
             facts["wrong"] = str(error)
             return b""
@@ -105,7 +105,7 @@ class _Worker:
             left = parcel(None, reply, head["expect"])
             if left.failure is None:
                 data = message.encode(reply, LIMITS)  # type: ignore[arg-type]
-                facts["parcel"] = [left.what, *left.size, *self._leave(data, order["floor"])]
+                facts["parcel"] = [left.what, *left.size, *self._outbox.write(data)]
                 return b""
             reply = left.failure
         if not isinstance(reply, Failure):
@@ -120,23 +120,19 @@ class _Worker:
         """The part that all tasks of a batch share, decoded once."""
         key = (order["era"], *order["head"])
         if order["era"] != self._era:
-            self._era, self._box.end = order["era"], 0
+            self._era, self._outbox.end = order["era"], 0
         if self._head[0] != key:
             head = self._read(0, *order["head"])
             self._head = (key, head | {"expect": unspell(head["expect"])})
         return self._head[1]
 
-    def _leave(self, data: bytes, floor: int) -> tuple[int, int]:
-        self._box.end = max(self._box.end, floor)  # whom we replace may have left parcels
-        return self._box.write(data)
+    def _read(self, buffer: int, start: int, length: int) -> Any:
+        return message.decode(self._bytes(buffer, start, length), LIMITS) if length else None
 
-    def _read(self, box: int, start: int, length: int) -> Any:
-        return message.decode(self._bytes(box, start, length), LIMITS) if length else None
-
-    def _bytes(self, box: int, start: int, length: int) -> bytes:
-        return self._boxes[box].read(start, length)
+    def _bytes(self, buffer: int, start: int, length: int) -> bytes:
+        return self._buffers[buffer].read(start, length)
 
 
 def _parcels(held: Any) -> Any:
-    """Places in boxes, one or by name, as parcels."""
+    """Places in shared buffers, one or by name, as parcels."""
     return {name: Parcel(place) for name, place in held.items()} if isinstance(held, dict) else Parcel(held)

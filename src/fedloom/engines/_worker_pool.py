@@ -1,4 +1,4 @@
-"""Worker processes at work: who gets which task, and who takes the place of one that dies."""
+"""Worker processes at work: which of them gets which task, and what happens when one dies."""
 
 from __future__ import annotations
 
@@ -6,153 +6,156 @@ import contextlib
 import select
 import socket
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
-from fedloom.core.engine import Failure, Task
+from fedloom.core.engine import Failure, Lost, Task
 from fedloom.core.errors import ConfigError
-from fedloom.engines._fork_server import Nursery
+from fedloom.engines._fork_server import ForkServer
 from fedloom.engines._queue import Queue
 from fedloom.engines._shared_buffer import receive, send
 from fedloom.engines._worker import Shared, serve
 
-DEATHS = 3
+DEATHS = 2
 """How many workers may die of one task until it counts as failed."""
 
 
 class _Sent(NamedTuple):
     """A task that a worker was given: its number in the batch, and where in the inbox its arguments lie."""
 
-    serial: int
     number: int
     start: int
     end: int
 
 
-class Seat:
-    """A worker's place, which outlives the process in it.
+class WorkerSlot:
+    """The place of a worker, which outlives the process in it.
 
     Attributes:
         number: of the worker.
-        outbox, inbox: numbers of the boxes that it writes, and that we write for it.
-        floor: where the parcels in the outbox end, as far as we know.
-        sent: what it has not answered yet.
-        words: why its last process ended, if that could say so.
+        outbox, inbox: numbers of the buffers that it writes, and that the parent writes for it.
+        sent: tasks that it has not answered yet.
+        last_words: the traceback of its last process, if that could still send one.
     """
 
     def __init__(self, shared: Shared, number: int) -> None:
-        self.number, self.outbox, self.inbox = number, 1 + number, 1 + len(shared.undos) + number
-        self.undo = shared.undos[number]
-        self.floor = 0
+        self.number, self.outbox, self.inbox = number, 1 + number, 1 + shared.workers + number
         self.sent: deque[_Sent] = deque()
-        self.words = ""
+        self.last_words = ""
         self.pid = 0
         self.socket = socket.socket()
-        self._box = shared.boxes[self.inbox]
-        self._put = (0, 0)
+        self._buffer = shared.buffers[self.inbox]
+        self._written = (0, 0)
 
     def put(self, *parts: bytes) -> list[tuple[int, int, int]]:
         """Write into the inbox, beside the arguments of the one task that is still to be done; where the parts lie."""
         size, live = sum(map(len, parts)), self.sent[-1] if self.sent else None
-        start = self._box.end = 0 if live is None or size <= live.start else live.end
-        places = [(self.inbox, *self._box.write(part)) for part in parts]
-        self._put = (start, self._box.end)
+        start = self._buffer.end = 0 if live is None or size <= live.start else live.end
+        places = [(self.inbox, *self._buffer.write(part)) for part in parts]
+        self._written = (start, self._buffer.end)
         return places
 
-    def give(self, serial: int, number: int, order: Mapping[str, Any]) -> None:
+    def give(self, number: int, order: Mapping[str, Any]) -> None:
         """Send an order, whose arguments were put last."""
-        self.sent.append(_Sent(serial, number, *self._put))
-        with contextlib.suppress(OSError):  # that it died shows when we listen
-            send(self.socket, {**order, "serial": serial})
+        self.sent.append(_Sent(number, *self._written))
+        with contextlib.suppress(OSError):  # a dead worker shows when the pool listens
+            send(self.socket, order)
 
 
-Order: TypeAlias = Callable[[Seat, Task, bool], "dict[str, Any] | Failure"]
-"""What a worker must know of a task, given whether its party comes from elsewhere. A failure settles it at once.
+Order: TypeAlias = Callable[[WorkerSlot, Task, bool], "dict[str, Any] | Failure"]
+"""What a worker must know of a task, given whether its party was last elsewhere. A failure settles the task at once.
 
-It must be short: where socket buffers are full both ways, nobody reads.
+It must be short: with full socket buffers on both sides, nobody reads.
 """
-Take: TypeAlias = Callable[[Seat, Task, dict[str, Any], memoryview], Any]
-"""What a reply to a task comes to."""
+Take: TypeAlias = Callable[[WorkerSlot, Task, dict[str, Any], memoryview], Any]
+"""Turns a reply to a task into its result."""
 
 
 @dataclass
 class _Batch:
-    """Tasks to be done together, what came of them, and how many workers died of each."""
+    """Tasks to be done together, and their results so far."""
 
     tasks: Sequence[Task]
     order: Order
     take: Take
     queue: Queue
     results: dict[int, Any] = field(default_factory=dict)
-    deaths: dict[int, int] = field(default_factory=dict)
+    lost: str = ""
 
 
-class Crew:
+class WorkerPool:
     """All workers.
 
     Attributes:
-        seats: theirs, in order.
-        where: the worker that had a party last.
+        slots: theirs, in order.
+        last: the worker that had a party last.
     """
 
     def __init__(self, shared: Shared) -> None:
-        self._parties = shared.parties
         self._work = partial(serve, shared)
-        self._nursery = Nursery(self._work)
-        self._serial = 0
+        self._fork_server = ForkServer(self._work)
         self._poll = select.poll()
-        self._at: dict[int, Seat] = {}  # by the number of the socket's file
-        self.where: dict[int, int] = {}
-        self.seats = [Seat(shared, number) for number in range(len(shared.undos))]
-        weakref.finalize(self, _let_go, self.seats)
-        for seat in self.seats:
-            self._hatch(seat)
+        self._at: dict[int, WorkerSlot] = {}  # by the number of the socket's file
+        self._deaths: Counter[tuple[Any, ...]] = Counter()  # of tasks that are repeated since
+        self._causes: dict[tuple[Any, ...], str] = {}
+        self.last: dict[int, int] = {}
+        self.slots = [WorkerSlot(shared, number) for number in range(shared.workers)]
+        weakref.finalize(self, _close_sockets, self.slots)
+        for slot in self.slots:
+            self._spawn(slot)
 
     def do(self, tasks: Sequence[Task], order: Order, take: Take) -> list[Any]:
-        """Do all tasks; what came of them, in order."""
-        queue = Queue([task.party for task in tasks], self.where, len(self.seats))
-        batch = _Batch(tasks, order, take, queue)
+        """Do all tasks; their results, in order.
+
+        Raises:
+            Lost: a worker died at a task. A new one has taken its place, and all others have done what they had begun.
+        """
+        batch = _Batch(tasks, order, take, Queue([task.party for task in tasks], self.last, len(self.slots)))
         try:
-            for seat in self.seats:
-                self._feed(seat, batch)
-            while len(batch.results) < len(tasks):
+            for slot in self.slots:
+                self._feed(slot, batch)
+            while any(slot.sent for slot in self.slots):
                 for file, _ in self._poll.poll():
                     self._listen(self._at[file], batch)
-        except BaseException:  # nobody waits any more for what the workers do
+        except BaseException:  # nobody waits any more for the workers
             self.close()
             raise
+        if batch.lost:
+            raise Lost(batch.lost)
         return [batch.results[number] for number in range(len(tasks))]
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
-        self._nursery.close()
-        _let_go(self.seats)
+        self._fork_server.close()
+        _close_sockets(self.slots)
 
-    def _feed(self, seat: Seat, batch: _Batch) -> None:
-        """Give a worker its next task, and one of another party to go on with, unless others could run dry for that."""
-        while len(seat.sent) < (2 if batch.queue.left > len(self.seats) else 1):
-            number = batch.queue.take(seat.number, ahead=bool(seat.sent))
+    def _feed(self, slot: WorkerSlot, batch: _Batch) -> None:
+        """Give a worker its next task, and one of another party ahead, unless other workers could run dry for that."""
+        while not batch.lost and len(slot.sent) < (2 if batch.queue.left > len(self.slots) else 1):
+            number = batch.queue.take(slot.number, ahead=bool(slot.sent))
             if number is None:
                 return
             task = batch.tasks[number]
-            order = batch.order(seat, task, self.where.get(task.party) != seat.number)
+            if self._deaths[_key(task)] >= DEATHS:
+                batch.results[number] = Failure("its process died", self._causes[_key(task)])
+                continue
+            order = batch.order(slot, task, self.last.get(task.party) != slot.number)
             if isinstance(order, Failure):
                 batch.results[number] = order
                 continue
-            self._serial += 1
-            self.where[task.party] = seat.number
-            seat.give(self._serial, number, order)
+            self.last[task.party] = slot.number
+            slot.give(number, order)
 
-    def _listen(self, seat: Seat, batch: _Batch) -> None:
-        """Take what a worker has to say, or find that it died."""
-        frame = receive(seat.socket)
+    def _listen(self, slot: WorkerSlot, batch: _Batch) -> None:
+        """Take what a worker sends, or find that it died."""
+        frame = receive(slot.socket)
         if frame is None:
-            self._replace(seat, batch)
+            self._replace(slot, batch)
         elif "last words" in frame[0]:
-            seat.words = frame[0]["last words"]
+            slot.last_words = frame[0]["last words"]
             return
         elif "refused" in frame[0]:
             raise ConfigError(
@@ -160,48 +163,45 @@ class Crew:
                 "a GPU: do the run in a process of its own, or hide the GPU with CUDA_VISIBLE_DEVICES="
             )
         else:
-            number = seat.sent.popleft().number
-            batch.results[number] = batch.take(seat, batch.tasks[number], *frame)
-        self._feed(seat, batch)
+            number = slot.sent.popleft().number
+            batch.results[number] = batch.take(slot, batch.tasks[number], *frame)
+        self._feed(slot, batch)
 
-    def _replace(self, seat: Seat, batch: _Batch) -> None:
-        """Put a new process in a dead one's place, undo what that had begun, and let it be done again."""
-        code = self._hatch(seat)
-        self.where = {i: number for i, number in self.where.items() if number != seat.number}
-        for sent in seat.sent:
-            network = self._parties[batch.tasks[sent.number].party]._network
-            if network is not None:
-                seat.undo.restore(sent.serial, network.memory)
-        again = [sent.number for sent in seat.sent]
-        seat.sent.clear()
-        if again:  # the first of them was under way
-            first = again[0]
-            died = batch.deaths[first] = batch.deaths.get(first, 0) + 1
-            if died == DEATHS:
-                cause = f"signal {-code}" if code < 0 else f"exit code {code}"
-                trace = seat.words or f"{died} processes died at {batch.tasks[first].method}, the last of {cause}"
-                batch.results[first] = Failure("its process died", trace)
-                del again[0]
-        seat.words = ""
-        batch.queue.put_back(seat.number, again)
+    def _replace(self, slot: WorkerSlot, batch: _Batch) -> None:
+        """Put a new process in a dead one's place. The tasks that it had are lost with it."""
+        code = self._spawn(slot)
+        self.last = {i: number for i, number in self.last.items() if number != slot.number}
+        if slot.sent:  # the first of them was under way
+            task = batch.tasks[slot.sent[0].number]
+            self._deaths[_key(task)] += 1
+            cause = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._causes[_key(task)] = slot.last_words or f"{DEATHS} processes died at {task.method}, the last: {cause}"
+            batch.lost = f"a worker process died ({cause})"
+            slot.sent.clear()
+        slot.last_words = ""
 
-    def _hatch(self, seat: Seat) -> int:
-        """Let a process take this seat; how the one that had it ended."""
-        if seat.pid:
-            self._poll.unregister(seat.socket)
-            del self._at[seat.socket.fileno()]
-        seat.socket.close()
+    def _spawn(self, slot: WorkerSlot) -> int:
+        """Start a process in this slot; the exit code of the one that was in it."""
+        if slot.pid:
+            self._poll.unregister(slot.socket)
+            del self._at[slot.socket.fileno()]
+        slot.socket.close()
         try:
-            seat.pid, seat.socket, code = self._nursery.hatch(seat.number, seat.pid)
-        except OSError:  # somebody has ended the nursery itself
-            self._nursery.close()
-            self._nursery = Nursery(self._work)
-            seat.pid, seat.socket, code = self._nursery.hatch(seat.number)
-        self._at[seat.socket.fileno()] = seat
-        self._poll.register(seat.socket, select.POLLIN)
+            slot.pid, slot.socket, code = self._fork_server.spawn(slot.number, slot.pid)
+        except OSError:  # somebody has ended the fork server itself
+            self._fork_server.close()
+            self._fork_server = ForkServer(self._work)
+            slot.pid, slot.socket, code = self._fork_server.spawn(slot.number)
+        self._at[slot.socket.fileno()] = slot
+        self._poll.register(slot.socket, select.POLLIN)
         return code
 
 
-def _let_go(seats: Sequence[Seat]) -> None:
-    for seat in seats:
-        seat.socket.close()
+def _key(task: Task) -> tuple[Any, ...]:
+    """Equal for a task and its repetition."""
+    return task.party, task.method, task.seed, task.round
+
+
+def _close_sockets(slots: Sequence[WorkerSlot]) -> None:
+    for slot in slots:
+        slot.socket.close()

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -220,6 +220,30 @@ class _Slab:
         step = ALIGNMENT if self._file is None else mmap.PAGESIZE
         self._at += -(-size // step) * step
         return place
+
+
+class Spool(Mapping[str, Any]):
+    """Trees by name, in a file without a name instead of in memory."""
+
+    def __init__(self, trees: Mapping[str, Tree]) -> None:
+        self._file = tempfile.TemporaryFile(dir=_folder())  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._places: dict[str, tuple[int, int]] = {}
+        for name, tree in trees.items():
+            data = message.encode(tree, _LIMITS)
+            self._places[name] = self._file.tell(), len(data)
+            self._file.write(data)
+
+    def __getitem__(self, name: str) -> Tree:
+        start, length = self._places[name]
+        self._file.seek(start)
+        return message.decode(self._file.read(length), _LIMITS)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def _reserve(file: int, start: int, size: int) -> None:

@@ -1,7 +1,7 @@
 """Worker processes on this machine, one thread each: the numbers of the loop, sooner.
 
-Which worker runs a party, how many there are, and whether one is killed, changes no number: chance is seeded per call
-and party, a party's tasks are done in order, and what a worker began when it died is undone and done again.
+Which worker runs a party, and how many there are, changes no number: chance is seeded per call and party, and a party's
+tasks are done in order. A call raises `Lost` when a worker process died in it; by then another has taken its place.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, names, run
+from fedloom.core.engine import Account, Engine, Failure, Lost, Parcel, Task, names, run
 from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Size, Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._shared_buffer import LIMITS, Box, Undo, spell
+from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, spell
 from fedloom.engines._worker import Shared
-from fedloom.engines._worker_pool import Crew, Seat
+from fedloom.engines._worker_pool import WorkerPool, WorkerSlot
 from fedloom.engines.memory import Arena
 
 _Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
-"""What tasks share lies here in our box: by the identity of the arguments, and the method."""
+"""Where in the parent's buffer lies what tasks share: by the identity of the arguments, and the method."""
 
 
 class WorkersEngine(Engine):
@@ -39,6 +39,8 @@ class WorkersEngine(Engine):
     Raises:
         ConfigError: a party lives on another device than the CPU; this system can't fork; or the disk has no room.
     """
+
+    durable = False
 
     def __init__(
         self,
@@ -61,10 +63,8 @@ class WorkersEngine(Engine):
         self._notes: dict[int, dict[str, Note]] = {i: {} for i in self._parties}
         self._era = 0
         count = max(1, min(workers, len(self._parties)))
-        largest = max((p._network.memory.numel() for p in self._parties.values() if p._network), default=0)
-        self._boxes = [Box() for _ in range(1 + 2 * count)]
-        undos = [Undo(largest) for _ in range(count)]
-        self._crew = Crew(Shared(self._parties, self._arena, self._boxes, undos))
+        self._buffers = [SharedBuffer() for _ in range(1 + 2 * count)]
+        self._pool = WorkerPool(Shared(self._parties, self._arena, self._buffers, count))
 
     def _house(self, party: Party[Any]) -> None:
         i = party.site.id
@@ -85,12 +85,9 @@ class WorkersEngine(Engine):
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         replies = self._do(tasks, leave=False, expect=None)
-        self._era += 1  # parcels have been taken: workers begin their boxes anew, and so do we
-        ends = {seat.outbox: seat.floor for seat in self._crew.seats}
-        for number, box in enumerate(self._boxes):
-            box.trim(ends.get(number, box.reach))
-        for seat in self._crew.seats:
-            seat.floor = 0
+        self._era += 1  # parcels have been taken: workers overwrite their buffers, and so do we
+        for buffer in self._buffers:
+            buffer.trim()
         return replies
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
@@ -109,7 +106,7 @@ class WorkersEngine(Engine):
                 party.load(state)
                 if i not in self._spilled:
                     self._own[i] = message.encode(party.own_state(), LIMITS)
-            self._crew.where.pop(i, None)
+            self._pool.last.pop(i, None)
 
     def notes(self) -> dict[int, dict[str, Note]]:
         """What the parties noted since the last call."""
@@ -120,41 +117,45 @@ class WorkersEngine(Engine):
         """The workers; how many parties lie on disk."""
         n = len(self._spilled)
         remarks = (f"the state of {n} of {len(self.ids)} parties lies on disk between calls",) if n else ()
-        return Account("local", workers=len(self._crew.seats), remarks=remarks)
+        return Account("local", workers=len(self._pool.slots), remarks=remarks)
 
     def close(self) -> None:
         """End all workers, whatever they are doing."""
-        self._crew.close()
-        for box in self._boxes:
-            box.close()
+        self._pool.close()
+        for buffer in self._buffers:
+            buffer.close()
 
     # -- tasks and replies --------------------------------------------------------------------------
 
     def _do(self, tasks: Sequence[Task], *, leave: bool, expect: Template) -> list[Any]:
         heads: _Heads = {}
-        results = self._crew.do(tasks, partial(self._order, heads, leave, expect), self._take)
+        try:
+            results = self._pool.do(tasks, partial(self._order, heads, leave, expect), self._take)
+        except Lost:
+            self._notes = {i: {} for i in self._parties}
+            raise
         for result in results:
             if isinstance(result, MethodError):
                 raise result
         return results
 
     def _order(
-        self, heads: _Heads, leave: bool, expect: Template, seat: Seat, task: Task, moved: bool
+        self, heads: _Heads, leave: bool, expect: Template, slot: WorkerSlot, task: Task, moved: bool
     ) -> dict[str, Any] | Failure:
-        """What the worker must know, short, with all that may be long in boxes; or why the task can't be sent."""
+        """The order for a worker, short, with all that may be long in shared buffers; or why it cannot be sent."""
         parcels = {name: held for name, value in task.each.items() if (held := _held(value))}
         plain = {name: value for name, value in task.each.items() if name not in parcels}
         try:
             key = (id(task.shared), task.method)
             if key not in heads:
                 head = {"method": task.method, "shared": dict(task.shared), "expect": spell(expect)}
-                heads[key] = self._boxes[0].write(message.encode(head, LIMITS))
+                heads[key] = self._buffers[0].write(message.encode(head, LIMITS))
             each = message.encode(plain, LIMITS) if plain else b""
         except MessageError as error:
             return self._refusal(task, {**task.shared, **plain}, error)
         moved |= task.party in self._spilled
         own = self._belongings(task.party) if moved else b""
-        places = seat.put(each, own, json.dumps(parcels).encode() if parcels else b"")
+        places = slot.put(each, own, json.dumps(parcels).encode() if parcels else b"")
         return {
             "party": task.party,
             "fault": task.fault,
@@ -166,7 +167,6 @@ class WorkersEngine(Engine):
             "moved": moved,
             "leave": leave,
             "era": self._era,
-            "floor": seat.floor,
         }
 
     def _refusal(self, task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
@@ -179,7 +179,7 @@ class WorkersEngine(Engine):
             return refused
         raise error
 
-    def _take(self, seat: Seat, task: Task, facts: dict[str, Any], body: memoryview) -> Any:
+    def _take(self, slot: WorkerSlot, task: Task, facts: dict[str, Any], body: memoryview) -> Any:
         """What a reply comes to; notes and what the party remembers are kept."""
         self._notes[task.party].update(facts["notes"])
         cut = facts["answer"]
@@ -191,8 +191,9 @@ class WorkersEngine(Engine):
             return Failure(*facts["failure"])
         if "parcel" in facts:
             what, payload, wire, start, length = facts["parcel"]
-            seat.floor = start + length
-            return Parcel((seat.outbox, start, length), what, Size(payload, wire))
+            buffer = self._buffers[slot.outbox]
+            buffer.reach = max(buffer.reach, start + length)
+            return Parcel((slot.outbox, start, length), what, Size(payload, wire))
         return message.decode(body[:cut], LIMITS)
 
     # -- what parties remember beside their networks ----------------------------------------------------

@@ -20,6 +20,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines import Engine, Lost
+from fedloom.engines.memory import Spool
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
@@ -198,7 +199,7 @@ class Session:
                 if losses:
                     states, ledger, metrics, mixing, failures, self.accuracy = self._mark
                     self._load(states)
-                    self.fed.ledger.load(ledger)
+                    self.fed.ledger.rollback(ledger)
                     del self.record.metrics[metrics:], self.record.mixing[mixing:], self.fed.failures[failures:]
                 work()
                 if not self.engine.durable:
@@ -226,9 +227,13 @@ class Session:
 
     def _snapshot(self) -> tuple[Any, ...]:
         """All that a round changes."""
-        states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in self._states().items()}
+        states: Mapping[str, Tree] = self._states()
+        if self.world.run.engine.memory_mb is not None:
+            states = Spool(states)
+        else:
+            states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in states.items()}
         counts = len(self.record.metrics), len(self.record.mixing), len(self.fed.failures)
-        return states, self.fed.ledger.state(), *counts, self.accuracy
+        return states, self.fed.ledger.mark(), *counts, self.accuracy
 
     def _round(self, t: int, step: int, look_at: bool) -> None:
         self.fed.round = t
