@@ -23,8 +23,8 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
 from fedloom.deploy import Exported, export, load_active, load_party, read_embeddings, write_embeddings
-from fedloom.deploy.embeddings import gathered
-from fedloom.deploy.folder import CARD, STATE, digest
+from fedloom.deploy.embeddings import collect_embeddings
+from fedloom.deploy.folder import MANIFEST, STATE, digest
 from fedloom.deploy.rows import encode_rows
 from fedloom.experiment import checkpoint
 from fedloom.experiment.reading import read
@@ -132,8 +132,8 @@ def write_rows(path: Path, columns: dict[str, np.ndarray], **more: list[str]) ->
 
 def change(folder: Path, **values: Any) -> None:
     """Set top-level values of a card."""
-    card = json.loads((folder / CARD).read_text())
-    (folder / CARD).write_text(json.dumps({**card, **values}))
+    card = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({**card, **values}))
 
 
 def put(folder: Path, state: Any) -> None:
@@ -223,7 +223,7 @@ def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
     assert torch.equal(party["state"]["prototypes"], own.prototypes)  # type: ignore[attr-defined]
     labels, people = steps.labels(proto.home), proto.home.embedded  # type: ignore[attr-defined]
     for folder in proto.out.iterdir():
-        assert {file.name for file in folder.iterdir()} == {CARD, STATE}
+        assert {file.name for file in folder.iterdir()} == {MANIFEST, STATE}
         for _, leaf in message.leaves(content(folder)):
             assert isinstance(leaf, torch.Tensor)
             assert len(labels) not in leaf.shape  # a number for each of the people who were trained on
@@ -233,7 +233,7 @@ def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
             weight = max(params.values(), key=torch.numel).contiguous().numpy().tobytes()
             assert (weight in raw) == (folder.name in (f"party-{other}", other))
         assert people[0, 0].numpy().tobytes() not in raw
-    recipes = [json.loads((proto.out / f"party-{m}" / CARD).read_text())["inputs"]["recipe"] for m in range(4)]
+    recipes = [json.loads((proto.out / f"party-{m}" / MANIFEST).read_text())["inputs"]["recipe"] for m in range(4)]
     held = [{rule["name"] for rule in recipe["columns"]} | set(recipe["dropped"]) for recipe in recipes]
     assert held == [
         {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"]) for v in proto.world.held.parties.views
@@ -403,7 +403,7 @@ def test_a_missing_party_is_named_with_what_to_do(method: str, runs: Callable[[s
         ({**sent, 2: sent[0] * np.nan}, "finite"),
         ({**sent, 2: "abc"}, "array of numbers"),
         ({**sent, 2: sent[0], 4: sent[0]}, "no party 4"),
-        (dict.fromkeys(range(4), sent[0][:0]), "n from 1"),
+        (dict.fromkeys(range(4), sent[0][:0]), "n >= 1"),
     ]:
         with pytest.raises(DataError, match=text):
             active.predict(bad)  # type: ignore[arg-type]
@@ -417,10 +417,10 @@ def test_files_of_embeddings_must_belong_together(
     files: dict[Path, int | None] = {}
     for party in parties:
         file = tmp_path / f"e{party.number}"
-        write_embeddings(file, party.card, party.embed(rows), [i.lower() for i in ids] if party.number else ids)
+        write_embeddings(file, party.manifest, party.embed(rows), [i.lower() for i in ids] if party.number else ids)
         files[file] = party.number
     active = load_active(proto.out / "active")
-    parts, sure = gathered(active.card, files, ids)
+    parts, sure = collect_embeddings(active.manifest, files, ids)
     assert sure
     np.testing.assert_allclose(active.predict(parts), proto.joint(), rtol=0, atol=1e-6)
     found = read_embeddings(tmp_path / "e1")
@@ -428,12 +428,12 @@ def test_files_of_embeddings_must_belong_together(
 
     def refused(text: str, files: dict[Path, int | None], ids: list[str] | None = None) -> None:
         with pytest.raises(DataError) as error:
-            gathered(active.card, files, ids)
+            collect_embeddings(active.manifest, files, ids)
         assert text in str(error.value), (text, str(error.value))
 
     one = parties[1]
-    write_embeddings(tmp_path / "turned", one.card, one.embed(rows)[::-1].copy(), ids[::-1])
-    write_embeddings(tmp_path / "bare", one.card, one.embed(rows))
+    write_embeddings(tmp_path / "turned", one.manifest, one.embed(rows)[::-1].copy(), ids[::-1])
+    write_embeddings(tmp_path / "bare", one.manifest, one.embed(rows))
     e0, e1 = tmp_path / "e0", tmp_path / "e1"
     refused("in another order, than those of party 0", {e0: None, tmp_path / "turned": None})
     refused("in another order, than the rows given", {e0: None}, ids[::-1])
@@ -443,14 +443,14 @@ def test_files_of_embeddings_must_belong_together(
     refused("two files of party 1", {e1: None, tmp_path / "bare": None})
     refused("can't be read", {tmp_path / "none": None})
     other = load_party(runs("split", "breast_cancer").out / "party-0")
-    write_embeddings(tmp_path / "other", other.card, other.embed(rows), ids)
+    write_embeddings(tmp_path / "other", other.manifest, other.embed(rows), ids)
     refused("was made with a folder of another export", {tmp_path / "other": None})
     data = e1.read_bytes()
     for torn in (data[:-1], data[:40], b"", b"\0" * 64, data + b"x", proto.out.joinpath("active", STATE).read_bytes()):
         (tmp_path / "torn").write_bytes(torn)
-        refused("is no file of embeddings, or is torn", {tmp_path / "torn": None})
+        refused("is no file of embeddings, or is incomplete", {tmp_path / "torn": None})
     with pytest.raises(DataError, match="share an id"):
-        write_embeddings(tmp_path / "twice", one.card, one.embed(rows), ["a"] * 50)
+        write_embeddings(tmp_path / "twice", one.manifest, one.embed(rows), ["a"] * 50)
 
 
 # -- export --------------------------------------------------------------------------------------------------------
@@ -458,17 +458,17 @@ def test_files_of_embeddings_must_belong_together(
 
 def test_what_can_not_be_exported(tmp_path: Path, proto: Trained) -> None:
     fedloom.run("local", out=tmp_path / "rows", rounds=1, data={"clients": 2}, models={"pool": ["linear"]})
-    with pytest.raises(ConfigError, match=r"local shares rows, not columns.*proto-evfl"):
+    with pytest.raises(ConfigError, match=r"local is a horizontal method.*proto-evfl"):
         export(tmp_path / "rows", tmp_path / "out")
     with pytest.raises(ConfigError, match="is no run's folder"):
         export(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"these are: .*rows"):
         export(tmp_path)
     assert not (tmp_path / "out").exists()
-    before = (proto.out / "party-0" / CARD).stat().st_mtime_ns
+    before = (proto.out / "party-0" / MANIFEST).stat().st_mtime_ns
     with pytest.raises(ConfigError, match="add --force"):
         export(proto.folder, proto.out)
-    assert (proto.out / "party-0" / CARD).stat().st_mtime_ns == before
+    assert (proto.out / "party-0" / MANIFEST).stat().st_mtime_ns == before
     bare = tmp_path / "bare"
     bare.mkdir()
     shutil.copy(proto.folder / "config.toml", bare)
@@ -493,7 +493,7 @@ def test_force_removes_other_parties_and_keeps_the_old_folders_if_it_fails(
     (out / "party-1" / STATE).write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules[export.__module__], "CLOSE", -1.0)
-        with pytest.raises(CheckpointError, match="answers otherwise"):
+        with pytest.raises(CheckpointError, match="predicts otherwise"):
             export(proto.folder, out, force=True)
     assert (out / "party-1" / STATE).read_bytes() == b"old" and len(list(out.iterdir())) == 7
     export(proto.folder, out, force=True)
@@ -507,7 +507,7 @@ def test_force_writes_the_same_again_and_a_torn_checkpoint_is_passed_over(proto:
     (out / "party-2" / STATE).write_bytes(b"old")
     export(proto.folder, out, force=True)
     for name in ("party-2", "active"):
-        for file in (CARD, STATE):
+        for file in (MANIFEST, STATE):
             assert (out / name / file).read_bytes() == (proto.out / name / file).read_bytes()
     run = Path(shutil.copytree(proto.folder, tmp_path / "run"))
     last = sorted((run / "checkpoints").iterdir())[-1]
@@ -531,13 +531,13 @@ def test_a_folder_of_the_wrong_kind(reader: Callable[[Path], object], proto: Tra
 
 
 def test_torn_altered_and_oversize_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    card, state = (folder / CARD).read_bytes(), (folder / STATE).read_bytes()
+    card, state = (folder / MANIFEST).read_bytes(), (folder / STATE).read_bytes()
 
     def refused(text: str) -> None:
         with pytest.raises(CheckpointError) as error:
             load_party(folder)
         assert text in str(error.value) and len(str(error.value)) < 2000, str(error.value)
-        (folder / CARD).write_bytes(card)
+        (folder / MANIFEST).write_bytes(card)
         (folder / STATE).write_bytes(state)
 
     (folder / STATE).write_bytes(state[:-1])
@@ -549,9 +549,9 @@ def test_torn_altered_and_oversize_files(folder: Path, monkeypatch: pytest.Monke
     (folder / STATE).unlink()
     refused("can't be read")
     for text in (b"", b"{", card[:-20], b"\xff\xfe", b"[" * 100_000, b"[1]", b"null", b"9" * 5000):
-        (folder / CARD).write_bytes(text)
+        (folder / MANIFEST).write_bytes(text)
         refused("party.json")
-    monkeypatch.setattr("fedloom.deploy.folder.LARGEST_CARD", 100)
+    monkeypatch.setattr("fedloom.deploy.folder.LARGEST_MANIFEST", 100)
     refused("larger than the 100 bytes")
 
 
@@ -565,9 +565,9 @@ CARDS: list[tuple[dict[str, Any], str]] = [
     ({"classes": ["a"]}, "classes"),
     ({"classes": ["a", "b", "c"]}, "does not hold together"),
     ({"method": "no-such"}, "no method"),
-    ({"method": "fedal"}, "don't hold columns"),
+    ({"method": "fedal"}, "is not a vertical method"),
     ({"method": "split"}, "does not hold together"),
-    ({"params": {"width": 10**9}}, "width may be"),
+    ({"params": {"width": 10**9}}, "width must be"),
     ({"params": {"nonsense": 1}}, "nonsense"),
     ({"params": {"width": 9}}, "does not hold together"),
     ({"federation": "x"}, "federation"),
@@ -607,7 +607,7 @@ def test_cards_that_lie(values: dict[str, Any], text: str, folder: Path) -> None
 
 @pytest.mark.parametrize(("values", "text"), INPUTS)
 def test_inputs_that_lie(values: dict[str, Any], text: str, folder: Path) -> None:
-    card = json.loads((folder / CARD).read_text())
+    card = json.loads((folder / MANIFEST).read_text())
     change(folder, inputs={**card["inputs"], **values})
     with pytest.raises(CheckpointError) as error:
         load_party(folder)
@@ -643,19 +643,19 @@ def test_states_that_lie(folder: Path) -> None:
 
 def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(proto.out / "active", tmp_path / "active"))
-    card, good = (folder / CARD).read_bytes(), content(folder)
+    card, good = (folder / MANIFEST).read_bytes(), content(folder)
     for change_to, text in [
         ({"needs": [0, 9]}, "numbers from 0 to 3"),
         ({"needs": []}, "needs"),
         ({"parties": 3, "needs": [0]}, "does not hold together"),
         ({"classes": ["a", "b", "c"]}, "does not hold together"),
-        ({"parties": 1024, "params": {"width": 2000}}, "width may be 256 at most"),
+        ({"parties": 1024, "params": {"width": 2000}}, "width must be at most 256"),
         ({"inputs": {}}, "inputs"),
     ]:
         change(folder, **change_to)
         with pytest.raises(CheckpointError, match=text):
             load_active(folder)
-        (folder / CARD).write_bytes(card)
+        (folder / MANIFEST).write_bytes(card)
     for bad in ({}, {"state": {}}, {"state": {**good["state"], "embedded": torch.zeros(3)}}, {**good, "labels": 1}):
         put(folder, bad)
         with pytest.raises(CheckpointError, match="does not hold together"):
@@ -664,12 +664,12 @@ def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
 
 def test_bytes_at_random_never_raise_anything_else(folder: Path) -> None:
     rng = np.random.default_rng(0)
-    card = (folder / CARD).read_bytes()
+    card = (folder / MANIFEST).read_bytes()
     for _ in range(150):
         data = bytearray(card)
         for place in rng.integers(len(data), size=rng.integers(1, 4)):
             data[place] = rng.integers(32, 127)
-        (folder / CARD).write_bytes(data)
+        (folder / MANIFEST).write_bytes(data)
         try:
             load_party(folder).embed({})
         except FedloomError:
@@ -698,7 +698,7 @@ def test_code_that_a_folder_names_is_run_only_if_it_is_trusted(
     data = {"name": "breast_cancer", "clients": 2}
     fedloom.run(str(copy), out=run, rounds=1, params={"width": 4}, data=data, models={"pool": [name]})
     out = export(run).folder
-    assert json.loads((out / "party-1" / CARD).read_text())["method"] == "mine.py:split"
+    assert json.loads((out / "party-1" / MANIFEST).read_text())["method"] == "mine.py:split"
     with pytest.raises(ConfigError, match=r"method page that is not fedloom's, mine\.py, .*--trust mine\.py"):
         load_party(out / "party-1")
     with pytest.raises(ConfigError, match="network that is not fedloom's, own_network_of_deploy:network"):
@@ -738,7 +738,7 @@ def test_a_method_that_predicts_with_more_than_is_kept_is_refused(tmp_path: Path
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     data = {"name": "breast_cancer", "clients": 2}
     fedloom.run(str(tmp_path / "elsewhere.py"), out=tmp_path / "run", rounds=1, params={"width": 4}, data=data)
-    with pytest.raises(CheckpointError, match="the folder active answers otherwise than the run does"):
+    with pytest.raises(CheckpointError, match="the folder active predicts otherwise than the run"):
         export(tmp_path / "run")
     with pytest.raises(CheckpointError, match="is no party's folder"):
         load_active(tmp_path / "run" / "export" / "active")

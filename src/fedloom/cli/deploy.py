@@ -12,10 +12,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.data.tables import read_csv
 from fedloom.deploy.deployed import load_active, load_party
-from fedloom.deploy.embeddings import gathered, told, write_embeddings, write_predictions
+from fedloom.deploy.embeddings import collect_embeddings, prediction_rows, write_embeddings, write_predictions
 from fedloom.deploy.export import export as export_run
-from fedloom.deploy.folder import ACTIVE, read_card
+from fedloom.deploy.folder import ACTIVE, read_manifest
 from fedloom.deploy.rows import read_rows
 
 SHOWN = 10
@@ -49,7 +50,7 @@ def embed(
     party = load_party(folder, trust=trust)
     raw, ids = read_rows(rows, party.inputs, id)
     values = party.embed(raw)
-    write_embeddings(target, party.card, values, ids)
+    write_embeddings(target, party.manifest, values, ids)
     out.print(f"party {party.number}: {len(values):,} rows, {values.shape[1]} numbers each")
     if ids is None:
         out.print(
@@ -73,7 +74,7 @@ def predict(
     if target is not None:
         _free(target, force)
     ids: list[str] | None
-    if read_card(folder).role == ACTIVE:
+    if read_manifest(folder).role == ACTIVE:
         classes, found, ids = _jointly(folder, rows, embeddings, id, trust, out)
     else:
         if rows is None or embeddings:
@@ -105,8 +106,6 @@ def _jointly(
     folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str], out: Console
 ) -> tuple[tuple[str, ...], np.ndarray, list[str] | None]:
     """Classes, probabilities (n, Z), and ids of the people if a file with them was given."""
-    from fedloom.data.tables import read_csv
-
     if not embeddings or (rows is None) != (id is None):
         raise ConfigError(
             f"{folder} is the active party's folder, which predicts from everybody's embeddings: give a file of each "
@@ -115,11 +114,13 @@ def _jointly(
         )
     active = load_active(folder, trust=trust)
     ids = None if rows is None or id is None else read_csv(rows, needed=[id])[id]
-    parts, sure = gathered(active.card, dict(map(_named, embeddings)), ids)
+    parts, sure = collect_embeddings(active.manifest, dict(map(_named, embeddings)), ids)
     found = active.predict(parts)
     if ids is not None and len(ids) != len(found):
         raise DataError(f"{rows} has {len(ids):,} rows, but {len(found):,} were embedded.")
-    out.print(f"all {len(active.card.needs)} parties together: {len(found):,} rows" if len(parts) > 1 else "one party")
+    out.print(
+        f"all {len(active.manifest.needs)} parties together: {len(found):,} rows" if len(parts) > 1 else "one party"
+    )
     if not sure:
         out.print(
             "The embeddings were made without --id: nobody checked that their rows are of the same people.",
@@ -138,7 +139,7 @@ def _show(heading: str, names: Sequence[str], classes: Sequence[str], found: np.
     """The first rows; with many classes only how sure the prediction is."""
     table = Table(escape(heading), "predicted", box=None, header_style="bold", pad_edge=False)
     table.add_column("probability", justify="right")
-    rows = list(told(names[:SHOWN], classes, found[:SHOWN], digits=3))
+    rows = list(prediction_rows(names[:SHOWN], classes, found[:SHOWN], digits=3))
     for row, probabilities in zip(rows, found, strict=False):
         table.add_row(escape(row[0]), escape(row[1]), f"{probabilities.max():.3f}")
     out.print(table)

@@ -130,6 +130,7 @@ class Method:
         setting: who holds what.
         needs: what a run must have for it, of `NEEDS`.
         min_clients: the fewest participants that a round makes sense with.
+        contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Method:
     setting: Setting = "horizontal"
     needs: tuple[Need, ...] = ()
     min_clients: int = 1
+    contributors: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for need in self.needs:

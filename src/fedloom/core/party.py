@@ -36,6 +36,7 @@ class Party(Generic[ConfigT]):
     Attributes:
         STATE: names of what survives between messages. `params`, `buffers` and `opt` belong to the network
             given to `network()`; any other name is a tree of tensors and plain numbers.
+        EXPORT: which of STATE is used after training: what an export of the party holds (see `fedloom.deploy`).
         ROLE: what the ledger calls such a party; "" for the class's own name.
         CALLS: methods that the home's messages may call: what a round gives `fed.call` and `fed.asked`, and an
             `exchange` as `take`.
@@ -46,6 +47,7 @@ class Party(Generic[ConfigT]):
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()
+    EXPORT: ClassVar[tuple[str, ...]] = ("params", "buffers")
     ROLE: ClassVar[str] = ""
     CALLS: ClassVar[tuple[str, ...]] = ()
     TO_PEERS: ClassVar[tuple[str, ...]] = ()

@@ -1,6 +1,6 @@
-"""A party, and the active party's classifier, brought back from their folders.
+"""A party, and the active party's classifier, loaded from their folders.
 
-They are the method's own parties: what they answer is what they answered at the end of the run.
+They are the method's own parties and predict what they predicted at the end of the run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,11 @@ from fedloom.core import message
 from fedloom.core.context import Rows, Site
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.evaluation import PredictsAlone, contribution, decide
-from fedloom.core.message import Template
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
-from fedloom.deploy.folder import ALL, WIDEST, Card, InputSpec, digest, sound
+from fedloom.deploy.folder import ALL, WIDEST, InputSpec, PartyManifest, digest, validating
 from fedloom.deploy.rows import RawRows, check_inputs, encode_rows
-
-KEPT = {"party": ("params", "buffers", "prototypes", "prior"), "active": ("params", "buffers")}
-"""What of the state of each role is used after training. The active party's other memory is of other parties."""
 
 
 def load_party(folder: str | Path, *, trust: Collection[str] = ()) -> DeployedParty:
@@ -37,20 +33,20 @@ def load_party(folder: str | Path, *, trust: Collection[str] = ()) -> DeployedPa
     Args:
         folder: as `export` wrote it.
         trust: networks (`package.module:factory`) and method pages (`FILE.py`) of one's own that the folder may name.
-            Their code is run; so nothing is taken for granted that only the folder says.
+            Their code is executed, so no folder can name any on its own.
 
     Raises:
-        CheckpointError: the folder is torn, altered, or not a party's.
+        CheckpointError: the folder is incomplete, altered, or not a party's.
         ConfigError: it names code that is not in `trust`.
     """
     path = Path(folder)
-    card, state = folders.read(path, "party")
-    method = _method(path, card, trust)
-    assert card.inputs is not None
-    if ":" in card.inputs.model and card.inputs.model not in trust:
-        raise ConfigError(_untrusted(path, "network", card.inputs.model))
-    with sound(path):
-        return DeployedParty(card, state, method)
+    manifest, state = folders.read(path, "party")
+    method = _method(path, manifest, trust)
+    assert manifest.inputs is not None
+    if ":" in manifest.inputs.model and manifest.inputs.model not in trust:
+        raise ConfigError(_untrusted(path, "network", manifest.inputs.model))
+    with validating(path):
+        return DeployedParty(manifest, state, method)
 
 
 def load_active(folder: str | Path, *, trust: Collection[str] = ()) -> DeployedActive:
@@ -59,60 +55,56 @@ def load_active(folder: str | Path, *, trust: Collection[str] = ()) -> DeployedA
     Args, Raises: as `load_party`.
     """
     path = Path(folder)
-    card, state = folders.read(path, "active")
-    method = _method(path, card, trust)
-    with sound(path):
-        return DeployedActive(card, state, method)
+    manifest, state = folders.read(path, "active")
+    method = _method(path, manifest, trust)
+    with validating(path):
+        return DeployedActive(manifest, state, method)
 
 
 class DeployedParty:
     """A party that embeds new rows.
 
     Attributes:
-        card: what its `party.json` says.
+        manifest: the content of its `party.json`.
+        inputs: how raw rows become numbers.
     """
 
-    def __init__(self, card: Card, state: Any, method: Method) -> None:
-        assert card.inputs is not None and card.party is not None
-        self.card = card
-        self._inputs: InputSpec = card.inputs
-        check_inputs(card.inputs)
-        cfg = _config(card, method)
-        self._level = _level(state, card.inputs.shape)
-        _small(card.inputs, cfg.learnt, state)
+    def __init__(self, manifest: PartyManifest, state: Any, method: Method) -> None:
+        assert manifest.inputs is not None and manifest.party is not None
+        self.manifest = manifest
+        self.inputs: InputSpec = manifest.inputs
+        check_inputs(self.inputs)
+        cfg = _config(manifest, method)
+        self._scaling = _scaling(state, self.inputs.shape)
+        _check_size(self.inputs, cfg.learnt, state)
         self._tests: dict[str, Rows] = {}
-        network = partial(models.build, card.inputs.model, card.inputs.shape, cfg.learnt, norm=card.inputs.norm, seed=0)
+        model, shape, norm = self.inputs.model, self.inputs.shape, self.inputs.norm
         site = Site(
-            id=card.party,
-            seed=secrets.randbits(32),  # of noise on what leaves, if the method adds some: nobody may know it
-            parties=card.parties,
-            classes=len(card.classes),
-            data=self._rows(np.empty((0, *card.inputs.shape), np.float32)),
-            network=network,
+            id=manifest.party,
+            seed=secrets.randbits(32),  # of noise on what is sent, if the method adds some: nobody may know it
+            parties=manifest.parties,
+            classes=len(manifest.classes),
+            data=self._rows(np.empty((0, *shape), np.float32)),
+            network=partial(models.build, model, shape, cfg.learnt, norm=norm, seed=0),
             tests=self._tests,
         )
         self._party = method.client(cfg, site)
-        _restore(self._party, state["state"], "party")
+        _restore(self._party, state["state"])
 
     @property
     def number(self) -> int:
         """Which party it is."""
-        return self.card.party or 0
+        return self.manifest.party or 0
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Z names."""
-        return self.card.classes
-
-    @property
-    def inputs(self) -> InputSpec:
-        """How raw rows become numbers."""
-        return self._inputs
+        return self.manifest.classes
 
     @property
     def can_predict_alone(self) -> bool:
-        """Whether the method gives a party all it needs to predict."""
-        return predicts_alone(type(self._party))
+        """Whether the method lets a party predict without the others."""
+        return isinstance(self._party, PredictsAlone)
 
     def embed(self, rows: RawRows) -> np.ndarray:
         """Embeddings (n, d) float32 of new rows, for the active party. See `fedloom.deploy.rows.RawRows`.
@@ -120,7 +112,15 @@ class DeployedParty:
         Raises:
             DataError: the rows don't fit.
         """
-        return _array(self._embed(self._rows(encode_rows(self._inputs, rows))))
+        name = secrets.token_hex(16)  # never the same, so that noise is never the same
+        self._tests[name] = self._rows(encode_rows(self.inputs, rows))
+        try:
+            out = contribution(self._party, on=name)
+        finally:
+            del self._tests[name]
+        if not isinstance(out, Tensor) or out.dim() != 2:
+            raise ConfigError(f"parties of {self.manifest.method} send no embeddings (n, d), so there are none to make")
+        return _array(out)
 
     def predict_alone(self, rows: RawRows) -> np.ndarray:
         """Probabilities (n, Z) float32 of this party's own, from its prototypes and prior.
@@ -131,54 +131,44 @@ class DeployedParty:
         """
         if not isinstance(self._party, PredictsAlone):
             raise ConfigError(
-                f"{self.card.method} gives no party what it needs to predict alone: make embeddings (fedloom embed) "
-                "and let the active party predict from those of all"
+                f"{self.manifest.method} gives no party what it needs to predict alone: make embeddings (fedloom "
+                "embed) and let the active party predict from those of all"
             )
-        embedded = self._party.infer(self._rows(encode_rows(self._inputs, rows)).every)
+        embedded = self.outputs(self._rows(encode_rows(self.inputs, rows)).every)
         return _array(torch.softmax(self._party.alone(embedded), -1))
 
-    def answer(self, x: Tensor) -> Tensor:
-        """What its network makes of inputs (n, ...): embeddings (n, d) before any noise."""
+    def outputs(self, x: Tensor) -> Tensor:
+        """Its network's outputs for inputs (n, ...): embeddings (n, d) before any noise."""
         return self._party.infer(x)
 
-    def _embed(self, rows: Rows) -> Tensor:
-        name = secrets.token_hex(16)  # never the same, so that noise is never the same
-        self._tests[name] = rows
-        try:
-            out = contribution(self._party, on=name)
-        finally:
-            del self._tests[name]
-        if not isinstance(out, Tensor) or out.dim() != 2:
-            raise ConfigError(f"parties of {self.card.method} send no embeddings (n, d): they can't be used like this")
-        return out
-
     def _rows(self, x: np.ndarray) -> Rows:
-        return Rows(torch.from_numpy(x), None, torch.arange(len(x)), *self._level)
+        return Rows(torch.from_numpy(x), None, torch.arange(len(x)), *self._scaling)
 
 
 class DeployedActive:
-    """What the active party needs to predict from everybody's embeddings.
+    """The active party's classifier, which predicts from the embeddings of all parties.
 
     Attributes:
-        card: what its `party.json` says.
+        manifest: the content of its `party.json`.
     """
 
-    def __init__(self, card: Card, state: Any, method: Method) -> None:
-        self.card = card
-        self._alone = predicts_alone(method.client)
-        classes = len(card.classes)
-        # A home is made where its rows are. One made-up row of each class stands for those it had.
-        made_up = Rows(torch.zeros(classes, 1), torch.arange(classes), torch.arange(classes), *_PLAIN)
-        site = Site(id=0, parties=card.parties, classes=classes, data=made_up, aligned=classes)
+    def __init__(self, manifest: PartyManifest, state: Any, method: Method) -> None:
         assert method.server is not None
-        self._home = method.server(_config(card, method), site)
+        self.manifest = manifest
+        self._alone = hasattr(method.client, "alone")
+        classes = len(manifest.classes)
+        # An active party is built where its rows are; one zero row of each class replaces those it had.
+        labels, scaling = torch.arange(classes), (torch.zeros(1), torch.ones(1))
+        rows = Rows(torch.zeros(classes, 1), labels, labels, *scaling)
+        site = Site(id=0, parties=manifest.parties, classes=classes, data=rows, aligned=classes)
+        self._active = method.server(_config(manifest, method), site)
         message.check_like(state, {"state": object})
-        _restore(self._home, state["state"], "active")
+        _restore(self._active, state["state"])
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Z names."""
-        return self.card.classes
+        return self.manifest.classes
 
     def predict(self, embeddings: Mapping[int, np.ndarray]) -> np.ndarray:
         """Probabilities (n, Z) float32 from each party's embeddings (n, d) of the same people in the same order.
@@ -186,76 +176,70 @@ class DeployedActive:
         Raises:
             DataError: some are missing, or don't fit.
         """
-        needs, card = self.card.needs, self.card
-        missing = [m for m in needs if m not in embeddings]
+        needed, parties = self.manifest.needs, self.manifest.parties
+        missing = [m for m in needed if m not in embeddings]
         if missing:
             raise DataError(self._missing(missing))
-        unknown = [m for m in embeddings if m not in range(card.parties)]
+        unknown = [m for m in embeddings if m not in range(parties)]
         if unknown:
-            raise DataError(f"There is no party {unknown[0]}: the {card.parties} have the numbers from 0.")
-        parts = {m: self._part(m, embeddings[m]) for m in sorted(needs)}
+            raise DataError(f"There is no party {unknown[0]}; valid numbers are 0–{parties - 1}.")
+        parts = {m: self._checked(m, embeddings[m]) for m in sorted(needed)}
         sizes = {m: len(part) for m, part in parts.items()}
         if len(set(sizes.values())) > 1:
-            raise DataError(f"All parties must embed the same people, but they sent so many rows: {sizes}.")
-        return _array(torch.softmax(decide(self._home, parts), -1))
+            raise DataError(f"All parties must embed the same people, but their numbers of rows differ: {sizes}.")
+        return _array(torch.softmax(decide(self._active, parts), -1))
 
-    def _part(self, m: int, values: np.ndarray) -> Tensor:
+    def _checked(self, m: int, values: np.ndarray) -> Tensor:
+        width = self.manifest.width
         try:
             part = np.asarray(values, dtype=np.float32)
         except (TypeError, ValueError):
-            raise DataError(
-                f"Party {m}'s embeddings must be an array of numbers, not {type(values).__name__}."
-            ) from None
-        if part.ndim != 2 or part.shape[1] != self.card.width or not len(part):
-            raise DataError(f"Party {m}'s embeddings must be (n, {self.card.width}), n from 1, but are {part.shape}.")
+            kind = type(values).__name__
+            raise DataError(f"Party {m}'s embeddings must be an array of numbers, not {kind}.") from None
+        if part.ndim != 2 or part.shape[1] != width or not len(part):
+            raise DataError(f"Party {m}'s embeddings must be (n, {width}) with n >= 1, but are {part.shape}.")
         if not np.isfinite(part).all():
-            raise DataError(f"Party {m}'s embeddings must be finite, but some are not; let it embed its rows again.")
+            raise DataError(f"Party {m}'s embeddings must be finite, but some are not; embed its rows again.")
         return torch.from_numpy(part.copy())
 
     def _missing(self, missing: Sequence[int]) -> str:
         who = f"party {missing[0]}" if len(missing) == 1 else f"parties {', '.join(map(str, missing))}"
-        all_of = f"all {len(self.card.needs)} parties" if len(self.card.needs) > 1 else "this party"
+        needed = len(self.manifest.needs)
         other = (
             "any party can predict alone, from its prototypes: fedloom predict party-0 ROWS.csv, or "
             "load_party(...).predict_alone(rows)"
             if self._alone
-            else f"there is no prediction: {self.card.method} has no other way"
+            else f"there is no prediction: {self.manifest.method} has no other way"
         )
         return (
-            f"Embeddings of {who} are missing, and a joint prediction needs those of {all_of}: ask for them "
-            f"(fedloom embed party-{missing[0]} ROWS.csv). Without them {other}."
+            f"Embeddings of {who} are missing, and a joint prediction needs those of "
+            f"{f'all {needed} parties' if needed > 1 else 'this party'}: ask for them (fedloom embed "
+            f"party-{missing[0]} ROWS.csv). Without them {other}."
         )
 
 
-_PLAIN = torch.zeros(1), torch.ones(1)
+def exported(party: Party[Any]) -> dict[str, Any]:
+    """The state of a party that is used after training."""
+    return {name: value for name, value in party.state().items() if name in party.EXPORT}
 
 
-def predicts_alone(kind: type[Party[Any]]) -> bool:
-    """Whether parties of this class predict from what they hold themselves."""
-    return hasattr(kind, "alone")
-
-
-def kept(party: Party[Any], role: str) -> dict[str, Any]:
-    """What of a party's state is used after training."""
-    return {name: value for name, value in party.state().items() if name in KEPT[role]}
-
-
-def _restore(party: Party[Any], state: Any, role: str) -> None:
-    """Give a party what its folder holds, if that is what it keeps."""
-    message.check_like(state, kept(party, role))
+def _restore(party: Party[Any], state: Any) -> None:
+    """Give a party the state of its folder, if it has the form that the party exports."""
+    message.check_like(state, exported(party))
     for name, value in state.items():
         setattr(party, name, value)
 
 
-def _config(card: Card, method: Method) -> Any:
-    cfg = method.configure(params=card.params)
-    if cfg.width > WIDEST or cfg.width * card.parties > ALL:
-        raise CheckpointError(f"width may be {min(WIDEST, ALL // card.parties)} at most, not {cfg.width}")
+def _config(manifest: PartyManifest, method: Method) -> Any:
+    cfg = method.configure(params=manifest.params)
+    widest = min(WIDEST, ALL // manifest.parties)
+    if cfg.width > widest:
+        raise CheckpointError(f"width must be at most {widest}, but is {cfg.width}")
     return cfg
 
 
-def _small(inputs: InputSpec, width: int, state: Any) -> None:
-    """Refuse a network that is larger than the state that is to go into it, before there is memory for it."""
+def _check_size(inputs: InputSpec, width: int, state: Any) -> None:
+    """Refuse a network that is larger than the state to load into it, before memory is allocated for it."""
     if ":" in inputs.model:
         return
     with torch.device("meta"):
@@ -265,39 +249,38 @@ def _small(inputs: InputSpec, width: int, state: Any) -> None:
         raise CheckpointError(f"its network has {claimed:,} parameters, but the state has {there:,} numbers")
 
 
-def _level(state: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Shift and scale, a number for each channel or column, laid out to fit a row."""
-    level = message.floats(shape[0])
-    template: Template = {"state": object, "shift": level, "scale": level}
-    message.check_like(state, template)
+def _scaling(state: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Shift and scale, a number for each channel or column, shaped to broadcast over a row."""
+    numbers = message.floats(shape[0])
+    message.check_like(state, {"state": object, "shift": numbers, "scale": numbers})
     if not (state["scale"] > 0).all():
         raise CheckpointError("its scale must be above 0")
-    laid_out = (-1, *[1] * (len(shape) - 1))
-    return state["shift"].view(laid_out), state["scale"].view(laid_out)
+    broadcast = (-1, *[1] * (len(shape) - 1))
+    return state["shift"].view(broadcast), state["scale"].view(broadcast)
 
 
-def _method(path: Path, card: Card, trust: Collection[str]) -> Method:
-    """The method that a card names: one of fedloom's, or one whose page is trusted."""
-    if ".py" not in card.method:
-        with sound(path):
-            method = methods.find(card.method)
+def _method(path: Path, manifest: PartyManifest, trust: Collection[str]) -> Method:
+    """The method that a folder names: one of fedloom's, or one whose page is trusted."""
+    if ".py" not in manifest.method:
+        with validating(path):
+            method = methods.find(manifest.method)
     else:
-        file, _, name = card.method.partition(".py:")
+        file, _, name = manifest.method.partition(".py:")
         pages = [page for page in trust if Path(page).name == f"{file}.py"]
         if not pages:
             raise ConfigError(_untrusted(path, "method page", f"{file}.py"))
-        if not Path(pages[0]).is_file() or digest(Path(pages[0]).read_bytes()) != card.page_sha256:
+        if not Path(pages[0]).is_file() or digest(Path(pages[0]).read_bytes()) != manifest.page_sha256:
             raise ConfigError(f"{pages[0]} is not the page that {path} was trained with; name that one")
         method = methods.load(f"{pages[0]}:{name}")
-    if method.setting == "horizontal":
-        raise CheckpointError(f"{path} names the method {method.name}, whose parties don't hold columns")
+    if method.setting != "vertical":
+        raise CheckpointError(f"{path} names {method.name}, which is not a vertical method")
     return method
 
 
 def _untrusted(path: Path, what: str, name: str) -> str:
     return (
-        f"{path} needs a {what} that is not fedloom's, {name}, and its code would be run: if it is yours or you have "
-        f"read it, say so with --trust {name}, or trust=[{name!r}]"
+        f"{path} needs a {what} that is not fedloom's, {name}, whose code would be executed; if you trust it, add "
+        f"--trust {name}, or trust=[{name!r}]"
     )
 
 

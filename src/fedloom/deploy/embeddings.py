@@ -1,4 +1,4 @@
-"""What crosses after training: files of embeddings, from a party to the active one. And the predictions' table.
+"""Files exchanged after training: embeddings, which parties send to the active one, and tables of predictions.
 
 A file of embeddings is a message (`fedloom.core.message`). It says whose they are, of which export, and in which order
 of people, as the SHA-256 of all ids in turn: enough to refuse what does not fit, and no list of people.
@@ -21,7 +21,7 @@ from fedloom.core import message
 from fedloom.core.errors import DataError, MessageError
 from fedloom.core.message import Limits, Template, Tree
 from fedloom.data.alignment.ids import digests
-from fedloom.deploy.folder import Card
+from fedloom.deploy.folder import PartyManifest
 from fedloom.experiment.checkpoint import write_atomically
 
 FORMAT = "fedloom-embeddings/1"
@@ -30,12 +30,12 @@ _LIMITS = Limits(max_bytes=1 << 36)
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """What a party sends of some people.
+    """The embeddings of some people at one party.
 
     Attributes:
         party: whose.
-        federation: of which export, as its card has it.
-        order: of the people, see `order_of`; "" if nobody said who they are.
+        federation: of which export, see `PartyManifest`.
+        order: of the people, see `order_digest`; "" if they have no ids.
         values: (n, d) float32.
     """
 
@@ -45,7 +45,7 @@ class Embeddings:
     values: np.ndarray
 
 
-def order_of(ids: Sequence[str], what: str = "The rows") -> str:
+def order_digest(ids: Sequence[str], what: str = "The rows") -> str:
     """The SHA-256 over all ids in turn, as `fedloom align` compares them: without case and surplus space.
 
     Raises:
@@ -54,13 +54,15 @@ def order_of(ids: Sequence[str], what: str = "The rows") -> str:
     return hashlib.sha256(b"".join(digests([ids], [what], [0])[0])).hexdigest()
 
 
-def write_embeddings(path: Path, card: Card, values: np.ndarray, ids: Sequence[str] | None = None) -> Embeddings:
+def write_embeddings(
+    path: Path, manifest: PartyManifest, values: np.ndarray, ids: Sequence[str] | None = None
+) -> Embeddings:
     """Write a party's embeddings (n, d) of people, whose ids are not in the file but their order is.
 
     Raises:
         DataError: the file can't be written, or an id is missing or comes twice.
     """
-    found = Embeddings(card.party or 0, card.federation, "" if ids is None else order_of(ids), values)
+    found = Embeddings(manifest.party or 0, manifest.federation, "" if ids is None else order_digest(ids), values)
     tree: Tree = {
         "format": FORMAT,
         "party": found.party,
@@ -93,52 +95,51 @@ def read_embeddings(path: Path) -> Embeddings:
         raise DataError(f"{path} can't be read ({error.strerror}).") from None
     except MessageError as error:
         raise DataError(
-            f"{path} is no file of embeddings, or is torn ({error}); make it again with fedloom embed."
+            f"{path} is no file of embeddings, or is incomplete ({error}); make it again with fedloom embed."
         ) from None
     if tree["format"] != FORMAT:
         raise DataError(f"{path} is no file of embeddings that this version reads; make it with fedloom embed.")
     return Embeddings(tree["party"], tree["federation"], tree["order"], tree["embedded"].numpy())
 
 
-def gathered(
-    card: Card, files: Mapping[Path, int | None], ids: Sequence[str] | None = None
+def collect_embeddings(
+    manifest: PartyManifest, files: Mapping[Path, int | None], ids: Sequence[str] | None = None
 ) -> tuple[dict[int, np.ndarray], bool]:
-    """What all parties sent, if it belongs together; and whether it is certain that all rows are of the same people.
+    """All parties' embeddings by number, and whether their rows are known to be of the same people in one order.
 
     Args:
-        card: the active party's.
+        manifest: the active party's.
         files: each with the number of the party that it should be from, if that is known.
-        ids: of the people, if predictions are to be told with them.
+        ids: of the people, if they are known here.
 
     Raises:
-        DataError: a file can't be read, or two don't fit each other.
+        DataError: a file can't be read, or the files don't belong together.
     """
     found: dict[int, Embeddings] = {}
     for path, party in files.items():
         sent = read_embeddings(path)
         if party is not None and sent.party != party:
             raise DataError(f"{path} holds embeddings of party {sent.party}, not of party {party}.")
-        if sent.federation != card.federation:
+        if sent.federation != manifest.federation:
             raise DataError(
-                f"{path} was made with a folder of another export: its numbers mean something else here. All folders "
-                "must come from one fedloom export."
+                f"{path} was made with a folder of another export, whose embeddings differ; use the folders of one "
+                "fedloom export."
             )
         if sent.party in found:
             raise DataError(f"There are two files of party {sent.party}, the second is {path}; give one for each.")
         found[sent.party] = sent
     orders = {m: sent.order for m, sent in found.items()}
-    own = None if ids is None else order_of(ids)
+    own = None if ids is None else order_digest(ids)
     expected = own or next(iter(orders.values()), "")
     odd = [m for m, order in orders.items() if order != expected]
+    without = [m for m, order in orders.items() if not order]
+    if odd and without:
+        known = next((f"Those of party {m}" for m, order in orders.items() if order), "The rows")
+        raise DataError(
+            f"{known} have ids, but the embeddings of party {without[0]} don't; make them with --id too, so that the "
+            "order can be compared."
+        )
     if odd:
-        with_ids = [m for m, order in orders.items() if order]
-        if any(not order for order in orders.values()):
-            known = f"those of party {with_ids[0]}" if with_ids else "the rows"
-            raise DataError(
-                f"{known[0].upper()}{known[1:]} have ids, but the embeddings of party "
-                f"{next(m for m, o in orders.items() if not o)} don't; make them with --id too, so that the order can "
-                "be compared."
-            )
         raise DataError(
             f"The embeddings of party {odd[0]} are of other people, or of the same in another order, than "
             f"{'the rows given' if own else f'those of party {next(iter(orders))}'}: bring all files into one order "
@@ -150,7 +151,7 @@ def gathered(
 def write_predictions(
     path: Path, heading: str, names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray
 ) -> None:
-    """A CSV file: who, the predicted class, and the probability (n, Z) of each class.
+    """Write a CSV file: the id, the predicted class, and the probability of each class, from (n, Z) probabilities.
 
     Raises:
         DataError: it can't be written.
@@ -158,12 +159,14 @@ def write_predictions(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([heading, "predicted", *(f"p {name}" for name in classes)])
-    writer.writerows(told(names, classes, probabilities, digits=8))
+    writer.writerows(prediction_rows(names, classes, probabilities, digits=8))
     _write(path, text.getvalue().encode())
 
 
-def told(names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray, digits: int) -> Iterator[list[str]]:
-    """Each row in words: who, predicted class, probabilities."""
+def prediction_rows(
+    names: Sequence[str], classes: Sequence[str], probabilities: np.ndarray, digits: int
+) -> Iterator[list[str]]:
+    """The text of each row: id, predicted class, probabilities."""
     for name, row in zip(names, probabilities, strict=True):
         yield [name, classes[int(row.argmax())], *(f"{p:.{digits}f}" for p in row)]
 

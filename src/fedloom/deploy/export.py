@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import tempfile
 import tomllib
@@ -18,18 +17,17 @@ from fedloom import methods
 from fedloom._version import __version__
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.evaluation import contribution, decide
-from fedloom.core.method import Method
 from fedloom.core.party import Party
+from fedloom.data.vertical import PartyView
 from fedloom.deploy import folder as folders
-from fedloom.deploy.deployed import kept, load_active, load_party, predicts_alone
-from fedloom.deploy.folder import ACTIVE, CARD, STATE, digest
+from fedloom.deploy.deployed import exported, load_active, load_party
+from fedloom.deploy.folder import ACTIVE, MANIFEST, STATE, digest
 from fedloom.experiment import checkpoint
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.holdings import ByColumns
 from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
 from fedloom.experiment.world import World, build
-from fedloom.methods.vertical.split import LocalActive
 
 TRIED = 256
 """Test rows on which folders are compared with the run, at most."""
@@ -47,7 +45,7 @@ class Exported:
         models: each party's network by its folder's name.
         round, rounds: after so many of them.
         alone: whether a party can predict alone.
-        tried: test rows on which the folders answered as the run does.
+        tried: test rows on which the folders predict as the run does.
     """
 
     folder: Path
@@ -77,41 +75,53 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
     """
     run, target = Path(run), Path(run) / "export" if out is None else Path(out)
     config = _config(run)
-    _refuse_rows(config)
+    _refuse_horizontal(config)
     world = build(config)
     done, states = _saved(run, world)
-    needs = (0,) if isinstance(world.server, LocalActive) else tuple(range(len(world.clients)))
-    names = [f"party-{m}" for m in needs] + [ACTIVE]
-    there = [name for name in names if (target / name / CARD).exists()]
+    contributors = world.method.contributors or tuple(range(len(world.clients)))
+    names = [*(f"party-{m}" for m in contributors), ACTIVE]
+    there = [name for name in names if (target / name / MANIFEST).exists()]
     if there and not force:
-        raise ConfigError(f"{target / there[0]} is there already; add --force to replace it, or choose another --out")
-    ends = _ends(world, states, needs)
-    sent = {name: _sent(world, party) for name, party in ends.items() if name != ACTIVE}
-    data = {name: folders.encoded(_content(world, name, party)) for name, party in ends.items()}
-    federation = digest("".join(map(digest, data.values())).encode())
-    common = _common(world, done, needs, federation, next(iter(sent.values())).shape[1])
-    with _fresh(target) as fresh:  # what answers otherwise than the run is not to be used, nor to replace anything
-        for name, party in ends.items():
-            part = None if name == ACTIVE else party.site.id
-            inputs = None if part is None else _inputs(world, part)
-            role = ACTIVE if part is None else "party"
-            folders.write(fresh / name, {**common, "role": role, "party": part, "inputs": inputs}, data[name])
-        tried = _compared(world, fresh, ends, sent)
-        _move(fresh, target, names)
+        raise ConfigError(f"{target / there[0]} exists already; add --force to replace it, or choose another --out")
+    parties = _restored(world, states, contributors)
+    embedded = {m: _embeddings(world, party) for m, party in parties.items() if m is not None}
+    inputs: dict[int | None, Any] = {None: None, **{m: _input_spec(world, m) for m in embedded}}
+    data = [folders.encoded({"state": exported(party), **_scaling(world, m)}) for m, party in parties.items()]
+    page = _page(world.run)
+    common = {
+        "fedloom": __version__,
+        "parties": len(world.clients),
+        "needs": contributors,
+        "federation": digest("".join(map(digest, data)).encode()),
+        "round": done,
+        "method": f"{page.name}:{world.method.name}" if page else world.method.name,
+        "page_sha256": digest(page.read_bytes()) if page else None,
+        "preset": world.run.preset,
+        "params": world.cfg.model_dump(mode="json"),
+        "width": next(iter(embedded.values())).shape[1],
+        "classes": world.held.classes,
+    }
+    with _staging(target) as staging:  # folders that predict otherwise than the run must not replace others
+        for name, m, tensors in zip(names, parties, data, strict=True):
+            own = {"role": ACTIVE if m is None else "party", "party": m, "inputs": inputs[m]}
+            folders.write(staging / name, {**common, **own}, tensors)
+        trust = [*world.architectures, *([str(page)] if page else [])]
+        tried = _verify(staging, parties, embedded, trust)
+        _install(staging, target, names)
     return Exported(
         target,
         {name: sum(file.stat().st_size for file in (target / name).iterdir()) for name in names},
-        {f"party-{m}": world.architectures[m] for m in needs},
+        {f"party-{m}": world.architectures[m] for m in contributors},
         done,
         world.rounds,
-        predicts_alone(world.method.client),
+        hasattr(world.method.client, "alone"),
         tried,
     )
 
 
 @contextlib.contextmanager
-def _fresh(target: Path) -> Iterator[Path]:
-    """An empty folder within the target, for as long as it is needed."""
+def _staging(target: Path) -> Iterator[Path]:
+    """A temporary folder within the target."""
     try:
         target.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(prefix=".new-", dir=target)
@@ -121,10 +131,10 @@ def _fresh(target: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _move(fresh: Path, target: Path, names: Sequence[str]) -> None:
-    """Put the new folders' files where they belong, and remove what an earlier export wrote for other parties."""
+def _install(staging: Path, target: Path, names: Sequence[str]) -> None:
+    """Move the new folders into place, and remove those that an earlier export wrote for other parties."""
     try:
-        for card in target.glob(f"party-*/{CARD}"):
+        for card in target.glob(f"party-*/{MANIFEST}"):
             if card.parent.name not in names:
                 card.unlink()
                 (card.parent / STATE).unlink(missing_ok=True)
@@ -132,8 +142,8 @@ def _move(fresh: Path, target: Path, names: Sequence[str]) -> None:
                     card.parent.rmdir()
         for name in names:
             (target / name).mkdir(exist_ok=True)
-            for file in (STATE, CARD):
-                os.replace(fresh / name / file, target / name / file)
+            for file in (STATE, MANIFEST):
+                os.replace(staging / name / file, target / name / file)
     except OSError as error:
         raise ConfigError(f"{target} can't be written ({error.strerror}); choose another --out") from None
 
@@ -167,106 +177,84 @@ def _saved(run: Path, world: World) -> tuple[int, Mapping[str, Any]]:
     return found[0], found[1]
 
 
-def _refuse_rows(config: RunConfig) -> None:
+def _refuse_horizontal(config: RunConfig) -> None:
     method, _, _ = config.resolve()
-    if method.setting == "horizontal":
+    if method.setting != "vertical":
         able = ", ".join(name for name, known in methods.registry().items() if known.setting == "vertical")
         raise ConfigError(
-            f"{method.name} shares rows, not columns: there are no parties to take apart, as each client has a whole "
-            f"model. What can be exported are runs of: {able}"
+            f"{method.name} is a horizontal method, whose clients have a whole model each; only runs of vertical "
+            f"methods can be exported: {able}"
         )
 
 
-def _ends(world: World, states: Mapping[str, Any], needs: Sequence[int]) -> dict[str, Party[Any]]:
-    """The parties as they were after the last round, by the names of their folders."""
+def _restored(world: World, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[Any]]:
+    """The parties as they were after the last round, by number; None is the active party."""
     assert world.server is not None
-    home, *others = states  # the home's comes first, then by number
-    world.server.load(states[home])
-    ends: dict[str, Party[Any]] = {}
-    for m in needs:
-        party = ends[f"party-{m}"] = world.clients[m]()
-        party.load(states[others[m]])
-    return {**ends, ACTIVE: world.server}
+    active, *others = states  # the active party's comes first, then by number
+    world.server.load(states[active])
+    parties: dict[int | None, Party[Any]] = {m: world.clients[m]() for m in contributors}
+    for m in contributors:
+        parties[m].load(states[others[m]])
+    return {**parties, None: world.server}
 
 
-def _sent(world: World, party: Party[Any]) -> torch.Tensor:
-    """Embeddings (n, d) that the active party gets of test rows."""
+def _embeddings(world: World, party: Party[Any]) -> torch.Tensor:
+    """Embeddings (n, d) of the test rows, as the active party receives them."""
     found = contribution(party, on="test")
     if not isinstance(found, torch.Tensor) or found.dim() != 2:
-        raise ConfigError(f"parties of {world.method.name} send no embeddings (n, d), so they can't be used like this")
+        raise ConfigError(f"parties of {world.method.name} send no embeddings (n, d), so they can't be exported")
     return found
 
 
-def _content(world: World, name: str, party: Party[Any]) -> dict[str, Any]:
-    """The tensors of a folder."""
-    if name == ACTIVE:
-        return {"state": kept(party, ACTIVE)}
-    view = _views(world)[party.site.id]
-    level = {"shift": torch.from_numpy(view.shift), "scale": torch.from_numpy(view.scale)}
-    return {"state": kept(party, "party"), **level}
-
-
-def _inputs(world: World, m: int) -> dict[str, Any]:
-    view = _views(world)[m]
-    shape = view.input_shape
-    return {"model": world.architectures[m], "norm": world.run.models.norm, "shape": shape, "recipe": view.recipe}
-
-
-def _views(world: World) -> Sequence[Any]:
+def _view(world: World, m: int) -> PartyView:
     assert isinstance(world.held, ByColumns)
-    return world.held.parties.views
+    return world.held.parties.views[m]
 
 
-def _common(world: World, done: int, needs: Sequence[int], federation: str, width: int) -> dict[str, Any]:
-    """What all folders say of the run."""
-    page = _page(world.run, world.method)
-    return {
-        "fedloom": __version__,
-        "parties": len(world.clients),
-        "needs": needs,
-        "federation": federation,
-        "round": done,
-        "method": f"{page.name}:{world.method.name}" if page else world.method.name,
-        "page_sha256": hashlib.sha256(page.read_bytes()).hexdigest() if page else None,
-        "preset": world.run.preset,
-        "params": world.cfg.model_dump(mode="json"),
-        "width": width,
-        "classes": world.held.classes,
-    }
+def _scaling(world: World, m: int | None) -> dict[str, torch.Tensor]:
+    """Shift and scale of a passive party."""
+    if m is None:
+        return {}
+    view = _view(world, m)
+    return {"shift": torch.from_numpy(view.shift), "scale": torch.from_numpy(view.scale)}
 
 
-def _page(run: RunConfig, method: Method) -> Path | None:
+def _input_spec(world: World, m: int) -> dict[str, Any]:
+    view = _view(world, m)
+    norm = world.run.models.norm
+    return {"model": world.architectures[m], "norm": norm, "shape": view.input_shape, "recipe": view.recipe}
+
+
+def _page(run: RunConfig) -> Path | None:
     """The file of a method page of the user's own."""
     return Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py") if run.method_is_file else None
 
 
-def _compared(world: World, target: Path, ends: Mapping[str, Party[Any]], sent: Mapping[str, torch.Tensor]) -> int:
-    """Read the folders back and let them answer on test rows; how many there were.
+def _verify(
+    folder: Path, parties: Mapping[int | None, Party[Any]], embedded: Mapping[int, torch.Tensor], trust: Sequence[str]
+) -> int:
+    """Load the folders and compare what they predict with the run's parties; on how many test rows.
 
     Raises:
-        CheckpointError: they answer otherwise than the run's own parties.
+        CheckpointError: the predictions differ.
     """
-    page = _page(world.run, world.method)
-    trust = [*world.architectures, *([str(page)] if page else [])]
-    parts, rows = {}, 0
-    for name, party in ends.items():
-        if name == ACTIVE:
-            continue
-        tests = party.site.tests["test"]
+    rows = 0
+    for m in embedded:
+        tests = parties[m].site.tests["test"]
         rows = min(TRIED, len(tests))
         x = tests.x(torch.arange(rows))
-        _same(name, party.infer(x), load_party(target / name, trust=trust).answer(x))
-        parts[party.site.id] = sent[name][:rows]
-    joint = torch.softmax(decide(ends[ACTIVE], parts), -1)
-    again = load_active(target / ACTIVE, trust=trust).predict({m: part.numpy() for m, part in parts.items()})
-    _same(ACTIVE, joint, torch.from_numpy(again))
+        _compare(f"party-{m}", parties[m].infer(x), load_party(folder / f"party-{m}", trust=trust).outputs(x))
+    parts = {m: values[:rows] for m, values in embedded.items()}
+    joint = torch.softmax(decide(parties[None], parts), -1)
+    again = load_active(folder / ACTIVE, trust=trust).predict({m: part.numpy() for m, part in parts.items()})
+    _compare(ACTIVE, joint, torch.from_numpy(again))
     return rows
 
 
-def _same(name: str, run: torch.Tensor, folder: torch.Tensor) -> None:
+def _compare(name: str, run: torch.Tensor, folder: torch.Tensor) -> None:
     scale = max(1.0, float(run.abs().max()))
     if run.shape != folder.shape or float((run - folder).abs().max()) > CLOSE * scale:
         raise CheckpointError(
-            f"the folder {name} answers otherwise than the run does: its method keeps what it predicts with elsewhere "
-            "than in params, buffers, prototypes and prior, and can't be exported"
+            f"the folder {name} predicts otherwise than the run: its party uses state that it does not export; name "
+            "all of it in EXPORT on the method's page"
         )

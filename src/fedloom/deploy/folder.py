@@ -1,7 +1,7 @@
 """The folder of one party: `party.json` says what it is, `state.safetensors` holds its numbers.
 
-The tensors are a message (`fedloom.core.message`): a safetensors file that holds no code, with one encoding. The card
-names its SHA-256. Both are read as if a stranger had written them.
+The tensors are a message (`fedloom.core.message`): a safetensors file that holds no code, with one encoding. The
+manifest names its SHA-256. Both are validated as untrusted input.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedloom.core.message import Limits, Tree
 from fedloom.core.method import problems
 from fedloom.experiment.checkpoint import write_atomically
 
-CARD, STATE = "party.json", "state.safetensors"
+MANIFEST, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"
 WIDEST, ALL = 1 << 11, 1 << 18
-"""Numbers that an extractor may give for a row, and all parties together: no card may ask for more memory."""
-LARGEST_CARD = 1 << 26
+"""Most numbers of an embedding, of one party and of all together, so that no manifest can ask for more memory."""
+LARGEST_MANIFEST = 1 << 26
 """Bytes of a `party.json`."""
 _LIMITS = Limits(max_bytes=1 << 36)
 _HEX = Field(pattern="^[0-9a-f]{64}$")
@@ -51,8 +51,8 @@ class InputSpec(BaseModel):
         return self
 
 
-class Card(BaseModel):
-    """What `party.json` says."""
+class PartyManifest(BaseModel):
+    """The content of `party.json`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -84,7 +84,7 @@ class Card(BaseModel):
     state_bytes: int = Field(ge=8, le=_LIMITS.max_bytes)
 
     @model_validator(mode="after")
-    def _role(self) -> Card:
+    def _role(self) -> PartyManifest:
         if (self.role == "party") != (self.party is not None and self.inputs is not None):
             raise ValueError("a party has a number and inputs, the active party's classifier has neither")
         if max(self.party or 0, *self.needs) >= self.parties or min(self.needs) < 0:
@@ -107,75 +107,79 @@ def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
 
     Args:
         folder: made if it is not there.
-        values: of a `Card`, less what it says of the state.
+        values: of a `PartyManifest`, less what it says of the state.
         state: from `encoded`.
 
     Raises:
         ConfigError: it can't be written there, or no reader would take it.
     """
     try:
-        card = Card(**values, state_sha256=digest(state), state_bytes=len(state))
+        manifest = PartyManifest(**values, state_sha256=digest(state), state_bytes=len(state))
     except ValidationError as error:  # such as more parties than a reader takes
-        raise ConfigError("\n".join(["this run can't be exported:", *problems(error, Card)])) from None
-    text = json.dumps(card.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        raise ConfigError("\n".join(["this run can't be exported:", *problems(error, PartyManifest)])) from None
+    text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / STATE, state)
-        write_atomically(folder / CARD, text.encode())
+        write_atomically(folder / MANIFEST, text.encode())
     except OSError as error:
         raise ConfigError(f"{folder} can't be written ({error.strerror}); choose another --out") from None
 
 
-def read_card(folder: Path) -> Card:
+def read_manifest(folder: Path) -> PartyManifest:
     """What a folder's `party.json` says.
 
     Raises:
         CheckpointError: there is none, or it is not as an export writes it.
     """
-    path = folder / CARD
+    path = folder / MANIFEST
     if not path.is_file():
-        inside = sorted(found.parent.name for found in folder.glob(f"*/{CARD}"))
+        inside = sorted(found.parent.name for found in folder.glob(f"*/{MANIFEST}"))
         hint = f": name one of its folders, {', '.join(inside)}" if inside else ""
-        raise CheckpointError(f"{folder} is no party's folder, it has no {CARD}{hint or '; fedloom export makes some'}")
+        raise CheckpointError(
+            f"{folder} is no party's folder, it has no {MANIFEST}{hint or '; fedloom export makes some'}"
+        )
     with _readable(path):
-        if path.stat().st_size > LARGEST_CARD:
+        if path.stat().st_size > LARGEST_MANIFEST:
             raise CheckpointError(
-                f"{path} is larger than the {LARGEST_CARD:,} bytes it may have; copy the folder again"
+                f"{path} is larger than the {LARGEST_MANIFEST:,} bytes it may have; copy the folder again"
             )
         values = json.loads(path.read_bytes())
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object; copy the folder again")
     try:
-        return Card(**values)
+        return PartyManifest(**values)
     except ValidationError as error:
-        lines = (line[:300] for line in problems(error, Card))
+        lines = (line[:300] for line in problems(error, PartyManifest))
         raise CheckpointError("\n".join([f"{path} is not as fedloom export writes it:", *lines])) from None
 
 
-def read(folder: Path, role: Literal["party", "active"]) -> tuple[Card, Tree]:
-    """A folder's card and state, whose checksum is right and whose numbers are finite.
+def read(folder: Path, role: Literal["party", "active"]) -> tuple[PartyManifest, Tree]:
+    """A folder's manifest and state, whose checksum is right and whose numbers are finite.
 
     Raises:
-        CheckpointError: it is torn, altered, or of the other role.
+        CheckpointError: it is incomplete, altered, or of the other role.
     """
-    card = read_card(folder)
-    if card.role != role:
-        whose = "the active party: load_active" if card.role == ACTIVE else "a party: load_party"
+    manifest = read_manifest(folder)
+    if manifest.role != role:
+        whose = "the active party: load_active" if manifest.role == ACTIVE else "a party: load_party"
         raise CheckpointError(f"{folder} is the folder of {whose} reads it")
     path = folder / STATE
     with _readable(path):
         size = path.stat().st_size
-        if size != card.state_bytes:
+        if size != manifest.state_bytes:
             raise CheckpointError(
-                f"{path} has {size:,} bytes, but {CARD} says {card.state_bytes:,}; copy the folder again"
+                f"{path} has {size:,} bytes, but {MANIFEST} says {manifest.state_bytes:,}; copy the folder again"
             )
         data = path.read_bytes()
-    if digest(data) != card.state_sha256:
-        raise CheckpointError(f"{path} is torn or altered: its checksum is not that of {CARD}; copy the folder again")
-    with sound(folder):
+    if digest(data) != manifest.state_sha256:
+        raise CheckpointError(
+            f"{path} is torn or altered: its checksum is not that of {MANIFEST}; copy the folder again"
+        )
+    with validating(folder):
         state = message.decode(data, _LIMITS)
         message.check_finite(state)
-    return card, state
+    return manifest, state
 
 
 @contextlib.contextmanager
@@ -189,16 +193,13 @@ def _readable(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sound(folder: Path) -> Iterator[None]:
-    """Whatever goes wrong within comes from what stands in the folder: it is told as a `CheckpointError`."""
+def validating(folder: Path) -> Iterator[None]:
+    """Any exception inside is due to the folder's content, and is raised as a `CheckpointError`."""
     try:
         yield
     except Exception as error:
+        text = str(error) or type(error).__name__
+        text = text if len(text) <= 500 else f"{text[:500]} …"
         raise CheckpointError(
-            f"{folder} does not hold together: {_cut(str(error) or type(error).__name__)}; copy it again, or export "
-            "the run again"
+            f"{folder} does not hold together: {text}; copy it again, or export the run again"
         ) from error
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 500 else f"{text[:500]} …"

@@ -68,6 +68,7 @@ class ProtoEVFLPassive(Party[ProtoEVFLConfig]):
     """Party m: an extractor, and its prototypes and prior."""
 
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
+    EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
     CALLS = ("introduce", "improve")
 

@@ -65,6 +65,7 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
     """Party m: as in Proto-EVFL, and a head of its own."""
 
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
+    EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
     CALLS = ("introduce", "improve")
 

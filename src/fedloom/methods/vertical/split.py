@@ -134,6 +134,7 @@ METHODS = (
         title="The active party learns from its own columns alone",
         round=round_alone,
         server=LocalActive,
+        contributors=(0,),
     ),
     replace(
         SPLIT, name="pooled", title="Split learning as if all rows were aligned and labelled", needs=("pooled rows",)
