@@ -18,7 +18,7 @@ import pytest
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.reading import seeds_of
 from fedloom.methods import registry
-from fedloom.report.terminal import size
+from fedloom.report.formatting import size
 from tests.command import Done
 
 FAST = ["-s", "models.pool=['linear']", "-s", "data.clients=3", "-s", "evaluate.points=2"]
@@ -265,7 +265,7 @@ def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatc
 
 
 def test_small_things() -> None:
-    assert [size(n) for n in (0, 999, 1500, 7_680_000, 3e12)] == ["0 B", "999 B", "1.5 kB", "7.7 MB", "3.0 TB"]
+    assert [size(n, " ") for n in (0, 999, 1500, 7_680_000, 3e12)] == ["0 B", "999 B", "1.50 kB", "7.68 MB", "3.00 TB"]
     assert seeds_of("0,2-4,9") == [0, 2, 3, 4, 9]
     with pytest.raises(ConfigError, match="--seeds takes numbers"):
         seeds_of("1-")

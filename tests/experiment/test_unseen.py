@@ -29,8 +29,9 @@ from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.session import Session
 from fedloom.experiment.world import build, data_of
-from fedloom.report import words
-from fedloom.report.terminal import named, show_comparison
+from fedloom.report import formatting as words
+from fedloom.report.formatting import clients_named
+from fedloom.report.terminal import show_comparison
 from fedloom.report.unseen import in_order
 
 PAGE = """
@@ -447,7 +448,7 @@ def test_without_own_rows_pages_speak_of_the_global_test_set(page: str, tmp_path
 
 
 def test_one_client_is_named_in_the_singular() -> None:
-    assert named((1,)) == "client 1" and named([1, 4]) == "clients 1, 4"
+    assert clients_named((1,)) == "client 1" and clients_named([1, 4]) == "clients 1, 4"
 
 
 # -- the server's pretrained model ---------------------------------------------------------------------------

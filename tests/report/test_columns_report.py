@@ -14,7 +14,7 @@ from fedloom import report
 from fedloom.core.errors import DataError
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.run import Result
-from fedloom.report import several
+from fedloom.report import comparison_page
 from tests.report.test_report import (
     CONFIG,
     EVIL,
@@ -327,7 +327,10 @@ def test_a_comparison_of_two_seeds(tmp_path: Path) -> None:
     assert "0.750 ± 0.177" in text and "0.375 ± 0.177" in text and "; preset recommended" in text  # AUC, log-loss
     # The differences to split are 0 and 0.125: of the log-loss 0 and -0.125.
     assert "Over two seeds, proto-evfl is on average 6.2 points above split, but the 95 % interval" in text
-    assert "Log-loss of the first minus the other; less is better" in text and several.ONE_SEED not in text
+    assert (
+        "Log-loss of the first minus the other, on the same data and seed; less is better" in text
+        and comparison_page.ONE_SEED not in text
+    )
     assert "−0.062" in text and "+0.062" in text and "1/2" in text and "2/2" in text
     assert "in favour of the first" in text and "active-only, which sends nothing" in text
     assert "the band is ± one s.d. over seeds" in text and "in the run proto-evfl, seed 0" in text
@@ -339,7 +342,7 @@ def test_a_comparison_of_two_seeds(tmp_path: Path) -> None:
 
 def test_one_seed_claims_nothing(tmp_path: Path) -> None:
     text = checked(written(write_comparison(tmp_path / "c", {"proto-evfl": [0.75], "split": [0.5]}))).text
-    assert "proto-evfl is 25.0 points above split in the one seed." in text and several.ONE_SEED in text
+    assert "proto-evfl is 25.0 points above split in the one seed." in text and comparison_page.ONE_SEED in text
     assert "s.d. over seeds" not in text and "95 %" not in text
 
 

@@ -22,9 +22,11 @@ from fedloom.core import ledger
 from fedloom.core.errors import DataError
 from fedloom.experiment import record
 from fedloom.experiment.compare import summarise
+from fedloom.experiment.result import PairedDifference
 from fedloom.experiment.run import Result
-from fedloom.report import looks, neighbours, schema, several, words
-from fedloom.report.schema import Difference
+from fedloom.report import comparison_page, mixing, schema, styles
+from fedloom.report import formatting as fmt
+from fedloom.report.statistics import confidence_interval
 
 CONFIG = """name = {name}
 method = "fedal"
@@ -145,11 +147,11 @@ def written(folder: Path) -> str:
     """The report of a folder, with plain spaces."""
     path = report.write(folder)
     assert path == folder / "report.html"
-    return path.read_text(encoding="utf-8").replace(words.NBSP, " ")
+    return path.read_text(encoding="utf-8").replace(fmt.NBSP, " ")
 
 
 class _Reader(HTMLParser):
-    """Checks that tags balance, and collects ids, what is loaded and the words."""
+    """Checks that tags balance, and collects ids, what is loaded and the fmt."""
 
     VOID = ("meta", "br", "img", "hr", "link", "input")
 
@@ -350,7 +352,7 @@ def test_a_comparison_with_one_seed_claims_nothing(tmp_path: Path) -> None:
     text = reader.text
     assert "Accuracy on the global test set: fedal 75.0 % ± 10.2 and local 50.0 % ± 10.2 (s.d. over clients)" in text
     assert "fedal is 25.0 points above local in the one seed, and better at 3 of 3 clients." in text
-    assert several.ONE_SEED in text
+    assert comparison_page.ONE_SEED in text
     assert "s.d. over seeds" not in text and "95 %" not in text
     assert "+25.0" in text and "3/3" in text and "local, which sends nothing" in text
     assert reader.links == ["fedal-seed0/report.html"]
@@ -360,7 +362,7 @@ def test_a_comparison_with_three_seeds(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "c", {"fedal": [0.5, 0.625, 0.75], "local": [0.5, 0.375, 0.625]})
     text = checked(written(folder)).text
     # The differences are 0, 0.25 and 0.125: mean 12.5, s.d. 12.5, interval 12.5 ± 4.303 * 12.5 / sqrt(3).
-    assert "62.5 % ± 12.5" in text and "seeds 0, 1 and 2" in text and several.ONE_SEED not in text
+    assert "62.5 % ± 12.5" in text and "seeds 0, 1 and 2" in text and comparison_page.ONE_SEED not in text
     assert "+12.5" in text and "−18.6 to +43.6" in text and "6/9" in text
     assert "these seeds do not tell which is better" in text and "agree in sign" not in text
     assert "Accuracy of each client, seed 0" in text and "the band is ± one s.d. over seeds" in text
@@ -442,7 +444,7 @@ def test_runs_on_other_data_stand_side_by_side(tmp_path: Path, other: dict[str, 
 def test_costs_that_are_orders_apart_share_a_figure(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a", unit=4000), write_run(tmp_path / "b", name="fedmd", unit=50_000_000)]
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
-    ticks = [f"{size}{words.NBSP}{unit}" for size in (10, 100) for unit in ("kB", "MB")]
+    ticks = [f"{size}{fmt.NBSP}{unit}" for size in (10, 100) for unit in ("kB", "MB")]
     assert all(tick in text for tick in ticks)
 
 
@@ -468,8 +470,8 @@ def test_what_can_not_be_gathered(tmp_path: Path) -> None:
         report.write_many([run], tmp_path / "many.html")
 
 
-def _difference(*per_seed: float) -> Difference:
-    return Difference(
+def _difference(*per_seed: float) -> PairedDifference:
+    return PairedDifference(
         first="a",
         other="b",
         mean=float(np.mean(per_seed)) if per_seed else None,
@@ -488,52 +490,52 @@ def test_the_interval_is_student_s(seeds: int, quantile: float) -> None:
     values = [float(v) for v in 0.01 * np.sin(np.arange(seeds))]
     half = quantile * np.std(values, ddof=1) / seeds**0.5
     expected = (np.mean(values) - half, np.mean(values) + half)
-    np.testing.assert_allclose(several.interval(_difference(*values)), expected, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(confidence_interval(values), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_an_interval_is_within_what_can_be_and_needs_two_seeds() -> None:
-    assert several.interval(_difference(0.5, 0.1)) == (-1.0, 1.0)
-    assert several.interval(_difference(0.5)) is None and several.interval(_difference()) is None
+    assert confidence_interval((0.5, 0.1), 1.0) == (-1.0, 1.0)
+    assert confidence_interval([0.5]) is None and confidence_interval([]) is None
 
 
 def test_verdicts_say_no_more_than_the_seeds() -> None:
-    assert "more than the seeds vary" in several.verdict(_difference(0.20, 0.21, 0.22))
-    agree = several.verdict(_difference(0.05, 0.30, 0.10))
+    assert "more than the seeds vary" in comparison_page.verdict(_difference(0.20, 0.21, 0.22))
+    agree = comparison_page.verdict(_difference(0.05, 0.30, 0.10))
     assert "though all seeds agree in sign" in agree and "do not tell" in agree
-    assert several.verdict(_difference(0.0)).startswith("a is level with b in the one seed")
-    assert "10.0 points below" in several.verdict(_difference(-0.1))
+    assert comparison_page.verdict(_difference(0.0)).startswith("a is level with b in the one seed")
+    assert "10.0 points below" in comparison_page.verdict(_difference(-0.1))
 
 
 def test_numbers_as_words() -> None:
-    plain = lambda text: text.replace(words.NBSP, " ")
+    plain = lambda text: text.replace(fmt.NBSP, " ")
     sizes = {0: "0 B", 999: "999 B", 1000: "1.00 kB", 7_680_000: "7.68 MB", 999_600: "1.00 MB", 15_360_000: "15.4 MB"}
-    assert {count: plain(words.size(count)) for count in sizes} == sizes
+    assert {count: plain(fmt.size(count)) for count in sizes} == sizes
     times = {0.04: "0.0 s", 63.28: "63.3 s", 99.96: "1 min 40 s", 7199.6: "2 h 0 min", 11_520: "3 h 12 min"}
-    assert {seconds: plain(words.duration(seconds)) for seconds in times} == times
-    assert plain(words.percent(0.86744)) == "86.7 %" and plain(words.percent(float("nan"))) == "not a number %"
-    assert [words.points(p) for p in (0.0273, -0.5, -0.0001, 0.0)] == ["+2.7", "−50.0", "0.0", "0.0"]
-    assert words.together([]) == "" and words.together(["a"]) == "a" and words.together(["a", "b", "c"]) == "a, b and c"
-    assert words.times(1, "client") == "one client" and words.times(1200, "client") == "1,200 clients"
-    assert words.span([600, 600]) == "600" and words.span([3, 1, 2]) == "1 to 3" and words.span([4]) == "4"
+    assert {seconds: plain(fmt.duration(seconds)) for seconds in times} == times
+    assert plain(fmt.percent(0.86744)) == "86.7 %" and plain(fmt.percent(float("nan"))) == "not a number %"
+    assert [fmt.points(p) for p in (0.0273, -0.5, -0.0001, 0.0)] == ["+2.7", "−50.0", "0.0", "0.0"]
+    assert fmt.together([]) == "" and fmt.together(["a"]) == "a" and fmt.together(["a", "b", "c"]) == "a, b and c"
+    assert fmt.times(1, "client") == "one client" and fmt.times(1200, "client") == "1,200 clients"
+    assert fmt.span([600, 600]) == "600" and fmt.span([3, 1, 2]) == "1 to 3" and fmt.span([4]) == "4"
 
 
 @given(st.text(max_size=60), st.integers(5, 40))
 def test_shortened_names_fit_and_print(text: str, longest: int) -> None:
-    short = words.shortened(text, longest)
+    short = fmt.shortened(text, longest)
     assert len(short) <= longest and short.isprintable()
     assert len(short) == min(len(text), longest)
 
 
 def test_looks_differ() -> None:
-    seen = {(x.colour, x.shape, x.dash) for x in map(looks.look, range(24))}
+    seen = {(x.colour, x.shape, x.dash) for x in map(styles.series_style, range(24))}
     assert len(seen) == 24
 
 
 def test_tables_are_read_as_runs_write_them() -> None:
-    assert set(schema.Measure.model_fields) <= set(record.METRICS)
-    assert set(schema.Trouble.model_fields) <= set(record.FAILURES)
-    assert set(schema.Mixing.model_fields) <= set(record.MIXING)
-    assert set(schema.Flow.model_fields) <= set(ledger.COLUMNS)
+    assert set(schema.MetricRow.model_fields) <= set(record.METRICS)
+    assert set(schema.FailureRow.model_fields) <= set(record.FAILURES)
+    assert set(schema.MixingRow.model_fields) <= set(record.MIXING)
+    assert set(schema.LedgerRow.model_fields) <= set(ledger.COLUMNS)
 
 
 # -- personalised methods ------------------------------------------------------------------------------------
@@ -580,7 +582,7 @@ def test_maps_of_many_clients(tmp_path: Path, clients: int) -> None:
         tmp_path / "run", accuracy=[0.5] * clients, counts=counts, classes=list("abcdefghij"), mixing=near
     )
     text = checked(written(folder)).text
-    assert ("3 × 3 clients" in text) == (clients > neighbours.MOST)
+    assert ("3 × 3 clients" in text) == (clients > mixing.MOST)
 
 
 @pytest.mark.parametrize("weights", ["0:x", "9:0.5", "0 0.5", "-1:0.5"])
@@ -590,10 +592,10 @@ def test_a_damaged_table_of_mixing(tmp_path: Path, weights: str) -> None:
 
 
 def test_what_is_taken_by_hand() -> None:
-    alike = neighbours.overlaps(np.array([[2, 0], [0, 5], [5, 5]]))
+    alike = mixing.overlaps(np.array([[2, 0], [0, 5], [5, 5]]))
     np.testing.assert_allclose(alike, [[1, 0, 0.5], [0, 1, 0.5], [0.5, 0.5, 1]])
-    assert neighbours.everybody(alike) == pytest.approx(1 / 3)
-    found = neighbours.taken(np.array([[0.6, 0.1, 0.3], [0, 1, 0], [0, 0, 0]]), alike)
+    assert mixing.everybody(alike) == pytest.approx(1 / 3)
+    found = mixing.taken(np.array([[0.6, 0.1, 0.3], [0, 1, 0], [0, 0, 0]]), alike)
     np.testing.assert_allclose(found.overlap, [0.375, np.nan, np.nan])
     np.testing.assert_allclose(found.number, [1.6, 0, np.nan])
     np.testing.assert_allclose(found.own, [0.6, 1, np.nan])
@@ -601,14 +603,14 @@ def test_what_is_taken_by_hand() -> None:
 
 def test_alike_clients_stand_side_by_side() -> None:
     groups = np.arange(12) % 3
-    order = neighbours.side_by_side(neighbours.overlaps(np.eye(3)[groups] * 9))
+    order = mixing.side_by_side(mixing.overlaps(np.eye(3)[groups] * 9))
     assert sorted(order) == list(range(12))
     assert np.count_nonzero(np.diff(groups[order])) == 2
 
 
 def test_blocks_keep_what_is_taken() -> None:
     weights = np.random.default_rng(1).random((7, 7))
-    blocks = neighbours._blocks(weights, 3)
+    blocks = mixing._blocks(weights, 3)
     assert blocks.shape == (3, 3)
     np.testing.assert_allclose(blocks[0].sum(), weights[:3].sum(1).mean())
     np.testing.assert_allclose(blocks[2, 1], weights[6, 3:6].sum())

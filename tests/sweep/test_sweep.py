@@ -24,8 +24,8 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, is_finished
 from fedloom.experiment.reading import read as read_run_file
 from fedloom.experiment.run import execute
+from fedloom.report.formatting import NBSP
 from fedloom.report.read import read_run
-from fedloom.report.words import NBSP
 from fedloom.reproduce.found import gather
 from fedloom.reproduce.measure import of
 from fedloom.reproduce.read import parsed

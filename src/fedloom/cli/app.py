@@ -238,7 +238,7 @@ def data(
     from fedloom.data.stats import describe, plot_counts
     from fedloom.experiment.reading import read
     from fedloom.experiment.world import data_of
-    from fedloom.report.terminal import named
+    from fedloom.report.formatting import clients_named
 
     flags = {"seed": seed, "data": {"name": name, "clients": clients, "partition": partition}}
     run = read("local", settings or (), flags).run
@@ -259,7 +259,7 @@ def data(
             table.add_row(*row)
         out.print(table)
         if unseen:
-            out.print(f"in no round, only evaluated: {named(unseen)}")
+            out.print(f"in no round, only evaluated: {clients_named(unseen)}")
         out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
     if plot is not None:
         plot_counts(stats, plot)

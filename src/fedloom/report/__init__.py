@@ -17,13 +17,13 @@ def write(folder: Path) -> Path:
     Raises:
         DataError: the folder is neither, or one of its files is missing or damaged.
     """
-    from fedloom.report import columns_several, read, several, single
+    from fedloom.report import comparison_page, read, run_page
 
     if (folder / "comparison.json").is_file():
         found, runs = read.read_comparison(folder)
-        page = (columns_several if found.columns else several).page(folder, found, runs)
+        page = comparison_page.page(folder, found, runs)
     elif (folder / "result.json").is_file() or (folder / "metrics.csv").is_file():
-        page = single.page(read.read_run(folder))
+        page = run_page.page(read.read_run(folder))
     else:
         raise DataError(
             f"a report needs a folder with result.json, metrics.csv or comparison.json, but {folder} has none; "
@@ -41,10 +41,10 @@ def write_many(folders: Sequence[Path], out: Path) -> Path:
         DataError: no folder is given, a run is unfinished, or a file is missing or damaged; or parties hold different
             rows in some runs, different columns in others.
     """
-    from fedloom.report import columns_several, many, read, several
+    from fedloom.report import comparison_page, gather, read
 
-    found, runs, problem = many.gather([read.read_run(folder) for folder in folders])
-    page = (columns_several if found.columns else several).page(out.parent, found, runs, problem)
+    found, runs, problem = gather.gather([read.read_run(folder) for folder in folders])
+    page = comparison_page.page(out.parent, found, runs, problem)
     return _saved(render(page), out)
 
 

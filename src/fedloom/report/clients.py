@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedloom.report import holdings, measures, plots, words
-from fedloom.report.looks import look
-from fedloom.report.measures import OWN, TRAINING
+from fedloom.experiment.metrics import OWN, TRAINING, group_of
+from fedloom.experiment.result import Comparison, NetworkGain
+from fedloom.report import formatting as fmt
+from fedloom.report import heatmaps, plots
 from fedloom.report.page import Figure, Section, Table, cells
 from fedloom.report.plots import Dots
 from fedloom.report.read import Run
-from fedloom.report.schema import Comparison, NetworkFound
+from fedloom.report.styles import series_style
 
 WIDE = 12
 """Figures of more clients take the whole width of the page."""
@@ -25,37 +26,37 @@ def of_one(run: Run) -> Section:
     if s.ways and s.own_accuracy:
         return _before_and_after(run)
     order, each = _order(run), s.accuracy.over(s.clients)
-    series = [Dots(s.tested, each[order], look(0))]
+    series = [Dots(s.tested, each[order], series_style(0))]
     caption = f"Sorted by the accuracy on {s.tested}."
     if s.own_accuracy:
         own = s.own_accuracy.over(s.clients)[order]
-        series.append(Dots("own class mix", own, replace(look(1), shape="diamond", filled=False)))
+        series.append(Dots("own class mix", own, replace(series_style(1), shape="diamond", filled=False)))
         caption += " The own class mix is that of a client's training rows, on test rows."
-    alt = f"Accuracy of each client, {words.percent(np.nanmin(each))} to {words.percent(np.nanmax(each))}."
+    alt = f"Accuracy of each client, {fmt.percent(np.nanmin(each))} to {fmt.percent(np.nanmax(each))}."
     return _section(run, order, series, alt, caption)
 
 
 def _before_and_after(run: Run) -> Section:
     """The clients of a run on their own mix: in the first way, and as they are; those unseen first."""
     s = run.summary
-    way, before = next(iter(s.ways)), s.measures[OWN].over(s.clients)
+    way, before = next(iter(s.ways)), s.accuracies[OWN].over(s.clients)
     after = s.ways[way].over(s.clients)
     if s.unseen:
         after = np.where(np.isnan(after), s.ways[way + TRAINING].over(s.clients), after)
     order = np.lexsort((-after, ~np.isin(np.arange(s.clients), s.unseen)))
     series = [
-        Dots(way, after[order], look(0)),
-        Dots("as they are", before[order], replace(look(1), shape="diamond", filled=False)),
+        Dots(way, after[order], series_style(0)),
+        Dots("as they are", before[order], replace(series_style(1), shape="diamond", filled=False)),
     ]
     better, worse = int((after > before).sum()), int((after < before).sum())
-    gain = words.points(float(np.nanmean(after - before)))
+    gain = fmt.points(float(np.nanmean(after - before)))
     caption = (
         f"On test rows in each client's own class mix, sorted by the accuracy {way}: {gain} points over as they are; "
         f"better at {better} of {s.clients} clients, worse at {worse}."
     )
     caption += " Unseen clients come first." if s.unseen else ""
-    alt = f"Accuracy of each client on its own class mix; the means are {way} {words.percent(np.nanmean(after))} and "
-    alt += f"as they are {words.percent(np.nanmean(before))}."
+    alt = f"Accuracy of each client on its own class mix; the means are {way} {fmt.percent(np.nanmean(after))} and "
+    alt += f"as they are {fmt.percent(np.nanmean(before))}."
     return _section(run, order, series, alt, caption, joined=True)
 
 
@@ -67,14 +68,14 @@ def of_several(found: Comparison, runs: Sequence[Run]) -> Section:
     order = _order(first, found.measure)
     number, measure = first.summary.clients, found.measure
     series = [
-        Dots(method.name, same[method.name].summary.measures[measure].over(number)[order], look(n))
+        Dots(method.name, same[method.name].summary.accuracies[measure].over(number)[order], series_style(n))
         for n, method in enumerate(found.methods)
         if method.name in same
     ]
-    means = words.together([f"{s.label} {words.percent(s.values.mean())}" for s in series])
+    means = fmt.together([f"{s.label} {fmt.percent(s.values.mean())}" for s in series])
     alt = f"Accuracy of each client by method; the means are {means}."
     many = len({run.summary.seed for run in runs}) > 1
-    caption = f"{words.capital(found.on(found.measure))}, sorted by {first.summary.name}."
+    caption = f"{fmt.capital(found.describe(found.measure))}, sorted by {first.summary.name}."
     caption += " Another seed deals other rows." if many else ""
     section = _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
     return replace(section, tables=_by_model(found))
@@ -90,24 +91,24 @@ def _by_model(found: Comparison) -> list[Table]:
         each = [(method.networks.get(name), method) for method in found.methods]
         count = max(one.clients for one, _ in each if one)
         rows.append(cells(name, str(count), *(_gain(one, over not in ("", method.name)) for one, method in each)))
-    caption = f"Accuracy {found.on(found.measure)} by the clients' model; mean over clients, in all seeds"
-    caption += "; without unseen clients" if found.unseen and not measures.whose(found.measure) else ""
+    caption = f"Accuracy {found.describe(found.measure)} by the clients' model; mean over clients, in all seeds"
+    caption += "; without unseen clients" if found.unseen and not group_of(found.measure) else ""
     caption += f"; in brackets the points over the same clients of {over}" if over and len(found.methods) > 1 else ""
     return [Table(caption, ["Model", "Clients", *(method.name for method in found.methods)], rows)]
 
 
-def _gain(one: NetworkFound | None, shown: bool) -> str:
+def _gain(one: NetworkGain | None, shown: bool) -> str:
     """An accuracy, and what it is more than that of the method compared with."""
     if one is None:
-        return words.NONE
-    return words.percent(one.mean) + (f" ({words.points(one.gain)})" if shown and one.gain is not None else "")
+        return fmt.NONE
+    return fmt.percent(one.mean) + (f" ({fmt.points(one.gain)})" if shown and one.gain is not None else "")
 
 
 def _own_models(run: Run) -> list[Table]:
     """The same of one run."""
     s, names = run.summary, run.partition.architectures
-    shown = {words.capital(s.on(measure)): found.over(s.clients) for measure, found in s.measures.items()}
-    for each, found in zip(shown.values(), s.measures.values(), strict=True):
+    shown = {fmt.capital(s.describe(measure)): found.over(s.clients) for measure, found in s.accuracies.items()}
+    for each, found in zip(shown.values(), s.accuracies.values(), strict=True):
         if found.clients is None:  # these never learnt
             each[list(s.unseen)] = np.nan
     kinds = sorted(set(names))
@@ -118,7 +119,7 @@ def _own_models(run: Run) -> list[Table]:
         of = [i for i, name in enumerate(names) if name == kind]
         means = [each[of][np.isfinite(each[of])] for each in shown.values()]
         count = len({*of} - {*s.unseen})
-        rows.append(cells(kind, str(count), *(words.percent(m.mean()) if len(m) else words.NONE for m in means)))
+        rows.append(cells(kind, str(count), *(fmt.percent(m.mean()) if len(m) else fmt.NONE for m in means)))
     caption = "Accuracy by the clients' model, mean over clients"
     caption += "; unseen clients are only in what is of them alone" if s.unseen else ""
     return [Table(caption, ["Model", "Clients", *shown], rows)]
@@ -141,7 +142,7 @@ def _section(
 
 def _order(run: Run, measure: str = "") -> np.ndarray:
     """(n,) the clients that a measure, or the main one, is of, from the best to the worst."""
-    each = run.summary.measures[measure or run.summary.main].over(run.summary.clients)
+    each = run.summary.accuracies[measure or run.summary.main].over(run.summary.clients)
     return np.argsort(-each, kind="stable")[: np.isfinite(each).sum()]
 
 
@@ -153,11 +154,11 @@ def _partition(run: Run, which: str) -> Figure:
     rows, of = counts.sum(1).tolist(), (counts > 0).sum(1).tolist()
     most = int(counts.max())
     alt = f"Rows of {kinds} classes at {clients} clients; a cell stands for at most {most}."
-    svg = holdings.holdings("partition", alt, counts, held.classes)
+    svg = heatmaps.class_counts("partition", alt, counts, held.classes)
     caption = (
-        f"Training rows by class and client. A client holds {words.span(rows)} rows of {words.span(of)} of "
-        f"{words.times(kinds, 'class', 'classes')}. Beside them there are {words.whole(held.test)} test rows "
-        f"and {words.whole(held.public)} unlabelled public rows."
+        f"Training rows by class and client. A client holds {fmt.span(rows)} rows of {fmt.span(of)} of "
+        f"{fmt.times(kinds, 'class', 'classes')}. Beside them there are {fmt.whole(held.test)} test rows "
+        f"and {fmt.whole(held.public)} unlabelled public rows."
     )
-    caption += f" The server has {words.whole(held.server)} labelled rows of its own." if held.server else ""
-    return Figure(f"Who holds what{which}", svg, (holdings.shades(most),), caption, clients > WIDE)
+    caption += f" The server has {fmt.whole(held.server)} labelled rows of its own." if held.server else ""
+    return Figure(f"Who holds what{which}", svg, (heatmaps.rows_legend(most),), caption, clients > WIDE)

@@ -9,17 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedloom.core.errors import DataError
 
 T = TypeVar("T", bound=BaseModel)
-
-
-class Read(BaseModel):
-    """What a file holds, as far as a report needs it: more is ignored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 def text(path: Path) -> str:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from fedloom.report import plots, words
-from fedloom.report.looks import DASHES, Look, look
-from fedloom.report.measures import GLOBAL, in_way, shown
+from fedloom.experiment.metrics import GLOBAL, SCORES, in_way, shown
+from fedloom.report import formatting as fmt
+from fedloom.report import plots
 from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
 from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import START, Run
+from fedloom.report.styles import DASHES, SeriesStyle, series_style
 
 ACROSS = "iterations of a client"
+"""What the iterations of clients with different rows count."""
 ITERATION = "One iteration is one local step of a client, or one pass over its rows where a method counts passes."
+JOINT_ITERATION = "One iteration is one pass of the active party over the aligned rows."
 STANDARD = ("accuracy", "own accuracy", "balanced accuracy", "auc", "attack", "loss", "agreement", "recall", "bytes")
 """First words of what every run measures; all else are notes of its parties."""
 
@@ -39,97 +43,183 @@ MEANINGS = {
 
 
 def learning(run: Run) -> Section:
-    """Accuracy by iteration, stage by stage, and by what it cost to send."""
-    levels = [Level("chance", run.summary.chance)] if run.summary.chance is not None else []
+    """Accuracy by iteration, stage by stage, and by what it cost to send; and every other score of a prediction."""
+    s = run.summary
+    levels = [] if s.chance is None else [Level("chance", s.chance)]
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
-    main = lines[0]
-    ends = _ends(main)
-    svg, legend = plots.chart("learning", f"Mean accuracy by iteration, {ends}.", lines, levels, across=ACROSS)
-    figures = [Figure(f"Accuracy on {run.summary.tested}", svg, legend, ITERATION)]
-    if run.personal and len(run.summary.measures) > 1:
+    if s.scores:
+        balanced = SCORES["balanced accuracy"]
+        lines[1:1] = [Line(balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond"))]
+    main, caption = lines[0], "Tensor data" + ("" if s.scores else " that the clients sent") + ", without framing."
+    alt = f"Mean accuracy by iteration, {_ends(main)}."
+    svg, legend = plots.chart("learning", alt, lines, levels, across=iteration_axis(run))
+    where = "the test rows" if s.scores else s.tested
+    figures = [Figure(f"Accuracy on {where}", svg, legend, JOINT_ITERATION if s.scores else ITERATION)]
+    figures += [_score_figure(run, name) for name in ("auc", "log loss") if name in s.scores]
+    if run.personal and len(s.accuracies) > 1:
         main, levels, figure = _own(run)
         figures.insert(0, figure)
-    spent = sent(run)
-    if spent[-1] > 0:
-        alt = f"Mean accuracy by bytes that the clients sent, {words.size(spent[-1])} in all, {_ends(main)}."
-        line = replace(main, x=spent, label="mean over clients ± s.d.")
-        across = "sent by all clients"
-        svg, legend = plots.chart("bytes", alt, [line], levels, across=across, form_x=plots.volume)
-        caption = "Tensor data that the clients sent, without framing."
-        caption += f" The accuracy is {run.summary.on(run.summary.main)}." if len(figures) > 1 else ""
-        figures.append(Figure("Accuracy by what it cost to send", svg, legend, caption))
-    return Section("Learning", figures=figures, details=[Details("The numbers behind the curves", table=_points(run))])
+        caption += f" The accuracy is {s.describe(s.main)}."
+    label = main.label if s.scores else "mean over clients ± s.d."
+    cost = cost_figures([replace(main, label=label)], [sent(run)], levels, senders(run), caption)
+    details = [Details("The numbers behind the curves", table=_evaluations(run))]
+    return Section("Learning", figures=figures + cost, details=details)
+
+
+def iteration_axis(run: Run) -> str:
+    """What the iterations of a run count."""
+    return "iterations" if run.summary.scores else ACROSS
+
+
+def senders(run: Run) -> str:
+    """Whose bytes `sent` counts."""
+    return "sent by all, up and down" if run.summary.scores else "sent by all clients"
+
+
+def sent(run: Run) -> np.ndarray:
+    """Bytes (n,) that had been sent at each evaluation after the last stage: by the clients, to whomever; or by all
+    parties with different columns."""
+    ways = ("up", "down", "across") if run.summary.scores else ("up", "across")
+    total: np.ndarray = np.sum([run.curve(f"bytes {way}", run.last)[1] for way in ways], axis=0)
+    return total
+
+
+def cost_figures(
+    curves: Sequence[Line], spent: Sequence[np.ndarray], levels: Sequence[Level], across: str, caption: str
+) -> list[Figure]:
+    """Accuracy by bytes `spent`, if any were; a curve that sends nothing is a level."""
+    pairs = list(zip(curves, spent, strict=True))
+    lines = [replace(line, x=x) for line, x in pairs if x[-1] > 0]
+    silent = [
+        Level(f"{line.label}, which sends nothing", float(line.y[-1]), SeriesStyle(line.style.colour, dash=(6, 3)))
+        for line, x in pairs
+        if x[-1] == 0
+    ]
+    if not lines:
+        return []
+    ends = fmt.together(
+        [f"{line.label} {fmt.size(line.x[-1])}" for line in lines] if pairs[1:] else [fmt.size(lines[0].x[-1])]
+    )
+    alt = f"Mean accuracy by bytes {across}; in all {ends}."
+    levels = [*levels, *silent]
+    svg, legend = plots.chart("bytes", alt, lines, levels, across=across, form_x=plots.volume)
+    return [Figure("Accuracy by what it cost to send", svg, legend, caption)]
 
 
 def _curve(run: Run, number: int, stage: str) -> Line:
-    """The mean after a stage; after the last one, number 0, with its band."""
+    """The mean after a stage; after the last one, number 0, with its band over clients."""
     x, y = run.curve("accuracy mean", stage)
+    if run.summary.scores:
+        return (
+            Line(f"accuracy after the {stage} stage", x, y, _dashed(number + 1))
+            if number
+            else Line("accuracy", x, y, series_style(0))
+        )
     label = f"after the {stage} stage" if len(run.stages) > 1 else "mean over clients"
     if number:
-        return Line(label, x, y, replace(look(number), shape="square", dash=(5, 3), filled=False))
-    return Line(f"{label} ± s.d. over clients", x, y, look(0), run.curve("accuracy std", stage)[1])
+        return Line(label, x, y, _dashed(number, "square"))
+    return Line(f"{label} ± s.d. over clients", x, y, series_style(0), run.curve("accuracy std", stage)[1])
+
+
+def _dashed(number: int, shape: str = "") -> SeriesStyle:
+    """The style of a series beside the main one."""
+    style = replace(series_style(number), dash=(5, 3), filled=False)
+    return replace(style, shape=shape) if shape else style
 
 
 def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     """The main line, its levels and the figure: on own rows in each way and as they are, after the last stage."""
     s, lines = run.summary, list[Line]()
-    for measure in shown(s.measures, bool(s.unseen)):
-        if measure == GLOBAL:
+    for metric in shown(s.accuracies, bool(s.unseen)):
+        if metric == GLOBAL:
             continue
-        x, y = run.curve(f"{measure} mean", run.last)
-        label = in_way(measure, bool(s.unseen)) or "as they are"
-        band = None if lines else run.curve(f"{measure} std", run.last)[1]
-        style = look(0) if not lines else replace(look(len(lines)), shape="diamond", dash=(5, 3), filled=False)
-        lines.append(Line(label + (" ± s.d. over clients" if not lines else ""), x, y, style, band))
+        x, y = run.curve(f"{metric} mean", run.last)
+        label = in_way(metric, bool(s.unseen)) or "as they are"
+        if lines:
+            lines.append(Line(label, x, y, _dashed(len(lines), "diamond")))
+        else:
+            band = run.curve(f"{metric} std", run.last)[1]
+            lines.append(Line(f"{label} ± s.d. over clients", x, y, series_style(0), band))
     main, chance = lines[0], s.chance_of(s.main)
     where = ", at unseen clients" if s.unseen and s.own_accuracy else ""
-    levels = [] if chance is None else [Level(f"always {s.frequent(s.main)}{where}", chance)]
+    levels = [] if chance is None else [Level(f"always {s.most_frequent(s.main)}{where}", chance)]
     title = "Accuracy on own class mix" if s.own_accuracy else f"Accuracy on {s.tested}, by way"
-    alt = f"Mean accuracy {s.on(s.main)}, by iteration, {_ends(main)}."
-    svg, legend = plots.chart("own", alt, lines, levels, across=ACROSS)
+    alt = f"Mean accuracy {s.describe(s.main)}, by iteration, {_ends(main)}."
+    svg, legend = plots.chart("own", alt, lines, levels, across=iteration_axis(run))
     caption = "Each client on test rows in its own class mix, mean over clients." if s.own_accuracy else ""
     return main, levels, Figure(title, svg, legend, f"{caption} {ITERATION}".strip())
 
 
 def _ends(line: Line) -> str:
-    return f"from {words.percent(line.y[0])} at the start to {words.percent(line.y[-1])} at the end"
+    return f"from {fmt.percent(line.y[0])} at the start to {fmt.percent(line.y[-1])} at the end"
 
 
-def sent(run: Run) -> np.ndarray:
-    """Bytes (n,) that the clients had sent, to whomever, at each evaluation after the last stage."""
-    total: np.ndarray = run.curve("bytes up", run.last)[1] + run.curve("bytes across", run.last)[1]
-    return total
+def _score_figure(run: Run, name: str) -> Figure:
+    """A score that is no share; of the loss, also that on the rows which the active party learns from."""
+    score = SCORES[name]
+    x, y = run.curve(score.column, run.last)
+    lines = [Line("on the test rows", x, y, series_style(0))]
+    own = run.curve("loss", run.last, "active")
+    if name == "log loss" and len(own[0]):
+        style = replace(series_style(1), shape=None)
+        lines.append(Line("on the last batch that the active party learnt from", *own, style))
+    levels = [Level("guessing", 0.5)] if name == "auc" else []
+    alt = f"{score.title} by iteration, from {fmt.number(y[0])} at the start to {fmt.number(y[-1])} at the end."
+    svg, legend = plots.chart(name, alt, lines, levels, across=iteration_axis(run), form_y=None)
+    return Figure(score.title, svg, legend if len(legend) > 1 else (), "Less is better." if score.lower else "")
 
 
-def _points(run: Run) -> Table:
+def _evaluations(run: Run) -> Table:
     """Every evaluation, as numbers."""
-    every = shown(run.summary.measures, bool(run.summary.unseen))
-    own = [measure for measure in every if measure != GLOBAL] if run.personal else []
-    whats = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", *(f"{what} mean" for what in own))
+    s = run.summary
+    columns: list[tuple[str, str, Callable[[float], str | Cell]]]
+    if s.scores:
+        scores = [SCORES[name] for name in s.scores]
+        columns = [(score.title, score.column, partial(fmt.metric, share=score.share)) for score in scores]
+        caption = "Each evaluation on the test rows"
+    else:
+        own = [metric for metric in shown(s.accuracies, bool(s.unseen)) if metric != GLOBAL] if run.personal else []
+        columns = [(fmt.capital(s.describe(metric)), f"{metric} mean", fmt.percent) for metric in own]
+        columns += [("Accuracy", "accuracy mean", fmt.percent)]
+        columns += [("s.d. over clients", "accuracy std", fmt.standard_deviation), ("Loss", "loss mean", fmt.number)]
+        caption = f"Each evaluation on {s.tested}" + (" and, where a column says so, on own rows" if own else "")
+    columns += [("Sent up", "bytes up", _size_cell), ("Sent down", "bytes down", _size_cell)]
     rows: list[tuple[int, list[Cell]]] = []
     for stage in (START, *run.stages):
-        found = [run.measured.get((what, "", stage), ([], [])) for what in whats]
-        columns = zip(found[0][0], *(values for _, values in found), strict=True)
-        for iteration, mean, deviation, loss, up, down, *others in columns:
-            traffic = [Cell(words.size(count), words.exactly(count)) for count in (up, down)]
-            numbers = [words.percent(mean), f"{100 * deviation:.1f}", f"{loss:.3f}"]
-            shares = [words.percent(other) for other in others]
-            rows.append((iteration, cells(words.whole(iteration), stage, *shares, *numbers, *traffic)))
+        found = [run.measured.get((column, "", stage), ([], [])) for _, column, _ in columns]
+        for iteration, *values in zip(found[0][0], *(values for _, values in found), strict=True):
+            texts = [form(value) for (_, _, form), value in zip(columns, values, strict=True)]
+            rows.append((iteration, cells(fmt.whole(iteration), stage, *texts)))
     rows.sort(key=lambda row: row[0])
-    prepared = [words.capital(run.summary.on(measure)) for measure in own]
-    headings = ("Iteration", "Stage", *prepared, "Accuracy", "s.d. over clients", "Loss", "Sent up", "Sent down")
-    caption = f"Each evaluation on {run.summary.tested}" + (" and, where a column says so, on own rows" if own else "")
-    return Table(caption, headings, [row for _, row in rows], words=2)
+    return Table(
+        caption, ("Iteration", "Stage", *(title for title, _, _ in columns)), [row for _, row in rows], words=2
+    )
 
 
-def diagnostics(run: Run) -> Section:
-    """Agreement, loss and accuracy by class, and whatever the parties noted."""
-    figures = panels(run, ("agreement", "loss mean"))
-    return Section("Diagnostics", figures=[*figures, *_classes(run, run.last)], small=True)
+def _size_cell(count: float) -> Cell:
+    return Cell(fmt.size(count), fmt.exactly(count))
 
 
-def panels(run: Run, first: Sequence[str] = (), across: str = ACROSS) -> list[Figure]:
-    """A small chart of each of the `first` measures, and of whatever the parties noted."""
+def diagnostics(run: Run) -> Section | None:
+    """Agreement, loss and accuracy by class of clients; whatever the parties noted, and whether one collapsed."""
+    joint, points = bool(run.summary.scores), []
+    figures = _panels(run, () if joint else ("agreement", "loss mean"))
+    if joint and not figures:
+        return None
+    collapsed = [v for (name, _, _), (_, values) in run.measured.items() if name == "collapsed" for v in values]
+    if joint and collapsed:
+        bad = sum(value > 0 for value in collapsed)
+        seen = f"In {fmt.times(bad, 'round')} an extractor collapsed" if bad else "No extractor collapsed"
+        points = [
+            f"{seen}. In a collapse most rows of a party, or all its classes, come to look alike, which is the "
+            "cheapest way to be near prototypes."
+        ]
+    figures += [] if joint else _classes(run, run.last)
+    return Section("Diagnostics", points=points, figures=figures, small=True)
+
+
+def _panels(run: Run, first: Sequence[str]) -> list[Figure]:
+    """A small chart of each of the `first` metrics, and of whatever the parties noted."""
     groups: dict[str, list[tuple[str, str, str]]] = {name: [] for name in first}
     for key in run.measured:
         measure, party, stage = key
@@ -138,25 +228,25 @@ def panels(run: Run, first: Sequence[str] = (), across: str = ACROSS) -> list[Fi
         elif not measure.startswith(STANDARD) and party not in run.names:
             name = "gradient norm" if measure.startswith("gradient norm ") else measure
             groups.setdefault(name, []).append(key)
-    return [_panel(run, name, keys, across) for name, keys in groups.items() if keys]
+    return [_panel(run, name, keys) for name, keys in groups.items() if keys]
 
 
-def _panel(run: Run, name: str, keys: list[tuple[str, str, str]], across: str) -> Figure:
+def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
     """A small chart of one measure, or of several of a kind."""
     lines = []
     for number, (measure, party, stage) in enumerate(keys):
         x, y = run.curve(measure, stage, party)
-        thin = Look(look(number).colour, dash=DASHES[number % len(DASHES)])
+        thin = SeriesStyle(series_style(number).colour, dash=DASHES[number % len(DASHES)])
         lines.append(Line(measure.removeprefix(f"{name} "), x, y, thin))
-    ends = words.together([f"{line.label} is {line.y[-1]:.3g}" for line in lines])
+    ends = fmt.together([f"{line.label} is {line.y[-1]:.3g}" for line in lines])
     shares = "accuracy" in name or name == "agreement"
-    title = words.capital(name.removesuffix(" mean"))
+    title = fmt.capital(name.removesuffix(" mean"))
     svg, legend = plots.chart(
         f"note {name}",
         f"{title} by iteration; at the end {ends}.",
         lines,
         _reference(name, run.summary.clients),
-        across=across,
+        across=iteration_axis(run),
         form_y=plots.share if shares else None,
         width="small",
     )
@@ -175,8 +265,8 @@ def _classes(run: Run, stage: str) -> list[Figure]:
     if not any(found) or len(found) > plots.ROWS:
         return []
     values = np.array([series[1][-1] if series else math.nan for series in found])
-    low, high = words.percent(np.nanmin(values)), words.percent(np.nanmax(values))
-    series = Dots("mean over clients", values, replace(look(0), dash=None))
+    low, high = fmt.percent(np.nanmin(values)), fmt.percent(np.nanmax(values))
+    series = Dots("mean over clients", values, replace(series_style(0), dash=None))
     alt = f"Accuracy by class, {low} to {high}."
     svg, _ = plots.dots("classes", alt, run.partition.classes, [series], width="small")
     caption = "Share of a class's rows in the global test set recognised at the end, mean over clients."

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedloom.report import words
-from fedloom.report.looks import LEVEL, Look
+from fedloom.report import formatting as fmt
 from fedloom.report.page import Key
+from fedloom.report.styles import LEVEL, SeriesStyle
 from fedloom.report.svg import GRID, INK, SOFT, TEXT, canvas, drawing, inline
 
 ROWS = 40
@@ -31,13 +31,13 @@ class Line:
     label: str
     x: np.ndarray
     y: np.ndarray
-    look: Look
+    style: SeriesStyle
     band: np.ndarray | None = None
 
     @property
     def key(self) -> Key:
         """Its entry in the legend."""
-        return self.look.key(self.label, band=self.band is not None)
+        return self.style.key(self.label, band=self.band is not None)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Level:
 
     label: str
     y: float
-    look: Look = LEVEL
+    style: SeriesStyle = LEVEL
 
 
 Form = Callable[[float], str]
@@ -54,13 +54,13 @@ Form = Callable[[float], str]
 
 def share(value: float) -> str:
     """A tick of an axis of shares: `80 %`."""
-    return f"{100 * value:.3g}{words.NBSP}%"
+    return f"{100 * value:.3g}{fmt.NBSP}%"
 
 
 def volume(value: float) -> str:
     """A tick of an axis of bytes: `2.5 MB`."""
-    number, unit = words.size(value).split(words.NBSP)
-    return f"{float(number):g}{words.NBSP}{unit}"
+    number, unit = fmt.size(value).split(fmt.NBSP)
+    return f"{float(number):g}{fmt.NBSP}{unit}"
 
 
 @drawing()
@@ -71,7 +71,7 @@ def chart(
     levels: Sequence[Level] = (),
     *,
     across: str,
-    form_x: Form = words.whole,
+    form_x: Form = fmt.whole,
     form_y: Form | None = share,
     width: str = "normal",
     joined: bool = False,
@@ -95,22 +95,22 @@ def chart(
     figure, axes = canvas(WIDTHS[width], height, left=48, right=24, top=12, bottom=44)
     for number, line in enumerate(lines):
         few = len(line.x) <= 60
-        style = line.look.style(6.5 if few else 4.0 if line.look.dash is None else 0.0)
+        style = line.style.options(6.5 if few else 4.0 if line.style.dash is None else 0.0)
         axes.plot(line.x, line.y, linewidth=1.5 if small else 1.9, zorder=4 - number / 100, **style)
         if line.band is not None:
             low, high = line.y - line.band, line.y + line.band
-            axes.fill_between(line.x, low, high, color=line.look.colour, alpha=0.16, linewidth=0)
+            axes.fill_between(line.x, low, high, color=line.style.colour, alpha=0.16, linewidth=0)
     if joined:
         axes.vlines(lines[0].x, lines[0].y, lines[1].y, color=SOFT, linewidth=1.2, zorder=2)
     for level in levels:
-        axes.axhline(level.y, linewidth=1.4, zorder=2, **level.look.style(0))
+        axes.axhline(level.y, linewidth=1.4, zorder=2, **level.style.options(0))
     _scale_y(axes, lines, levels, form_y)
     _scale_x(axes, lines, form_x)
     if ticks is not None:
         axes.set_xticks([*ticks], [*ticks.values()])
     axes.set_xlabel(across, loc="right", fontsize=TEXT - 1, labelpad=5)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
-    keys = [line.key for line in lines] + [level.look.key(level.label) for level in levels]
+    keys = [line.key for line in lines] + [level.style.key(level.label) for level in levels]
     return inline(figure, slug, alt), tuple(keys)
 
 
@@ -134,7 +134,7 @@ def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Fo
         if values.max() < 1000 * values.min():
             axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
     axes.margins(y=0.08)
-    _ticks(axes.yaxis, lambda value: f"{value:g}".replace("-", words.MINUS))
+    _ticks(axes.yaxis, lambda value: f"{value:g}".replace("-", fmt.MINUS))
 
 
 def tens(values: np.ndarray) -> tuple[float, float]:
@@ -152,7 +152,7 @@ def _ticks(axis: Any, form: Form) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if axis.get_scale() == "linear":
-        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=form is words.whole))
+        axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=form is fmt.whole))
     axis.set_major_formatter(FuncFormatter(lambda value, _: form(value)))
 
 
@@ -182,13 +182,13 @@ class Dots:
 
     label: str
     values: np.ndarray
-    look: Look
+    style: SeriesStyle
     spread: np.ndarray | None = None
 
     @property
     def key(self) -> Key:
         """Its entry in the legend."""
-        return replace(self.look, dash=None).key(self.label)
+        return replace(self.style, dash=None).key(self.label)
 
 
 @drawing()
@@ -209,20 +209,20 @@ def dots(
     """
     if len(names) > ROWS:
         ranks = np.arange(1.0, len(names) + 1)
-        lines = [Line(s.label, ranks, s.values, replace(s.look, dash=None)) for s in series]
+        lines = [Line(s.label, ranks, s.values, replace(s.style, dash=None)) for s in series]
         return chart(slug, alt, lines, across="clients by rank", width=width, joined=joined)
-    labels = [words.shortened(name, 20 if width == "small" else 30) for name in names]
+    labels = [fmt.shortened(name, 20 if width == "small" else 30) for name in names]
     beside = len(series) < 3
     sides = {"left": 24 + 6.3 * max(map(len, labels)), "right": 54 if beside else 24, "top": 6, "bottom": 32}
     figure, axes = canvas(WIDTHS[width], 38 + (26 if beside else 30) * len(names), **sides)
     rows = np.arange(len(names))
     reach = 0.0 if beside else 0.28  # so that no dot hides another
     for s, shift in zip(series, np.linspace(-reach, reach, len(series)), strict=True):
-        style = replace(s.look, dash=None).style(8)
-        axes.plot(s.values, rows + shift, zorder=4 if s.look.filled else 3, **style)
+        style = replace(s.style, dash=None).options(8)
+        axes.plot(s.values, rows + shift, zorder=4 if s.style.filled else 3, **style)
         if s.spread is not None:
             ends = s.values - s.spread, s.values + s.spread
-            axes.hlines(rows + shift, *ends, color=s.look.colour, linewidth=1.6, zorder=3)
+            axes.hlines(rows + shift, *ends, color=s.style.colour, linewidth=1.6, zorder=3)
     if joined:
         axes.hlines(rows, series[0].values, series[1].values, color=SOFT, linewidth=1.2, zorder=2)
     for row, value in zip(rows, series[0].values, strict=True):

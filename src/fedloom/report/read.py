@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.experiment.metrics import SCORES
+from fedloom.experiment.result import Comparison, RunSummary
 from fedloom.report.files import damaged, model, parsed, table, text
-from fedloom.report.measures import SCORES
-from fedloom.report.schema import Comparison, Flow, Measure, Mixing, Partition, Summary, Trouble
-from fedloom.report.underway import so_far
+from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, PartitionFile
+from fedloom.report.unfinished import summary_so_far
 
 START = "start"
 """The stage of the measures before the first round."""
@@ -33,12 +34,12 @@ class Run:
 
     folder: Path
     finished: bool
-    summary: Summary
+    summary: RunSummary
     names: tuple[str, ...]
     measured: dict[tuple[str, str, str], tuple[list[int], list[float]]]
-    partition: Partition
-    ledger: tuple[Flow, ...]
-    failures: tuple[Trouble, ...]
+    partition: PartitionFile
+    ledger: tuple[LedgerRow, ...]
+    failures: tuple[FailureRow, ...]
     config: str
     environment: dict[str, Any]
     mixing: dict[int, np.ndarray]
@@ -79,22 +80,22 @@ def read_run(folder: Path) -> Run:
     Raises:
         DataError: a file is missing, torn or contradicts another.
     """
-    metrics = table(folder / "metrics.csv", Measure)
-    partition = model(folder / "partition.json", Partition)
-    ledger = table(folder / "ledger.csv", Flow)
-    failures = table(folder / "failures.csv", Trouble)
+    metrics = table(folder / "metrics.csv", MetricRow)
+    partition = model(folder / "partition.json", PartitionFile)
+    ledger = table(folder / "ledger.csv", LedgerRow)
+    failures = table(folder / "failures.csv", FailureRow)
     config = text(folder / "config.toml")
     finished = (folder / "result.json").is_file()
     if finished:
-        summary = model(folder / "result.json", Summary)
+        summary = model(folder / "result.json", RunSummary)
     else:
-        summary = so_far(folder, config, metrics, ledger, len(failures), partition)
+        summary = summary_so_far(folder, config, metrics, ledger, len(failures), partition)
     measured: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
     for m in metrics:
         x, y = measured.setdefault((m.measure, m.party, m.stage), ([], []))
         x.append(m.iteration)
         y.append(m.value)
-    _whole(folder / "metrics.csv", measured, [SCORES[name].measure for name in summary.scores])
+    _whole(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores])
     held = partition.parties
     seen = dict.fromkeys(m.party for m in metrics if held or m.measure == "accuracy")
     names = held.ids(seen) if held else tuple(seen)
@@ -147,7 +148,7 @@ def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
     """The weights (N, N) of each round that is in the table; what is not finite counts as 0."""
     found: dict[int, np.ndarray] = {}
     numbers = {name: i for i, name in enumerate(names)}
-    for line in table(path, Mixing) if path.is_file() else ():
+    for line in table(path, MixingRow) if path.is_file() else ():
         matrix = found.setdefault(line.round, np.zeros((len(names), len(names))))
         try:
             for owner, weight in (pair.split(":") for pair in line.weights.split()):

@@ -1,169 +1,57 @@
-"""What the files of a run or comparison folder hold, as far as a report needs it."""
+"""The tables of a run's folder and its `partition.json`, as far as a report needs them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterable
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from fedloom.report import measures
-from fedloom.report.files import Read
-from fedloom.report.schema_columns import Parties
+from fedloom.experiment.result import FileSchema
 
 
-class Spread(Read):
-    """An accuracy: its mean and standard deviation over clients, and each client's; of those numbered, or of all."""
-
-    mean: float
-    std: float
-    per_client: tuple[float, ...]
-    clients: tuple[int, ...] | None = None
-
-    @model_validator(mode="after")
-    def _one_each(self) -> Spread:
-        if self.clients is not None and len(self.clients) != len(self.per_client):
-            raise ValueError(f"it must have as many values as clients, {len(self.clients)}")
-        return self
-
-    def over(self, number: int) -> np.ndarray:
-        """(N,) the values by client, of so many; nan for those that it is not of."""
-        each = np.full(number, np.nan)
-        each[list(range(number) if self.clients is None else self.clients)] = self.per_client
-        return each
-
-
-class Bytes(Read):
-    """Bytes of tensor data to the home party, from it, and between the others; means where over seeds."""
-
-    up: float
-    down: float
-    across: float
-
-    @property
-    def sent(self) -> float:
-        """What the clients sent, to whomever."""
-        return self.up + self.across
-
-
-class Engine(Read):
-    """Where the parties were."""
-
-    engine: str = "local"
-    workers: int = 1
-    device: str = "cpu"
-    remarks: tuple[str, ...] = ()
-
-
-Name = Annotated[str, Field(pattern=f"^({'|'.join(measures.SCORES)})$")]
-"""Of a score of parties with different columns."""
-
-
-class Alone(Read):
-    """The accuracy of parties that answer alone: on the test, and on their unaligned rows, if anybody knows it."""
-
-    test: Spread
-    own: Spread | None
-
-
-class Attack(Read):
-    """The share of labels that an attack finds out: the mean, and by party."""
-
-    mean: float
-    per_party: dict[str, float]
-
-
-class Pretrained(Read):
-    """The pretrained model of a server."""
-
-    digest: str
-    model: str | None
-    norm: str | None
-    file: str | None
-
-
-class Summary(Read):
-    """`result.json`, as far as a report needs it. A run under way has no hashes."""
+class PartyData(FileSchema):
+    """What one party of a vertical federation holds: columns of a table by name, or a picture's shape; rows; and how
+    uneven its classes are."""
 
     name: str
-    method: str
-    title: str
-    preset: str
-    seed: int
-    rounds: int
-    iterations: int
-    dataset: str
-    clients: int
-    architectures: tuple[str, ...] = ()
-    engine: Engine | None
-    accuracy: Spread
-    own_accuracy: Spread | None
-    ways: dict[str, Spread] = Field(default_factory=dict)
-    scores: dict[Name, float] = Field(default_factory=dict)
-    alone: dict[str, Alone] = Field(default_factory=dict)
-    attacks: dict[str, Attack] = Field(default_factory=dict)
-    agreement: float | None
-    chance: float | None
-    own_chance: float | None = None
-    own_chances: dict[str, float | None] = Field(default_factory=dict)
-    unseen: tuple[int, ...] = ()
-    pretrained: Pretrained | None = None
-    bytes: Bytes
-    messages: int
-    seconds: dict[str, float]
-    failures: int
-    public_sha256: str | None
-    test_sha256: str | None = None
-    state_sha256: str | None
-    apart: bool = False
-
-    @model_validator(mode="after")
-    def _known(self) -> Summary:
-        every = [self.unseen, *(found.clients or () for found in self.measures.values())]
-        if not all(0 <= client < self.clients for numbers in every for client in numbers):
-            raise ValueError(f"it names other clients than its {self.clients}")
-        unseen = [way for way in self.ways if not way.endswith(measures.TRAINING)]
-        if self.unseen and not all(way + measures.TRAINING in self.ways for way in unseen):
-            raise ValueError("it must have each way of unseen and of training clients")
-        return self
-
-    @property
-    def measures(self) -> dict[str, Spread]:
-        """Its accuracies, the main one first."""
-        return measures.by_name(self.accuracy, self.own_accuracy, self.ways)
-
-    @property
-    def main(self) -> str:
-        """The measure that tells most."""
-        return next(iter(self.measures))
-
-    def on(self, measure: str) -> str:
-        """What an accuracy is on, in words."""
-        return measures.on(measure, self.own_accuracy is not None, bool(self.unseen), self.tested)
-
-    @property
-    def tested(self) -> str:
-        """What the accuracy of each client is on, in words."""
-        return "each client's own test rows" if self.apart else "the global test set"
-
-    def chance_of(self, measure: str) -> float | None:
-        """That accuracy of always answering the most frequent class."""
-        if measure == measures.GLOBAL or self.own_accuracy is None:
-            return self.chance
-        return self.own_chances.get(measures.whose(measure), self.own_chance)
-
-    def frequent(self, measure: str) -> str:
-        """Which answer that is."""
-        return measures.frequent(measure, self.own_accuracy is not None)
+    input_shape: tuple[int, ...]
+    columns: tuple[str, ...] | None
+    aligned: int
+    unaligned: int
+    unaligned_counts: tuple[int, ...] | None
+    gamma: float | None
+    classes_held: int | None
+    mid: float | None
+    cosine: float | None
 
 
-class Partition(Read):
-    """`partition.json`: (N, K) rows of each class at each client, or what parties hold, or how many clients have rows
-    that nobody else knows; and their networks."""
+class AllParties(FileSchema):
+    """How uneven the unaligned rows of all parties are together."""
+
+    weighted_cosine: float | None
+
+
+class VerticalPartition(FileSchema):
+    """What the parties of a vertical federation hold; the rows (K,) of each class among those that all have."""
+
+    aligned_counts: tuple[int, ...]
+    test_counts: tuple[int, ...]
+    parties: tuple[PartyData, ...] = Field(min_length=1)
+    all: AllParties
+
+    def ids(self, seen: Iterable[str]) -> tuple[str, ...]:
+        """The parties' names in the tables of a run, given those names that occur there: by role and number."""
+        role = next((name.rpartition("-")[0] for name in seen if "-" in name), "party")
+        return tuple(f"{role}-{m}" for m in range(len(self.parties)))
+
+
+class PartitionFile(FileSchema):
+    """`partition.json`: (N, K) rows of each class at each client, or what vertical parties hold, or how many clients
+    have rows that only they know; and their networks."""
 
     classes: tuple[str, ...] = Field(min_length=1)
     counts: tuple[tuple[int, ...], ...] = ()
-    parties: Parties | None = None
+    parties: VerticalPartition | None = None
     apart: int = 0
     architectures: tuple[str, ...]
     chance: float | None = None
@@ -176,7 +64,7 @@ class Partition(Read):
     server_sha256: str | None = None
 
     @model_validator(mode="after")
-    def _held(self) -> Partition:
+    def _check_kind(self) -> PartitionFile:
         if bool(self.counts) + bool(self.parties) + bool(self.apart) != 1:
             raise ValueError("it must have either the counts of clients, or parties, or how many have rows apart")
         return self
@@ -188,15 +76,15 @@ class Partition(Read):
 
     @property
     def widths(self) -> set[int]:
-        """How many classes the counts tell apart."""
+        """The numbers of classes in the counts."""
         if self.parties is None:
             return {len(row) for row in self.counts}
         unaligned = [p.unaligned_counts for p in self.parties.parties if p.unaligned_counts is not None]
         return {len(row) for row in (self.parties.aligned_counts, self.parties.test_counts, *unaligned)}
 
 
-class Flow(Read):
-    """A line of `ledger.csv`: messages of one kind and content between two roles in one round."""
+class LedgerRow(FileSchema):
+    """A row of `ledger.csv`: messages of one kind and content between two roles in one round."""
 
     round: int
     sender: str
@@ -208,8 +96,8 @@ class Flow(Read):
     wire_bytes: int
 
 
-class Trouble(Read):
-    """A line of `failures.csv`: a call that gave no usable reply."""
+class FailureRow(FileSchema):
+    """A row of `failures.csv`: a call that gave no usable reply."""
 
     round: int
     party: str
@@ -217,8 +105,8 @@ class Trouble(Read):
     reason: str
 
 
-class Measure(Read):
-    """A line of `metrics.csv`."""
+class MetricRow(FileSchema):
+    """A row of `metrics.csv`."""
 
     round: int
     iteration: int
@@ -228,123 +116,9 @@ class Measure(Read):
     value: float
 
 
-class Mixing(Read):
-    """A line of `mixing.csv`: the weights with which a client mixed models, by their owners' numbers."""
+class MixingRow(FileSchema):
+    """A row of `mixing.csv`: the weights with which a client mixed models, by their owners' numbers."""
 
     round: int
     party: str
     weights: str = Field(pattern=r"^([0-9]+:\S+( [0-9]+:\S+)*)?$")
-
-
-class Accuracy(Read):
-    """A method's accuracy over the seeds of a comparison."""
-
-    mean: float
-    std_over_seeds: float | None
-    std_over_clients: float
-
-
-class AloneFound(Read):
-    """The accuracy of parties that answer alone over seeds: see `Alone`."""
-
-    test: Accuracy
-    own: Accuracy | None
-
-
-class NetworkFound(Read):
-    """The mean accuracy over the clients of one network or black box, in all seeds; and what it is more than the same
-    clients have in the method compared with."""
-
-    clients: int
-    mean: float
-    gain: float | None = None
-
-
-class MethodFound(Read):
-    """A method in `comparison.json`."""
-
-    name: str
-    method: str
-    preset: str
-    seeds: tuple[int, ...]
-    accuracy: Accuracy
-    own_accuracy: Accuracy | None
-    ways: dict[str, Accuracy]
-    scores: dict[Name, Accuracy] = Field(default_factory=dict)
-    alone: dict[str, AloneFound] = Field(default_factory=dict)
-    networks: dict[str, NetworkFound] = Field(default_factory=dict)
-    chance: float
-    own_chance: float | None
-    own_chances: dict[str, float] = Field(default_factory=dict)
-    bytes: Bytes
-    seconds: float
-    failures: int
-
-    @property
-    def measures(self) -> dict[str, Accuracy]:
-        """Its accuracies, the main one first."""
-        return measures.by_name(self.accuracy, self.own_accuracy, self.ways)
-
-
-class Difference(Read):
-    """A paired difference in `comparison.json`: the first method minus the other."""
-
-    first: str
-    other: str
-    mean: float | None
-    std_over_seeds: float | None
-    std_over_clients: float | None
-    clients_better: int
-    clients: int
-    per_seed: tuple[float, ...]
-
-
-class RunFound(Read):
-    """Where the run of one method and seed is."""
-
-    name: str
-    seed: int
-    folder: str | None
-
-
-class Comparison(Read):
-    """`comparison.json`: differences of the main measure, and further ones of the others that all runs have; and the
-    unseen clients by seed, where there are any. What kinds of clients gain is over the method `gains_over`."""
-
-    title: str
-    reference: str
-    methods: tuple[MethodFound, ...] = Field(min_length=1)
-    unseen: dict[int, tuple[int, ...]] = Field(default_factory=dict)
-    measure: str
-    differences: tuple[Difference, ...]
-    further: dict[str, tuple[Difference, ...]]
-    runs: tuple[RunFound, ...]
-    gains_over: str = ""
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> bool:
-        """Whether parties hold different columns."""
-        return any(m.scores for m in self.methods)
-
-    @property
-    def personal(self) -> bool:
-        """Whether a method's parties are evaluated in further ways."""
-        return any(m.ways for m in self.methods)
-
-    def on(self, measure: str) -> str:
-        """What an accuracy is on, in words."""
-        unseen = any(way.endswith(measures.TRAINING) for m in self.methods for way in m.ways)
-        return measures.on(measure, any(m.own_accuracy for m in self.methods), unseen)
-
-    def chance_of(self, measure: str) -> float | None:
-        """That accuracy of always answering the most frequent class, mean over methods."""
-        own = measure != measures.GLOBAL and any(m.own_accuracy for m in self.methods)
-        whose = measures.whose(measure)
-        found = [m.own_chances.get(whose, m.own_chance) if own else m.chance for m in self.methods]
-        known = [chance for chance in found if chance is not None]
-        return sum(known) / len(known) if known else None
-
-    def frequent(self, measure: str) -> str:
-        """Which answer that is."""
-        return measures.frequent(measure, any(m.own_accuracy for m in self.methods))

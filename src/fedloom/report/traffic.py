@@ -6,17 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedloom.report import plots, words
-from fedloom.report.looks import look
+from fedloom.report import formatting as fmt
+from fedloom.report import plots
 from fedloom.report.page import Cell, Figure, Section, Table, cells
 from fedloom.report.plots import Line
 from fedloom.report.read import Run
-from fedloom.report.schema import Flow
+from fedloom.report.schema import LedgerRow
+from fedloom.report.styles import series_style
+
+ACTIVE_PARTY = (
+    "The first party's columns are the active party's own: what they say to each other crosses no border and is not "
+    "counted. Neither is what an evaluation asks for."
+)
 
 
 def traffic(run: Run) -> Section:
     """All messages by kind, and wall time by phase."""
-    kinds: dict[tuple[str, str, str], list[Flow]] = {}
+    kinds: dict[tuple[str, str, str], list[LedgerRow]] = {}
     for flow in run.ledger:
         kinds.setdefault((flow.sender, flow.receiver, flow.kind), []).append(flow)
     columns = ("From → to", "Message", "What crosses", "Messages", "Tensor data", "On the wire")
@@ -29,10 +35,13 @@ def traffic(run: Run) -> Section:
         "The ledger counts every message: nothing else crosses. "
         "On the wire, names and framing come on top of the tensor data."
     )
-    return Section("Traffic and time", text=[text], tables=tables)
+    if not run.summary.scores:
+        return Section("Traffic and time", text=[text], tables=tables)
+    flows = _by_round(run)
+    return Section("Traffic and time", text=[text, ACTIVE_PARTY], tables=tables, figures=[flows] if flows else [])
 
 
-def by_round(run: Run) -> Figure | None:
+def _by_round(run: Run) -> Figure | None:
     """Tensor data of each kind and direction, round by round."""
     rounds = run.summary.rounds
     kinds: dict[str, np.ndarray] = {}
@@ -45,32 +54,34 @@ def by_round(run: Run) -> Figure | None:
         return None
     x = np.arange(1.0, rounds + 1)
     seen = [np.where(sizes > 0, sizes, np.nan) for sizes in told.values()]
-    lines = [Line(name, x, sizes, look(number)) for number, (name, sizes) in enumerate(zip(told, seen, strict=True))]
-    most = words.together([f"{name} at most {words.size(sizes.max())}" for name, sizes in told.items()])
+    lines = [
+        Line(name, x, sizes, series_style(number)) for number, (name, sizes) in enumerate(zip(told, seen, strict=True))
+    ]
+    most = fmt.together([f"{name} at most {fmt.size(sizes.max())}" for name, sizes in told.items()])
     alt = f"Tensor data by round: {most}."
     svg, legend = plots.chart("flows", alt, lines, across="round", form_y=plots.volume)
     return Figure("Tensor data of each round", svg, legend)
 
 
-def _kind(flows: Sequence[Flow]) -> list[Cell]:
+def _kind(flows: Sequence[LedgerRow]) -> list[Cell]:
     """One row for the messages of a kind, whose content may change during the run."""
     contents = list(dict.fromkeys(flow.what for flow in flows))
-    more = f", and {words.times(len(contents) - 1, 'other form')}" if len(contents) > 1 else ""
+    more = f", and {fmt.times(len(contents) - 1, 'other form')}" if len(contents) > 1 else ""
     count, size, wire = (sum(getattr(flow, key) for flow in flows) for key in ("count", "bytes", "wire_bytes"))
     return cells(
         f"{flows[0].sender} → {flows[0].receiver}",
         flows[0].kind,
         Cell(contents[0] + more, title=" | ".join(contents[:20]) if more else ""),
-        words.whole(count),
-        Cell(words.size(size), words.exactly(size)),
-        Cell(words.size(wire), words.exactly(wire)),
+        fmt.whole(count),
+        Cell(fmt.size(size), fmt.exactly(size)),
+        Cell(fmt.size(wire), fmt.exactly(wire)),
     )
 
 
 def _times(phases: dict[str, float]) -> Table:
     total = sum(phases.values()) or 1.0
     rows = [
-        cells(phase, words.duration(seconds), Cell(words.percent(seconds / total), share=seconds / total))
+        cells(phase, fmt.duration(seconds), Cell(fmt.percent(seconds / total), share=seconds / total))
         for phase, seconds in phases.items()
     ]
     return Table("Wall time by phase", ("Phase", "Time", "Share"), rows)

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedloom.report import plots, words
-from fedloom.report.looks import look
-from fedloom.report.measures import OWN, TRAINING
+from fedloom.experiment.metrics import OWN, TRAINING
+from fedloom.experiment.result import Comparison, RunSummary
+from fedloom.report import formatting as fmt
+from fedloom.report import plots
 from fedloom.report.page import Cell, Figure, Section, Table, cells
 from fedloom.report.plots import Dots
 from fedloom.report.read import Run
-from fedloom.report.schema import Comparison, Summary
+from fedloom.report.styles import series_style
 
 HEADING = "Unseen clients"
 NAMED = 20
@@ -26,39 +27,37 @@ def of_one(run: Run) -> Section | None:
     s = run.summary
     if not s.unseen:
         return None
-    who = f"{words.capital(words.times(len(s.unseen), 'client'))} of {words.whole(s.clients)}"
+    who = f"{fmt.capital(fmt.times(len(s.unseen), 'client'))} of {fmt.whole(s.clients)}"
     names = _listed(run.names[i] for i in s.unseen)
     text = [f"{who} took part in no round, got no message, and served for evaluation only: {names}."]
     pairs = _pairs(s)
     if not pairs:
         return Section(HEADING, text=text)
-    rows = [
-        cells(way, _spread(a), _spread(b), words.points(float(a.mean() - b.mean()))) for way, (a, b) in pairs.items()
-    ]
+    rows = [cells(way, _spread(a), _spread(b), fmt.points(float(a.mean() - b.mean()))) for way, (a, b) in pairs.items()]
     means = {way: (float(a.mean()), float(b.mean())) for way, (a, b) in pairs.items()}
     unseen, training = (s.chance_of(f"{OWN} way{end}") for end in ("", TRAINING))
     if unseen is not None and training is not None:
-        chance = s.frequent(f"{OWN} way")
+        chance = s.most_frequent(f"{OWN} way")
         means[chance] = unseen, training
-        rows.append(cells(chance, words.percent(unseen), words.percent(training), words.NONE))
+        rows.append(cells(chance, fmt.percent(unseen), fmt.percent(training), fmt.NONE))
     columns = ("Way", "Unseen clients", "Training clients", "Difference in points")
     table = Table("Mean ± s.d. over clients", columns, rows)
     return Section(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
 
 
-def _figure(s: Summary, means: dict[str, tuple[float, float]]) -> Figure:
+def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
     """The means over both groups, row by row."""
     values = np.array(list(means.values()))
     series = [
-        Dots(words.times(len(s.unseen), "unseen client"), values[:, 0], look(0)),
+        Dots(fmt.times(len(s.unseen), "unseen client"), values[:, 0], series_style(0)),
         Dots(
-            words.times(s.clients - len(s.unseen), "training client"),
+            fmt.times(s.clients - len(s.unseen), "training client"),
             values[:, 1],
-            replace(look(1), shape="diamond", filled=False),
+            replace(series_style(1), shape="diamond", filled=False),
         ),
     ]
-    said = [f"{way} {words.percent(a)} and {words.percent(b)}" for way, (a, b) in means.items()]
-    alt = f"Mean accuracy of unseen and of training clients: {words.together(said)}."
+    said = [f"{way} {fmt.percent(a)} and {fmt.percent(b)}" for way, (a, b) in means.items()]
+    alt = f"Mean accuracy of unseen and of training clients: {fmt.together(said)}."
     svg, legend = plots.dots("unseen", alt, list(means), series, joined=True)
     rows = "in each client's own class mix" if s.own_accuracy else f"of {s.tested}"
     caption = f"On test rows {rows}, at the end; the numbers beside are those of unseen clients."
@@ -77,15 +76,15 @@ def of_methods(found: Comparison) -> list[Section]:
         rows = []
         for number, m in enumerate(found.methods):
             each = [m.ways.get(way + end) for way in every]
-            bars = [Cell(words.NONE) if a is None else Cell(words.percent(a.mean), share=a.mean) for a in each]
-            rows.append(cells(Cell(m.name, key=look(number).key("").sample), *bars))
+            bars = [Cell(fmt.NONE) if a is None else Cell(fmt.percent(a.mean), share=a.mean) for a in each]
+            rows.append(cells(Cell(m.name, key=series_style(number).key("").sample), *bars))
         measure = f"{OWN} way{end}"
         chance = found.chance_of(measure)
         over = any(len(m.seeds) > 1 for m in found.methods)
-        caption = f"{who} clients: accuracy {found.on(OWN)}, mean over clients{' and seeds' if over else ''}"
+        caption = f"{who} clients: accuracy {found.describe(OWN)}, mean over clients{' and seeds' if over else ''}"
         if chance is not None:
-            caption += f"; always answering {found.frequent(measure)} gives {words.percent(chance)}"
-        tables.append(Table(caption, ("Method", *(words.capital(way) for way in every)), rows))
+            caption += f"; always answering {found.most_frequent(measure)} gives {fmt.percent(chance)}"
+        tables.append(Table(caption, ("Method", *(fmt.capital(way) for way in every)), rows))
     return [Section(HEADING, text=text, tables=tables if every else [])]
 
 
@@ -95,7 +94,7 @@ def in_order(ways: Iterable[str]) -> list[str]:
     return [way for _, way in sorted(found, key=lambda pair: int(pair[0].group()) if pair[0] else -1)]
 
 
-def _pairs(s: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _pairs(s: RunSummary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """By way, the accuracies of unseen clients and of the others; also as they are, unless that is a way too."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for way in in_order(way for way in s.ways if not way.endswith(TRAINING)):
@@ -107,11 +106,11 @@ def _pairs(s: Summary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def _spread(each: np.ndarray) -> str:
-    return words.spread(float(each.mean()), float(each.std()) if len(each) > 1 else None)
+    return fmt.spread(float(each.mean()), float(each.std()) if len(each) > 1 else None)
 
 
 def _listed(names: Iterable[str]) -> str:
     """All names, or the first few."""
     every = list(names)
     left = len(every) - NAMED
-    return words.together(every) if left <= 0 else f"{', '.join(every[:NAMED])} and {words.whole(left)} more"
+    return fmt.together(every) if left <= 0 else f"{', '.join(every[:NAMED])} and {fmt.whole(left)} more"

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from fedloom.report import words
+from fedloom.report import formatting as words
 from fedloom.reproduce.read import Scale, shipped
 
 PLACES = ("engine.", "data.root=")

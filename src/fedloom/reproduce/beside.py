@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import plots, words
-from fedloom.report.looks import look
+from fedloom.report import formatting as words
+from fedloom.report import plots
+from fedloom.report.comparison_page import BANDS
 from fedloom.report.page import Figure, Key, Section
 from fedloom.report.plots import Dots, Line
-from fedloom.report.several import BANDS
+from fedloom.report.styles import series_style as look
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import drawn
 from fedloom.reproduce.picture import Picture, levels, of_cells, picture, row_look

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedloom.report import words
-from fedloom.report.several import student
+from fedloom.report import formatting as words
+from fedloom.report.statistics import confidence_interval as student
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import Unit, as_printed
 from fedloom.reproduce.read import AT, Claim

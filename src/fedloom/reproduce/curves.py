@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import plots, words
+from fedloom.report import formatting as words
+from fedloom.report import plots
+from fedloom.report.comparison_page import BANDS
 from fedloom.report.learning import ACROSS, ITERATION
 from fedloom.report.page import Figure
 from fedloom.report.plots import Form, Level, Line
 from fedloom.report.read import Run
-from fedloom.report.several import BANDS
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import curve, drawn, spent
 from fedloom.reproduce.picture import Picture, levels, of_curves, picture, row_look
@@ -92,7 +93,7 @@ def spending(found: Found) -> Picture | None:
         for one in group:
             total = one.sent.mean(0)
             line = one.line(found, total, False)
-            level = Level(f"{one.row}, which sends nothing", float(line.y[-1]), replace(line.look, dash=(6, 3)))
+            level = Level(f"{one.row}, which sends nothing", float(line.y[-1]), replace(line.style, dash=(6, 3)))
             lines += [line] if total[-1] > 0 else []
             silent += [] if total[-1] > 0 else [level]
             rows += [

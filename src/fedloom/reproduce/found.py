@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.experiment.config import RunConfig
-from fedloom.report import words
+from fedloom.report import formatting as words
 from fedloom.report.read import Run, read_run
 from fedloom.reproduce import measure as measures
 from fedloom.reproduce.asked import WHOLE, Asked
@@ -160,7 +160,7 @@ class Found:
         found = []
         for (_, at), place in self.places.items():
             for run in place.runs if at == column else ():
-                if measure in run.summary.measures:
+                if measure in run.summary.accuracies:
                     found.append(run.summary.chance_of(measure))
         known = [chance for chance in found if chance is not None]
         return float(np.mean(known)) if known and len(known) == len(found) else None

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from fedloom._version import __version__
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.report import words
+from fedloom.report import formatting as words
 from fedloom.report.page import Cell, Page, Section, Table, Tile, cells, render
 from fedloom.reproduce import table
 from fedloom.reproduce.asked import Asked

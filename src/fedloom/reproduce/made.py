@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedloom.core.errors import FedloomError
-from fedloom.report import words
+from fedloom.report import formatting as words
 from fedloom.report.read import Run
 from fedloom.reproduce.cost import cost
 from fedloom.reproduce.found import Found

@@ -30,9 +30,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.report import words
+from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
+from fedloom.report import formatting as words
 from fedloom.report.learning import sent
-from fedloom.report.measures import GLOBAL, OWN, SCORES
 from fedloom.report.read import Run
 from fedloom.reproduce.read import FACTORS, Reproduction
 
@@ -60,8 +60,8 @@ def of(run: Run, measure: str) -> float | None:
     name = _named(run, measure)
     if name in s.scores:
         return s.scores[name]
-    if name in s.measures:
-        return s.measures[name].mean
+    if name in s.accuracies:
+        return s.accuracies[name].mean
     if name.startswith(ATTACK) and name.removeprefix(ATTACK) in s.attacks:
         return s.attacks[name.removeprefix(ATTACK)].mean
     if name in _BYTES:
@@ -78,7 +78,7 @@ def _named(run: Run, measure: str) -> str:
     s = run.summary
     if measure.casefold() in s.scores:
         return measure.casefold()
-    return OWN if not s.ways and OWN in s.measures and _PREPARED.fullmatch(measure) else measure
+    return OWN if not s.ways and OWN in s.accuracies and _PREPARED.fullmatch(measure) else measure
 
 
 def _derived(run: Run, measure: str) -> float | None:
@@ -139,8 +139,8 @@ def curve(run: Run, measure: str) -> tuple[np.ndarray, np.ndarray]:
         return _of_client(run, _named(run, found[1]), int(found[2]))
     name = _named(run, measure)
     if name in run.summary.scores:
-        name = SCORES[name].measure
-    elif name in run.summary.measures:
+        name = SCORES[name].column
+    elif name in run.summary.accuracies:
         name = f"{name} mean"
     parties = list(dict.fromkeys(party for what, party, _ in run.measured if what == name))
     if not parties or "" in parties:

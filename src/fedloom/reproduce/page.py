@@ -11,7 +11,7 @@ from fedloom._version import __version__
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.record import write_csv
-from fedloom.report import words
+from fedloom.report import formatting as words
 from fedloom.report.page import Cell, Details, Page, Section, Table, Tile, cells, render
 from fedloom.reproduce import table
 from fedloom.reproduce.asked import WHOLE, Asked

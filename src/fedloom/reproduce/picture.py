@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import plots, words
-from fedloom.report.looks import Look, look
+from fedloom.report import formatting as words
+from fedloom.report import plots
 from fedloom.report.page import Figure, Key, Section
 from fedloom.report.plots import Form, Level, Line
+from fedloom.report.styles import SeriesStyle as Look
+from fedloom.report.styles import series_style as look
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import Unit, drawn
 

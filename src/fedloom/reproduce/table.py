@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedloom.report import words
+from fedloom.report import formatting as words
 from fedloom.reproduce.claims import RULE, Judged
 from fedloom.reproduce.found import Found, missing, seeds, untestable
 from fedloom.reproduce.made import facts, warnings

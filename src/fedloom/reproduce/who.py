@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import words
-from fedloom.report.holdings import holdings, shades
-from fedloom.report.neighbours import chosen
+from fedloom.report import formatting as words
+from fedloom.report.heatmaps import class_counts as holdings
+from fedloom.report.heatmaps import rows_legend as shades
+from fedloom.report.mixing import chosen
 from fedloom.report.page import Figure
 from fedloom.report.read import Run
 from fedloom.reproduce.found import Found

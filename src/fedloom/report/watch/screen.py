@@ -12,9 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.experiment.view import Member, View
-from fedloom.report.terminal import size
+from fedloom.report.formatting import shortened, size
 from fedloom.report.watch.sight import Sight
-from fedloom.report.words import shortened
 
 COLOURS = {"running": "cyan", "finished": "green", "stopped": "yellow", "quiet": "red", "gone": "red", "failed": "red"}
 BAR, CURVE = 28, 5

@@ -15,9 +15,9 @@ from urllib.parse import quote
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import toml
 from fedloom.experiment.record import write_csv
-from fedloom.report import words
+from fedloom.report import formatting as words
+from fedloom.report.formatting import MINUS, NBSP, NONE
 from fedloom.report.page import Cell, Page, Section, Table, cells, render
-from fedloom.report.words import MINUS, NBSP, NONE
 from fedloom.reproduce.claims import decide
 from fedloom.reproduce.sweep.pictures import pictures
 from fedloom.reproduce.sweep.read import shown, told

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedloom.report import plots, words
-from fedloom.report.looks import Look, look
+from fedloom.report import formatting as words
+from fedloom.report import plots
 from fedloom.report.page import Figure, Section
 from fedloom.report.plots import Level, Line
+from fedloom.report.styles import SeriesStyle as Look
+from fedloom.report.styles import series_style as look
 from fedloom.reproduce.sweep.read import Range, shown
 from fedloom.reproduce.sweep.work import Found, Trial
 

@@ -216,7 +216,7 @@ class _Hand:
             run = read_run(folder)
             value = of(run, measure)
             if value is None:
-                there = sorted({*run.summary.scores, *run.summary.measures} | {what for what, _, _ in run.measured})
+                there = sorted({*run.summary.scores, *run.summary.accuracies} | {what for what, _, _ in run.measured})
                 raise ConfigError(f"sweep.measure: runs have no {measure!r}; they have {', '.join(there)}")
             found[seed] = value
         return found

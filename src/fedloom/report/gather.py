@@ -6,13 +6,13 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.report import words
-from fedloom.report.measures import GLOBAL
+from fedloom.experiment.compare import compare, remarks
+from fedloom.experiment.metrics import GLOBAL
+from fedloom.experiment.result import Comparison
+from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
-from fedloom.report.schema import Comparison
 
 WITHOUT_WAYS = (
     "what was measured in further ways is left out, as it is of unseen clients in some runs and of all in others: see "
@@ -40,7 +40,7 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
     mixed = len({bool(run.summary.unseen) for run in runs}) > 1
     if mixed:
         runs = [replace(run, summary=run.summary.model_copy(update={"ways": {}})) for run in runs]
-    found, problem = _summarised(runs)
+    found, problem = _compared(runs)
     return found, runs, problem + (f"; {WITHOUT_WAYS}" if mixed else "")
 
 
@@ -56,36 +56,33 @@ def _named_apart(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, summary=run.summary.model_copy(update={"name": name(run)})) for run in runs]
 
 
-def _summarised(runs: Sequence[Run]) -> tuple[Comparison, str]:
-    from fedloom.experiment.compare import remarks, summarise
-    from fedloom.experiment.run import Result
-
-    results = [Result(run.summary.model_dump(), [], run.folder) for run in runs]
-    names = words.together(list(dict.fromkeys(run.summary.name for run in runs)))
-    title = f"{names} on {words.together(sorted({run.summary.dataset for run in runs}))}"
+def _compared(runs: Sequence[Run]) -> tuple[Comparison, str]:
+    summaries = [run.summary for run in runs]
+    names = fmt.together(list(dict.fromkeys(s.name for s in summaries)))
+    title = f"{names} on {fmt.together(sorted({s.dataset for s in summaries}))}"
     try:
-        _same_rows(runs)
-        return Comparison(**summarise(title, results)), ""
+        _check_rows(runs)
+        return compare(title, summaries, [run.folder for run in runs]), ""
     except ConfigError as error:
         problem = str(error)
-    unseen = {(run.summary.seed, run.summary.unseen) for run in runs}
+    unseen = {(s.seed, tuple(s.unseen)) for s in summaries}
     alike = len(dict(unseen)) == len(unseen) and all(clients for _, clients in unseen)
-    alone: list[dict[str, Any]] = [summarise("", [result]) for result in results]
-    values = {
-        "title": title,
-        "reference": runs[0].summary.name,
-        "methods": [one["methods"][0] for one in alone],
-        "unseen": dict(unseen) if alike else {},
-        "measure": GLOBAL,
-        "differences": [],
-        "further": {},
-        "runs": [one["runs"][0] for one in alone],
-        "remarks": remarks([result.summary for result in results]),
-    }
-    return Comparison(**values), problem
+    alone = [compare("", [run.summary], [run.folder]) for run in runs]
+    found = Comparison(
+        title=title,
+        reference=summaries[0].name,
+        methods=[one.methods[0] for one in alone],
+        unseen={str(seed): list(clients) for seed, clients in unseen} if alike else {},
+        measure=GLOBAL,
+        differences=[],
+        further={},
+        runs=[one.runs[0] for one in alone],
+        remarks=remarks(summaries),
+    )
+    return found, problem
 
 
-def _same_rows(runs: Sequence[Run]) -> None:
+def _check_rows(runs: Sequence[Run]) -> None:
     """Refuse to pair runs of one seed whose clients hold other rows."""
     for seed in {run.summary.seed for run in runs}:
         held = {

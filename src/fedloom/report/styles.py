@@ -1,4 +1,4 @@
-"""How series look: colours, markers and dashes, in figures and in legends."""
+"""Styles of series: colours, markers and dashes, in figures and in legends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (3, 2), (8, 3, 2, 3))
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How a series is drawn.
 
     Attributes:
@@ -45,8 +45,8 @@ class Look:
     dash: tuple[float, ...] | None = ()
     filled: bool = True
 
-    def style(self, size: float) -> dict[str, Any]:
-        """The same in matplotlib's words, with markers of a size in pixels."""
+    def options(self, size: float) -> dict[str, Any]:
+        """The same as options of matplotlib, with markers of a size in pixels."""
         from matplotlib.path import Path
 
         line = "none" if self.dash is None else (0, self.dash) if self.dash else "-"
@@ -76,12 +76,12 @@ class Look:
         return Key(Markup(svg), text)
 
 
-LEVEL = Look(INK, dash=(1.5, 3))
+LEVEL = SeriesStyle(INK, dash=(1.5, 3))
 """A value to hold others against, such as chance."""
 
 
-def look(number: int) -> Look:
-    """The look of series 0, 1, 2, …: colour, marker and dashes change, so that no one of them is needed."""
+def series_style(number: int) -> SeriesStyle:
+    """The style of series 0, 1, 2, …: colour, marker and dashes change, so that no one of them is needed."""
     colours = (*SERIES, INK)
     turns, i = divmod(number, len(colours))
-    return Look(colours[i], list(SHAPES)[number % len(SHAPES)], DASHES[turns % len(DASHES)])
+    return SeriesStyle(colours[i], list(SHAPES)[number % len(SHAPES)], DASHES[turns % len(DASHES)])

@@ -1,4 +1,4 @@
-"""The figure of who holds what."""
+"""Heatmaps: classes by client, and weights by pair."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedloom.report import words
+from fedloom.report import formatting as fmt
 from fedloom.report.page import Key
 from fedloom.report.plots import note
 from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, VARIABLES, canvas, drawing, inline
 
 
 @drawing()
-def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()) -> Markup:
+def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()) -> Markup:
     """Who holds what: clients across, classes down, a cell the stronger the more rows it stands for.
 
     Args:
@@ -25,17 +25,17 @@ def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], na
         names: of the N columns; without them they are clients by number.
     """
     clients, kinds = counts.shape
-    labels = [words.shortened(name, 20) for name in classes]
+    labels = [fmt.shortened(name, 20) for name in classes]
     left = 16 + 6.6 * max(len(label) for label in labels)
     inner = float(np.clip((76 if names else 40) * clients, 320, 1080 - left - 10))
     tall = kinds * float(np.clip(320 / kinds, 5, 27))
     figure, axes = canvas(left + inner + 10, tall + 70, left=left, right=10, top=26, bottom=44)
     shades = counts.T / max(1, counts.max())
-    shade(axes, shades)
+    draw_shades(axes, shades)
     _numbers(axes, counts, shades, (inner / clients, tall / kinds))
     axes.set(xlim=(-0.5, clients - 0.5), ylim=(kinds - 0.5, -0.5))
     at, numbers = _some(clients, inner, 76 if names else 30)
-    axes.set_xticks(at, [words.shortened(names[n], 12) for n in at] if names else numbers)
+    axes.set_xticks(at, [fmt.shortened(names[n], 12) for n in at] if names else numbers)
     at, _ = _some(kinds, tall, 13)
     axes.set_yticks(at, [labels[k] for k in at], color=INK, fontsize=TEXT - 1)
     axes.set_xlabel("" if names else "client", loc="right", fontsize=TEXT - 1)
@@ -43,7 +43,7 @@ def holdings(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], na
     return inline(figure, slug, alt)
 
 
-def shade(axes: Any, shades: np.ndarray, colour: str = HEAT, *, ground: bool = True, most: int = 1500) -> None:
+def draw_shades(axes: Any, shades: np.ndarray, colour: str = HEAT, *, ground: bool = True, most: int = 1500) -> None:
     """Shades (K, N) in [0, 1] as cells of a colour; as a picture where that is smaller than so many shapes."""
     from matplotlib.patches import Rectangle
 
@@ -83,7 +83,7 @@ def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[floa
             ink = PAPER if shades[k, n] > 0.7 else INK
             if rows:
                 axes.text(n, k, f"{rows}", ha="center", va="center_baseline", fontsize=TEXT - 1.5, color=ink)
-    totals = [words.whole(rows) for rows in counts.sum(1)]
+    totals = [fmt.whole(rows) for rows in counts.sum(1)]
     if cell[0] >= max(22, 7 * max(map(len, totals))):
         for n, total in enumerate(totals):
             note(axes, (n, 1), ("data", "axes fraction"), (0, 12), total, "center")
@@ -94,15 +94,15 @@ def _some(number: int, room: float, each: float) -> tuple[list[int], list[str]]:
     steps = [s * 10**e for e in range(6) for s in (1, 2, 5)]
     step = next(s for s in steps if room / number * s >= each or s >= number)
     at = list(range(0, number, step))
-    return at, [words.whole(n) for n in at]
+    return at, [fmt.whole(n) for n in at]
 
 
-def shades(most: int) -> Key:
-    """The legend of `holdings`."""
-    return scale(f"0 to {words.whole(most)} rows")
+def rows_legend(most: int) -> Key:
+    """The legend of `class_counts`."""
+    return shade_legend(f"0 to {fmt.whole(most)} rows")
 
 
-def scale(text: str, colour: str = HEAT) -> Key:
+def shade_legend(text: str, colour: str = HEAT) -> Key:
     """The legend of shades of a colour."""
     style = f"background-image:linear-gradient(90deg,transparent,{VARIABLES[colour]})"
     return Key(Markup(f'<span class="shades" style="{style}"></span>'), text)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from fedloom.report import plots, words
-from fedloom.report.holdings import scale, shade
-from fedloom.report.looks import look
+from fedloom.experiment.result import Comparison
+from fedloom.report import formatting as fmt
+from fedloom.report import plots
+from fedloom.report.heatmaps import draw_shades, shade_legend
 from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
 from fedloom.report.plots import Level, Line
 from fedloom.report.read import Run
-from fedloom.report.schema import Comparison
+from fedloom.report.styles import series_style
 from fedloom.report.svg import HEAT, INK, SERIES, SOFT, TEXT, canvas, drawing, inline, panel
 
 MAPS = 4
@@ -123,9 +124,9 @@ def _mean(values: Sequence[np.ndarray]) -> float:
 
 def _row(name: str, own: float, number: float, overlap: float, base: float) -> list[Cell]:
     """A row under MEASURES."""
-    texts = [f"{own:.3f}", f"{number:.2f}", words.percent(overlap), words.percent(base)]
+    texts = [f"{own:.3f}", f"{number:.2f}", fmt.percent(overlap), fmt.percent(base)]
     values = (own, number, overlap, base)
-    return cells(name, *(text if np.isfinite(v) else words.NONE for text, v in zip(texts, values, strict=True)))
+    return cells(name, *(text if np.isfinite(v) else fmt.NONE for text, v in zip(texts, values, strict=True)))
 
 
 def _said(last: Taken, base: float) -> str:
@@ -135,8 +136,8 @@ def _said(last: Taken, base: float) -> str:
     return (
         f"At the end a client takes the models of {np.nanmean(last.number):.1f} others (their effective number, mean "
         f"over clients), beside its own at a weight of {np.nanmean(last.own):.2f}. The class mixes of those others "
-        f"overlap with its own by {words.percent(np.nanmean(last.overlap))}; if all were taken alike, it would be "
-        f"{words.percent(base)}."
+        f"overlap with its own by {fmt.percent(np.nanmean(last.overlap))}; if all were taken alike, it would be "
+        f"{fmt.percent(base)}."
     )
 
 
@@ -144,12 +145,14 @@ def _line(label: str, found: Mapping[int, Taken], values: Sequence[np.ndarray], 
     """The mean over clients by round, with its deviation."""
     kept = [v[np.isfinite(v)] for v in values]
     mean, deviation = (np.array([f(v) if len(v) else np.nan for v in kept]) for f in (np.mean, np.std))
-    return Line(f"{label} ± s.d. over clients", np.array(list(found), dtype=float), mean, look(number), deviation)
+    return Line(
+        f"{label} ± s.d. over clients", np.array(list(found), dtype=float), mean, series_style(number), deviation
+    )
 
 
 def _overlap(found: Mapping[int, Taken], base: float) -> Figure:
     line = _line("models taken", found, [one.overlap for one in found.values()], 2)
-    alt = f"Overlap of class mixes by round: at the end {words.percent(line.y[-1])}, against {words.percent(base)}."
+    alt = f"Overlap of class mixes by round: at the end {fmt.percent(line.y[-1])}, against {fmt.percent(base)}."
     svg, legend = plots.chart("overlap", alt, [line], [Level("everybody alike", base)], across="rounds")
     caption = (
         "How much of its own class mix a client finds at those whose models it takes: Σ over classes of the smaller of "
@@ -168,7 +171,7 @@ def _number(found: Mapping[int, Taken], clients: int) -> Figure:
 
 def _table(found: Mapping[int, Taken], base: float) -> Table:
     rows = [
-        _row(words.whole(round), _mean([one.own]), _mean([one.number]), _mean([one.overlap]), base)
+        _row(fmt.whole(round), _mean([one.own]), _mean([one.number]), _mean([one.overlap]), base)
         for round, one in found.items()
     ]
     columns = ("Round", *MEASURES)
@@ -179,13 +182,13 @@ def _maps(run: Run, order: np.ndarray) -> Figure:
     """Class mixes and the weights at some rounds, clients in one order."""
     rounds = list(run.mixing)
     at = sorted({round((len(rounds) - 1) * part) for part in (0, 0.2, 0.5, 1)})
-    shown = {f"round {words.whole(rounds[k])}": run.mixing[rounds[k]][np.ix_(order, order)] for k in at}
+    shown = {f"round {fmt.whole(rounds[k])}": run.mixing[rounds[k]][np.ix_(order, order)] for k in at}
     counts = np.array(run.partition.counts)[order]
     mixes = counts / np.maximum(1, counts.sum(1, keepdims=True))
     block = -(-len(order) // MOST)
     diagonal = np.eye(len(order), dtype=bool)
     most = max(float(weights[~diagonal].max()) for weights in shown.values())
-    keys = [scale("class mix, 0 to 100 %", MIX)]
+    keys = [shade_legend("class mix, 0 to 100 %", MIX)]
     caption = (
         "Rows are the clients that mix, columns those whose models they take; in both, clients of alike class mixes "
     )
@@ -194,15 +197,15 @@ def _maps(run: Run, order: np.ndarray) -> Figure:
         shown = {name: _blocks(np.where(diagonal, 0.0, weights), block) for name, weights in shown.items()}
         mixes = _mean_rows(mixes, block)
         most = max(float(weights.max()) for weights in shown.values())
-        keys.append(scale(f"weight of a block of others, 0 to {most:.2g}"))
+        keys.append(shade_legend(f"weight of a block of others, 0 to {most:.2g}"))
         caption += (
             f" A cell stands for {block} × {block} clients: what one of the row's takes from all of the column's, "
         )
         caption += "on average, without its own model."
     else:
-        keys += [scale(f"weight of another's model, 0 to {most:.2g}"), scale("of its own, 0 to 1", SOFT)]
-    names = [words.whole(i) for i in order] if block == 1 else []
-    alt = f"Mixing weights of {len(order)} clients at {words.together(list(shown))}."
+        keys += [shade_legend(f"weight of another's model, 0 to {most:.2g}"), shade_legend("of its own, 0 to 1", SOFT)]
+    names = [fmt.whole(i) for i in order] if block == 1 else []
+    alt = f"Mixing weights of {len(order)} clients at {fmt.together(list(shown))}."
     svg = _draw("mixing", alt, mixes, shown, most or 1.0, names)
     return Figure("Whose models each client takes", svg, tuple(keys), caption, wide=True)
 
@@ -229,14 +232,14 @@ def _draw(
     side = (1080 - left - narrow - gap * MAPS - 6) / MAPS
     width = left + narrow + (gap + side) * len(maps) + 6
     figure, axes = canvas(width, top + side + bottom, left=left, right=width - left - narrow, top=top, bottom=bottom)
-    shade(axes, mixes, MIX, most=400)
+    draw_shades(axes, mixes, MIX, most=400)
     _frame(axes, mixes.shape, "class mix", "class", (narrow, side), names, [str(k) for k in range(mixes.shape[1])])
     axes.set_ylabel("who mixes", loc="top", fontsize=TEXT - 1)
     for number, (title, weights) in enumerate(maps.items()):
         axes = panel(figure, left + narrow + gap + (gap + side) * number, bottom, side, side)
         own = np.diag(weights.diagonal()) if names else np.zeros_like(weights)
-        shade(axes, np.clip((weights - own) / most, 0, 1), HEAT, most=400)
-        shade(axes, np.clip(own, 0, 1), SOFT, ground=False)
+        draw_shades(axes, np.clip((weights - own) / most, 0, 1), HEAT, most=400)
+        draw_shades(axes, np.clip(own, 0, 1), SOFT, ground=False)
         _frame(axes, weights.shape, title, "whose model", (side, side), [], names)
     return inline(figure, slug, alt)
 
@@ -250,7 +253,7 @@ def _frame(
     rows: Sequence[str],
     columns: Sequence[str],
 ) -> None:
-    """Limits, ticks where each name has room, and words."""
+    """Limits, ticks where each name has room, and fmt."""
     axes.set(xlim=(-0.5, shape[1] - 0.5), ylim=(shape[0] - 0.5, -0.5))
     axes.spines["bottom"].set_visible(False)
     ticks = (columns, size[0], 16, axes.set_xticks), (rows, size[1], 12, axes.set_yticks)

@@ -1,0 +1,343 @@
+"""The schema of `result.json` and `comparison.json`: runs and comparisons fill it, all that read them parse it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from fedloom.experiment import metrics
+from fedloom.experiment.metrics import ATTACK, GLOBAL, OWN, SCORES, TRAINING
+
+Final: TypeAlias = Mapping[tuple[str, str], float]
+"""The last value of each (metric, party); the party is "" where the value is of the whole federation."""
+
+
+class FileSchema(BaseModel):
+    """The content of a file, or part of it. A reader ignores unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    def content(self) -> dict[str, Any]:
+        """What is written to the file: all that was set."""
+        return self.model_dump(exclude_unset=True)
+
+
+class Spread(FileSchema):
+    """A metric: mean and standard deviation over clients, and each client's value; of the `clients` listed, or all."""
+
+    mean: float
+    std: float
+    per_client: list[float]
+    clients: list[int] | None = None
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Spread:
+        if self.clients is not None and len(self.clients) != len(self.per_client):
+            raise ValueError(f"it must have as many values as clients, {len(self.clients)}")
+        return self
+
+    def over(self, number: int) -> np.ndarray:
+        """(N,) values of so many clients; nan for those without one."""
+        each = np.full(number, np.nan)
+        each[list(range(number) if self.clients is None else self.clients)] = self.per_client
+        return each
+
+
+class Traffic(FileSchema):
+    """Bytes of tensor data `up` to the home party, `down` from it, and `across` between the others; means over seeds
+    in a comparison."""
+
+    up: int | float
+    down: int | float
+    across: int | float
+
+
+class EngineUsed(FileSchema):
+    """Where the parties ran; `asked` is the engine of the config."""
+
+    asked: str = ""
+    engine: str = "local"
+    workers: int = 1
+    device: str = "cpu"
+    remarks: list[str] = []
+
+
+class PretrainedUsed(FileSchema):
+    """The pretrained model of a server: digest, name and norm as far as they are known, and its file."""
+
+    digest: str
+    model: str | None
+    norm: str | None
+    file: str | None
+
+
+class SoloAccuracy(FileSchema):
+    """The accuracy of parties that answer alone: on the test rows, and on their unaligned rows if labels are known."""
+
+    test: Spread
+    own: Spread | None
+
+
+class AttackSuccess(FileSchema):
+    """The share of labels that an attack finds out: the mean, and by party."""
+
+    mean: float
+    per_party: dict[str, float]
+
+
+ScoreName = Annotated[str, Field(pattern=f"^({'|'.join(SCORES)})$")]
+
+
+class RunSummary(FileSchema):
+    """`result.json`. Standard deviations are over the whole population of clients.
+
+    A run in progress has no hashes. `scores`, `alone` and `attacks` are of parties with different columns.
+    """
+
+    name: str
+    method: str
+    title: str
+    preset: str
+    params: dict[str, Any] = {}
+    seed: int
+    rounds: int
+    iterations: int
+    dataset: str
+    clients: int
+    architectures: list[str] = []
+    engine: EngineUsed | None
+    pretrained: PretrainedUsed | None = None
+    unseen: list[int] = []
+    accuracy: Spread
+    own_accuracy: Spread | None
+    ways: dict[str, Spread] = {}
+    scores: dict[ScoreName, float] = {}
+    alone: dict[str, SoloAccuracy] = {}
+    attacks: dict[str, AttackSuccess] = {}
+    agreement: float | None
+    chance: float | None
+    own_chance: float | None = None
+    own_chances: dict[str, float | None] = {}
+    bytes: Traffic
+    bytes_by_kind: list[dict[str, Any]] = []
+    messages: int
+    seconds: dict[str, float]
+    failures: int
+    failure_reasons: dict[str, int] = {}
+    public_sha256: str | None
+    test_sha256: str | None = None
+    state_sha256: str | None
+    apart: bool = False
+    fedloom: str = ""
+
+    @model_validator(mode="after")
+    def _check_clients(self) -> RunSummary:
+        lists = [self.unseen, *(found.clients or () for found in self.accuracies.values())]
+        if not all(0 <= client < self.clients for clients in lists for client in clients):
+            raise ValueError(f"it names other clients than its {self.clients}")
+        unseen = [way for way in self.ways if not way.endswith(TRAINING)]
+        if self.unseen and not all(way + TRAINING in self.ways for way in unseen):
+            raise ValueError("it must have each way of unseen and of training clients")
+        return self
+
+    @property
+    def accuracies(self) -> dict[str, Spread]:
+        """By their names in `metrics.csv`, the main one first; where some clients are unseen, those in a way are over
+        these, and those with the suffix `TRAINING` over the others."""
+        return metrics.by_name(self.accuracy, self.own_accuracy, self.ways)
+
+    @property
+    def compared(self) -> dict[str, Spread]:
+        """All that a comparison is about: the scores of one prediction, or the accuracies of the clients."""
+        if self.scores:
+            return {name: Spread(mean=v, std=0.0, per_client=[v]) for name, v in self.scores.items()}
+        return self.accuracies
+
+    @property
+    def main(self) -> str:
+        """The metric that counts."""
+        return next(iter(self.accuracies))
+
+    @property
+    def tested(self) -> str:
+        """The rows that the accuracy of each client is on."""
+        return "each client's own test rows" if self.apart else "the global test set"
+
+    def describe(self, metric: str) -> str:
+        """The rows and the way of an accuracy."""
+        return metrics.described(metric, self.own_accuracy is not None, bool(self.unseen), self.tested)
+
+    def chance_of(self, metric: str) -> float | None:
+        """That accuracy of always answering the most frequent class."""
+        if metric == GLOBAL or self.own_accuracy is None:
+            return self.chance
+        return self.own_chances.get(metrics.group_of(metric), self.own_chance)
+
+    def most_frequent(self, metric: str) -> str:
+        """The answer that `chance_of` is about."""
+        return metrics.most_frequent(metric, self.own_accuracy is not None)
+
+
+def over_clients(
+    final: Final, metric: str, names: Sequence[str], clients: Sequence[int] | None = None
+) -> Spread | None:
+    """A metric over these clients, or over all; of those that have it."""
+    wanted = range(len(names)) if clients is None else clients
+    of = [i for i in wanted if (metric, names[i]) in final]
+    if not of:
+        return None
+    each = [final[metric, names[i]] for i in of]
+    known = {} if len(of) == len(names) else {"clients": of}
+    return Spread(mean=float(np.mean(each)), std=float(np.std(each)), per_client=each, **known)
+
+
+def joint_scores(final: Final, names: Sequence[str], ways: Sequence[str]) -> dict[str, Any]:
+    """What `RunSummary` has of parties with different columns: the scores of the active party's predictions, each
+    party's own accuracy in further ways, and the labels that attacks find out."""
+    accuracy = final["accuracy mean", ""]
+    attacks: dict[str, dict[str, float]] = {}
+    for (metric, party), value in final.items():
+        if metric.startswith(ATTACK) and party:
+            attacks.setdefault(metric.removeprefix(ATTACK), {})[party] = value
+    return {
+        "accuracy": Spread(mean=accuracy, std=0.0, per_client=[accuracy]),
+        "own_accuracy": None,
+        "ways": {},
+        "scores": {name: final[score.column, ""] for name, score in SCORES.items() if (score.column, "") in final},
+        "alone": {
+            way: {
+                "test": over_clients(final, f"{GLOBAL} {way}", names),
+                "own": over_clients(final, f"{OWN} {way}", names),
+            }
+            for way in ways
+        },
+        "attacks": {
+            name: {"mean": float(np.mean([*each.values()])), "per_party": each} for name, each in attacks.items()
+        },
+    }
+
+
+class SeedSpread(FileSchema):
+    """A metric of one method over the seeds of a comparison."""
+
+    mean: float
+    std_over_seeds: float | None
+    std_over_clients: float
+
+
+class SoloOverSeeds(FileSchema):
+    """`SoloAccuracy` over seeds."""
+
+    test: SeedSpread
+    own: SeedSpread | None
+
+
+class NetworkGain(FileSchema):
+    """The mean of the main metric over the clients of one network or black box, in all seeds; and its `gain` over the
+    same clients of the method compared with."""
+
+    clients: int
+    mean: float
+    gain: float | None = None
+
+
+class MethodSummary(FileSchema):
+    """A method in `comparison.json`."""
+
+    name: str
+    method: str
+    preset: str
+    seeds: list[int]
+    accuracy: SeedSpread
+    own_accuracy: SeedSpread | None
+    scores: dict[ScoreName, SeedSpread] = {}
+    alone: dict[str, SoloOverSeeds] = {}
+    ways: dict[str, SeedSpread]
+    networks: dict[str, NetworkGain] = {}
+    chance: float
+    own_chance: float | None
+    own_chances: dict[str, float] = {}
+    bytes: Traffic
+    seconds: float
+    failures: int
+
+    @property
+    def accuracies(self) -> dict[str, SeedSpread]:
+        """The main one first."""
+        return metrics.by_name(self.accuracy, self.own_accuracy, self.ways)
+
+
+class PairedDifference(FileSchema):
+    """The first method minus the other, on the seeds that both have. A client is better where it has more, or less if
+    less is better."""
+
+    first: str
+    other: str
+    mean: float | None
+    std_over_seeds: float | None
+    std_over_clients: float | None
+    clients_better: int
+    clients: int
+    per_seed: list[float]
+
+
+class ComparedRun(FileSchema):
+    """The folder of one method and seed."""
+
+    name: str
+    seed: int
+    folder: str | None
+
+
+class Comparison(FileSchema):
+    """`comparison.json`.
+
+    `differences` are of the main `measure`, `further` those of all other metrics that every run has. The gains of
+    networks are over the method `gains_over`. `unseen` lists the unseen clients by seed.
+    """
+
+    title: str
+    reference: str
+    methods: list[MethodSummary] = Field(min_length=1)
+    gains_over: str = ""
+    unseen: dict[str, list[int]] = {}
+    measure: str
+    differences: list[PairedDifference]
+    further: dict[str, list[PairedDifference]]
+    lower_is_better: list[str] = []
+    remarks: list[str] = []
+    runs: list[ComparedRun]
+
+    @property
+    def joint(self) -> bool:
+        """Whether parties with different columns give one prediction together."""
+        return any(m.scores for m in self.methods)
+
+    @property
+    def personal(self) -> bool:
+        """Whether a method's parties are evaluated in further ways."""
+        return any(m.ways for m in self.methods)
+
+    @property
+    def several_seeds(self) -> bool:
+        """Whether a method ran with more than one seed."""
+        return any(len(m.seeds) > 1 for m in self.methods)
+
+    def describe(self, metric: str) -> str:
+        """The rows and the way of an accuracy."""
+        unseen = any(way.endswith(TRAINING) for m in self.methods for way in m.ways)
+        return metrics.described(metric, any(m.own_accuracy for m in self.methods), unseen)
+
+    def chance_of(self, metric: str) -> float | None:
+        """That accuracy of always answering the most frequent class, mean over methods."""
+        own, group = metric != GLOBAL and any(m.own_accuracy for m in self.methods), metrics.group_of(metric)
+        found = [m.own_chances.get(group, m.own_chance) if own else m.chance for m in self.methods]
+        known = [chance for chance in found if chance is not None]
+        return sum(known) / len(known) if known else None
+
+    def most_frequent(self, metric: str) -> str:
+        """The answer that `chance_of` is about."""
+        return metrics.most_frequent(metric, any(m.own_accuracy for m in self.methods))

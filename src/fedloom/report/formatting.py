@@ -1,0 +1,132 @@
+"""Numbers and lists for people, in reports and in terminals.
+
+Values are separated from their units by `NBSP`, which does not break; terminals pass another `space`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+NBSP = "\u00a0"
+MINUS = "\u2212"
+NONE = "–"
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def percent(share: float, space: str = NBSP) -> str:
+    """`86.7 %` of 0.867."""
+    return f"{_signed(100 * share, '.1f')}{space}%"
+
+
+def points(difference: float) -> str:
+    """`+2.7` percentage points of 0.027; zero has no sign."""
+    text = _signed(100 * difference, "+.1f")
+    return "0.0" if text in ("+0.0", f"{MINUS}0.0") else text
+
+
+def number(value: float, form: str = ".3f") -> str:
+    """`0.962`; zero has no sign."""
+    text = _signed(value, form)
+    return text if any(c in text for c in "123456789") or not math.isfinite(value) else text.lstrip(f"+{MINUS}")
+
+
+def metric(value: float, share: bool = True) -> str:
+    """A share in percent, `86.7 %`, or any other metric as it is, `0.962`."""
+    return percent(value) if share else number(value)
+
+
+def spread(mean: float, deviation: float | None, share: bool = True) -> str:
+    """`86.7 % ± 2.0` or `0.962 ± 0.010`; the mean alone where there is no deviation."""
+    return metric(mean, share) + (
+        f"{NBSP}±{NBSP}{standard_deviation(deviation, share)}" if deviation is not None else ""
+    )
+
+
+def standard_deviation(value: float | None, share: bool = True) -> str:
+    """`2.0` percentage points, or `0.010`."""
+    return NONE if value is None else f"{100 * value:.1f}" if share else f"{value:.3f}"
+
+
+def difference(value: float, share: bool = True) -> str:
+    """`+2.7` percentage points, or `+0.012`."""
+    return points(value) if share else number(value, "+.3f")
+
+
+def size(count: float, space: str = NBSP) -> str:
+    """Bytes with three digits and a decimal unit: `7.68 MB`."""
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    digits = 0 if units[0] == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f}{space}{units[0]}"
+
+
+def whole(count: float) -> str:
+    """`7,680,000`."""
+    return f"{count:,.0f}"
+
+
+def exactly(count: float) -> str:
+    """`7,680,000 bytes`."""
+    return f"{whole(count)} bytes"
+
+
+def duration(seconds: float, space: str = NBSP, tenths_below: float = 99.95) -> str:
+    """`63.3 s`, `12 min 3 s`, `3 h 12 min`; in whole seconds from `tenths_below` on."""
+    if seconds < 99.95:
+        return f"{seconds:.{1 if seconds < tenths_below else 0}f}{space}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 120:
+        return f"{minutes}{space}min {rest}{space}s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{whole(hours)}{space}h {minutes}{space}min"
+
+
+def estimate(seconds: float) -> str:
+    """A rough time: `5 min`, `3 h`, `4 days`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} days"
+
+
+def times(number: int, noun: str, plural: str = "") -> str:
+    """`ten clients`, `one client`, `20 clients`: small numbers as fmt."""
+    word = _NUMBERS[number] if 0 <= number < len(_NUMBERS) else whole(number)
+    return f"{word} {noun if number == 1 else plural or noun + 's'}"
+
+
+def together(items: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(part for part in (", ".join(items[:-1]), items[-1]) if part) if items else ""
+
+
+def clients_named(clients: Sequence[int]) -> str:
+    """`client 1`, or `clients 1, 4`."""
+    return f"client{'' if len(clients) == 1 else 's'} {', '.join(map(str, clients))}"
+
+
+def span(values: Iterable[int]) -> str:
+    """`600`, or `100 to 600` where they differ."""
+    low, *_, high = sorted(values) * 2
+    return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
+
+
+def capital(text: str) -> str:
+    """The text with its first letter raised, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text in printable characters, its middle left out where it is too long."""
+    text = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"
+
+
+def _signed(number: float, form: str) -> str:
+    return f"{number:{form}}".replace("-", MINUS) if math.isfinite(number) else "not a number"

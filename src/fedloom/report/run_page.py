@@ -1,0 +1,151 @@
+"""The report of one run: the blocks that its result has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fedloom.experiment.metrics import GLOBAL, TRAINING, shown
+from fedloom.experiment.result import RunSummary
+from fedloom.report import formatting as fmt
+from fedloom.report import unseen, vertical
+from fedloom.report.clients import of_one
+from fedloom.report.learning import diagnostics, learning
+from fedloom.report.mixing import chosen
+from fedloom.report.page import Details, Page, Section, Table, Tile, cells
+from fedloom.report.read import Run
+from fedloom.report.traffic import traffic
+
+
+def page(run: Run) -> Page:
+    """All that the folder of a run tells."""
+    s = run.summary
+    if s.scores:
+        blocks = [vertical.classes(run), vertical.holdings(run), vertical.alone(run), vertical.attacks(run)]
+    else:
+        blocks = [unseen.of_one(run), of_one(run), chosen(run)]
+    sections = [learning(run), *blocks, diagnostics(run), traffic(run), _failures(run), _repeat(run)]
+    return Page(
+        title=f"{s.name} on {s.dataset}",
+        subtitle=" · ".join(part for part in (s.title, f"preset {s.preset}", f"seed {s.seed}") if part),
+        lead=lead(run),
+        warning="" if run.finished else _unfinished(run),
+        tiles=[*(vertical.tiles(run) if s.scores else _accuracies(s)), *_costs(s)],
+        sections=[section for section in sections if section],
+        footer=f"Made by fedloom {run.environment.get('fedloom', '')} from the files of this run's folder.",
+    )
+
+
+def lead(run: Run) -> str:
+    """The result in a sentence."""
+    s = run.summary
+    length = "one iteration" if s.iterations == 1 else f"{fmt.whole(s.iterations)} iterations"
+    if s.scores:
+        text = vertical.lead(run, length)
+    elif s.ways:
+        text = _lead_in_ways(s, length)
+    else:
+        over = " (s.d. over clients)" if s.clients > 1 else ""
+        reached = fmt.spread(s.accuracy.mean, s.accuracy.std if s.clients > 1 else None)
+        who = fmt.capital(fmt.times(s.clients, "client"))
+        text = f"{who} reached {reached}{over} on {s.dataset} after {length}"
+    main = s.main if s.ways else GLOBAL
+    chance = s.chance_of(main)
+    if chance is None:
+        return f"{text}."
+    where = "at those unseen, " if s.unseen and s.ways and s.own_accuracy else ""
+    return f"{text}; {where}always answering {s.most_frequent(main)} gives {fmt.percent(chance)}."
+
+
+def _lead_in_ways(s: RunSummary, length: str) -> str:
+    """The same for clients that are evaluated in a further way, on their own class mix if they have test rows."""
+    way = next(iter(s.ways))
+    rows = f"On {'their own class mix' if s.own_accuracy else s.tested} of {s.dataset}"
+    after = f"after {way}" if way[:1].isdigit() else way
+    over = s.ways[way]
+    if s.unseen:
+        training = s.ways[way + TRAINING]
+        return (
+            f"{rows}, {fmt.times(len(over.per_client), 'unseen client')} reached {fmt.spread(over.mean, over.std)} "
+            f"{after}, {fmt.times(len(training.per_client), 'training client')} "
+            f"{fmt.spread(training.mean, training.std)}, in {length} (s.d. over clients)"
+        )
+    several = s.clients > 1
+    new, old = (fmt.spread(a.mean, a.std if several else None) for a in (over, s.own_accuracy or s.accuracy))
+    text = f"{rows}, {fmt.times(s.clients, 'client')} reached {new}{' (s.d. over clients)' if several else ''} {after}"
+    return f"{text} and {old} as they are, after {length}"
+
+
+def _unfinished(run: Run) -> str:
+    done = fmt.times(run.summary.rounds, "round")
+    return (
+        f"This run is unfinished: what follows is its last evaluation, after {done}. The command that started "
+        "it, with --resume added, goes on from the last checkpoint."
+    )
+
+
+def _accuracies(s: RunSummary) -> Iterable[Tile]:
+    for metric in shown(s.accuracies, bool(s.unseen)):
+        found = s.accuracies[metric]
+        label = "Accuracy" if metric == GLOBAL and not s.ways else fmt.capital(s.describe(metric))
+        note = f"±{fmt.NBSP}{100 * found.std:.1f} s.d. over clients" if len(found.per_client) > 1 else ""
+        yield Tile(label, fmt.percent(found.mean), note)
+    chance = s.chance_of(s.main)
+    if chance is not None:
+        yield Tile("Chance", fmt.percent(chance), f"always {s.most_frequent(s.main)}")
+    if s.agreement is not None:
+        yield Tile("Agreement", fmt.percent(s.agreement), "of answers, between two clients")
+
+
+def _costs(s: RunSummary) -> Iterable[Tile]:
+    who = "parties" if s.scores else "clients"
+    ways = [("Sent up", s.bytes.up, f"by the {who}"), ("Sent down", s.bytes.down, f"to the {who}")]
+    if s.bytes.across:
+        ways.append(("Sent across", s.bytes.across, f"between {who}"))
+    for label, count, note in ways:
+        yield Tile(label, fmt.size(count), note, fmt.exactly(count))
+    if s.seconds:
+        total = s.seconds.get("total", sum(s.seconds.values()))
+        e = s.engine
+        where = f"{e.engine} engine, {fmt.times(e.workers, 'worker')}, {e.device}" if e else ""
+        yield Tile("Time", fmt.duration(total), where, f"{total:,.2f} seconds")
+    yield Tile("Failures", fmt.whole(s.failures), "calls without a usable reply", f"{fmt.whole(s.messages)} messages")
+
+
+def _failures(run: Run) -> Section | None:
+    """Which calls gave no usable reply, and why."""
+    if not run.failures:
+        return None
+    groups: dict[tuple[str, str], list[str]] = {}
+    for failure in run.failures:
+        groups.setdefault((failure.reason, failure.kind), []).append(failure.party)
+    rows = [
+        cells(reason, kind, fmt.whole(len(who)), fmt.whole(len(set(who))))
+        for (reason, kind), who in sorted(groups.items(), key=lambda group: -len(group[1]))
+    ]
+    text = "A reply that is missing or not usable is dropped; the round goes on with the others."
+    table = Table("Calls without a usable reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2)
+    return Section("Failures", text=[text], tables=[table])
+
+
+def _repeat(run: Run) -> Section:
+    """The command, config, versions and hashes that give the same numbers again."""
+    s, own = run.summary, run.summary.pretrained
+    known = {**run.environment, "public_sha256": s.public_sha256, "state_sha256": s.state_sha256}
+    rows = [cells(key, str(value)) for key, value in known.items() if value is not None]
+    rows += [cells("engine", remark) for remark in (s.engine.remarks if s.engine else ())]
+    caption = "Where the run was made, and hashes of the public rows and of all parties' last states"
+    text = ["In this folder, with the same versions on a like machine, this command gives the same numbers"]
+    text[0] += " and the same state_sha256." if s.state_sha256 else "."
+    if own is not None:
+        model = f"{own.model or 'one'}{f' (norm {own.norm})' if own.norm else ''}"
+        source = f", from the file {own.file}" if own.file else ""
+        text.append(f"The server's pretrained model is {model}{source}; its digest begins with {own.digest[:12]}.")
+    return Section(
+        "Repeat it",
+        text=text,
+        command="fedloom run config.toml",
+        details=[
+            Details("Resolved config", run.config),
+            Details("Environment and hashes", table=Table(caption, ("Name", "Value"), rows, words=2)),
+        ],
+    )

@@ -1,0 +1,79 @@
+"""The summary of a run in progress, from its tables."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.errors import DataError
+from fedloom.experiment.metrics import GLOBAL, OWN
+from fedloom.experiment.result import RunSummary, joint_scores, over_clients
+from fedloom.report.files import checked, damaged, parsed
+from fedloom.report.schema import LedgerRow, MetricRow, PartitionFile
+
+
+def summary_so_far(
+    folder: Path,
+    config: str,
+    metrics: Sequence[MetricRow],
+    ledger: Sequence[LedgerRow],
+    failures: int,
+    partition: PartitionFile,
+) -> RunSummary:
+    """What `result.json` would hold at the last evaluation.
+
+    Raises:
+        DataError: there was none yet, or the config is damaged.
+    """
+    evaluations = [m for m in metrics if m.measure == "accuracy mean"]
+    if not evaluations:
+        raise DataError(f"{folder / 'metrics.csv'} holds no accuracy yet; go on with the run by --resume")
+    try:
+        settings = tomllib.loads(config)
+    except tomllib.TOMLDecodeError as error:
+        raise damaged(folder / "config.toml", f"is not valid TOML: {error}") from None
+    last = evaluations[-1]
+    final = {(m.measure, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
+
+    def ways(prefix: str) -> list[str]:
+        found = dict.fromkeys(metric for metric, party in final if party and metric.startswith(f"{prefix} "))
+        return [metric.removeprefix(f"{prefix} ") for metric in found]
+
+    method, data = str(settings.get("method", "")), settings.get("data", {})
+    dataset, clients = data.get("name"), data.get("clients")
+    found: dict[str, Any]
+    if partition.parties is None:
+        names = [party for metric, party in final if metric == GLOBAL and party]
+        found = {
+            "accuracy": over_clients(final, GLOBAL, names),
+            "own_accuracy": over_clients(final, OWN, names),
+            "ways": {way: over_clients(final, f"{OWN} {way}", names) for way in ways(OWN)},
+        }
+    else:
+        found = joint_scores(final, partition.parties.ids(party for _, party in final), ways(GLOBAL))
+        dataset, clients = parsed(folder / "partition.json")["parties"].get("name", dataset), partition.number
+    values = {
+        "name": settings.get("name") or method,
+        "method": method,
+        "title": "",
+        "preset": settings.get("preset"),
+        "seed": settings.get("seed"),
+        "rounds": last.round,
+        "iterations": last.iteration,
+        "dataset": dataset,
+        "clients": clients,
+        "engine": None,
+        **found,
+        "agreement": final.get(("agreement", "")),
+        **partition.model_dump(include={"chance", "own_chance", "own_chances", "unseen"}),
+        "bytes": {way: final.get((f"bytes {way}", "")) for way in ("up", "down", "across")},
+        "messages": sum(row.count for row in ledger),
+        "seconds": {},
+        "failures": failures,
+        "public_sha256": None,
+        "state_sha256": None,
+        "apart": partition.apart > 0,
+    }
+    return checked(RunSummary, values, folder / "metrics.csv")

@@ -1,0 +1,295 @@
+"""Parties with different columns, one by one: what they hold, what they can do alone, what they could find out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
+from fedloom.experiment.result import Comparison
+from fedloom.report import formatting as fmt
+from fedloom.report import heatmaps, plots
+from fedloom.report.learning import iteration_axis
+from fedloom.report.page import Cell, Details, Figure, Section, Table, Tile, cells
+from fedloom.report.plots import Level, Line
+from fedloom.report.read import Run
+from fedloom.report.schema import PartyData, VerticalPartition
+from fedloom.report.styles import SeriesStyle, series_style
+from fedloom.report.svg import INK
+
+MARKS = (
+    "Γ is the number of unaligned rows of a party's largest class to that of its smallest; S, how many classes it has; "
+    "MID, how uneven they are, from 0 (all alike) to 1 (one class has all); cos, how like its class mix is to that of "
+    "all parties together. They need the classes of unaligned rows, known only where somebody has the labels, as in a "
+    "simulation."
+)
+PSEUDO = (
+    "Each party also answers by itself, from its own columns and what it was sent. What it answers on its unaligned "
+    "rows are its pseudo-labels, which it may learn from. How many of these are right, the pseudo-label accuracy, is "
+    "known only where somebody has the labels, as in a simulation: no party without labels can measure it."
+)
+LEAKS = "What parties could find out about labels"
+GUESSES = (
+    "A party without labels that follows the protocol may guess from what it is told which class each aligned row is "
+    "of, judged on rows whose class it was not told. Where it is told some, they are evaluate.attacks rows of each "
+    "class. Attackers that know different things are not comparable."
+)
+KNOWS = {
+    "gradients direct": "The gradient of each row's loss by the logits that it sent, and that all logits are added up.",
+    "gradients nearest": "The gradient that it was sent for each row, and the class of a few rows.",
+    "prototypes": "Its own embeddings, the prototypes that it was sent, and which class each stands for; no label.",
+    "embeddings nearest": "Its own embeddings and the class of a few rows. A control: what these labels alone tell.",
+    "completion": "Its own embeddings, the class of a few rows, and many rows without.",
+}
+"""What an attacker is assumed to know, by the attack's name."""
+CHANCE_ATTACK = "chance"
+"""Always guessing the most frequent class: listed among the attacks, and what they are held against."""
+TOGETHER = SeriesStyle(INK, dash=(8, 3, 2, 3))
+"""What all parties reach together, beside what each reaches alone."""
+
+
+def lead(run: Run, length: str) -> str:
+    """Who predicted what, and how well, after a length of training."""
+    s = run.summary
+    more = [f"{_inside(name)} {fmt.metric(v, SCORES[name].share)}" for name, v in s.scores.items() if name != GLOBAL]
+    alone = "" if s.messages else ", with no message between them"
+    return (
+        f"{fmt.capital(fmt.times(s.clients, 'party', 'parties'))} with different columns of the same rows, of whom one "
+        "knows the labels, gave the right one of "
+        f"{fmt.times(len(run.partition.classes), 'class', 'classes')} to {fmt.percent(s.accuracy.mean)} of "
+        f"{fmt.whole(run.partition.test)} test rows of {s.dataset} ({', '.join(more)}) after {length}{alone}"
+    )
+
+
+def _inside(name: str) -> str:
+    """The title of a score within a sentence."""
+    title = SCORES[name].title
+    return title if title.isupper() else title[:1].lower() + title[1:]
+
+
+def tiles(run: Run) -> Iterable[Tile]:
+    """The scores, each with what it is without knowledge."""
+    s, number = run.summary, len(run.partition.classes)
+    error = 100 * math.sqrt(s.accuracy.mean * (1 - s.accuracy.mean) / max(1, run.partition.test))
+    frequent = np.array(run.partition.parties.test_counts if run.partition.parties else (1,), dtype=float)
+    shares = frequent[frequent > 0] / frequent.sum()
+    notes = {
+        "accuracy": f"of {fmt.whole(run.partition.test)} test rows; standard error {error:.1f}",
+        "balanced accuracy": f"mean over classes; guessing gives {fmt.percent(1 / len(shares))}",
+        "auc": "guessing gives 0.5" + ("; mean over classes, each against all others" if number > 2 else ""),
+        "log loss": f"less is better; the classes' frequencies give {-(shares * np.log(shares)).sum():.3f}",
+        "seen accuracy": "on test rows of classes that the aligned people have many of",
+        "rare recall": "on test rows of the others",
+    }
+    for name, value in s.scores.items():
+        yield Tile(SCORES[name].title, fmt.metric(value, SCORES[name].share), notes[name])
+    if s.chance is not None:
+        yield Tile("Chance", fmt.percent(s.chance), "always the most frequent class")
+
+
+def classes(run: Run) -> Section | None:
+    """How many rows of each class are recognised, and classes that nobody could learn."""
+    held, s = run.partition.parties, run.summary
+    assert held is not None
+    found = [run.measured.get((f"recall {name}", "", run.last)) for name in run.partition.classes]
+    recall = np.array([series[1][-1] if series else math.nan for series in found])
+    aligned, test = np.array(held.aligned_counts), np.array(held.test_counts)
+    rows = [
+        cells(
+            name,
+            fmt.whole(known),
+            fmt.whole(tested),
+            Cell(fmt.NONE if math.isnan(share) else fmt.percent(share), share=None if math.isnan(share) else share),
+        )
+        for name, known, tested, share in zip(run.partition.classes, aligned, test, recall, strict=True)
+    ]
+    heading = ("Class", "Aligned rows", "Test rows", "Recognised")
+    table = Table("Share of each class's test rows that is recognised at the end", heading, rows)
+    points = []
+    missing = (aligned == 0) & (test > 0)
+    if missing.any() and not missing.all():
+        names = fmt.together([name for name, gone in zip(run.partition.classes, missing, strict=True) if gone])
+        right = np.nan_to_num(recall) * test
+        seen, unseen = (fmt.percent(right[which].sum() / max(1, test[which].sum())) for which in (~missing, missing))
+        points.append(
+            f"No aligned row is of the class {names}, so nothing teaches the active party to give it. On test rows of "
+            f"the other classes it is right at {seen}, on those of {'this one' if missing.sum() == 1 else 'these'} at "
+            f"{unseen}."
+        )
+    few = len(rows) <= plots.ROWS
+    details = [] if few else [Details(f"All {s.dataset} classes", table=table)]
+    return Section("Classes", tables=[table] if few else [], points=points, details=details)
+
+
+def holdings(run: Run, which: str = "") -> Section:
+    """Who holds which columns of how many rows, and how uneven the classes are; `which` run, if there are several."""
+    held = run.partition.parties
+    assert held is not None
+    known = [p for p in held.parties if p.unaligned_counts is not None]
+    together = held.all.weighted_cosine
+    text = [
+        "Aligned rows are the same people, or things, at all parties; unaligned ones only one party has. Only the "
+        f"active party, whose own columns are those of {held.parties[0].name}, knows labels: those of the aligned rows."
+    ]
+    if any(p.gamma is not None for p in held.parties):
+        text.append(MARKS + ("" if together is None else f" Weighted by rows, cos is {together:.3f} in all."))
+    tables = [_table(run, held.parties, which)]
+    details = [_columns(held.parties)] if any(_long(p) for p in held.parties) else []
+    figures = [_picture(run, held, known)] if len(run.partition.classes) <= plots.ROWS else []
+    return Section("Who holds what", text=text, tables=tables, figures=figures, details=details)
+
+
+def _table(run: Run, parties: Sequence[PartyData], which: str) -> Table:
+    """A row for each party."""
+    networks = len(set(run.partition.architectures)) > 1
+    measured = any(p.gamma is not None for p in parties)
+    headings = ["Party", "Holds", *(["Network"] if networks else []), "Aligned", "Unaligned"]
+    headings += ["Γ", "S", "MID", "cos"] if measured else []
+    rows = []
+    for p, id, network in zip(parties, run.names, run.partition.architectures, strict=True):
+        marks = ["gamma", "classes_held", "mid", "cosine"] if measured else []
+        forms = {"gamma": ".2f", "classes_held": "d", "mid": ".3f", "cosine": ".3f"}
+        values = [fmt.NONE if getattr(p, m) is None else format(getattr(p, m), forms[m]) for m in marks]
+        counts = [fmt.whole(p.aligned), fmt.whole(p.unaligned)]
+        name = p.name if p.name == id else f"{id}: {p.name}"
+        rows.append(cells(name, _holds(p), *([network] if networks else []), *counts, *values))
+    network = "" if networks else f"; each party's network is {run.partition.architectures[0]}"
+    return Table(f"What each party holds{which}{network}", headings, rows, words=3 if networks else 2)
+
+
+def _long(p: PartyData) -> bool:
+    return p.columns is not None and len(", ".join(p.columns)) > 50
+
+
+def _holds(p: PartyData) -> Cell:
+    """Its columns by name, or how many they are; or the shape of its pictures."""
+    if p.columns is None and not p.input_shape:
+        return Cell("columns of its own", title="Nobody else knows them.")
+    if p.columns is None:
+        return Cell(" × ".join(map(str, p.input_shape)))
+    names = ", ".join(p.columns)
+    return Cell(fmt.times(len(p.columns), "column"), title=names) if _long(p) else Cell(names)
+
+
+def _columns(parties: Sequence[PartyData]) -> Details:
+    """All columns by name."""
+    rows = [cells(p.name, ", ".join(p.columns or ())) for p in parties]
+    return Details("The columns by name", table=Table("Each party's columns", ("Party", "Columns"), rows, words=2))
+
+
+def _picture(run: Run, held: VerticalPartition, known: Sequence[PartyData]) -> Figure:
+    """Rows by class: the aligned ones, and each party's unaligned ones where their classes are known."""
+    shown = [p for p in known if p.unaligned]
+    counts = np.array([held.aligned_counts, *(p.unaligned_counts for p in shown)], dtype=int)
+    most = int(counts.max())
+    alt = f"Rows of {counts.shape[1]} classes, aligned and unaligned; a cell stands for at most {most}."
+    svg = heatmaps.class_counts("partition", alt, counts, run.partition.classes, ["aligned", *(p.name for p in shown)])
+    caption = "Aligned rows by class" + (
+        ", then unaligned rows where their classes are on record; no party is told these." if shown else "."
+    )
+    caption += f" Beside them there are {fmt.whole(run.partition.test)} test rows, which all parties hold."
+    return Figure("Rows by class", svg, (heatmaps.rows_legend(most),), caption, len(shown) > 4)
+
+
+def alone(run: Run) -> Section | None:
+    """What each party answers by itself, in each way in which it can."""
+    if not run.summary.alone:
+        return None
+    figures, tables = [], []
+    for way, found in run.summary.alone.items():
+        prefix = "" if way == "alone" else f"{fmt.capital(way)}: "
+        chance = [] if run.summary.chance is None else [Level("chance", run.summary.chance)]
+        levels = [Level("all together, at the end", run.summary.accuracy.mean, TOGETHER), *chance]
+        figures.append(_by_party(run, f"{GLOBAL} {way}", f"{prefix}On the test rows", levels))
+        if found.own is not None:
+            title = f"{prefix}On its own unaligned rows: pseudo-label accuracy"
+            figures.append(_by_party(run, f"{OWN} {way}", title, []))
+        test, own = found.test.per_client, found.own.per_client if found.own else None
+        rows = []
+        for n, name in enumerate(run.called):
+            others = [fmt.NONE, fmt.NONE] if own is None else [fmt.percent(own[n]), _most(run, n)]
+            rows.append(cells(name, fmt.percent(test[n]), *others))
+        headings = ("Party", "On the test rows", "On its unaligned rows", "Most frequent class of these")
+        tables.append(Table(f"{prefix}Accuracy of each party alone at the end", headings, rows))
+    return Section("Each party alone", text=[PSEUDO], tables=tables, figures=figures)
+
+
+def _most(run: Run, n: int) -> str:
+    """The share of the most frequent class among party n's unaligned rows."""
+    held = run.partition.parties
+    counts = held.parties[n].unaligned_counts if held else None
+    return fmt.percent(max(counts) / sum(counts)) if counts and sum(counts) else fmt.NONE
+
+
+def _by_party(run: Run, measure: str, title: str, levels: list[Level]) -> Figure:
+    """A line for each party that has the measure."""
+    curves = [run.curve(measure, run.last, id) for id in run.names]
+    lines = [Line(run.called[n], x, y, series_style(n)) for n, (x, y) in enumerate(curves) if len(x)]
+    ends = fmt.together([f"{line.label} {fmt.percent(line.y[-1])}" for line in lines])
+    svg, legend = plots.chart(
+        measure, f"{title} by iteration; at the end {ends}.", lines, levels, across=iteration_axis(run)
+    )
+    return Figure(title, svg, legend)
+
+
+def attacks(run: Run) -> Section | None:
+    """How many labels of aligned rows the parties could find out."""
+    found = {kind: attack for kind, attack in run.summary.attacks.items() if kind != CHANCE_ATTACK}
+    if not found:
+        return None
+    chance = run.summary.attacks.get(CHANCE_ATTACK)
+    ids = [id for id in run.names if any(id in attack.per_party for attack in found.values())]
+    names = [run.called[run.names.index(id)] for id in ids]
+    rows = [
+        cells(
+            fmt.capital(kind),
+            KNOWS.get(kind, fmt.NONE),
+            *(fmt.percent(attack.per_party[id]) if id in attack.per_party else fmt.NONE for id in ids),
+            Cell(fmt.percent(attack.mean), share=min(1.0, attack.mean)),
+        )
+        for kind, attack in found.items()
+    ]
+    heading = ("Attack", "What the attacker knows", *names, "Mean")
+    level = (
+        "" if chance is None else f" Always guessing the most frequent class is right at {fmt.percent(chance.mean)}."
+    )
+    levels = [] if chance is None else [Level("most frequent class", chance.mean)]
+    figures = [
+        _by_party(run, f"attack {kind}", fmt.capital(kind), levels)
+        for kind in found
+        if any(len(run.curve(f"attack {kind}", run.last, id)[0]) > 1 for id in ids)
+    ]
+    table = Table("Share of labels found out at the end", heading, rows, words=2)
+    return Section(LEAKS, text=[GUESSES + level], tables=[table], figures=figures)
+
+
+def alone_by_method(found: Comparison) -> Section | None:
+    """What parties answer by themselves, for the methods in which they can."""
+    rows = []
+    for m in found.methods:
+        for way, on in m.alone.items():
+            name = m.name if way == "alone" else f"{m.name}, {way}"
+            own = fmt.NONE if on.own is None else fmt.spread(on.own.mean, on.own.std_over_seeds)
+            rows.append(cells(name, fmt.spread(on.test.mean, on.test.std_over_seeds), own))
+    columns = ("Method", "On the test rows", "On their unaligned rows")
+    table = Table("Accuracy of the parties alone at the end, mean over parties", columns, rows)
+    return Section("Each party alone", text=[PSEUDO], tables=[table]) if rows else None
+
+
+def attacks_by_method(found: Comparison, runs: Sequence[Run]) -> Section | None:
+    """What share of labels each attack finds out under each method, mean over parties and seeds."""
+    rows = []
+    for m in found.methods:
+        own = [run.summary.attacks for run in runs if run.summary.name == m.name]
+        for kind in dict.fromkeys(kind for attacks in own for kind in attacks if kind != CHANCE_ATTACK):
+            means = [attacks[kind].mean for attacks in own if kind in attacks]
+            deviation = float(np.std(means, ddof=1)) if len(means) > 1 else None
+            guess = [attacks[CHANCE_ATTACK].mean for attacks in own if CHANCE_ATTACK in attacks]
+            chance = fmt.percent(float(np.mean(guess))) if guess else fmt.NONE
+            mean = fmt.spread(float(np.mean(means)), deviation)
+            rows.append(cells(m.name, kind, KNOWS.get(kind, fmt.NONE), mean, chance))
+    columns = ("Method", "Attack", "What the attacker knows", "Labels found out", "Most frequent class")
+    table = Table("Share of labels found out at the end, mean over parties", columns, rows, words=3)
+    return Section(LEAKS, text=[GUESSES], tables=[table]) if rows else None
