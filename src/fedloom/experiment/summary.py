@@ -109,11 +109,7 @@ def summarise(
         engine=EngineUsed(asked=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
         pretrained=pretrained(world),
         unseen=list(world.unseen),
-        **(
-            joint_scores(final, names, cfg.ways)
-            if world.method.setting == "vertical"
-            else _accuracies(final, names, world)
-        ),
+        **(joint_scores(final, names, cfg.ways) if vertical else _accuracies(final, names, world)),
         agreement=final.get(("agreement", "")),
         chance=final.get((CHANCE, ""), world.chance),
         own_chance=world.own_chance(),

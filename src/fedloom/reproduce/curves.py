@@ -16,7 +16,7 @@ from fedloom.report.page import Figure
 from fedloom.report.plots import Form, Level, Line
 from fedloom.report.read import Run
 from fedloom.reproduce.found import Found
-from fedloom.reproduce.measure import curve, drawn, spent
+from fedloom.reproduce.measure import curve, drawn, sent
 from fedloom.reproduce.picture import Picture, levels, of_curves, picture, row_look
 
 POINTS = 40
@@ -58,10 +58,10 @@ def _series(found: Found) -> dict[str, list[_Series]]:
 
 def _over(x: np.ndarray, run: Run, points: int) -> np.ndarray:
     """Bytes (points,) that were sent until the evaluations at iterations x."""
-    total = spent(run)
+    total = sent(run)
     at = run.curve("bytes up", run.last)[0]
-    sent: np.ndarray = np.interp(x[:points], at, total)
-    return sent
+    spent: np.ndarray = np.interp(x[:points], at, total)
+    return spent
 
 
 def curves(found: Found) -> Picture | None:

@@ -163,14 +163,6 @@ def _of_party(run: Run, name: str, party: str) -> tuple[np.ndarray, np.ndarray]:
     return run.curve(name, run.last if run.last in stages or not stages else stages[-1], party)
 
 
-def spent(run: Run) -> np.ndarray:
-    """Bytes (n,) that clients had sent, to whomever, at each evaluation after the last stage; of parties with different
-    columns all that was sent, to them too."""
-    down = run.curve("bytes down", run.last)[1] if run.summary.scores else 0
-    total: np.ndarray = sent(run) + down
-    return total
-
-
 def _until(run: Run, what: str, level: float | None, measure: str) -> float | None:
     """What was spent at the first evaluation at which a measure had reached a level, or its best value if None."""
     x, y = curve(run, measure)
@@ -182,7 +174,7 @@ def _until(run: Run, what: str, level: float | None, measure: str) -> float | No
         return math.inf
     first = x[reached[0]]
     if what == "bytes":
-        return float(np.interp(first, run.curve("bytes up", run.last)[0], spent(run)))
+        return float(np.interp(first, run.curve("bytes up", run.last)[0], sent(run)))
     return float(first) * (run.summary.rounds / max(1, run.summary.iterations) if what == "rounds" else 1.0)
 
 
