@@ -54,6 +54,11 @@ class Traffic(FileSchema):
     down: int | float
     across: int | float
 
+    @property
+    def sent(self) -> float:
+        """By the clients, to whomever."""
+        return self.up + self.across
+
 
 class EngineUsed(FileSchema):
     """Where the parties ran; `asked` is the engine of the config."""
