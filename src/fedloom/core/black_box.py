@@ -1,9 +1,9 @@
-"""Black boxes: classifiers that offer `fit` and `predict_proba`, and nothing inside to differentiate.
+"""Black boxes: classifiers that offer only `fit` and `predict_proba`, and cannot be differentiated.
 
-A box answers with log-probabilities, which are logits to whoever gets them. It learns from others only through one
-more fit: on its own rows with their labels, and on public rows with the probabilities that others gave. What is fitted
-never leaves and is never saved. It is made again wherever it is needed, from the same rows, targets and seed, and so it
-is the same.
+A black box answers with log-probabilities, which the receiver treats as logits. It learns from others only through
+another fit: to its own rows with their labels, and to public rows with the probabilities that others assigned to them.
+A fitted object is never sent and never saved. It is fitted again wherever it is needed, from the same rows, targets and
+seed, so it is the same everywhere.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from fedloom.core.errors import ModelError
 
-TRIED = 4
-"""Own rows that a fitted object is asked for at once: what can't answer should fail where it is fitted."""
+CHECKED_ROWS = 4
+"""Own rows that are predicted right after a fit, so that an object which cannot predict fails where it is fitted."""
 
 
 @dataclass(frozen=True, eq=False)
-class Box:
-    """The equipment of a party that has a black box in the place of a network.
+class BlackBoxModel:
+    """The model of a party that has a black box instead of a network.
 
     Attributes:
-        name: what error texts call it.
-        make: makes an object with `fit(x, y)` and `predict_proba(x)`, which nothing was fitted to.
+        name: its name in error messages.
+        make: returns a new, unfitted object with `fit(x, y)` and `predict_proba(x)`.
         classes: K.
-        seed: of all chance while one is made, fitted and asked.
-        learn: whether it is fitted to what others answer too, or teaches only.
+        seed: seeds every random generator while an object is made, fitted and asked.
+        learn: whether it is also fitted to the answers of others; otherwise it only teaches.
         refit: local steps of a neural client between two fits.
-        floor: the least probability that it answers with.
-        public_weight: the weight of a public row in a fit; an own row has 1.
+        floor: the smallest probability that it answers with.
+        public_weight: weight of a public row in a fit; an own row has weight 1.
     """
 
     name: str
@@ -52,38 +53,38 @@ class Box:
     floor: float = 1e-3
     public_weight: float = 1.0
 
-    def fit(self, x: Tensor, y: Tensor, public: Tensor | None = None, targets: Tensor | None = None) -> Fit:
-        """A new object, fitted to own rows and to what others said of public ones.
+    def fit(self, x: Tensor, y: Tensor, public: Tensor | None = None, targets: Tensor | None = None) -> FittedBlackBox:
+        """A new object, fitted to own rows and to public rows with soft labels.
 
-        Where its `fit` takes `sample_weight`, a public row stands there once for each class, weighed by its
-        probability; classes at the floor are left out. Elsewhere it stands there once, as its most probable class.
+        If its `fit` takes `sample_weight`, a public row appears once for each class, weighted by the probability of
+        that class; classes at the floor are left out. Otherwise it appears once, with its most probable class.
 
         Args:
-            x: (n, ...) own rows, flattened for the fit.
+            x: (n, ...) own rows; they are flattened for the fit.
             y: (n,) their labels.
             public: (m, ...) public rows.
-            targets: (m, K) probabilities.
+            targets: (m, K) their probabilities.
 
         Raises:
-            ModelError: the object can't be used as it is, or what it answers are no probabilities of its classes.
+            ModelError: the object is unusable, or its answers are not probabilities of its classes.
         """
-        rows, labels, weights = flat(x), y.cpu().numpy().copy(), np.ones(len(y))
-        with alone(self.seed):
+        rows, labels, weights = flatten_rows(x), y.cpu().numpy().copy(), np.ones(len(y))
+        with reproducible(self.seed):
             inner = self.make()
-        weighs = takes_weights(inner.fit)
+        weighted = accepts_weights(inner.fit)
         if public is not None and targets is not None and len(public):
-            which, classes, shares = soft_rows(targets.cpu().numpy(), self.floor, weighs)
-            rows = np.concatenate([rows, flat(public)[which]])
+            which, classes, shares = hard_rows(targets.cpu().numpy(), self.floor, weighted)
+            rows = np.concatenate([rows, flatten_rows(public)[which]])
             labels = np.concatenate([labels, classes])
             weights = np.concatenate([weights, self.public_weight * shares])
         seen = np.unique(labels)
-        if len(seen) == 1:  # many objects refuse to fit one class
-            return Fit(replace(self), None, seen)
-        with alone(self.seed):  # once more: making it may have loaded a library that has threads
-            inner.fit(rows, labels, **({"sample_weight": weights} if weighs else {}))
-        fit = Fit(replace(self), inner, self._columns(inner))  # of its like: what is kept must not keep the box
-        fit.probs(x[:TRIED])
-        return fit
+        if len(seen) == 1:  # many classifiers refuse to fit a single class
+            return FittedBlackBox(replace(self), None, seen)
+        with reproducible(self.seed):  # again: `make` may have loaded a library that uses threads
+            inner.fit(rows, labels, **({"sample_weight": weights} if weighted else {}))
+        fitted = FittedBlackBox(replace(self), inner, self._columns(inner))  # a copy: `_FITS` must not keep its own key
+        fitted.probs(x[:CHECKED_ROWS])
+        return fitted
 
     def _columns(self, inner: Any) -> np.ndarray:
         """The class (k,) of each column of a fitted object's `predict_proba`."""
@@ -91,54 +92,54 @@ class Box:
         if found is None:
             return every
         with contextlib.suppress(TypeError, ValueError), np.errstate(invalid="ignore"):
-            told = np.asarray(found)
-            columns = told.astype(np.int64)
-            different = told.ndim == 1 and 0 < len(columns) == len(np.unique(columns))
-            if different and (columns == told).all() and np.isin(columns, every).all():
+            given = np.asarray(found)
+            columns = given.astype(np.int64)
+            distinct = given.ndim == 1 and 0 < len(columns) == len(np.unique(columns))
+            if distinct and (columns == given).all() and np.isin(columns, every).all():
                 return columns
         raise ModelError(f"{self.name}: its classes_ after fit must be different labels from 0 to {self.classes - 1}")
 
-    def present(self, key: bytes, make: Callable[[], Folds]) -> Folds:
-        """The fits that `key` tells from all others of this box: made by `make`, unless this process made them last."""
-        found = _PRESENT.get(self)
+    def cached(self, key: bytes, make: Callable[[], CrossFit]) -> CrossFit:
+        """The fits with this key: those that this process made last for this model, or else those that `make` gives."""
+        found = _FITS.get(self)
         if found is None or found[0] != key:
-            found = _PRESENT[self] = (key, make())
+            found = _FITS[self] = (key, make())
         return found[1]
 
 
-class Fit:
-    """A box that was fitted.
+class FittedBlackBox:
+    """A fitted black box.
 
     Args:
-        box: the settings of the box that was fitted.
-        inner: the fitted object; None where all rows had one class.
+        model: the settings.
+        inner: the fitted object; None if all rows had one class.
         columns: (k,) the class of each column of its `predict_proba`.
     """
 
-    def __init__(self, box: Box, inner: Any, columns: np.ndarray) -> None:
-        self._box, self._inner, self._columns = box, inner, columns
+    def __init__(self, model: BlackBoxModel, inner: Any, columns: np.ndarray) -> None:
+        self._model, self._inner, self._columns = model, inner, columns
 
     def probs(self, x: Tensor) -> Tensor:
         """Probabilities (n, K) float32 of rows x (n, ...), none below the floor.
 
         Raises:
-            ModelError: what the object answers are no probabilities of its classes.
+            ModelError: the object's answers are not probabilities of its classes.
         """
-        p = np.zeros((len(x), self._box.classes))
+        p = np.zeros((len(x), self._model.classes))
         if self._inner is None:
             p[:, self._columns] = 1.0
         elif len(x):
-            with alone(self._box.seed):
-                p[:, self._columns] = self._checked(self._inner.predict_proba(flat(x)), len(x))
-        p = self._box.floor + (1 - self._box.classes * self._box.floor) * p
+            with reproducible(self._model.seed):
+                p[:, self._columns] = self._checked(self._inner.predict_proba(flatten_rows(x)), len(x))
+        p = self._model.floor + (1 - self._model.classes * self._model.floor) * p
         return torch.from_numpy(p.astype(np.float32)).to(x.device)
 
     def _checked(self, answer: Any, rows: int) -> np.ndarray:
-        p, name = np.asarray(answer), self._box.name
+        p, name = np.asarray(answer), self._model.name
         if p.shape != (rows, len(self._columns)):
             raise ModelError(
                 f"{name}: predict_proba must give one column for each class in its classes_, or for all "
-                f"{self._box.classes} classes if it has no classes_: ({rows}, {len(self._columns)}), not {p.shape}"
+                f"{self._model.classes} classes if it has no classes_: ({rows}, {len(self._columns)}), not {p.shape}"
             )
         if p.dtype.kind not in "biuf" or not np.isfinite(p).all() or p.min() < 0 or p.max() > 1 + 1e-6:
             raise ModelError(f"{name}: predict_proba must give finite numbers from 0 to 1, and some are not")
@@ -150,29 +151,33 @@ class Fit:
 
 
 @dataclass(frozen=True, eq=False)
-class Folds:
-    """Two fits, the first to the public rows of odd numbers, the second to those of even ones, both to all own rows.
+class CrossFit:
+    """Two fits to all own rows, `odd` to the public rows of odd numbers and `even` to the others.
 
-    A box may know by heart what it was fitted to. It would answer a public row with what others said of it, and they
-    would take their own echo for one more opinion. So a public row is answered by the fit that did not hear of it.
+    A classifier may memorise its training rows. It would then answer a public row with the labels that others gave it,
+    and they would count their own answers twice. So a public row is answered by the fit that did not see it.
 
     Attributes:
-        odd, even: see above; one and the same where nothing was heard.
-        replies: log-probabilities (n, K) for test rows, by their name: these rows stay, so it is asked once.
+        odd, even: see above; the same object if no public row has a label.
     """
 
-    odd: Fit
-    even: Fit
-    replies: dict[str, Tensor] = field(init=False, default_factory=dict)
+    odd: FittedBlackBox
+    even: FittedBlackBox
+    _known: WeakTensorKeyDictionary = field(init=False, default_factory=WeakTensorKeyDictionary)
 
     def log_probs(self, x: Tensor) -> Tensor:
-        """Log-probabilities (n, K) of rows x (n, ...) that are not public: of the mean of both."""
-        if self.odd is self.even:
-            return self.odd.probs(x).log()
-        return ((self.odd.probs(x) + self.even.probs(x)) / 2).log()
+        """Log-probabilities (n, K) of other rows x (n, ...): of the mean of both fits.
+
+        They are remembered as long as the tensor `x` lives, because test rows stay the same.
+        """
+        if x not in self._known:
+            p = self.odd.probs(x)
+            self._known[x] = (p if self.odd is self.even else (p + self.even.probs(x)) / 2).log()
+        known: Tensor = self._known[x]
+        return known
 
     def public_log_probs(self, x: Tensor, numbers: Tensor) -> Tensor:
-        """Log-probabilities (n, K) of public rows x (n, ...), by their numbers (n,)."""
+        """Log-probabilities (n, K) of public rows x (n, ...), given their numbers (n,)."""
         if self.odd is self.even:
             return self.odd.probs(x).log()
         second = (numbers % 2 == 1).to(x.device)
@@ -182,34 +187,34 @@ class Folds:
         return p.log()
 
 
-_PRESENT: weakref.WeakKeyDictionary[Box, tuple[bytes, Folds]] = weakref.WeakKeyDictionary()
+_FITS: weakref.WeakKeyDictionary[BlackBoxModel, tuple[bytes, CrossFit]] = weakref.WeakKeyDictionary()
 
 
-def soft_rows(targets: np.ndarray, floor: float, weighs: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows with one class each that stand for rows with probabilities (m, K).
+def hard_rows(targets: np.ndarray, floor: float, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows with one class each that stand for rows with soft labels (m, K).
 
     Args:
-        targets: see above.
-        floor: classes at it are left out: that much has what nobody thinks likely. The most probable one stays.
-        weighs: whether rows have weights; if not, each stands there once.
+        targets: the soft labels.
+        floor: classes at this probability are left out, as nobody finds them likely. The most probable one stays.
+        weighted: whether rows have weights; if not, each row appears once.
 
     Returns:
-        Each (r,): the number of the row, its class, and its weight, which of one row come to about 1.
+        Each (r,): the number of the row, its class, and its weight; the weights of one row sum to about 1.
     """
-    if not weighs:
+    if not weighted:
         return np.arange(len(targets)), targets.argmax(1), np.ones(len(targets))
-    above = targets > 1.001 * floor  # what was rounded is not above
+    above = targets > 1.001 * floor  # with a tolerance for rounding
     which, classes = np.nonzero(above | (targets == targets.max(1, keepdims=True)))
     return which, classes, targets[which, classes].astype(np.float64)
 
 
-def flat(x: Tensor) -> np.ndarray:
+def flatten_rows(x: Tensor) -> np.ndarray:
     """Rows (n, ...) as (n, d) float32: a copy, which an object may change."""
     return x.reshape(len(x), -1).float().cpu().numpy().copy()
 
 
-def takes_weights(fit: Callable[..., Any]) -> bool:
-    """Whether a `fit` names `sample_weight`; not where Python can't tell its arguments."""
+def accepts_weights(fit: Callable[..., Any]) -> bool:
+    """Whether a `fit` names `sample_weight` among its arguments; False if Python cannot inspect them."""
     try:
         return "sample_weight" in inspect.signature(fit).parameters
     except (TypeError, ValueError):
@@ -217,12 +222,12 @@ def takes_weights(fit: Callable[..., Any]) -> bool:
 
 
 @contextlib.contextmanager
-def alone(seed: int) -> Iterator[None]:
-    """Within it chance is seeded, whichever generator an object draws from, and libraries use one thread.
+def reproducible(seed: int) -> Iterator[None]:
+    """Within it the global generators of Python, NumPy and torch are seeded, and libraries use one thread.
 
-    More threads would add in another order, and a forked process must not use those of its parent.
+    More threads would sum in another order, and a forked process must not use the threads of its parent.
     """
-    legacy = np.random.mtrand  # NumPy's global generator is what others' objects draw from
+    legacy = np.random.mtrand  # NumPy's global generator, which other libraries draw from
     before = random.getstate(), legacy.get_state()
     random.seed(seed)
     legacy.seed(seed)
@@ -237,7 +242,7 @@ def alone(seed: int) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _threads(modules: int) -> Any:
-    """What limits the threads of the libraries that are loaded, looked for anew when there are other `modules`."""
+    """A controller of the threads of all loaded libraries, made anew when the number of `modules` changes."""
     from threadpoolctl import ThreadpoolController  # it comes with scikit-learn
 
     return ThreadpoolController()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import message
-from fedloom.core.black_box import Box
+from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.errors import MethodError
 from fedloom.core.message import Tree
 from fedloom.core.rng import hidden_stream, stream
@@ -208,7 +208,7 @@ class Site:
             order.
         public: the public set, if the method needs one.
         network: makes its network, the same at each call.
-        box: what a client has that has no network: an object that fits and predicts.
+        black_box: of a client without a network: its object with `fit` and `predict_proba`.
         group: of a method that averages weights among clients of one architecture: the number of the client's group.
         groups: at the server of such a method: that number of each client.
         group_networks: there too: makes the network that a group begins with, by the group's number.
@@ -229,7 +229,7 @@ class Site:
     aligned: int = 0
     public: PublicSet | None = None
     network: Callable[[], nn.Module] | None = None
-    box: Box | None = None
+    black_box: BlackBoxModel | None = None
     group: int = 0
     groups: Sequence[int] = ()
     group_networks: Sequence[Callable[[], nn.Module]] = ()

@@ -158,7 +158,7 @@ class Method:
 
     def party_at(self, site: Site) -> type[Party[Any]]:
         """The party class of the client at this place."""
-        return self.black_box if self.black_box is not None and site.box is not None else self.client
+        return self.black_box if self.black_box is not None and site.black_box is not None else self.client
 
     def configure(self, preset: str = "recommended", params: Mapping[str, Any] | None = None) -> Any:
         """The config of a preset with `params` over it.

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from fedloom import models
-from fedloom.core.black_box import Box
+from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.context import Site
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
@@ -88,9 +88,9 @@ def boxed(
     def seed(purpose: str, n: int) -> int:
         return int(stream(run.seed, purpose, n).integers(2**31))
 
-    def box(n: int) -> Box:
+    def black_box(n: int) -> BlackBoxModel:
         drawn = seed("black box", n)
-        return Box(
+        return BlackBoxModel(
             architectures[n],
             partial(make, architectures[n], shape, classes, drawn),
             classes,
@@ -102,7 +102,8 @@ def boxed(
     weights = seed("server's initial weights", 0)
     home = replace(home, network=partial(models.build, name, shape, classes, norm=run.models.norm, seed=weights))
     return home, [
-        replace(site, network=None, box=box(n)) if architectures[n] in boxes else site for n, site in enumerate(sites)
+        replace(site, network=None, black_box=black_box(n)) if architectures[n] in boxes else site
+        for n, site in enumerate(sites)
     ]
 
 
@@ -110,7 +111,7 @@ def remark_refits(run: RunConfig, method: Method, cfg: Any, rounds: int, sites: 
     """Tell the user of a run that ends before its black boxes are fitted to what they hear."""
     refit, last = run.models.black_box.refit, (rounds - 1) * cfg.iterations_per_round
     exchanges = cfg.exchanges and run.models.black_box.learn
-    if exchanges and 0 <= last < refit and any(site.box is not None for site in sites):
+    if exchanges and 0 <= last < refit and any(site.black_box is not None for site in sites):
         _remark(
             f"models.black_box: the last round of {method.name} begins after {last} iterations, so no black box is "
             f"fitted to what it hears, which is first done after {refit}: set refit to at most {last}, or do more"

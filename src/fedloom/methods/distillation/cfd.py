@@ -6,25 +6,24 @@ quantisation it is MHAT (L. Hu et al., "MHAT: An efficient model-heterogenous ag
 learning", Information Sciences 560, 2021), as FedAL has both.
 
 Each client n keeps its network, its rows and its architecture. All parties, the server too, hold the same unlabelled
-public rows. Clients send their answers p_n on these; the server's own model g learns from their mean, and what it then
-answers is what clients learn from:
+public rows. Clients send their answers p_n on these; the server's own model g learns from the mean of the answers, and
+clients learn from the answers of g:
 
     client  CE(y, p_n)              on own rows
     server  KL(mean of p_n || g)    on a public batch
     client  KL(g || p_n)            on the same batch
 
-Answers cross as logits. With `bits` b they cross as quantised probabilities: multiples of 1/(2^b - 1) that sum to 1, in
-ceil(B K b / 8) bytes, for b = 1 the predicted class as a one-hot row. With `delta` a row crosses only if it is another
-than the one that was sent for it before, and one bit for each row says whether it does.
+Answers are sent as logits. With `bits` b they are sent as quantised probabilities: multiples of 1/(2^b - 1) that sum to
+1, in ceil(B K b / 8) bytes, for b = 1 the predicted class as a one-hot row. With `delta` a row is sent only if it
+differs from the one sent for it last, and one bit for each row says whether it is.
 
 Differs:
     The paper exchanges the labels of all public rows once in a round, clients begin the next round with passes over
         these, and the server's model makes passes over them too. Here a round is τ local steps and τ exchanges of one
-        public batch each, as in all methods of this family, and the server makes `server_steps` on a batch: FedAL
-        compares its methods so.
-    The paper compresses what is left by entropy coding. Here the bytes are those of the packed bits, and a row that
-        changed crosses as it is, not as a difference.
-    The preset `paper` has one bit up and delta coding; labels come down as logits.
+        public batch each, and the server makes `server_steps` on a batch, as in FedAL's comparison.
+    The paper adds entropy coding. Here the bytes are those of the packed bits, and a changed row is sent in full, not
+        as a difference.
+    The preset `paper` has one bit upstream and delta coding; the server's labels are sent as logits.
     FedAL's paper gives neither τ for CFD nor the server's steps and rate: one step of each, and 1e-3, are ours.
 """
 
@@ -32,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, final
 
 import torch
 from pydantic import Field, model_validator
@@ -46,12 +45,12 @@ from fedloom.core.message import Shape, Template, Tree
 from fedloom.core.method import Method
 from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.boxed import Boxed
-from fedloom.methods.distiller import CodedConfig, Distiller, OnPublicRows
+from fedloom.methods.distillation import steps
+from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
 
 
-class Config(CodedConfig):
+class CFDConfig(LogitsConfig):
     """Defaults are those of FedAL's comparison, where labels are not quantised."""
 
     server_steps: int = Field(1, ge=1)
@@ -66,151 +65,179 @@ class Config(CodedConfig):
     """Whether a quantised row crosses only where it changed since it last did."""
 
     @model_validator(mode="after")
-    def _quantised(self) -> Config:
+    def _check_bits(self) -> CFDConfig:
         if self.bits is not None and self.coding != "float32":
             raise ValueError('bits already says how labels go up: take coding = "float32" with it')
         if self.delta and self.bits is None and self.bits_down is None:
             raise ValueError("delta = true compares quantised rows: set bits or bits_down")
         return self
 
-    def answer_like(self, classes: int) -> Template:
+    def answer_template(self, classes: int) -> Template:
         """Template of a client's answer on a batch."""
         if self.bits is None:
-            return self.encoded_like(classes)
+            return self.template(classes)
         if self.delta:
             return {"changed": Shape("uint8", size_of(self.batch_size, 1)), "rows": Shape("uint8", None)}
         return Shape("uint8", size_of(self.batch_size * classes, self.bits))
 
-    def remembered(self, bits: int | None, party: Party[Config]) -> Tensor:
-        """What a party remembers (|P|, K) of one that it sends to or hears from: nothing yet, or nothing ever (0, K).
 
-        Raises:
-            ConfigError: a batch could hold one row twice.
-        """
-        rows = len(party.public_set.rows) if self.delta and bits is not None else 0
-        if 0 < rows < self.batch_size:
-            raise ConfigError(
-                f"params.delta: a batch of {self.batch_size} has some of the {rows} public rows twice; set data.public "
-                "to the batch size at least"
-            )
-        return torch.zeros(rows, party.site.classes, dtype=torch.uint8, device=party.site.device)
+# -- labels in few bits: for clients with and without a network ----------------------------------------------------------
 
 
-class Labelled(OnPublicRows[Config]):
-    """What clients of both kinds do: they put their answers into few bits, and read the server's."""
+def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
+    """With `delta` the last labels (|P|, K) of one client in one direction, zeros at first; without it (0, K).
 
-    CALLS = ("local_train", "predict", "distil")
-    sent: Tensor
-    heard: Tensor
-
-    def remember(self) -> None:
-        """With `delta`: `sent` and `heard`, the last labels of each public row on either way, at first zeros."""
-        self.sent = self.cfg.remembered(self.cfg.bits, self)
-        self.heard = self.cfg.remembered(self.cfg.bits_down, self)
-
-    def answer(self, logits: Tensor, t: int, i: int, anew: bool) -> Tree:
-        """Answers (B, K) on the public batch, encoded. If `anew`, the server holds none of this client's labels."""
-        cfg = self.cfg
-        if cfg.bits is None:
-            sent: Tree = cfg.encoded(logits)
-            return sent
-        labels = quantised(F.softmax(logits, -1), cfg.bits)
-        if not cfg.delta:
-            return pack(labels, cfg.bits)
-        rows, before = self.public_numbers(t, i), torch.zeros_like(self.sent) if anew else self.sent
-        self.sent = before.index_copy(0, rows, labels)
-        return changes(labels, before[rows], cfg.bits)
-
-    def target(self, sent: Any, t: int, i: int) -> Tensor:
-        """The server's probabilities (B, K)."""
-        cfg, classes = self.cfg, self.site.classes
-        if cfg.bits_down is None:
-            return F.softmax(cfg.decoded_whole(sent, classes), -1)
-        if not cfg.delta:
-            return probabilities(checked(unpack(sent, cfg.bits_down, cfg.batch_size, classes), cfg.bits_down))
-        rows = self.public_numbers(t, i)
-        labels = merged(sent, self.heard[rows], cfg.bits_down)
-        self.heard = self.heard.index_copy(0, rows, labels)
-        return probabilities(labels)
+    Raises:
+        ConfigError: a batch could hold one row twice.
+    """
+    size = party.cfg.batch_size
+    rows = len(party.public_set.rows) if party.cfg.delta and bits is not None else 0
+    if 0 < rows < size:
+        raise ConfigError(
+            f"params.delta: a batch of {size} has some of the {rows} public rows twice; set data.public "
+            "to the batch size at least"
+        )
+    return torch.zeros(rows, party.site.classes, dtype=torch.uint8, device=party.site.device)
 
 
-class Client(Labelled, Distiller[Config]):
+def encode_answer(
+    client: Party[CFDConfig], logits: Tensor, sent: Tensor, t: int, i: int, restart: bool
+) -> tuple[Tree, Tensor]:
+    """The message for a client's answers (B, K) on the i-th public batch, and the labels `sent` after it.
+
+    If `restart`, the server holds none of this client's labels.
+    """
+    cfg = client.cfg
+    if cfg.bits is None:
+        return cfg.encode(logits), sent
+    labels = quantised(F.softmax(logits, -1), cfg.bits)
+    if not cfg.delta:
+        return pack(labels, cfg.bits), sent
+    rows, before = public_numbers(client, t, i), torch.zeros_like(sent) if restart else sent
+    return changes(labels, before[rows], cfg.bits), before.index_copy(0, rows, labels)
+
+
+def decode_labels(client: Party[CFDConfig], message: Any, heard: Tensor, t: int, i: int) -> tuple[Tensor, Tensor]:
+    """The server's probabilities (B, K) on the i-th public batch, and the labels `heard` after them."""
+    cfg, classes = client.cfg, client.site.classes
+    if cfg.bits_down is None:
+        return F.softmax(cfg.decode_dense(message, classes), -1), heard
+    if not cfg.delta:
+        labels = checked(unpack(message, cfg.bits_down, cfg.batch_size, classes), cfg.bits_down)
+        return probabilities(labels), heard
+    rows = public_numbers(client, t, i)
+    labels = merged(message, heard[rows], cfg.bits_down)
+    return probabilities(labels), heard.index_copy(0, rows, labels)
+
+
+# -- the parties -------------------------------------------------------------------------------------------------------
+
+
+@final
+class CFDClient(Party[CFDConfig]):
     """A client. Its network may differ from all others, and never leaves."""
 
+    ROLE = "client"
     STATE = ("params", "buffers", "opt", "sent", "heard")
+    CALLS = ("local_train", "predict", "distil")
 
     def setup(self) -> None:
-        """The network, and what is remembered."""
-        self.start(self.site.build())
-        self.remember()
+        """The network; `sent` and `heard`: the label memories of both directions."""
+        self.network(self.site.build(), Adam(self.cfg.lr))
+        self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+
+    def local_train(self, *, t: int) -> None:
+        """Round t's τ steps on CE(y, p_n)."""
+        batches = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
+        self.train(partial(steps.cross_entropy, self), batches)
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
-        """The answer to the public batch."""
-        return self.answer(self.forward(self.public_batches(t)[i]), t, i, anew)
+        """The answer to the public batch; see `encode_answer`."""
+        logits = self.forward(public_batch(self, t, i))
+        answer, self.sent = encode_answer(self, logits, self.sent, t, i, anew)
+        return answer
 
     def distil(self, *, t: int, i: int, labels: Tree) -> None:
         """One step on KL(g || p_n); `labels` (B, K) are the server's, encoded."""
-        x, target = self.public_batches(t)[i], self.target(labels, t, i)
+        target, self.heard = decode_labels(self, labels, self.heard, t, i)
+        x = public_batch(self, t, i)
         self.descend(x, kl_gradient(target, self.forward(x)) / len(x))
 
 
-class BlackBox(Labelled, Boxed[Config]):
+@final
+class CFDBlackBox(Party[CFDConfig]):
     """A client without a network: its next fit has the server's labels."""
 
+    ROLE = "client"
     STATE = ("targets", "fitted", "sent", "heard")
+    CALLS = CFDClient.CALLS
 
     def setup(self) -> None:
-        """The box, and what is remembered."""
-        super().setup()
-        self.remember()
+        """`targets` and `fitted`: see `steps.black_box_state`; `sent` and `heard`: the label memories."""
+        self.targets, self.fitted = steps.black_box_state(self)
+        self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
+
+    def local_train(self, *, t: int) -> None:
+        """Round t's fit, if one is due."""
+        self.fitted = steps.refit(self, self.fitted, self.targets, t)
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
-        """The answer to the public batch."""
-        return self.answer(self.outputs(t, i), t, i, anew)
+        """The answer to the public batch; see `encode_answer`."""
+        logits = steps.public_log_probs(self, self.fitted, t, i)
+        answer, self.sent = encode_answer(self, logits, self.sent, t, i, anew)
+        return answer
 
     def distil(self, *, t: int, i: int, labels: Tree) -> None:
-        """Learn the server's `labels` (B, K), encoded."""
-        self.learn(self.target(labels, t, i), t, i)
+        """Keep the server's `labels` (B, K), encoded, for the next fit."""
+        target, self.heard = decode_labels(self, labels, self.heard, t, i)
+        self.targets = steps.with_targets(self, self.targets, target, t, i)
+
+    def infer(self, x: Tensor) -> Tensor:
+        """Log-probabilities (n, K) of test rows x (n, ...)."""
+        return steps.evaluation_log_probs(self, self.fitted, x)
 
 
-class Server(OnPublicRows[Config]):
+@final
+class CFDServer(Party[CFDConfig]):
     """The server: a model of its own, which learns from the clients' mean answer."""
 
+    ROLE = "server"
     STATE = ("params", "buffers", "opt", "held", "told")
 
     def setup(self) -> None:
-        """With `delta`: `held` and `told` (N, |P|, K), the last labels of each client's rows on either way."""
-        cfg, n = self.cfg, self.site.parties
-        self.network(self.site.build(), Adam(cfg.server_lr))
-        self.held = cfg.remembered(cfg.bits, self).repeat(n, 1, 1)
-        self.told = cfg.remembered(cfg.bits_down, self).repeat(n, 1, 1)
+        """`held` and `told` (N, |P|, K): the label memories of all clients, from and to them."""
+        self.network(self.site.build(), Adam(self.cfg.server_lr))
+        self.held, self.told = (
+            label_memory(self, bits).repeat(self.site.parties, 1, 1) for bits in (self.cfg.bits, self.cfg.bits_down)
+        )
 
-    def questions(self, clients: Sequence[int]) -> dict[int, dict[str, bool]]:
-        """With `delta`: whether each client has to begin anew. A row is never all zeros, so zeros mean nothing held."""
+    def restarts(self, clients: Sequence[int]) -> dict[int, dict[str, bool]]:
+        """With `delta`: whether each client starts again without memory. A row is never all zeros, so zeros mean that
+        nothing is held."""
         if not len(self.held[0]):
             return {}
         return {n: {"anew": not self.held[n].any()} for n in clients}
 
     def check(self, n: int, sent: Any, *, t: int, i: int) -> None:
-        """Refuse a reply of client n that holds no labels.
+        """Check that a reply of client n holds labels.
 
         Raises:
-            MessageError: with what is wrong.
+            MessageError: it does not.
         """
         if self.cfg.bits is not None:
             self._labels(n, sent, t, i)
 
-    def read(self, asked: Sequence[int], replies: Mapping[int, Any], *, t: int, i: int) -> dict[int, Tensor]:
-        """Probabilities (B, K) by client, of replies that were checked."""
+    def decode(self, asked: Sequence[int], replies: Mapping[int, Any], *, t: int, i: int) -> dict[int, Tensor]:
+        """Probabilities (B, K) by client, from checked replies."""
         cfg, classes = self.cfg, self.site.classes
         if cfg.bits is None:
-            return {n: F.softmax(cfg.decoded(sent, classes), -1) for n, sent in replies.items()}
+            return {n: F.softmax(cfg.decode(sent, classes), -1) for n, sent in replies.items()}
         found = {n: self._labels(n, sent, t, i) for n, sent in replies.items()}
         if cfg.delta:
-            rows = self.public_numbers(t, i)
+            rows = public_numbers(self, t, i)
             for n, labels in found.items():
                 self.held[n, rows] = labels
-            self.held[[n for n in asked if n not in found]] = 0  # what these sent may be lost: they begin anew
+            self.held[[n for n in asked if n not in found]] = 0  # their labels may be lost: they start again
         return {n: probabilities(labels) for n, labels in found.items()}
 
     def _labels(self, n: int, sent: Any, t: int, i: int) -> Tensor:
@@ -218,53 +245,53 @@ class Server(OnPublicRows[Config]):
         cfg = self.cfg
         assert cfg.bits is not None
         if cfg.delta:
-            return merged(sent, self.held[n, self.public_numbers(t, i)], cfg.bits)
+            return merged(sent, self.held[n, public_numbers(self, t, i)], cfg.bits)
         return checked(unpack(sent, cfg.bits, cfg.batch_size, self.site.classes), cfg.bits)
 
     def learn(self, answers: Mapping[int, Tensor], *, t: int, i: int) -> None:
         """Steps on KL(mean || g) from the clients' probabilities (B, K)."""
-        x, mean = self.public_batches(t)[i], torch.stack([*answers.values()]).mean(0)
+        x, mean = public_batch(self, t, i), torch.stack([*answers.values()]).mean(0)
         for _ in range(self.cfg.server_steps):
             self.descend(x, kl_gradient(mean, self.forward(x)) / len(x))
 
     def teach(self, clients: Iterable[int], *, t: int, i: int) -> tuple[dict[str, Tree], dict[int, dict[str, Tree]]]:
-        """The labels (B, K) of the server's model in evaluation mode, encoded: for all, and with `delta` for each."""
-        cfg, logits = self.cfg, self.infer(self.public_batches(t)[i])
+        """The labels (B, K) of g in evaluation mode, encoded: one message for all, or with `delta` one for each."""
+        cfg, logits = self.cfg, self.infer(public_batch(self, t, i))
         if cfg.bits_down is None:
-            return {"labels": cfg.encoded_whole(logits)}, {}
+            return {"labels": cfg.encode_dense(logits)}, {}
         labels = quantised(F.softmax(logits, -1), cfg.bits_down)
         if not cfg.delta:
             return {"labels": pack(labels, cfg.bits_down)}, {}
-        rows = self.public_numbers(t, i)
+        rows = public_numbers(self, t, i)
         each: dict[int, dict[str, Tree]] = {}
         for n in clients:
             each[n] = {"labels": changes(labels, self.told[n, rows], cfg.bits_down)}
             self.told[n, rows] = labels
         return {}, each
 
-    def lost(self, clients: Iterable[int]) -> None:
-        """These may not have got their labels: from now they are told all of them again."""
+    def forget(self, clients: Iterable[int]) -> None:
+        """Send all labels again to these clients, who may not have received the last."""
         if len(self.told[0]):
             self.told[list(clients)] = 0
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDConfig, t: int) -> Iterator[str]:
     """One round: τ local steps, then τ exchanges."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
-    answer = cfg.answer_like(server.site.classes)
+    template = cfg.answer_template(server.site.classes)
     for i in range(cfg.tau):
-        batch, anew = {"t": t, "i": i}, server.questions(chosen)
+        batch, each = {"t": t, "i": i}, server.restarts(chosen)
         check = partial(server.check, **batch)
-        replies = fed.call(chosen, "predict", shared=batch, each=anew, expect=answer, check=check, need=1)
-        answers = server.read(chosen, replies, **batch)
+        replies = fed.call(chosen, "predict", shared=batch, each=each, expect=template, check=check, need=1)
+        answers = server.decode(chosen, replies, **batch)
         if not answers:
             continue  # nobody to learn from
         server.learn(answers, **batch)
-        labels, each = server.teach(answers, **batch)
-        taught = fed.call(answers, "distil", shared={**batch, **labels}, each=each)
-        server.lost(answers.keys() - taught.keys())
+        labels, differences = server.teach(answers, **batch)
+        taught = fed.call(answers, "distil", shared={**batch, **labels}, each=differences)
+        server.forget(answers.keys() - taught.keys())
     yield "transfer"
 
 
@@ -275,11 +302,11 @@ METHODS = (
         paper="F. Sattler, A. Marban, R. Rischke, W. Samek: CFD: Communication-Efficient Federated Distillation via "
         "Soft-Label Quantization and Delta Coding",
         family="distillation",
-        config=Config,
+        config=CFDConfig,
         round=round,
-        client=Client,
-        server=Server,
-        black_box=BlackBox,
+        client=CFDClient,
+        server=CFDServer,
+        black_box=CFDBlackBox,
         presets={"paper": {"bits": 1, "delta": True}},
         needs=("public rows", "public rows at the server"),
     ),

@@ -9,40 +9,41 @@ A round has a private stage on own rows, then a transfer stage on P:
     private:   CE(y, f_n) + KL(p_previous || p_n) + KL(p_pretrained || p_n)
     transfer:  Σ_i (C_ii - 1)² + 0.0051 Σ_{i≠j} (C_ij + 1)²,    C = Z_nᵀ Z̄ / B
 
-Two classes are to have correlation -1, in paper and code alike, though no three can have that with each other.
-p_previous are the client's own answers as the stage begins: after the last transfer stage, they know of others.
-p_pretrained are those of its pretrained model, which knows own rows alone. Z_n (B, K) are its logits on a public batch,
-each class standardised over the batch, and Z̄ likewise those of the mean answer.
+Two classes should have correlation -1, in paper and code alike, though no three classes can have it pairwise.
+p_previous are the client's own answers at the start of the stage: after the last transfer stage, they hold what it
+learned from others. p_pretrained are those of its pretrained model, which has seen own rows only. Z_n (B, K) are its
+logits on a public batch, each class standardised over the batch, and Z̄ likewise those of the mean answer.
 
-What crosses: logits on public batches up, their mean down, τ K B numbers each way. A client answers rows, and is
-a black box to everybody else. It keeps the weights of its pretrained model beside its own.
+Messages: logits on public batches up, their mean down, τ K B numbers each way. Others see only a client's answers. It
+keeps the weights of its pretrained model beside its own.
 
 Before its first round each client pretrains on own rows, `pretrain` steps of cross-entropy. They are not counted as
 iterations: a comparison by iterations gives FCCL that much more local work.
 
 Differs:
-    The mean is that of all clients, oneself included, as in the second version of the code. The first puts the
-        client's model of the round before in its own place.
-    Every standard deviation has `EPS` in it, so that a class which all rows have alike gives no NaN. It is the unbiased
+    The mean is over all clients, including the receiver, as in the second version of the code. The first version
+        replaces the receiver's answer by that of its model of the previous round.
+    Every standard deviation includes `EPS`, so that a class whose logits are constant gives no NaN. It is the unbiased
         one while C divides by B, so that even equal answers give C_ii = 1 - 1/B.
-    The authors begin from fully trained models and have public batches of 128 to 512. Here a model is pretrained for
-        100 steps, and one B serves both stages: correlations of 32 rows have an error of about 0.2. Mend it with
-        `batch_size`.
+    The authors start from fully trained models and use public batches of 128 to 512. Here a model is pretrained for
+        100 steps, and one B serves both stages: correlations over 32 rows have an error of about 0.2. A larger
+        `batch_size` reduces it.
     One Adam serves pretraining and both stages for good. The code makes a new one for each public batch, whose steps
         have the size of the rate whatever the gradient, and one for each private stage.
-    Who fails in a private stage sits out the transfer. Standardised logits give the last layer's bias no gradient but
-        rounding errors, which an Adam that has seen nothing else makes full steps of.
+    A client that fails in a private stage skips the transfer stage. Standardised logits give the last layer's bias only
+        rounding errors as gradient, which a fresh Adam turns into full steps.
     The private stage comes first, as in all methods of this family. The code has it last and takes p_previous from the
-        end of the round before, so that its previous model has not seen the transfer which came in between.
+        end of the previous round, so that its previous model has not seen the transfer stage in between.
     References are evaluation-mode outputs on the stage's batches, made once at its start. The stage's first step is
-        taken at p_previous itself, where that term has gradient zero: it is not computed, so that with τ = 1 it changes
+        taken at p_previous itself, where that term has gradient zero: it is not computed, so with τ = 1 it changes
         no bit. FedAL's paper, which compares with FCCL, does not state its τ: here it is FedAL's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, final
 
 import torch
 from pydantic import Field
@@ -54,17 +55,19 @@ from fedloom.core.federation import Federation
 from fedloom.core.losses import kl
 from fedloom.core.message import Template, Tree
 from fedloom.core.method import Method
+from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.distiller import CodedConfig, Distiller, copied
+from fedloom.methods.distillation import steps
+from fedloom.methods.distillation.steps import LogitsConfig, public_batch
 
 EPS = 1e-5
 """Added to a variance before it divides."""
 FIRST = 2**32 - 1
-"""In place of a round's number, counted down: the batches of pretraining are those of no round."""
+"""Counts down in place of a round's number, so that no round has the batches of pretraining."""
 
 
-class CorrelatedConfig(CodedConfig):
-    """What both FCCL and FCCL+ have."""
+class FCCLConfig(LogitsConfig):
+    """Weights are those of the paper."""
 
     tau: int = Field(5, ge=1)
     """Steps of each stage (τ). With 1 the previous model's term does nothing."""
@@ -76,61 +79,58 @@ class CorrelatedConfig(CodedConfig):
     """Weight of the cross-correlation loss; at 0 no logits cross."""
     off_diagonal: float = Field(0.0051, ge=0)
     """Weight in it of pairs of different classes."""
-
-    @property
-    def looks_back(self) -> bool:
-        """Whether the previous model's term does anything."""
-        return self.inter > 0 and self.tau > 1
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether anything is learnt from others at all."""
-        return self.correlation > 0
-
-    def answer_like(self, classes: int) -> Template:
-        """Template of what goes up for a batch."""
-        return self.encoded_like(classes)
-
-
-class Config(CorrelatedConfig):
-    """Weights are those of the paper."""
-
     pretrain: int = Field(100, ge=0)
     """Steps on own rows before a client's first round. With 0 there is no pretrained model, nor its term."""
     intra: float = Field(1.0, ge=0)
     """Weight of the divergence from the pretrained model."""
 
     @property
+    def looks_back(self) -> bool:
+        """Whether the previous model's term has any effect."""
+        return self.inter > 0 and self.tau > 1
+
+    @property
     def remembers(self) -> bool:
         """Whether the pretrained model is needed."""
         return self.intra > 0 and self.pretrain > 0
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether clients learn from each other at all."""
+        return self.correlation > 0
 
-class Client(Distiller[Config]):
+    def answer_template(self, classes: int) -> Template:
+        """Template of a client's answer on a batch."""
+        return self.template(classes)
+
+
+@final
+class FCCLClient(Party[FCCLConfig]):
     """A client. Its network may differ from all others, and never leaves."""
 
+    ROLE = "client"
     STATE = ("params", "buffers", "opt", "pretrained")
     CALLS = ("local_train", "predict", "distil")
 
     def setup(self) -> None:
-        """Its network as it was made; the pretrained model comes with the first round."""
-        self.start(self.site.build())
-        self.pretrained: dict[str, Any] = {}  # whether it is done, and then its weights if they are needed
+        """The network; `pretrained` is empty before the first round, then "done", with the weights if needed."""
+        self.network(self.site.build(), Adam(self.cfg.lr))
+        self.pretrained: dict[str, Any] = {}
 
     def local_train(self, *, t: int) -> None:
         """The private stage: τ steps on own rows; before the first, pretraining."""
         if not self.pretrained:
-            self._pretrain()
-        cfg, batches = self.cfg, self.own_batches(t)
-        previous = self.outputs_of(batches.x) if cfg.looks_back else None
-        pretrained = self._pretrained_logits(batches.x) if cfg.remembers else None
+            self.pretrained = pretrain(self)
+        cfg, batches = self.cfg, self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
+        previous = steps.stage_logits(self, batches.x) if cfg.looks_back else None
+        pretrained = pretrained_logits(self, self.pretrained, batches.x) if cfg.remembers else None
         for i, (x, y) in enumerate(batches):
             before = previous[i] if previous is not None and i else None
             first = pretrained[i] if pretrained is not None else None
             self.minimise(self.private_loss, x, y, before, first)
 
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None, pretrained: Tensor | None) -> Tensor:
-        """The loss () on x (B, ...), y (B,), with the logits (B, K) of both references, where they count."""
+        """The loss () on x (B, ...), y (B,), with the logits (B, K) of both references, or None without their term."""
         cfg, f = self.cfg, self.model(x)
         loss = F.cross_entropy(f, y)
         if previous is not None:
@@ -141,47 +141,52 @@ class Client(Distiller[Config]):
 
     def predict(self, *, t: int, i: int) -> Tree:
         """Logits (B, K) on the public batch."""
-        sent: Tree = self.cfg.encoded(self.forward(self.public_batches(t)[i]))
+        sent: Tree = self.cfg.encode(self.forward(public_batch(self, t, i)))
         return sent
 
     def distil(self, *, t: int, i: int, mean: Tree) -> None:
         """One step of the transfer stage: public batch i, and the mean answer (B, K) to it, encoded."""
-        cfg, x = self.cfg, self.public_batches(t)[i]
-        target = cfg.decoded_whole(mean, self.site.classes)
+        cfg, x = self.cfg, public_batch(self, t, i)
+        target = cfg.decode_dense(mean, self.site.classes)
         gradient, loss = grad_and_value(correlation_loss)(self.forward(x), target, cfg.off_diagonal)
         self.descend(x, cfg.correlation * gradient)
         self.note("correlation loss", loss)
 
-    def _pretrain(self) -> None:
-        """Steps of cross-entropy on own rows."""
-        for k in range(self.cfg.pretrain):
-            for x, y in self.batches(FIRST - k, steps=1, size=self.cfg.batch_size):
-                self.minimise(self.local_loss, x, y)
-        weights = {"params": self.params, "buffers": self.buffers} if self.cfg.remembers else {}
-        self.pretrained = {"done": True, **{part: copied(of) for part, of in weights.items()}}
 
-    def _pretrained_logits(self, x: Tensor) -> Tensor:
-        """The pretrained model's logits (τ, B, K) on all batches x (τ, B, ...) of a stage."""
-        with self.scratch():
-            self.params, self.buffers = self.pretrained["params"], self.pretrained["buffers"]
-            return self.outputs_of(x)
-
-
-class Server(Party[Config]):
+@final
+class FCCLServer(Party[FCCLConfig]):
     """The server, which keeps nothing."""
 
+    ROLE = "server"
+
     def mean(self, answers: Mapping[int, Tree]) -> Tree:
-        """The mean (B, K) of the clients' encoded logits by number, encoded for the way down."""
-        f = torch.stack([self.cfg.decoded(z, self.site.classes) for z in answers.values()])
-        sent: Tree = self.cfg.encoded_whole(f.mean(0))
+        """The mean (B, K) of the clients' encoded logits by number, encoded."""
+        f = torch.stack([self.cfg.decode(z, self.site.classes) for z in answers.values()])
+        sent: Tree = self.cfg.encode_dense(f.mean(0))
         return sent
+
+
+def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
+    """Steps of cross-entropy on own rows; the state `pretrained` after them."""
+    cfg = client.cfg
+    for k in range(cfg.pretrain):
+        client.train(partial(steps.cross_entropy, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
+    weights = {"params": client.params, "buffers": client.buffers} if cfg.remembers else {}
+    return {"done": True, **{part: steps.cloned(tensors) for part, tensors in weights.items()}}
+
+
+def pretrained_logits(client: Party[FCCLConfig], pretrained: Mapping[str, Any], x: Tensor) -> Tensor:
+    """The pretrained model's logits (τ, B, K) on all batches x (τ, B, ...) of a stage."""
+    with client.scratch():
+        client.params, client.buffers = pretrained["params"], pretrained["buffers"]
+        return steps.stage_logits(client, x)
 
 
 def standardised(f: Tensor) -> Tensor:
     """Each column of f (B, K) with mean 0 and unbiased standard deviation 1 over the rows; a constant one is 0.
 
-    The deviation is that of the very numbers which it divides. So what rounding leaves of a huge constant column can't
-    come out beyond sqrt(B - 1), and a square beyond all bounds makes zeros.
+    The deviation is computed from the very numbers that it divides. So the rounding errors of a huge constant column
+    stay within sqrt(B - 1), and a square that overflows gives zeros.
     """
     f = f - f.mean(0)
     return f * (f.square().sum(0) / (len(f) - 1) + EPS).rsqrt()
@@ -189,19 +194,19 @@ def standardised(f: Tensor) -> Tensor:
 
 def correlation_loss(f: Tensor, mean: Tensor, off_diagonal: float) -> Tensor:
     """The transfer loss () of logits f (B, K) against the mean answer (B, K), a constant."""
-    c = standardised(f).mT @ standardised(mean) / len(f)  # (K, K): own classes with the mean's
+    c = standardised(f).mT @ standardised(mean) / len(f)  # (K, K): own classes against the mean's
     same = torch.eye(len(c), dtype=torch.bool, device=c.device)
     return torch.where(same, (c - 1).square(), off_diagonal * (c + 1).square()).sum()
 
 
-def round(fed: Federation, server: Any, clients: Sequence[int], cfg: CorrelatedConfig, t: int) -> Iterator[str]:
-    """One communication round, also of FCCL+: the private stage, then τ exchanges among those who had it."""
+def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int) -> Iterator[str]:
+    """One round, also of FCCL+: the private stage, then τ exchanges among the clients that completed it."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     trained = fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
     if not cfg.exchanges:
         return
-    answer = cfg.answer_like(server.site.classes)
+    answer = cfg.answer_template(server.site.classes)
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
         answers = fed.call(trained, "predict", shared=batch, expect=answer, need=2)
@@ -216,10 +221,10 @@ METHODS = (
         title="Cross-correlation with the mean answer, and two memories of oneself",
         paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning",
         family="distillation",
-        config=Config,
+        config=FCCLConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=FCCLClient,
+        server=FCCLServer,
         needs=("public rows",),
         min_clients=2,
     ),

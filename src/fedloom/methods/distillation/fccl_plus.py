@@ -1,4 +1,4 @@
-"""FCCL+: FCCL's correlation of answers, likeness of rows as others see it, and no forgetting of the other classes.
+"""FCCL+: FCCL's correlation of answers, the others' similarity of rows, and no forgetting of the other classes.
 
 Paper: W. Huang, M. Ye, Z. Shi and B. Du, "Generalizable Heterogeneous Federated Cross-Correlation and Instance
 Similarity Learning", TPAMI 2023; read with the authors' code, github.com/WenkeHuang/FCCL.
@@ -10,12 +10,12 @@ A round has a private stage on own rows, then a transfer stage on P:
     transfer:  FCCL's loss of f_n against f̄ + 3 KL(softmax(s̄ / 0.02) || softmax(s_n / 0.02)) over the rows of s
 
 s_n (B, B - 1) are the cosines of each public row's features with those of the others in its batch; f̄ and s̄ are the
-means of the clients' logits and cosines. The label is left to cross-entropy: what a client learnt from others are the
-other classes, so only these are kept, as they stand to each other.
+means of the clients' logits and cosines. The label is left to cross-entropy: a client learned the other classes from
+others, so only the proportions of these are preserved.
 
-What crosses: logits and cosines on public batches up, their means down, τ B (K + B - 1) numbers each way. No features
-leave, so they may have any width. A client needs a network in two parts, and tells what its features are like: it is
-not quite a black box. The steps of a round are FCCL's: see `fedloom.methods.distillation.fccl.round`.
+Messages: logits and cosines on public batches up, their means down, τ B (K + B - 1) numbers each way. Features are
+never sent, so they may have any width. A client needs a network with separate features and head, and reveals how
+similar its features of two rows are. A round has the steps of FCCL: see `fedloom.methods.distillation.fccl.round`.
 
 Differs:
     The previous model's part is KL between distributions over the K - 1 classes, as in the paper. The code takes their
@@ -24,13 +24,13 @@ Differs:
     The code has no pretrained model: that term of FCCL is gone.
     For batches, one Adam for good and without weight decay, the order of the stages, τ, `EPS`, references and their
         first step see `fedloom.methods.distillation.fccl`. The code's public batches have 128 to 256 rows.
-    Cosines cross as logits do, but with `coding = "top-k"` as float16, both ways.
+    Cosines are coded as logits are, but as float16 with `coding = "top-k"`, in both directions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, final
 
 import torch
 from pydantic import Field
@@ -41,19 +41,31 @@ from torch.nn import functional as F
 from fedloom.core.losses import kl
 from fedloom.core.message import Template, Tree
 from fedloom.core.method import Method
+from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.distillation.fccl import CorrelatedConfig, correlation_loss, round
-from fedloom.methods.distiller import Distiller
+from fedloom.methods.distillation import steps
+from fedloom.methods.distillation.fccl import correlation_loss, round
+from fedloom.methods.distillation.steps import LogitsConfig, public_batch
 from fedloom.methods.features import Features
 from fedloom.protect.coding import like
 
 SHORT = 1e-4
-"""Features shorter than this have less than a direction: their cosines are smaller."""
+"""The smallest norm by which features are divided; shorter features have smaller cosines."""
 
 
-class Config(CorrelatedConfig):
-    """Weights and temperatures are those of the authors' code on digits. The weight `inter` has T² beside it."""
+class FCCLPlusConfig(LogitsConfig):
+    """Weights and temperatures are those of the authors' code on digits. The weight `inter` is multiplied by T²."""
 
+    tau: int = Field(5, ge=1)
+    """Steps of each stage (τ). With 1 the previous model's term does nothing."""
+    batch_size: int = Field(32, ge=2)
+    """Rows of a batch, local and public (B). The authors' public batches have 128 to 512."""
+    inter: float = Field(1.0, ge=0)
+    """Weight of the divergence from the previous model."""
+    correlation: float = Field(1.0, ge=0)
+    """Weight of the cross-correlation loss; at 0 no logits cross."""
+    off_diagonal: float = Field(0.0051, ge=0)
+    """Weight in it of pairs of different classes."""
     inter_temperature: float = Field(3.0, gt=0)
     """T."""
     similarity: float = Field(3.0, ge=0)
@@ -62,19 +74,24 @@ class Config(CorrelatedConfig):
     """What cosines are divided by."""
 
     @property
+    def looks_back(self) -> bool:
+        """Whether the previous model's term has any effect."""
+        return self.inter > 0 and self.tau > 1
+
+    @property
     def exchanges(self) -> bool:
-        """Whether anything is learnt from others at all."""
+        """Whether clients learn from each other at all."""
         return self.correlation > 0 or self.similarity > 0
 
-    def answer_like(self, classes: int) -> Template:
-        """Template of what goes up for a batch."""
+    def answer_template(self, classes: int) -> Template:
+        """Template of a client's answer on a batch."""
         size = self.batch_size
-        found: dict[str, Template] = {"logits": self.encoded_like(classes)} if self.correlation else {}
-        return {**found, "cosines": like(size, size - 1, self.coding_whole)} if self.similarity else found
+        found: dict[str, Template] = {"logits": self.template(classes)} if self.correlation else {}
+        return {**found, "cosines": like(size, size - 1, self.dense_coding)} if self.similarity else found
 
 
-class Both(Features):
-    """A network that answers with its features (B, d) and its logits (B, K) side by side: (B, d + K)."""
+class FeaturesAndLogits(Features):
+    """A network that outputs its features (B, d) and its logits (B, K) side by side: (B, d + K)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Features, then logits."""
@@ -82,24 +99,27 @@ class Both(Features):
         return torch.cat((f, self.network.head(f)), -1)
 
 
-class Client(Distiller[Config]):
+@final
+class FCCLPlusClient(Party[FCCLPlusConfig]):
     """A client. Its network may differ from all others, and never leaves."""
 
+    ROLE = "client"
+    STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "predict", "distil")
 
     def setup(self) -> None:
-        """Its network, in two parts."""
-        self.start(Both(self.site.build()))
+        """Its network, with separate features and head."""
+        self.network(FeaturesAndLogits(self.site.build()), Adam(self.cfg.lr))
 
     def local_train(self, *, t: int) -> None:
         """The private stage: τ steps on own rows."""
-        batches = self.own_batches(t)
-        previous = self.outputs_of(batches.x) if self.cfg.looks_back else None
+        batches = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
+        previous = steps.stage_logits(self, batches.x) if self.cfg.looks_back else None
         for i, (x, y) in enumerate(batches):
             self.minimise(self.private_loss, x, y, previous[i] if previous is not None and i else None)
 
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None) -> Tensor:
-        """The loss () on x (B, ...), y (B,), with the previous model's logits (B, K) where they count."""
+        """The loss () on x (B, ...), y (B,), with the previous model's logits (B, K), or None without."""
         cfg, f = self.cfg, self.model(x)[..., -self.site.classes :]
         loss = F.cross_entropy(f, y)
         return loss if previous is None else loss + cfg.inter * others_kl(previous, f, y, cfg.inter_temperature)
@@ -107,18 +127,18 @@ class Client(Distiller[Config]):
     def predict(self, *, t: int, i: int) -> dict[str, Tree]:
         """Logits (B, K) and cosines (B, B - 1) on the public batch."""
         cfg, sent = self.cfg, {}
-        features, logits = parted(self.forward(self.public_batches(t)[i]), self.site.classes)
+        features, logits = parted(self.forward(public_batch(self, t, i)), self.site.classes)
         if cfg.correlation:
-            sent["logits"] = cfg.encoded(logits)
+            sent["logits"] = cfg.encode(logits)
         if cfg.similarity:
-            sent["cosines"] = cfg.encoded_whole(cosines(features))
+            sent["cosines"] = cfg.encode_dense(cosines(features))
         return sent
 
     def distil(self, *, t: int, i: int, mean: dict[str, Tree]) -> None:
         """One step of the transfer stage: public batch i, and the mean answer to it, encoded."""
-        cfg, x = self.cfg, self.public_batches(t)[i]
+        cfg, x = self.cfg, public_batch(self, t, i)
         widths = {"logits": self.site.classes, "cosines": cfg.batch_size - 1}
-        target = {name: cfg.decoded_whole(z, widths[name]) for name, z in mean.items()}
+        target = {name: cfg.decode_dense(z, widths[name]) for name, z in mean.items()}
         gradient, (_, terms) = grad_and_value(self.transfer_loss, has_aux=True)(self.forward(x), target)
         self.descend(x, gradient)
         for name, loss in terms.items():
@@ -137,26 +157,29 @@ class Client(Distiller[Config]):
 
     def infer(self, x: Tensor) -> Tensor:
         """Evaluation-mode logits (n, K), constants."""
-        return parted(super().infer(x), self.site.classes)[1]
+        return parted(self.net.infer(x), self.site.classes)[1]
 
 
-class Server(Party[Config]):
+@final
+class FCCLPlusServer(Party[FCCLPlusConfig]):
     """The server, which keeps nothing."""
 
+    ROLE = "server"
+
     def mean(self, answers: Mapping[int, Any]) -> dict[str, Tree]:
-        """The means of the clients' encoded logits and cosines by number, encoded for the way down."""
+        """The means of the clients' encoded logits and cosines by number, encoded."""
         cfg, found = self.cfg, {}
         if cfg.correlation:
-            logits = [cfg.decoded(answer["logits"], self.site.classes) for answer in answers.values()]
-            found["logits"] = cfg.encoded_whole(torch.stack(logits).mean(0))
+            logits = [cfg.decode(answer["logits"], self.site.classes) for answer in answers.values()]
+            found["logits"] = cfg.encode_dense(torch.stack(logits).mean(0))
         if cfg.similarity:
-            cosines = [cfg.decoded_whole(answer["cosines"], cfg.batch_size - 1) for answer in answers.values()]
-            found["cosines"] = cfg.encoded_whole(torch.stack(cosines).mean(0))
+            cosines = [cfg.decode_dense(answer["cosines"], cfg.batch_size - 1) for answer in answers.values()]
+            found["cosines"] = cfg.encode_dense(torch.stack(cosines).mean(0))
         return found
 
 
 def parted(out: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Features (B, d) and logits (B, K) of what `Both` answers (B, d + K)."""
+    """Features (B, d) and logits (B, K) of the outputs of `FeaturesAndLogits` (B, d + K)."""
     return out[..., :-classes], out[..., -classes:]
 
 
@@ -195,10 +218,10 @@ METHODS = (
         paper="W. Huang, M. Ye, Z. Shi, B. Du: Generalizable Heterogeneous Federated Cross-Correlation and Instance "
         "Similarity Learning",
         family="distillation",
-        config=Config,
+        config=FCCLPlusConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=FCCLPlusClient,
+        server=FCCLPlusServer,
         needs=("public rows",),
         min_clients=2,
     ),

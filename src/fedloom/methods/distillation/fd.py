@@ -4,35 +4,35 @@ Paper: E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis and S.-L. Kim, "Communication
 Federated Distillation and Augmentation under Non-IID Private Data", NeurIPS Workshop on Machine Learning on the Phone
 and other Consumer Devices, 2018. Its federated augmentation is not here.
 
-Each client n keeps its network, its rows and its architecture to itself. It tells the server what it answers, on
-average, to rows of each class y, and hears what the others answer, Ĝ_{n,y}. This pulls its own answers p:
+Each client n keeps its network, its rows and its architecture. It sends the server its mean answer to the rows of each
+class y, and receives the mean answer of the others, Ĝ_{n,y}. Its own answers p are pulled towards it:
 
     V = CE(y, p) + γ CE(softmax(Ĝ_{n,y}), p)
 
-What crosses: the means (K, K) and which classes there are (K,), up and down. The second says of each client which
-classes its rows of the round had. Networks are black boxes: nothing but their answers is asked for.
+Messages: the means (K, K) and a mask of the classes that have one (K,), up and down. The mask reveals which classes the
+client's rows of the round had. Networks are black boxes: only their answers are used.
 
-A client that has only some of the classes hears nothing about the others that its loss would use.
+What a client receives about classes that it has no rows of does not enter its loss.
 
 Differs:
     Answers are averaged as logits, and softmax makes a target of the mean, as everywhere in this family; with
         `average = "probabilities"` they are averaged after softmax.
-    They come from the passes that the steps make anyway: each is that of the weights before its step.
+    Answers are taken from the forward passes of the local steps: each is that of the weights before its step.
     The mean over others is over those that have the class, not over all. A class that no other client has in a round
-        has no target in the next, as in the first round: there the loss is CE alone. Who is not among a round's
-        participants keeps what it last heard.
-    The paper itself was not at hand: what is said of it here is from memory, and from others' accounts of it. γ = 0.15
-        is our choice, for which there is no source.
-    FedAL's paper, which compares with FD, does not give its τ: that of 1 is ours.
-    The server bounds what it is told, so that no sum overflows: logits by ±1e30, probabilities by 0 and 1.
-    No code of the authors is known. HtFLlib's has γ = 1, a mean that includes the client itself, and for long took
+        has no target in the next, as in the first round: there the loss is CE alone. A client that is not sampled in a
+        round keeps its targets.
+    The paper itself was not available: its description here is from memory and from secondary sources. γ = 0.15 is our
+        choice, without a source.
+    FedAL's paper, which compares with FD, does not give its τ: 1 is our choice.
+    The server clips the means, so that no sum overflows: logits to ±1e30, probabilities to 0 and 1.
+    No code of the authors is known. HtFLlib's has γ = 1 and a mean that includes the client itself; for long it took
         CE against raw mean logits, as if they were probabilities; later versions have the softmax.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import torch
 from pydantic import Field
@@ -43,13 +43,14 @@ from fedloom.core.federation import Federation
 from fedloom.core.losses import kl_gradient
 from fedloom.core.message import Shape, floats
 from fedloom.core.method import Method
+from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.distiller import Distiller, DistillerConfig
+from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.features import class_means
 from fedloom.protect.coding import LARGEST
 
 
-class Config(DistillerConfig):
+class FDConfig(TrainingConfig):
     """The local training is that of FedAL's section VI-A."""
 
     gamma: float = Field(0.15, ge=0)
@@ -58,15 +59,17 @@ class Config(DistillerConfig):
     """What is averaged by class: logits, or probabilities."""
 
 
-class Client(Distiller[Config]):
+@final
+class FDClient(Party[FDConfig]):
     """A client. Its network may differ from all others, and never leaves."""
 
+    ROLE = "client"
     STATE = ("params", "buffers", "opt", "heard")
     CALLS = ("update", "hear")
 
     def setup(self) -> None:
-        """`heard` are the others' mean answers (K, K) by class, and of which classes there are any (K,)."""
-        self.start(self.site.build())
+        """`heard`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that have one."""
+        self.network(self.site.build(), Adam(self.cfg.lr))
         classes, device = self.site.classes, self.site.device
         self.heard: dict[str, Tensor] = {
             "means": torch.zeros(classes, classes, device=device),
@@ -74,8 +77,8 @@ class Client(Distiller[Config]):
         }
 
     def update(self, *, t: int) -> dict[str, Tensor]:
-        """Round t's τ steps on own rows, and the mean (K, K) by class of what the network answered on the way."""
-        batches, answers = self.own_batches(t), []
+        """Round t's τ steps on own rows; the mean answer (K, K) by class of their forward passes, and a mask (K,)."""
+        batches, answers = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size), []
         for x, y in batches:
             f = self.forward(x)
             answers.append(f if self.cfg.average == "logits" else F.softmax(f, -1))
@@ -98,27 +101,30 @@ class Client(Distiller[Config]):
         self.note("classes with a target", known.sum())
 
 
-class Server(Party[Config]):
-    """The server. It remembers nothing."""
+@final
+class FDServer(Party[FDConfig]):
+    """The server, which keeps nothing."""
+
+    ROLE = "server"
 
     def teach(self, replies: Mapping[int, Any]) -> dict[int, dict[str, Tensor]]:
-        """For each client the mean over the others that have a class (K, K), and whether there is one (K,)."""
+        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of the classes with one."""
         bounds = (-LARGEST, LARGEST) if self.cfg.average == "logits" else (0, 1)
         present = torch.stack([r["present"] for r in replies.values()])  # (n, K)
-        told = torch.stack([r["means"] for r in replies.values()]).clamp(*bounds)
-        means = told * present[..., None]  # (n, K, K)
+        answers = torch.stack([r["means"] for r in replies.values()]).clamp(*bounds)
+        means = answers * present[..., None]  # (n, K, K)
         others = present.sum(0) - present.long()  # (n, K): how many have the class
         mean = (means.sum(0) - means) / others.clamp(min=1)[..., None]
         return {n: {"means": m, "known": k} for n, m, k in zip(replies, mean, others > 0, strict=True)}
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
-    """Train, tell, hear."""
+def round(fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConfig, t: int) -> Iterator[str]:
+    """One round: local training, then the exchange of mean answers."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     classes = server.site.classes
     answer = {"means": floats(classes, classes), "present": Shape("bool", classes)}
     replies = fed.call(chosen, "update", shared={"t": t}, expect=answer, need=2)
-    if replies:  # else there is nobody to learn from
+    if replies:  # otherwise there is nobody to learn from
         fed.call(replies, "hear", each=server.teach(replies))
     yield "round"
 
@@ -130,10 +136,10 @@ METHODS = (
         paper="E. Jeong et al.: Communication-Efficient On-Device Machine Learning: Federated Distillation and "
         "Augmentation under Non-IID Private Data, 2018",
         family="distillation",
-        config=Config,
+        config=FDConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=FDClient,
+        server=FDServer,
         min_clients=2,
     ),
 )

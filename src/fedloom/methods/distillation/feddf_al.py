@@ -7,119 +7,130 @@ Learning", Fig. 10, which sets it beside FedDF (T. Lin et al., NeurIPS 2020). It
     transfer stage     KL, adversary and r_glo on P             `fedal`, lines 8-18
     average            each group's models, weighted by rows    `feddf`
 
-r_loc holds a client near the group's model, since this is what the local stage begins with. Down cross that model with
-its statistics (see `feddf`), then for each public batch the mean answer and the gradient; up logits for each public
-batch, then the model with its statistics, and a row count. So no client is a black box, unlike in FedAL.
+r_loc holds a client near the group's model, because the local stage begins with it. Messages down: that model with its
+statistics (see `feddf`), then for each public batch the mean answer and the gradient. Messages up: logits for each
+public batch, then the model with its statistics, and a row count. So no client is a black box, unlike in FedAL.
 
 Differs:
     The paper leaves the order open. Averaging before the transfer stage would make the clients of a group answer alike,
         so that no discriminator could tell them apart.
-    The discriminator tells N clients apart, not groups.
-    The server distils nothing on P, as FedDF's does: what a group learns from the others is what its clients learn from
-        their answers in the transfer stage, and the server needs no public rows.
-    While a round is under way everybody is evaluated with the network that it has, and after the average with its
-        group's model, even who took no part; that is not counted as a message.
-    A client that did not get its group's model sits the round out.
+    The discriminator distinguishes N clients, not groups.
+    The server does not distil on P, as FedDF's does: a group learns from the others only by its clients' transfer
+        stage, and the server needs no public rows.
+    During a round every client is evaluated with its own network, and after the average with its group's model, even
+        if it was not sampled; that is not counted as a message.
+    A client that did not receive its group's model skips the round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, final
 
-from pydantic import Field
+import torch
 from torch import Tensor
 
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
-from fedloom.core.method import Method
-from fedloom.methods.distillation import fedal
-from fedloom.methods.distillation.feddf import averaged, first_models, model_of, of_each, replies_like, wear
+from fedloom.core.optim import Adam
+from fedloom.core.party import Party
+from fedloom.methods.distillation import fedal, feddf
+from fedloom.methods.distillation.fedal import FedALConfig
+from fedloom.methods.distillation.steps import public_batch
 
 
-class Config(fedal.Config):
-    """FedAL's, with the τ that its section VI-A gives FedDF-AL."""
+@final
+class FedDFALClient(Party[FedALConfig]):
+    """A client of FedAL that has the architecture of its group, and sends its weights."""
 
-    tau: int = Field(15, ge=1)
-    """Steps of each stage (τ)."""
-
-
-class Client(fedal.Client):
-    """A client of FedAL that has the architecture of its group, and shows its weights."""
-
-    STATE = (*fedal.Client.STATE, "group")
-    CALLS = (*fedal.Client.CALLS, "begin", "give")
+    ROLE = "client"
+    STATE = ("params", "buffers", "opt", "reference", "group")
+    CALLS = ("local_train", "predict", "distil", "begin", "give")
 
     def setup(self) -> None:
-        """The network that its group begins with, and the group's number."""
-        super().setup()
-        self.group = self.site.group  # as state, so that an engine can do clients of several groups at once
+        """The network that its group begins with, FedAL's `reference`, and the group's number."""
+        self.network(self.site.build(), Adam(self.cfg.lr))
+        self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
+        self.group = self.site.group  # as state, so that an engine can batch clients of several groups
 
     def begin(self, *, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> None:
         """Take the group's model."""
-        wear(self, weights, statistics)
+        feddf.load_model(self, weights, statistics)
+
+    def local_train(self, *, t: int) -> None:
+        """The local stage."""
+        fedal.local_stage(self, t)
+
+    def predict(self, *, t: int, i: int) -> Tree:
+        """Logits (B, K) on the public batch, encoded."""
+        self.reference = fedal.transfer_reference(self, self.reference, t)
+        sent: Tree = self.cfg.encode(self.forward(public_batch(self, t, i)))
+        return sent
+
+    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None) -> None:
+        """One step of the transfer stage; for the arguments see `FedALClient.distil`."""
+        fedal.transfer_step(self, t, i, n, mean, gradient, self.reference)
 
     def give(self) -> dict[str, Tree]:
-        """The own model, and how many rows made it."""
-        return {**model_of(self), "rows": self.row_count}
+        """The own model, and the number of own rows."""
+        return {**feddf.model_of(self), "rows": self.row_count}
 
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
         """Before an evaluation: take the group's model, if there is one today."""
         if handout:
-            wear(self, **handout[str(self.group)])  # type: ignore[arg-type]
+            feddf.load_model(self, **handout[str(self.group)])  # type: ignore[arg-type]
 
 
-class Server(fedal.Server):
+@final
+class FedDFALServer(Party[FedALConfig]):
     """The server of FedAL, with the model of each group by the group's number."""
 
-    STATE = (*fedal.Server.STATE, "models", "underway")
+    ROLE = "server"
+    STATE = ("params", "opt", "models", "underway")
 
     def setup(self) -> None:
-        """The discriminator, and what each group begins with; `underway` is whether clients are ahead of that."""
-        super().setup()
-        self.models = first_models(self.site)
+        """The discriminator; the `models` that groups begin with; `underway`: whether clients have newer ones."""
+        fedal.build_discriminator(self)
+        self.models = feddf.first_models(self.site)
         self.underway = False
 
     def handout(self) -> dict[str, Tree]:
-        """Today's models; none while the clients are changing theirs."""
+        """Today's models; none while the clients change theirs."""
         return {} if self.underway else dict(self.models)
 
-    def set_out(self) -> None:
+    def begin(self) -> None:
         """The clients begin to change their models."""
         self.underway = True
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The models that the next round begins with."""
-        self.models, refused = averaged(self.models, self.site.groups, replies)
-        self.note("means left out", refused)
+        self.models = feddf.averaged(self, self.models, replies)
         self.underway = False
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: FedDFALServer, clients: Sequence[int], cfg: FedALConfig, t: int) -> Iterator[str]:
     """One round."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
-    models = of_each(server.models, server.site.groups, chosen)
+    models = feddf.of_each(server.models, server.site.groups, chosen)
     begun = fed.call(chosen, "begin", each=models, expect=None)
-    server.set_out()
-    there = [n for n in chosen if n in begun]
-    yield from fedal.round(fed, server, there, cfg, t)  # local, transfer
-    server.average(fed.call(there, "give", expects=replies_like(models)))
+    server.begin()
+    ready = [n for n in chosen if n in begun]
+    yield from fedal.round(fed, server, ready, cfg, t)  # local, transfer
+    server.average(fed.call(ready, "give", expects=feddf.replies_like(models)))
     yield "average"
 
 
 METHODS = (
-    Method(
+    replace(
+        fedal.FEDAL,
         name="feddf-al",
         title="FedAL, and weights averaged among clients of one architecture",
-        paper="P. Han, X. Shi, J. Huang: FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial "
-        "Learning",
-        family="distillation",
-        config=Config,
         round=round,
-        client=Client,
-        server=Server,
-        presets=fedal.FEDAL.presets,
+        client=FedDFALClient,
+        server=FedDFALServer,
+        black_box=None,
+        fixed={"tau": 15},  # of section VI-A
         needs=("public rows", "architecture groups"),
-        min_clients=2,
     ),
 )

@@ -4,32 +4,31 @@ Papers: Y. Tan et al., "FedProto: Federated Prototype Learning across Heterogene
 X. Shi and J. Huang adapt it to unlabelled public rows to compare with FedAL (section VI-A). The method of the first
 paper itself is `fedproto`.
 
-It is FedMD with features in the place of logits. All clients hold the same public rows P; client n's features g_n(x)
-of a row, the input of its last layer, are pulled towards the mean of the others':
+It is FedMD with features instead of logits. All clients hold the same public rows P; client n's features g_n(x) of a
+row, the input of its last layer, are pulled towards the mean of the others':
 
     local:     CE(y, f_n)
     transfer:  λ MSE(g_n, mean of the others' g)
 
-What crosses: features (B, d) of a public batch up, their mean down. So a client must show its features: it is no black
-box. All features must have one width, or a run does not begin; the server has a network like client 0's and refuses a
-reply of another width. With `adaptor` any networks will do: it puts a linear layer between each one's features and a
-new last layer.
+Messages: features (B, d) of a public batch up, their mean down. A client sends its features, so it cannot be a black
+box. All features must have one width, or the run is refused; the server has a network like client 0's and refuses a
+reply of another width. With `adaptor` the widths may differ: it puts a linear layer between each network's features and
+a new last layer.
 
 Differs:
     The paper names neither the loss nor its weight: mean squared error with λ = 1 is our reading.
-    The server sends the mean of all; each client takes itself out of it, as in FedAL.
-    Features are believed up to ±`LARGEST`. Who lies within that moves the others' means, and makes their Adam's steps
-        short for a while, but can't stop them for good.
-    The last layer takes no part in a transfer step: its weights and Adam's means of its gradients stay, as with
-        torch's Adam where there is no gradient. But Adam's count of steps, which corrects the bias of these means,
-        is one for the whole network here.
-    A network without a parameter before its last layer shows its features and learns from own rows alone.
+    The server sends the mean of all clients; each client removes its own features from it, as in FedAL.
+    Features are clipped to ±`LARGEST`. A client that sends false features within these bounds moves the others' means
+        and shortens their Adam steps for a while, but cannot stop their training.
+    A transfer step leaves the last layer alone: its weights and Adam's moments stay, as with torch's Adam where there
+        is no gradient. But Adam's step count, which corrects the bias of the moments, is one for the whole network.
+    A network without a parameter before its last layer sends its features and learns from own rows only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, final
 
 import torch
 from pydantic import Field
@@ -39,16 +38,17 @@ from torch.nn import functional as F
 from fedloom.core.federation import Federation
 from fedloom.core.message import floats
 from fedloom.core.method import Method
+from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.distiller import Distiller, DistillerConfig, without
+from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
 from fedloom.methods.features import HEAD, Features, linear
 
 LARGEST = 1e4
-"""The largest absolute value of a feature that is believed: far beyond those of networks that train, and so small that
-no gradient's square, which Adam keeps a mean of, comes near float32's end."""
+"""Features are clipped to ± this: far above the features of a network that trains, and so small that the square of a
+gradient, of which Adam keeps a mean, cannot overflow float32."""
 
 
-class Config(DistillerConfig):
+class FedProtoPublicConfig(TrainingConfig):
     """The training is that of FedAL's section VI-A, with FedMD's τ."""
 
     ld: float = Field(1.0, ge=0)
@@ -58,10 +58,10 @@ class Config(DistillerConfig):
     """Width d of all features, by a linear layer behind each network's own; None for these as they are."""
 
 
-class Adapted(Features):
-    """A network that answers with its features; if a width is given, through a linear layer to this width.
+class AdaptedFeatures(Features):
+    """A network that outputs its features; if a width is given, mapped to it by a linear layer.
 
-    The last layer then is a new one, as its inputs are.
+    The last layer is then a new one of this input width.
     """
 
     def __init__(self, network: nn.Module, width: int | None) -> None:
@@ -78,16 +78,23 @@ class Adapted(Features):
         return out
 
 
-class Client(Distiller[Config]):
+@final
+class FedProtoPublicClient(Party[FedProtoPublicConfig]):
     """A client. Its network may differ from all others, and never leaves."""
 
+    ROLE = "client"
+    STATE = ("params", "buffers", "opt")
     CALLS = ("local_train", "embed", "align")
 
     def setup(self) -> None:
         """Its first weights."""
         network = self.site.build()
         with self.seeded("adaptor"):
-            self.start(Adapted(network, self.cfg.adaptor))
+            self.network(AdaptedFeatures(network, self.cfg.adaptor), Adam(self.cfg.lr))
+
+    def local_train(self, *, t: int) -> None:
+        """Round t's τ steps on own rows."""
+        self.train(self.local_loss, self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
 
     def local_loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Mean cross-entropy () on x (B, ...), y (B,)."""
@@ -95,19 +102,19 @@ class Client(Distiller[Config]):
 
     def embed(self, *, t: int, i: int) -> Tensor:
         """Features (B, d) of the public batch."""
-        return self.forward(self.public_batches(t)[i])
+        return self.forward(public_batch(self, t, i))
 
     def align(self, *, t: int, i: int, n: int, mean: Tensor) -> None:
         """One step of all but the last layer towards the others' features.
 
         Args:
             t, i: which public batch.
-            n: how many clients the mean is over.
+            n: the number of clients in the mean.
             mean: (B, d) their mean features.
         """
-        x = self.public_batches(t)[i]
+        x = public_batch(self, t, i)
         own = self.forward(x)
-        target = without(believed(own), mean, n)
+        target = mean_of_others(clipped(own), mean, n)
         if moving := [k for k in self.params if not k.startswith(f"{HEAD}.")]:
             self.minimise(self.distance, x, target, only=moving)
         if i == self.cfg.tau - 1:
@@ -119,12 +126,14 @@ class Client(Distiller[Config]):
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K) of the own last layer, constants."""
-        return linear(super().infer(x), self.params)
+        return linear(self.net.infer(x), self.params)
 
 
-class Server(Party[Config]):
-    """The server. It remembers nothing but what features have to look like."""
+@final
+class FedProtoPublicServer(Party[FedProtoPublicConfig]):
+    """The server, which keeps only the width of features."""
 
+    ROLE = "server"
     STATE = ("width",)
 
     def setup(self) -> None:
@@ -133,15 +142,17 @@ class Server(Party[Config]):
 
     def average(self, features: Mapping[int, Tensor]) -> Tensor:
         """The mean (B, d) over clients."""
-        return torch.stack([believed(f) for f in features.values()]).mean(0)
+        return torch.stack([clipped(f) for f in features.values()]).mean(0)
 
 
-def believed(features: Tensor) -> Tensor:
-    """Features (B, d) as the mean holds them."""
+def clipped(features: Tensor) -> Tensor:
+    """Features (B, d) within ±`LARGEST`, as they enter the mean."""
     return features.clamp(-LARGEST, LARGEST)
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: FedProtoPublicServer, clients: Sequence[int], cfg: FedProtoPublicConfig, t: int
+) -> Iterator[str]:
     """A local stage of τ steps, and a transfer stage of τ exchanges."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})
@@ -166,10 +177,10 @@ METHODS = (
         "as P. Han, X. Shi, J. Huang adapt it in: FedAL: Black-Box Federated Knowledge Distillation Enabled by "
         "Adversarial Learning",
         family="distillation",
-        config=Config,
+        config=FedProtoPublicConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=FedProtoPublicClient,
+        server=FedProtoPublicServer,
         needs=("public rows", "same feature dim"),
         min_clients=2,
     ),
