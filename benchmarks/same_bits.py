@@ -117,7 +117,7 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
             continue
         values = {**RUN, **BY_FAMILY.get(method.family, {}), **BY_METHOD.get(name, {})}
         fields = method.config.model_fields
-        params: dict[str, Any] = {k: v for k, v in SMALL.items() if k in fields and k not in method.fixed}
+        params: dict[str, Any] = {k: v for k, v in SMALL.items() if k in fields}
         if "centred" in fields:
             params["centred"] = True
         for engine in engines:

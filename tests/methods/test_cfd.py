@@ -22,7 +22,7 @@ from fedloom.core.losses import kl, kl_gradient
 from fedloom.core.message import Tree
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.world import build
-from fedloom.methods.distillation.cfd import Client, Server
+from fedloom.methods.distillation.cfd import CFDClient, CFDServer
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
 from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
 
@@ -358,7 +358,7 @@ def test_a_nan_client_is_left_out(params: dict[str, Any]) -> None:
     assert all(torch.equal(v, after[k]) for k, v in alone.items() if "held" not in k and "told" not in k)
 
 
-class Liar(Client):
+class Liar(CFDClient):
     """Client 1 sends as many bytes as it should, which are no labels."""
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
@@ -375,12 +375,12 @@ class Liar(Client):
 def test_bytes_that_are_no_labels_are_left_out(params: dict[str, Any]) -> None:
     places = sites(3)
     run = toy(places=places, method=replace(CFD, client=Liar), **params).run(4)
-    assert {(f.party, f.kind, f.reason) for f in run.fed.failures} == {("liar-1", "predict", "refused")}
+    assert {(f.party, f.kind, f.reason) for f in run.fed.failures} == {("client-1", "predict", "refused")}
     honest, after = toy(places=places, **params).run(4, present=[0, 2]).tensors(), run.tensors()
     assert all(torch.equal(v, after[k]) for k, v in honest.items() if not k.startswith("1."))
 
 
-class Liars(Client):
+class Liars(CFDClient):
     """Nobody sends labels."""
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
@@ -447,5 +447,5 @@ def test_a_server_holds_the_public_rows_where_its_method_says_so(name: str) -> N
 def test_networks_of_server_and_clients_are_their_own() -> None:
     world = build(RunConfig(method="cfd", rounds=1, data={"name": "wine", "clients": 2, "public": 40}))  # type: ignore[arg-type]
     server, first = world.server, world.clients[0]()
-    assert isinstance(server, Server)
+    assert isinstance(server, CFDServer)
     assert any(not torch.equal(a, b) for a, b in zip(server.params.values(), first.params.values(), strict=True))

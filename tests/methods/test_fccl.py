@@ -14,7 +14,15 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
-from fedloom.methods.distillation.fccl import EPS, FIRST, Client, correlation_loss, standardised
+from fedloom.methods.distillation.fccl import (
+    EPS,
+    FIRST,
+    FCCLClient,
+    correlation_loss,
+    pretrain,
+    pretrained_logits,
+    standardised,
+)
 from tests.toy import CLASSES, Toy, equal, network, rows, sites
 
 FCCL, LOCAL = methods.find("fccl"), methods.find("local")
@@ -89,13 +97,13 @@ def test_a_huge_class_that_all_rows_have_alike_gives_no_nan_and_no_huge_gradient
 
 @pytest.mark.parametrize("size", [1.69e29, 1e30, 3e38])
 def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Client.predict
+    honest = FCCLClient.predict
 
-    def predict(self: Client, *, t: int, i: int) -> Any:
+    def predict(self: FCCLClient, *, t: int, i: int) -> Any:
         answer = honest(self, t=t, i=i)
         return torch.full_like(answer, size) if self.site.id == 1 and t == 0 else answer  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Client, "predict", predict)
+    monkeypatch.setattr(FCCLClient, "predict", predict)
     toy = Toy(FCCL, 3, tau=2, batch_size=32, pretrain=3).run(1)
     before = toy.tensors()
     after = toy.run(1, start=1).tensors()
@@ -197,8 +205,8 @@ def test_the_pretrained_model_has_its_own_statistics() -> None:
     party = toy.party(0)
     assert not equal(dict(party.pretrained["buffers"]), dict(party.buffers))
     before = toy.tensors()
-    x = party.own_batches(3).x
-    answer = party._pretrained_logits(x)
+    x = party.batches(3, steps=2, size=party.cfg.batch_size).x
+    answer = pretrained_logits(party, party.pretrained, x)
     assert equal(before, toy.tensors())
     copy = party.site.build()
     copy.load_state_dict({**party.pretrained["params"], **party.pretrained["buffers"]})
@@ -234,7 +242,7 @@ def test_each_memory_holds_a_client_back(term: str) -> None:
     free, held = Toy(FCCL, **how).run(2).tensors(), Toy(FCCL, **{**how, term: 20.0}).run(2).tensors()
     start.run(0)
     for i in start.engine.ids:
-        start.party(i)._pretrain()
+        pretrain(start.party(i))
     begun = start.tensors()
     moved = [sum(float((to[k] - begun[k]).norm()) for k in begun) for to in (held, free)]
     assert moved[0] < 0.8 * moved[1]
@@ -251,13 +259,13 @@ def test_equal_clients_stay_equal() -> None:
 
 def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken there: with BatchNorm the gradient would else not be 0."""
-    loss, seen = Client.private_loss, []
+    loss, seen = FCCLClient.private_loss, []
 
-    def watched(self: Client, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
+    def watched(self: FCCLClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
         seen.append((self.site.id, previous is not None))
         return loss(self, x, y, previous, *more)
 
-    monkeypatch.setattr(Client, "private_loss", watched)
+    monkeypatch.setattr(FCCLClient, "private_loss", watched)
     Toy(FCCL, 3, tau=3, **SMALL).run(2)
     assert [later for who, later in seen if who == 1] == [False, True, True] * 2
 
@@ -338,14 +346,14 @@ def test_a_sick_client_is_kept_out_of_the_mean() -> None:
 
 
 def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    works = Client.local_train
+    works = FCCLClient.local_train
 
-    def fails(self: Client, *, t: int) -> None:
+    def fails(self: FCCLClient, *, t: int) -> None:
         if self.site.id == 1:
             raise RuntimeError("no rows today")
         works(self, t=t)
 
-    monkeypatch.setattr(Client, "local_train", fails)
+    monkeypatch.setattr(FCCLClient, "local_train", fails)
     toy = Toy(FCCL, 3, tau=2, **SMALL)
     start, after = toy.tensors(), toy.run(1).tensors()
     assert {t.party for t in toy.fed.failures} == {"client-1"}

@@ -16,7 +16,8 @@ from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
 from fedloom.core.losses import kl
 from fedloom.methods.distillation.fccl import correlation_loss
-from fedloom.methods.distillation.fccl_plus import Both, Client, cosines, others, others_kl, parted
+from fedloom.methods.distillation.fccl_plus import FCCLPlusClient, FeaturesAndLogits, cosines, others, others_kl, parted
+from fedloom.methods.distillation.steps import public_batch
 from tests.toy import CLASSES, Toy, common, equal, rows, sites
 
 FCCL, PLUS, LOCAL = (methods.find(n) for n in ("fccl", "fccl-plus", "local"))
@@ -112,7 +113,7 @@ def test_losses_pass_gradcheck() -> None:
 
 
 def test_the_transfer_loss_is_the_weighted_sum() -> None:
-    client: Client = toy(correlation=0.5, similarity=2.0).party(0)
+    client: FCCLPlusClient = toy(correlation=0.5, similarity=2.0).party(0)
     out, logits, like = torch.randn(8, 5 + CLASSES), torch.randn(8, CLASSES), torch.rand(8, 7)
     loss, terms = client.transfer_loss(out, {"logits": logits, "cosines": like})
     assert terms["correlation"] == correlation_loss(out[:, 5:], logits, 0.0051)
@@ -195,7 +196,7 @@ def test_with_one_step_the_previous_model_changes_no_bit() -> None:
 
 def test_likeness_has_no_gradient_in_the_logits_and_correlation_none_in_the_features() -> None:
     client = toy().party(0)
-    out = client.forward(client.public_batches(0)[0])
+    out = client.forward(public_batch(client, 0, 0))
     mean = {"logits": torch.randn(8, CLASSES), "cosines": torch.rand(8, 7)}
     for name, part in (("similarity", 0), ("correlation", 1)):
         alone = toy(**{name: 0.0}).party(0)
@@ -235,18 +236,18 @@ def test_a_client_answers_with_its_logits_alone() -> None:
 
 def test_a_network_that_is_not_in_two_parts_is_refused() -> None:
     with pytest.raises(ModelError, match="needs a network's features"):
-        Both(nn.Linear(3, 2))
+        FeaturesAndLogits(nn.Linear(3, 2))
 
 
 def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken there: with BatchNorm the gradient would else not be 0."""
-    loss, seen = Client.private_loss, []
+    loss, seen = FCCLPlusClient.private_loss, []
 
-    def watched(self: Client, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
+    def watched(self: FCCLPlusClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
         seen.append((self.site.id, previous is not None))
         return loss(self, x, y, previous, *more)
 
-    monkeypatch.setattr(Client, "private_loss", watched)
+    monkeypatch.setattr(FCCLPlusClient, "private_loss", watched)
     toy(tau=3).run(2)
     assert [later for who, later in seen if who == 1] == [False, True, True] * 2
 
@@ -320,13 +321,13 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 @pytest.mark.parametrize("size", [1.69e29, 1e30, 3e38])
 def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Client.predict
+    honest = FCCLPlusClient.predict
 
-    def predict(self: Client, *, t: int, i: int) -> Any:
+    def predict(self: FCCLPlusClient, *, t: int, i: int) -> Any:
         answer: Any = honest(self, t=t, i=i)
         return {k: torch.full_like(v, size) for k, v in answer.items()} if (self.site.id, t) == (1, 0) else answer
 
-    monkeypatch.setattr(Client, "predict", predict)
+    monkeypatch.setattr(FCCLPlusClient, "predict", predict)
     at = toy(batch_size=32).run(1)
     before = at.tensors()
     after = at.run(1, start=1).tensors()
@@ -345,14 +346,14 @@ def test_a_sick_client_is_kept_out_of_the_means() -> None:
 
 
 def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    works = Client.local_train
+    works = FCCLPlusClient.local_train
 
-    def fails(self: Client, *, t: int) -> None:
+    def fails(self: FCCLPlusClient, *, t: int) -> None:
         if self.site.id == 1:
             raise RuntimeError("no rows today")
         works(self, t=t)
 
-    monkeypatch.setattr(Client, "local_train", fails)
+    monkeypatch.setattr(FCCLPlusClient, "local_train", fails)
     at = toy()
     start, after = at.tensors(), at.run(1).tensors()
     assert {t.party for t in at.fed.failures} == {"client-1"}

@@ -13,7 +13,7 @@ from fedloom import methods
 from fedloom.core.context import Rows, Site
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
-from fedloom.methods.distillation.fd import Client, Config, Server
+from fedloom.methods.distillation.fd import FDClient, FDConfig, FDServer
 from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
 
 FD, LOCAL = methods.find("fd"), methods.find("local")
@@ -52,7 +52,7 @@ def apart(i: int) -> Rows:
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 def test_the_gradient_is_that_of_the_loss(average: str) -> None:
-    client = Client(Config(gamma=0.7, average=average), sites(1)[0])
+    client = FDClient(FDConfig(gamma=0.7, average=average), sites(1)[0])
     means = rand(CLASSES, CLASSES, seed=2) if average == "logits" else rand(CLASSES, CLASSES, seed=2).softmax(-1)
     client.heard = {"means": means, "known": torch.tensor([True, False, True, True])}
     f, y = rand(9, CLASSES).requires_grad_(), torch.arange(9) % CLASSES
@@ -69,7 +69,7 @@ def test_each_hears_the_mean_of_those_others_that_have_a_class() -> None:
         10 + n: {"means": means[n], "present": torch.tensor([k in classes for k in range(CLASSES)])}
         for n, classes in enumerate(have)
     }
-    taught = Server(Config(), Site(id=0, classes=CLASSES)).teach(replies)
+    taught = FDServer(FDConfig(), Site(id=0, classes=CLASSES)).teach(replies)
     assert list(taught) == list(replies)
     for n in range(4):
         for k in range(CLASSES):
@@ -211,14 +211,14 @@ def test_a_nan_client_is_kept_out_of_the_means() -> None:
 def test_huge_answers_leave_everybody_finite_and_learning(
     liars: int, average: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Client.update
+    honest = FDClient.update
 
-    def update(self: Client, *, t: int) -> Any:
+    def update(self: FDClient, *, t: int) -> Any:
         told = honest(self, t=t)
         lies = self.site.id < liars and t == 0
         return {**told, "means": torch.full_like(told["means"], 3e38)} if lies else told
 
-    monkeypatch.setattr(Client, "update", update)
+    monkeypatch.setattr(FDClient, "update", update)
     t = Toy(FD, 4, batch_size=8, average=average).run(1)
     heard = t.party(3).heard["means"]
     assert torch.isfinite(heard).all() and (average == "logits" or ((heard >= 0).all() and (heard <= 1).all()))

@@ -16,7 +16,13 @@ from fedloom.core.errors import ConfigError, ModelError
 from fedloom.core.faults import Faults
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.world import build
-from fedloom.methods.distillation.fedproto_public import LARGEST, Adapted, Client, Config, Server
+from fedloom.methods.distillation.fedproto_public import (
+    LARGEST,
+    AdaptedFeatures,
+    FedProtoPublicClient,
+    FedProtoPublicConfig,
+    FedProtoPublicServer,
+)
 from fedloom.models.parts import Classifier
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, sites
 
@@ -46,7 +52,7 @@ def params(t: Toy, i: int) -> dict[str, Tensor]:
 # -- a round, against hand-made ones -----------------------------------------------------------------------
 
 
-def by_hand(places: list[Site], modules: list[Adapted], rounds: int, tau: int, ld: float) -> None:
+def by_hand(places: list[Site], modules: list[AdaptedFeatures], rounds: int, tau: int, ld: float) -> None:
     """Train these networks for so many rounds, with torch's Adam."""
     optimisers = [torch.optim.Adam(m.parameters(), lr=0.02) for m in modules]
     for t in range(rounds):
@@ -73,7 +79,7 @@ def by_hand(places: list[Site], modules: list[Adapted], rounds: int, tau: int, l
 def test_three_rounds_are_those_written_by_hand(batched: bool, adaptor: int | None) -> None:
     places = sites(3, make=lambda n: own(n, hidden=5 if batched else None))
     t = toy(places=places, batched=batched, tau=2, lr=0.02, ld=1.5, adaptor=adaptor)
-    modules = [Adapted(place.build(), adaptor) for place in t.places]
+    modules = [AdaptedFeatures(place.build(), adaptor) for place in t.places]
     for i, module in enumerate(modules):
         module.load_state_dict(t.party(i).params)  # an adaptor's first weights are drawn for each
     by_hand(t.places, modules, 3, 2, 1.5)
@@ -110,7 +116,7 @@ def test_the_first_transfer_step_in_numpy() -> None:
 def test_the_gradient_of_the_distance_is_the_closed_form() -> None:
     """In float64, through the network: that of <2 λ (g - target) / (B d), g>."""
     place = sites(1, make=lambda n: own(n).double())[0]
-    client = Client(Config(ld=0.7, adaptor=5), place)
+    client = FedProtoPublicClient(FedProtoPublicConfig(ld=0.7, adaptor=5), place)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(9, FEATURES, generator=draw, dtype=torch.float64)
     target = torch.randn(9, 5, generator=draw, dtype=torch.float64)
@@ -204,7 +210,7 @@ def test_networks_whose_features_differ_in_width_are_refused_before_any_work() -
         build(a_run(pool, method="fedproto"))
     build(a_run(pool, params={"adaptor": 6}))
     world = build(a_run(["mlp"]))
-    assert isinstance(world.server, Server) and world.server.width == world.clients[0]().net.module.width
+    assert isinstance(world.server, FedProtoPublicServer) and world.server.width == world.clients[0]().net.module.width
 
 
 def test_one_reply_of_another_width_is_a_failure_and_the_others_go_on() -> None:
@@ -232,7 +238,7 @@ def test_an_adaptor_makes_them_one_width() -> None:
 def test_a_head_without_a_bias_is_replaced_by_one_without() -> None:
     network = common()
     network.head = nn.Linear(8, CLASSES, bias=False)
-    names = dict(Adapted(network, 3).named_parameters())
+    names = dict(AdaptedFeatures(network, 3).named_parameters())
     assert names["network.head.weight"].shape == (CLASSES, 3) and "network.head.bias" not in names
 
 
@@ -254,7 +260,7 @@ def test_bytes_are_those_of_the_features(adaptor: int | None, width: int) -> Non
 def test_the_own_classifier_answers() -> None:
     t = toy(adaptor=6).run(2)
     x = t.places[0].tests["test"].every
-    module = Adapted(t.places[0].build(), 6)
+    module = AdaptedFeatures(t.places[0].build(), 6)
     module.load_state_dict(t.party(0).params)
     assert torch.equal(t.party(0).infer(x), module.network.head(module(x)))
     (found,) = t.engine.call([0], "predictions", {"on": "test"}, None, None)
@@ -303,13 +309,13 @@ def test_a_nan_client_is_kept_out_of_the_mean() -> None:
 def test_huge_features_neither_end_the_run_nor_freeze_the_others(
     liars: int, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Client.embed
+    honest = FedProtoPublicClient.embed
 
-    def embed(self: Client, *, t: int, i: int) -> Tensor:
+    def embed(self: FedProtoPublicClient, *, t: int, i: int) -> Tensor:
         answer = honest(self, t=t, i=i)
         return torch.full_like(answer, size) if self.site.id < liars and t == 0 else answer
 
-    monkeypatch.setattr(Client, "embed", embed)
+    monkeypatch.setattr(FedProtoPublicClient, "embed", embed)
     t = toy(4).run(1)
     before = t.tensors()
     after = t.run(10, start=1).tensors()
@@ -322,7 +328,7 @@ def test_huge_features_neither_end_the_run_nor_freeze_the_others(
 
 def test_what_is_far_beyond_any_network_s_features_is_believed_up_to_a_bound() -> None:
     server, f = toy().server, torch.tensor([[3.0, -3e38]])
-    assert isinstance(server, Server)
+    assert isinstance(server, FedProtoPublicServer)
     assert server.average({0: f, 1: f}).tolist() == [[3.0, -LARGEST]]
 
 
@@ -353,4 +359,6 @@ def test_engines_agree_to_the_bit(adaptor: int | None, norm: bool) -> None:
 
 def test_the_server_s_mean_is_that_of_the_clients() -> None:
     features = {n: torch.full((2, 3), float(n)) for n in (1, 2, 6)}
-    assert torch.equal(Server(Config(adaptor=3), Site(id=0)).average(features), torch.full((2, 3), 3.0))
+    assert torch.equal(
+        FedProtoPublicServer(FedProtoPublicConfig(adaptor=3), Site(id=0)).average(features), torch.full((2, 3), 3.0)
+    )

@@ -14,7 +14,7 @@ from torch.func import vmap
 from fedloom.core import message
 from fedloom.core.engine import verdict
 from fedloom.core.errors import MessageError
-from fedloom.methods.distiller import without
+from fedloom.methods.distillation.steps import mean_of_others
 from fedloom.protect.coding import LARGEST, Coding, decode, encode, like
 
 B = 7
@@ -148,7 +148,7 @@ def test_a_client_taken_out_of_a_rounded_mean_leaves_its_rounding_times_n_over_n
     arrived = there(mean.float(), coding).double()
     for own in range(n):
         others = seen[[m for m in range(n) if m != own]].mean(0)
-        assert ((without(seen[own], arrived, n) - others).abs() <= 1.001 * rounding * n / (n - 1) + 1e-5).all()
+        assert ((mean_of_others(seen[own], arrived, n) - others).abs() <= 1.001 * rounding * n / (n - 1) + 1e-5).all()
 
 
 # -- senders who mean no good ----------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_no_finite_message_makes_a_mean_infinite(coding: Coding, k: int | None, 
         down: Coding = "float16" if coding == "top-k" else coding
         back = encode(mean, down)
         message.check_finite(back)
-        target = without(rows(10), decode(back, down, 10), n).softmax(-1)
+        target = mean_of_others(rows(10), decode(back, down, 10), n).softmax(-1)
         assert target.isfinite().all()
 
 

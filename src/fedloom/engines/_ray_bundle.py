@@ -230,7 +230,7 @@ def _origins(thing: Any) -> Iterator[str]:
     elif isinstance(thing, partial):
         yield from _origins((thing.func, *thing.args, *thing.keywords.values()))
     elif isinstance(thing, Site):
-        yield from _origins((thing.network, thing.encoder, thing.box and thing.box.make))
+        yield from _origins((thing.network, thing.encoder, thing.black_box and thing.black_box.make))
     elif isinstance(thing, type):
         yield from (kind.__module__ for kind in thing.__mro__)
     elif getattr(thing, "__qualname__", None):
@@ -247,7 +247,7 @@ def _texts(thing: Any) -> Iterator[str]:
     elif isinstance(thing, partial):
         yield from _texts((thing.func, *thing.args, *thing.keywords.values()))
     elif isinstance(thing, Site):
-        yield from _texts((thing.network, thing.encoder, thing.box and thing.box.make))
+        yield from _texts((thing.network, thing.encoder, thing.black_box and thing.black_box.make))
     elif isinstance(thing, str) and ":" in thing:
         yield thing.partition(":")[0]
 

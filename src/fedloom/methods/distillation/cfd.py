@@ -47,6 +47,7 @@ from fedloom.core.optim import Adam
 from fedloom.core.party import Party
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
+from fedloom.methods.steps import cross_entropy
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
 
 
@@ -81,7 +82,7 @@ class CFDConfig(LogitsConfig):
         return Shape("uint8", size_of(self.batch_size * classes, self.bits))
 
 
-# -- labels in few bits: for clients with and without a network ----------------------------------------------------------
+# -- labels in few bits ------------------------------------------------------------------------------------------------
 
 
 def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
@@ -149,7 +150,7 @@ class CFDClient(Party[CFDConfig]):
     def local_train(self, *, t: int) -> None:
         """Round t's τ steps on CE(y, p_n)."""
         batches = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
-        self.train(partial(steps.cross_entropy, self), batches)
+        self.train(partial(cross_entropy, self), batches)
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
         """The answer to the public batch; see `encode_answer`."""

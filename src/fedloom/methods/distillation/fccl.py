@@ -59,6 +59,7 @@ from fedloom.core.optim import Adam
 from fedloom.core.party import Party
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
+from fedloom.methods.steps import cross_entropy
 
 EPS = 1e-5
 """Added to a variance before it divides."""
@@ -170,7 +171,7 @@ def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
     """Steps of cross-entropy on own rows; the state `pretrained` after them."""
     cfg = client.cfg
     for k in range(cfg.pretrain):
-        client.train(partial(steps.cross_entropy, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
+        client.train(partial(cross_entropy, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
     weights = {"params": client.params, "buffers": client.buffers} if cfg.remembers else {}
     return {"done": True, **{part: steps.cloned(tensors) for part, tensors in weights.items()}}
 

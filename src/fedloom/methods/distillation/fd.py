@@ -108,7 +108,7 @@ class FDServer(Party[FDConfig]):
     ROLE = "server"
 
     def teach(self, replies: Mapping[int, Any]) -> dict[int, dict[str, Tensor]]:
-        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of the classes with one."""
+        """For each client the mean (K, K) over the others that have a class, and a mask (K,) of classes with one."""
         bounds = (-LARGEST, LARGEST) if self.cfg.average == "logits" else (0, 1)
         present = torch.stack([r["present"] for r in replies.values()])  # (n, K)
         answers = torch.stack([r["means"] for r in replies.values()]).clamp(*bounds)

@@ -48,6 +48,7 @@ from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig
+from fedloom.methods.steps import cross_entropy, reset_optimizer
 from fedloom.methods.variance import variance
 
 
@@ -101,19 +102,19 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
     cfg = client.cfg
     batches = client.batches(t, steps=cfg.tau, size=cfg.batch_size)  # line 5
     if cfg.adam == "stage":
-        steps.reset_optimizer(client)
+        reset_optimizer(client)
     before = steps.stage_logits(client, batches.x) if cfg.lf_local and cfg.tau > 1 else None
     for i, (x, y) in enumerate(batches):  # line 4
         anchor = before[i] if before is not None and i else None
         if cfg.variances and i == cfg.tau - 1:
-            note_variance(client, "label", partial(steps.cross_entropy, client), x, y)
+            note_variance(client, "label", partial(cross_entropy, client), x, y)
             if anchor is not None:
                 own = F.softmax(anchor / cfg.kd_temperature, -1)
                 term = cfg.lf_local * kl_gradient(own, client.infer(x), cfg.kd_temperature)
                 note_variance(client, "lf local", partial(along, client), x, term)
         client.minimise(partial(local_loss, client), x, y, anchor)  # line 6
     if cfg.adam == "stage":
-        steps.reset_optimizer(client)  # for the transfer stage, whichever of its exchanges arrives first
+        reset_optimizer(client)  # for the transfer stage, whichever of its exchanges arrives first
 
 
 def local_loss(client: Party[FedALConfig], x: Tensor, y: Tensor, before: Tensor | None) -> Tensor:

@@ -49,7 +49,8 @@ from fedloom.core.method import Method
 from fedloom.core.network import Network
 from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.distillation.steps import TrainingConfig, cloned, cross_entropy
+from fedloom.methods.distillation.steps import TrainingConfig, cloned
+from fedloom.methods.steps import cross_entropy
 
 Model: TypeAlias = dict[str, dict[str, Tensor]]
 """The `weights` and the `statistics` of a network, by name: what is sent of it."""
@@ -115,7 +116,8 @@ class FedAvgAdamServer(Party[FedAvgAdamConfig]):
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models."""
-        self.models = averaged(self, self.models, replies)
+        self.models, refused = averaged(self.models, self.site.groups, replies)
+        self.note("means left out", refused)
 
 
 @final
@@ -135,7 +137,8 @@ class FedDFServer(Party[FedDFConfig]):
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models."""
-        self.models = averaged(self, self.models, replies)
+        self.models, refused = averaged(self.models, self.site.groups, replies)
+        self.note("means left out", refused)
 
     def ensemble(self, t: int, replies: Mapping[int, Any]) -> dict[int, Tensor]:
         """Each client's logits (m, K) on the public rows of round t, if they are finite."""
@@ -198,17 +201,22 @@ def first_models(site: Site) -> dict[str, Model]:
     }
 
 
-def averaged(server: Party[Any], models: Mapping[str, Model], replies: Mapping[int, Any]) -> dict[str, Model]:
+def averaged(
+    models: Mapping[str, Model], groups: Sequence[int], replies: Mapping[int, Any]
+) -> tuple[dict[str, Model], int]:
     """The mean of the models of each group's clients, weighted by rows.
 
     A reply that claims no rows has no weight. A group without replies keeps its model. So does a group whose mean is
-    not finite, as the mean of finite numbers may be; the number of these groups is noted.
+    not finite, as the mean of finite numbers may be.
+
+    Returns:
+        The models, and the number of groups whose mean is not finite.
     """
     means, refused = dict(models), 0
     members: dict[str, list[int]] = {}
     for n, reply in replies.items():
         if int(reply["rows"]) > 0:
-            members.setdefault(str(server.site.groups[n]), []).append(n)
+            members.setdefault(str(groups[n]), []).append(n)
     for group, clients in members.items():
         sent = [{k: replies[n][k] for k in ("weights", "statistics")} for n in clients]
         mean: Any = weighted_mean(sent, [int(replies[n]["rows"]) for n in clients])
@@ -216,8 +224,7 @@ def averaged(server: Party[Any], models: Mapping[str, Model], replies: Mapping[i
             means[group] = mean
         else:
             refused += 1
-    server.note("means left out", refused)
-    return means
+    return means, refused
 
 
 def of_each(models: Mapping[str, Model], groups: Sequence[int], clients: Iterable[int]) -> dict[int, Model]:

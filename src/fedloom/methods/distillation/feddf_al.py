@@ -105,7 +105,8 @@ class FedDFALServer(Party[FedALConfig]):
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The models that the next round begins with."""
-        self.models = feddf.averaged(self, self.models, replies)
+        self.models, refused = feddf.averaged(self.models, self.site.groups, replies)
+        self.note("means left out", refused)
         self.underway = False
 
 

@@ -1,6 +1,6 @@
 """Steps that the pages of this family share: configs, public batches, coding of logits, black boxes.
 
-A comparison is fair only if every method trains alike. In a round each client makes τ steps on its own rows, and then
+In a round each client makes τ steps on its own rows, and then
 whatever the method adds. One iteration is one local step, so runs of equally many iterations make equally many local
 steps, whatever each method's τ. One Adam serves a client for its whole life: in a prototype, a new Adam for each stage
 cost more than any term of these methods gained.
@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedloom.core.black_box import BlackBoxModel, CrossFit
 from fedloom.core.context import RECENT
@@ -130,19 +129,9 @@ def public_numbers(party: Party[Any], t: int, i: int) -> Tensor:
     return party.public_rows(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i].to(party.site.device)
 
 
-def cross_entropy(party: Party[Any], x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy () on x (B, ...), y (B,)."""
-    return F.cross_entropy(party.model(x), y)
-
-
 def stage_logits(party: Party[Any], x: Tensor) -> Tensor:
     """Constant evaluation-mode logits (τ, B, K) on all batches x (τ, B, ...) of a stage, in one pass."""
     return party.infer(x.flatten(0, 1)).view(*x.shape[:2], -1)
-
-
-def reset_optimizer(party: Party[Any]) -> None:
-    """Set the optimiser's memory to zero."""
-    party.opt = {k: torch.zeros_like(v) for k, v in party.opt.items()}
 
 
 def mean_of_others(own: Tensor, mean: Tensor, n: int) -> Tensor:

@@ -14,7 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.core.black_box import TRIED, Box, Fit, Folds, alone, flat, soft_rows, takes_weights
+from fedloom.core.black_box import (
+    CHECKED_ROWS,
+    BlackBoxModel,
+    CrossFit,
+    FittedBlackBox,
+    accepts_weights,
+    flatten_rows,
+    hard_rows,
+    reproducible,
+)
 from fedloom.core.errors import ModelError
 from fedloom.models import BLACK_BOXES, build, check_name, is_black_box
 from fedloom.models.black_boxes import make
@@ -60,8 +69,8 @@ def some(n: int = 12, classes: int = K, seed: int = 0) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x), torch.from_numpy(y)
 
 
-def named(name: str, **settings: Any) -> Box:
-    return Box(name, partial(make, name, (2, 3), K, 5), K, 5, **settings)
+def named(name: str, **settings: Any) -> BlackBoxModel:
+    return BlackBoxModel(name, partial(make, name, (2, 3), K, 5), K, 5, **settings)
 
 
 # -- what a fit is made of -----------------------------------------------------------------------------
@@ -69,16 +78,16 @@ def named(name: str, **settings: Any) -> Box:
 
 def test_soft_rows_stand_for_their_probabilities() -> None:
     targets = np.array([[0.7, 0.2995, 0.0005, 0.0], [0.0, 0.0, 0.0, 1.0]])
-    which, classes, weights = soft_rows(targets, 1e-3, True)
+    which, classes, weights = hard_rows(targets, 1e-3, True)
     assert which.tolist() == [0, 0, 1] and classes.tolist() == [0, 1, 3]
     assert weights.tolist() == [0.7, 0.2995, 1.0]
-    which, classes, weights = soft_rows(targets, 1e-3, False)
+    which, classes, weights = hard_rows(targets, 1e-3, False)
     assert which.tolist() == [0, 1] and classes.tolist() == [0, 3] and weights.tolist() == [1.0, 1.0]
 
 
 def test_no_row_is_lost_where_all_its_classes_are_below_the_floor() -> None:
     targets = np.full((2, 50), 0.02)
-    which, _, _ = soft_rows(targets, 0.05, True)
+    which, _, _ = hard_rows(targets, 0.05, True)
     assert np.bincount(which).tolist() == [50, 50]
 
 
@@ -86,9 +95,11 @@ def test_a_fit_has_own_rows_and_weighed_public_ones() -> None:
     (x, y), public = some(), some(3, seed=1)[0]
     targets = torch.tensor([[0.5, 0.5, 0, 0], [0, 0, 0, 1], [0.25, 0.25, 0.25, 0.25]])
     recorder = Recorder()
-    Box("r", lambda: recorder, K, public_weight=2.0).fit(x, y, public, targets)
+    BlackBoxModel("r", lambda: recorder, K, public_weight=2.0).fit(x, y, public, targets)
     assert recorder.x.shape == (12 + 2 + 1 + 4, 6) and recorder.x.dtype == np.float32
-    assert np.array_equal(recorder.x[:12], flat(x)) and np.array_equal(recorder.x[12:15], flat(public)[[0, 0, 1]])
+    assert np.array_equal(recorder.x[:12], flatten_rows(x)) and np.array_equal(
+        recorder.x[12:15], flatten_rows(public)[[0, 0, 1]]
+    )
     assert recorder.y.tolist() == [*y.tolist(), 0, 1, 3, 0, 1, 2, 3]
     assert recorder.weight.tolist() == [1.0] * 12 + [1.0, 1.0, 2.0] + [0.5] * 4
 
@@ -96,17 +107,17 @@ def test_a_fit_has_own_rows_and_weighed_public_ones() -> None:
 def test_without_weights_a_public_row_is_its_most_probable_class() -> None:
     (x, y), public = some(), some(2, seed=1)[0]
     plain = Plain()
-    Box("p", lambda: plain, K).fit(x, y, public, torch.tensor([[0.6, 0.4, 0, 0], [0.1, 0.1, 0.1, 0.7]]))
+    BlackBoxModel("p", lambda: plain, K).fit(x, y, public, torch.tensor([[0.6, 0.4, 0, 0], [0.1, 0.1, 0.1, 0.7]]))
     assert plain.y.tolist() == [*y.tolist(), 0, 3]
 
 
 @pytest.mark.parametrize("floor", [1e-3, 0.01, 0.05])
 def test_classes_at_the_floor_are_left_out(floor: float) -> None:
     """Where nobody thinks a class likely, rounding must not make a row of it."""
-    answer = Box("none", lambda: Says(None), K, floor=floor).fit(*some(3, classes=1)).probs(some(1)[0])
+    answer = BlackBoxModel("none", lambda: Says(None), K, floor=floor).fit(*some(3, classes=1)).probs(some(1)[0])
     mean = torch.stack([answer.log()] * 3).mean(0).softmax(-1)
     for told in (answer, mean, answer.double()):
-        assert soft_rows(told.numpy(), floor, True)[1].tolist() == [0]
+        assert hard_rows(told.numpy(), floor, True)[1].tolist() == [0]
 
 
 class Writes(Recorder):
@@ -124,7 +135,7 @@ class Writes(Recorder):
 def test_an_object_that_writes_into_its_rows_changes_no_others() -> None:
     x, y = some()
     before = x.clone(), y.clone()
-    Box("w", Writes, K).fit(x, y).probs(x)
+    BlackBoxModel("w", Writes, K).fit(x, y).probs(x)
     assert torch.equal(x, before[0]) and torch.equal(y, before[1])
 
 
@@ -138,7 +149,7 @@ def test_an_object_that_writes_into_its_rows_changes_no_others() -> None:
     ],
 )
 def test_weights_are_given_to_who_names_them(fit: Any, expected: bool) -> None:
-    assert takes_weights(fit) is expected
+    assert accepts_weights(fit) is expected
 
 
 def test_soft_labels_teach_what_hard_ones_can_t() -> None:
@@ -159,7 +170,7 @@ def test_soft_labels_teach_what_hard_ones_can_t() -> None:
 
 def test_answers_are_probabilities_with_a_floor_also_of_classes_never_seen() -> None:
     x, y = some(6, classes=2)
-    answer = Box("r", Recorder, K, floor=1e-2).fit(x, y).probs(x)
+    answer = BlackBoxModel("r", Recorder, K, floor=1e-2).fit(x, y).probs(x)
     p = torch.tensor([0.49, 0.49, 0.01, 0.01])
     assert answer.dtype == torch.float32 and answer.shape == (6, K)
     assert torch.allclose(answer, p.expand(6, K))
@@ -168,7 +179,7 @@ def test_answers_are_probabilities_with_a_floor_also_of_classes_never_seen() -> 
 def test_one_class_needs_no_fit() -> None:
     """Many objects would refuse it; the answer is that class."""
     x, _ = some(5)
-    box = Box("none", lambda: Says(None), K)
+    box = BlackBoxModel("none", lambda: Says(None), K)
     answer = box.fit(x, torch.full((5,), 2)).probs(x)
     assert answer.argmax(1).tolist() == [2] * 5 and torch.allclose(answer.sum(1), torch.ones(5))
 
@@ -193,15 +204,15 @@ def test_few_rows_will_do(name: str) -> None:
     ],
 )
 def test_what_is_no_probability_is_refused_as_soon_as_it_is_fitted(answer: Any, text: str) -> None:
-    assert TRIED < 5
+    assert CHECKED_ROWS < 5
     with pytest.raises(ModelError, match=f"odd: predict_proba must give.*{text}"):
-        Box("odd", lambda: Says(answer[:TRIED]), K).fit(*some(5))
+        BlackBoxModel("odd", lambda: Says(answer[:CHECKED_ROWS]), K).fit(*some(5))
 
 
 def test_sums_are_1_to_a_rounding_and_then_exactly() -> None:
-    x, y = some(TRIED)
-    answer = Box("b", lambda: Says(np.full((TRIED, K), 0.2502)), K).fit(x, y).probs(x)
-    assert torch.equal(answer, torch.full((TRIED, K), 0.25))
+    x, y = some(CHECKED_ROWS)
+    answer = BlackBoxModel("b", lambda: Says(np.full((CHECKED_ROWS, K), 0.2502)), K).fit(x, y).probs(x)
+    assert torch.equal(answer, torch.full((CHECKED_ROWS, K), 0.25))
 
 
 @pytest.mark.parametrize(
@@ -211,18 +222,18 @@ def test_other_classes_than_it_was_given_are_refused(classes: Any) -> None:
     odd = Says(None)
     odd.classes_ = classes  # type: ignore[attr-defined]
     with pytest.raises(ModelError, match="classes_ after fit must be different labels from 0 to 3"):
-        Box("odd", lambda: odd, K).fit(*some())
+        BlackBoxModel("odd", lambda: odd, K).fit(*some())
 
 
 @pytest.mark.parametrize("classes", [np.array([2.0, 0.0]), [2, 0], np.array([2, 0], dtype=object)])
 def test_classes_that_are_equal_to_labels_will_do(classes: Any) -> None:
-    x, y = some(TRIED)
-    odd = Says(np.tile([0.9, 0.1], (TRIED, 1)))
+    x, y = some(CHECKED_ROWS)
+    odd = Says(np.tile([0.9, 0.1], (CHECKED_ROWS, 1)))
     odd.classes_ = classes  # type: ignore[attr-defined]
-    assert Box("odd", lambda: odd, K).fit(x, y).probs(x)[0].argmax() == 2
+    assert BlackBoxModel("odd", lambda: odd, K).fit(x, y).probs(x)[0].argmax() == 2
 
 
-class Fixed(Fit):
+class Fixed(FittedBlackBox):
     """Always gives the same probabilities."""
 
     def __init__(self, *p: float) -> None:
@@ -233,12 +244,12 @@ class Fixed(Fit):
 
 
 def test_a_public_row_is_answered_by_the_fit_that_did_not_hear_of_it() -> None:
-    folds, x = Folds(odd=Fixed(0.9, 0.1), even=Fixed(0.2, 0.8)), torch.zeros(4, 3)
+    folds, x = CrossFit(odd=Fixed(0.9, 0.1), even=Fixed(0.2, 0.8)), torch.zeros(4, 3)
     answer = folds.public_log_probs(x, torch.tensor([2, 5, 7, 4])).exp()
     assert torch.allclose(answer[:, 0], torch.tensor([0.9, 0.2, 0.2, 0.9]))
     assert torch.allclose(folds.public_log_probs(x, torch.tensor([1, 3, 5, 7])).exp()[:, 0], torch.full((4,), 0.2))
     assert torch.allclose(folds.log_probs(x).exp(), torch.tensor([0.55, 0.45]).expand(4, -1))
-    one = Folds(folds.odd, folds.odd)
+    one = CrossFit(folds.odd, folds.odd)
     assert torch.equal(one.log_probs(x), one.public_log_probs(x, torch.arange(4)))
 
 
@@ -260,9 +271,9 @@ def test_chance_is_seeded_within_and_untouched_outside() -> None:
         return random.random(), float(np.random.mtrand.random_sample()), float(torch.rand(()))
 
     before = random.getstate(), np.random.mtrand.get_state()[1].tolist(), torch.get_rng_state()
-    with alone(3):
+    with reproducible(3):
         first = drawn()
-    with pytest.raises(KeyError), alone(3):
+    with pytest.raises(KeyError), reproducible(3):
         assert drawn() == first
         raise KeyError
     assert random.getstate() == before[0] and np.random.mtrand.get_state()[1].tolist() == before[1]
@@ -272,16 +283,16 @@ def test_chance_is_seeded_within_and_untouched_outside() -> None:
 def test_a_fit_is_kept_until_another_is_asked_for_and_dies_with_its_box() -> None:
     made = []
 
-    def fit(box: Box) -> Folds:
+    def fit(box: BlackBoxModel) -> CrossFit:
         made.append(1)
-        return Folds(*[box.fit(*some())] * 2)
+        return CrossFit(*[box.fit(*some())] * 2)
 
     box = named("knn")
-    first = box.present(b"a", lambda: fit(box))
-    assert box.present(b"a", lambda: fit(box)) is first and len(made) == 1
-    assert box.present(b"b", lambda: fit(box)) is not first and len(made) == 2
+    first = box.cached(b"a", lambda: fit(box))
+    assert box.cached(b"a", lambda: fit(box)) is first and len(made) == 1
+    assert box.cached(b"b", lambda: fit(box)) is not first and len(made) == 2
     sent = pickle.loads(pickle.dumps(box))  # as a cluster sends it: the equipment alone
-    sent.present(b"b", partial(fit, sent))
+    sent.cached(b"b", partial(fit, sent))
     assert len(made) == 3
     kept = weakref.ref(sent)
     del sent

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom import methods
-from fedloom.core.black_box import TRIED, Box
+from fedloom.core.black_box import CHECKED_ROWS, BlackBoxModel
 from fedloom.core.context import Site
 from fedloom.core.errors import ConfigError, MethodError, ModelError, NotReady
 from fedloom.core.evaluation import predictions
@@ -27,7 +27,8 @@ from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.world import build
-from fedloom.methods.distillation.fedal import BlackBox
+from fedloom.methods.distillation import steps
+from fedloom.methods.distillation.fedal import FedALBlackBox
 from fedloom.models.black_boxes import make
 from tests.toy import CLASSES, FEATURES, Toy, sites
 
@@ -60,7 +61,7 @@ def boxed(names: Mapping[int, str], n: int = 4, **settings: Any) -> list[Site]:
     found = sites(n)
     for i, name in names.items():
         made = partial(Still, P) if name == "still" else partial(make, name, (FEATURES,), CLASSES, i)
-        found[i] = replace(found[i], network=None, box=Box(name, made, CLASSES, i, **settings))
+        found[i] = replace(found[i], network=None, black_box=BlackBoxModel(name, made, CLASSES, i, **settings))
     return found
 
 
@@ -94,7 +95,7 @@ def test_the_target_is_the_mean_of_the_others() -> None:
 def test_the_others_are_those_without_oneself() -> None:
     places = boxed({0: "still", 1: "still", 2: "still"}, 3)
     other = np.array([0.1, 0.1, 0.1, 0.7])
-    place = replace(places[2], box=Box("still", partial(Still, other), CLASSES))
+    place = replace(places[2], black_box=BlackBoxModel("still", partial(Still, other), CLASSES))
     toy = Toy(FEDMD, places=[*places[:2], place], batch_size=8).run(1)
     rows = toy.party(0).public_rows(0, steps=1, size=8)[0]
     product = np.sqrt(floored(P) * floored(other))
@@ -110,9 +111,9 @@ def test_the_pseudo_target_is_a_closed_form(kd: float, adv: float, cap: float | 
     cfg = FEDAL.configure(
         params={"kd": kd, "adv": adv, "gradient_cap": cap or "none", "average": average, "batch_size": 8, "tau": 1}
     )
-    party = BlackBox(cfg, place)
+    party = FedALBlackBox(cfg, place)
     party.local_train(t=0)
-    f = party.outputs(0, 0)
+    f = steps.public_log_probs(party, party.fitted, 0, 0)
     assert torch.allclose(f, torch.tensor(floored(P)).log().float().expand(8, -1), atol=1e-6)
     rng = torch.Generator().manual_seed(0)
     answers = torch.stack([f, torch.randn(8, CLASSES, generator=rng), torch.randn(8, CLASSES, generator=rng)])
@@ -148,29 +149,38 @@ def test_fits_are_made_of_what_was_heard_by_then_half_each() -> None:
     own, known = torch.arange(len(party.data)), targets.any(-1).nonzero()[:, 0]
     assert 8 < len(known) <= 16 and not torch.equal(targets, party.targets)
     halves = [known[known % 2 == 1], known[known % 2 == 0]]
-    odd, even = (party.box.fit(party.data.x(own), party.data.y(own), rows.x(h), targets[h]) for h in halves)
+    odd, even = (
+        steps.black_box(party).fit(party.data.x(own), party.data.y(own), rows.x(h), targets[h]) for h in halves
+    )
     x = rows.x(torch.tensor([0, 1]))
     assert torch.equal(party.infer(x), ((odd.probs(x) + even.probs(x)) / 2).log())
     plan = party.public_rows(2, steps=1, size=8)[0]
-    for number, row, answer in zip(plan, rows.x(plan), party.outputs(2, 0), strict=True):
+    for number, row, answer in zip(plan, rows.x(plan), steps.public_log_probs(party, party.fitted, 2, 0), strict=True):
         assert torch.equal(answer, (even if number % 2 else odd).probs(row[None])[0].log())
 
 
 def test_a_box_does_not_echo_what_it_heard() -> None:
     """Told that all public rows are of class 3, nearest neighbours say so of others' rows; not of these from memory."""
     place = boxed({0: "knn"}, 1, refit=1)[0]
-    party = BlackBox(FEDMD.configure(params={"batch_size": 2}), place)
+    party = FedALBlackBox(FEDMD.configure(params={"batch_size": 2}), place)
     party.local_train(t=0)
     wrong = torch.zeros(2, CLASSES).index_fill(1, torch.tensor([3]), 1.0)
-    before = party.outputs(1, 0)
-    party.learn(wrong, 1, 0)
+    before = steps.public_log_probs(party, party.fitted, 1, 0)
+    party.targets = steps.with_targets(party, party.targets, wrong, 1, 0)
     party.local_train(t=1)
     numbers = party.public_rows(1, steps=1, size=2)[0]
     row = party.public_set.rows.x(numbers[:1])
-    by_heart = (party.present().even if int(numbers[0]) % 2 == 0 else party.present().odd).probs(row)
+    by_heart = (
+        steps.current_fit(party, party.fitted).even
+        if int(numbers[0]) % 2 == 0
+        else steps.current_fit(party, party.fitted).odd
+    ).probs(row)
     assert by_heart[0].argmax() == 3 and by_heart[0, 3] > 0.99  # distance 0 decides
-    assert torch.allclose(party.outputs(1, 0)[0].exp(), before[0].exp(), atol=0.5) and before[0].argmax() != 3
-    assert party.outputs(1, 0)[0].exp()[3] < 0.9
+    assert (
+        torch.allclose(steps.public_log_probs(party, party.fitted, 1, 0)[0].exp(), before[0].exp(), atol=0.5)
+        and before[0].argmax() != 3
+    )
+    assert steps.public_log_probs(party, party.fitted, 1, 0)[0].exp()[3] < 0.9
 
 
 def test_a_teacher_hears_nothing_and_is_fitted_once() -> None:
@@ -181,7 +191,7 @@ def test_a_teacher_hears_nothing_and_is_fitted_once() -> None:
 
 
 def test_before_its_first_fit_it_knows_nothing() -> None:
-    party = BlackBox(FEDAL.configure(), boxed({0: "forest"}, 1)[0])
+    party = FedALBlackBox(FEDAL.configure(), boxed({0: "forest"}, 1)[0])
     reply = predictions(party, on="test")
     assert torch.allclose(reply["loss"], torch.tensor(float(np.log(CLASSES))))  # type: ignore[arg-type]
     party.local_train(t=0)
@@ -190,10 +200,10 @@ def test_before_its_first_fit_it_knows_nothing() -> None:
 
 def test_without_a_box_or_public_rows_an_error_says_what_is_missing() -> None:
     with pytest.raises(MethodError, match=r"was given no black box: name one in models\.pool"):
-        BlackBox(FEDAL.configure(), sites(1)[0])
+        FedALBlackBox(FEDAL.configure(), sites(1)[0])
     place = replace(boxed({0: "knn"}, 1)[0], public=None)
     with pytest.raises(MethodError, match=r"set data\.public"):
-        BlackBox(FEDAL.configure(), place)
+        FedALBlackBox(FEDAL.configure(), place)
 
 
 # -- beside networks, on every engine ------------------------------------------------------------------
@@ -234,7 +244,7 @@ def test_a_fault_poisons_nothing(fault: str) -> None:
 
 def test_a_box_that_fails_changes_nothing_and_is_left_out() -> None:
     places = boxed({0: "still"}, 4)
-    odd = replace(places[0], box=Box("odd", partial(Still, np.full(CLASSES, np.nan)), CLASSES))
+    odd = replace(places[0], black_box=BlackBoxModel("odd", partial(Still, np.full(CLASSES, np.nan)), CLASSES))
     toy = Toy(FEDMD, places=[odd, *places[1:]], batch_size=8).run(2)
     reasons = {("client-0", "local_train", "raised"), ("client-0", "predict", "not ready")}
     assert {(f.party, f.kind, f.reason) for f in toy.fed.failures} == reasons
@@ -257,8 +267,8 @@ def test_boxes_that_were_away_when_they_should_have_begun_end_no_run() -> None:
 
 
 def test_nothing_is_told_before_the_first_fit() -> None:
-    party = BlackBox(FEDAL.configure(), boxed({0: "forest"}, 1)[0])
-    with pytest.raises(NotReady, match="was not fitted yet"):
+    party = FedALBlackBox(FEDAL.configure(), boxed({0: "forest"}, 1)[0])
+    with pytest.raises(NotReady, match="is not fitted yet"):
         party.predict(t=0, i=0)
     party.local_train(t=0)
     party.predict(t=0, i=0)
@@ -268,14 +278,14 @@ class Moody(Still):
     """Answers well at first."""
 
     def predict_proba(self, x: Any) -> Any:
-        if len(x) > TRIED:
+        if len(x) > CHECKED_ROWS:
             raise OSError("the service is gone")
         return super().predict_proba(x)
 
 
 def test_one_that_fails_only_at_the_evaluation_ends_no_run() -> None:
-    place = replace(boxed({0: "still"}, 1)[0], box=Box("moody", partial(Moody, P), CLASSES))
-    party = BlackBox(LOCAL.configure(), place)
+    place = replace(boxed({0: "still"}, 1)[0], black_box=BlackBoxModel("moody", partial(Moody, P), CLASSES))
+    party = FedALBlackBox(LOCAL.configure(), place)
     assert not party.take_notes()
     party.local_train(t=0)
     reply = predictions(party, on="test")
@@ -296,15 +306,15 @@ class Counts(Still):
 
 
 def test_test_rows_are_asked_for_once_a_fit() -> None:
-    box = Box("counts", partial(Counts, P), CLASSES, refit=2)
-    party = BlackBox(FEDMD.configure(params={"batch_size": 8}), replace(boxed({0: "still"}, 1)[0], box=box))
+    box = BlackBoxModel("counts", partial(Counts, P), CLASSES, refit=2)
+    party = FedALBlackBox(FEDMD.configure(params={"batch_size": 8}), replace(boxed({0: "still"}, 1)[0], black_box=box))
     Counts.asked.clear()
     first = [predictions(party, on="test") for _ in (0, 1)]
     party.local_train(t=0)
     replies = [predictions(party, on="test") for _ in (0, 1, 2)]
-    assert Counts.asked == [TRIED, 50]
+    assert Counts.asked == [CHECKED_ROWS, 50]
     assert all(r["loss"] == replies[0]["loss"] != first[0]["loss"] for r in replies)
-    party.learn(torch.full((8, CLASSES), 0.25), 0, 0)
+    party.targets = steps.with_targets(party, party.targets, torch.full((8, CLASSES), 0.25), 0, 0)
     party.local_train(t=2)
     Counts.asked.clear()
     assert len([predictions(party, on="test") for _ in (0, 1)]) == 2
@@ -388,7 +398,7 @@ def test_a_world_whose_clients_are_all_black_boxes() -> None:
 def test_clients_draw_black_boxes_as_networks_and_the_rest_stays_as_it_was() -> None:
     world = build(run())
     mixed = {a: world.clients[i].args[1] for i, a in enumerate(world.architectures)}  # type: ignore[attr-defined]
-    assert mixed["forest"].box is not None and mixed["forest"].network is None and mixed["mlp"].box is None
+    assert mixed["forest"].black_box is not None and mixed["forest"].network is None and mixed["mlp"].black_box is None
     same = build(run(models={"pool": ["linear", "cnn-small", "mlp"]}))
     i = world.architectures.index("mlp")
     weights = [w.clients[i]().state()["params"] for w in (world, same)]
