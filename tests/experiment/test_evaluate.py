@@ -95,7 +95,7 @@ def test_without_one_party_s_part_columns_are_not_evaluated(
 
 
 def test_a_mistake_in_a_page_is_seen_where_it_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Party, "test_logits", lambda self, on: 1 / 0)
+    monkeypatch.setattr(Party, "infer", lambda self, x: 1 / 0)
     with pytest.raises(MethodError, match="ZeroDivisionError"):
         execute(run(LOCAL))
 

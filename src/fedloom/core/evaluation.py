@@ -72,7 +72,7 @@ def predictions(
     """
     with party.scratch():
         party.prepare(way=way, handout=handout or {})
-        logits = party.test_logits(on)
+        logits = party.infer(party.site.tests[on].every)
     return {"predicted": logits.argmax(-1), "loss": F.cross_entropy(logits, _labels(party, on))}
 
 

@@ -93,7 +93,8 @@ class Party(Generic[ConfigT]):
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs (n, ...), constants."""
+        """Evaluation-mode outputs (n, ...), constants. A page overrides this where others are evaluated: logits of a
+        network that outputs features, or those of a black box."""
         return self.net.infer(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -279,14 +280,6 @@ class Party(Generic[ConfigT]):
             way: one of the config's `ways`, or "".
             handout: the home's, if there is one.
         """
-
-    def test_logits(self, on: str) -> Tensor:
-        """Outputs (n, K) for the test rows named `on`, to be evaluated after `prepare`.
-
-        The hook for clients whose predictions need care: a page overrides it where they are slow, or may fail, as those
-        of a black box.
-        """
-        return self.infer(self.site.tests[on].every)
 
     # -- state -----------------------------------------------------------------------------------
 
