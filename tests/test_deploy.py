@@ -27,9 +27,10 @@ from fedloom.deploy.embeddings import collect_embeddings
 from fedloom.deploy.folder import MANIFEST, STATE, digest
 from fedloom.deploy.rows import encode_rows
 from fedloom.experiment import checkpoint
+from fedloom.experiment.build import build
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import read
 from fedloom.experiment.session import fingerprint
-from fedloom.experiment.world import World, build
 from fedloom.methods.vertical import steps
 
 SMALL = {
@@ -48,7 +49,7 @@ class Trained:
     """A run, its parties as they ended, its folders, and its raw test rows."""
 
     folder: Path
-    world: World
+    world: RunPlan
     home: Party[Any]
     parties: list[Party[Any]]
     exported: Exported
@@ -166,9 +167,9 @@ def test_raw_rows_get_the_predictions_of_the_run(
     found = active.predict({m: party.embed(rows) for m, party in enumerate(parties)})
     np.testing.assert_allclose(found, run.joint(), rtol=0, atol=1e-6)
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
-    assert active.classes == run.world.held.classes and found.shape == (50, len(active.classes))
+    assert active.classes == run.world.data.classes and found.shape == (50, len(active.classes))
     measured = fedloom_accuracy(run.folder)
-    assert abs(float((found.argmax(1) == run.world.held.labels["test"][0]).mean()) - measured) < 1e-9
+    assert abs(float((found.argmax(1) == run.world.data.labels["test"][0]).mean()) - measured) < 1e-9
     for m, party in enumerate(parties):
         assert (party.number, party.classes) == (m, active.classes)
         if method == "proto-evfl":
@@ -236,7 +237,7 @@ def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
     recipes = [json.loads((proto.out / f"party-{m}" / MANIFEST).read_text())["inputs"]["recipe"] for m in range(4)]
     held = [{rule["name"] for rule in recipe["columns"]} | set(recipe["dropped"]) for recipe in recipes]
     assert held == [
-        {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"]) for v in proto.world.held.parties.views
+        {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"]) for v in proto.world.data.parties.views
     ]
 
 

@@ -12,9 +12,9 @@ import torch
 from fedloom.core.context import Site
 from fedloom.core.errors import ConfigError
 from fedloom.core.rng import hidden_stream
-from fedloom.experiment.place import for_nodes, place
+from fedloom.experiment.build import build
+from fedloom.experiment.node_party import build_party, for_nodes
 from fedloom.experiment.reading import check
-from fedloom.experiment.world import build
 from fedloom.methods import find
 from fedloom.methods.vertical.proto_evfl_steps import noisy_embeddings
 from fedloom.methods.vertical.steps import aligned_rows
@@ -98,8 +98,8 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
         "data": {"name": "breast_cancer", "clients": 3}, "columns": {"aligned": 24, "unaligned": 20, "held": 1},
     }  # fmt: skip
     sent = for_nodes(build(check({"run": values}).run))
-    plain, one, two = (place(sent, 1, secret=secret).party for secret in (None, 1, 2))
-    said = [party.introduce() for party in (plain, one, two, place(sent, 1, secret=1).party)]
+    plain, one, two = (build_party(sent, 1, secret=secret).party for secret in (None, 1, 2))
+    said = [party.introduce() for party in (plain, one, two, build_party(sent, 1, secret=1).party)]
     assert torch.equal(said[1], said[3])
     distances = [float((a - b).std()) for a, b in ((said[0], said[1]), (said[1], said[2]))]
     assert all(0.5 < d < 1.0 for d in distances)  # two independent noises of 0.5 differ by 0.71
@@ -107,7 +107,7 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     rounds = [noisy_embeddings(one, aligned_rows(one), "embeddings", t) for t in range(5)]
     assert all(torch.equal(rounds[0], r) for r in rounds)
     louder = sent.model_copy(update={"params": {"width": 8, "embedding_noise": 1.0}})
-    again = place(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]
+    again = build_party(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]
     assert float((2 * said[1] - again - f).std()) > 1  # or two runs with two scales would tell f
     home = build(check({"run": {**values, "params": {"width": 8, "prototype_noise": 0.5}}}).run, secret=7).server
     assert home is not None and home.site.secret == 7

@@ -18,12 +18,13 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
 from fedloom.core.method import Method
 from fedloom.engines import Engine
+from fedloom.experiment.build import build
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import state_sha256
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import execute
-from fedloom.experiment.world import World, build
 from fedloom.methods import registry
 
 ROUNDS = 3
@@ -124,7 +125,7 @@ def ran(name: str, norm: str, engine: str) -> dict[str, Any]:
         }
 
 
-def answered(world: World, there: Engine) -> list[dict[str, Tensor]]:
+def answered(world: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
     """What an evaluation gets to see: everybody's answers in every way, or what the home decides from all of them."""
     home = world.server
     handout = home.handout() if home else {}

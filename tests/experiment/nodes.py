@@ -9,8 +9,8 @@ from fedloom.core.engine import UNREACHABLE, Failure, Parcel, Task
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines import Account, Engine, LocalEngine
-from fedloom.experiment.place import NodeLocation, expected, for_nodes
-from fedloom.experiment.world import World
+from fedloom.experiment.node_party import NodeParty, expected, for_nodes
+from fedloom.experiment.plan import RunPlan
 
 
 class Nodes(Engine):
@@ -27,8 +27,8 @@ class Nodes(Engine):
 
     def __init__(
         self,
-        world: World,
-        place: Callable[..., NodeLocation],
+        world: RunPlan,
+        place: Callable[..., NodeParty],
         kept: dict[int, dict[int, bytes]],
         away: Callable[[int, int, str], bool] = lambda party, round, method: False,
     ) -> None:

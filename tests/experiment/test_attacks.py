@@ -15,10 +15,11 @@ from torch.nn import functional as F
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.rng import stream
+from fedloom.experiment.build import build
 from fedloom.experiment.engine import start
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, execute
-from fedloom.experiment.world import World, build
 from fedloom.methods.vertical.proto_evfl_steps import class_means
 from fedloom.methods.vertical.steps import batch_indices, labels, learn
 from fedloom.protect.attacks import known_rows, nearest, success
@@ -49,7 +50,7 @@ def shares(result: Result, round: int) -> dict[str, dict[str, float]]:
 
 
 @contextmanager
-def begun(run: Any, rounds: int = 1) -> Iterator[tuple[World, Federation]]:
+def begun(run: Any, rounds: int = 1) -> Iterator[tuple[RunPlan, Federation]]:
     """A federation after some rounds."""
     world = build(run)
     with start(world) as engine:
@@ -183,7 +184,7 @@ def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
     """Gradients of other labels than those that are asked for tell nothing about these."""
     run = config("split", columns={"aligned": 600, "unaligned": 40})
     world = build(run)
-    truth = world.held.parties.labels  # type: ignore[attr-defined]
+    truth = world.data.parties.labels  # type: ignore[attr-defined]
     told = labels(world.server).numpy().copy()
     assert np.array_equal(truth, told)
     data = world.server.site.data

@@ -10,10 +10,10 @@ import pytest
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment import config
+from fedloom.experiment.build import build, parties_of
 from fedloom.experiment.columns import ALIGNED, ColumnsConfig
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import execute
-from fedloom.experiment.world import build, parties_of
 from fedloom.methods import registry, source_of
 
 FILES = {"files": ["a.csv", "b.csv"], "id": "id", "label": "y"}

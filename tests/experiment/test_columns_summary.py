@@ -15,10 +15,10 @@ from rich.console import Console
 import fedloom
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, MethodError
+from fedloom.experiment.build import build
 from fedloom.experiment.compare import execute_all, summarise
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Result, execute
-from fedloom.experiment.world import build
 from fedloom.report.terminal import show_comparison
 
 PARTIES, ALIGNED, WIDTH, CLASSES, ROUNDS = 4, 40, 8, 10, 3
@@ -209,7 +209,7 @@ def test_rare_classes_are_judged_apart() -> None:
     assert scores["rare recall"] == 0 and scores["seen accuracy"] > 0.3
     few = execute(read("split", [*overrides, "columns.rare_rows=5"]).run).summary["scores"]
     assert few["rare recall"] >= 0
-    y = build(read("split", overrides).run).held.labels["test"][0]
+    y = build(read("split", overrides).run).data.labels["test"][0]
     seen = scores["seen accuracy"] * (y != 3).mean()
     assert scores["accuracy"] == pytest.approx(seen)
     assert "rare recall" not in execute(read("split", overrides[:2]).run).summary["scores"]

@@ -15,9 +15,9 @@ from fedloom.core.message import Template, Tree
 from fedloom.engines import Engine, LocalEngine, Lost
 from fedloom.experiment import run as runs
 from fedloom.experiment.engine import Backend
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
-from fedloom.experiment.world import World
 
 SMALL: dict[str, Any] = {
     "rounds": 6,
@@ -43,7 +43,7 @@ class Fragile(Engine):
 
     durable = False
 
-    def __init__(self, world: World, losses: set[int]) -> None:
+    def __init__(self, world: RunPlan, losses: set[int]) -> None:
         self._make = lambda: LocalEngine([make() for make in world.clients], seed=0, faults=world.run.faults)
         self._inner = self._make()
         super().__init__(names((i, type(p)) for i, p in self._inner._parties.items()), faults=world.run.faults)

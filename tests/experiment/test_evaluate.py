@@ -17,9 +17,9 @@ from fedloom.core.party import Note, Party
 from fedloom.experiment import run as runs
 from fedloom.experiment.engine import Backend
 from fedloom.experiment.evaluate import MEASURES
-from fedloom.experiment.place import place
+from fedloom.experiment.node_party import build_party
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.run import execute
-from fedloom.experiment.world import World
 from fedloom.remote import rpc_errors
 from fedloom.report import write
 from tests.experiment.nodes import Nodes
@@ -45,8 +45,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             def notes(self) -> dict[int, dict[str, Note]]:
                 return {**super().notes(), **({liar: notes} if notes else {})}
 
-        def start(world: World) -> Nodes:
-            return Lying(world, partial(place), {})
+        def start(world: RunPlan) -> Nodes:
+            return Lying(world, partial(build_party), {})
 
         monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start))
 

@@ -16,13 +16,13 @@ import pytest
 
 from fedloom.core.errors import DataError, EngineError, Interrupted, MethodError
 from fedloom.experiment import live
+from fedloom.experiment.build import build
 from fedloom.experiment.engine import start
 from fedloom.experiment.live import thinned
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Status, Stopped, execute
 from fedloom.experiment.session import Session
 from fedloom.experiment.view import FILE, QUIET, View, _born, read, signs
-from fedloom.experiment.world import build
 
 SMALL: dict[str, Any] = {
     "method": "fedal",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
-from fedloom.experiment.world import build
 
 
 def run(method: str = "augfl", **more: Any) -> RunConfig:
@@ -51,7 +51,7 @@ def test_a_stopped_run_resumes_with_its_duals_banks_and_maps(tmp_path: Path) -> 
 
 def test_nobody_else_holds_what_the_server_holds(tmp_path: Path) -> None:
     world = build(run())
-    shares = world.held.split  # type: ignore[attr-defined]
+    shares = world.data.split  # type: ignore[attr-defined]
     parts = [shares.server, shares.test, *shares.shards]
     rows = np.concatenate(parts)
     assert len(np.unique(rows)) == len(rows) and len(shares.server) == 120

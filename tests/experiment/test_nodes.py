@@ -22,12 +22,13 @@ from fedloom.core.party import Party
 from fedloom.engines import LocalEngine
 from fedloom.experiment import checkpoint
 from fedloom.experiment import run as runs
+from fedloom.experiment.build import build
 from fedloom.experiment.engine import Backend
 from fedloom.experiment.evaluate import state_sha256
-from fedloom.experiment.place import place
+from fedloom.experiment.node_party import build_party
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
-from fedloom.experiment.world import World, build
 from fedloom.report import write
 from tests.experiment.nodes import Nodes
 
@@ -59,8 +60,8 @@ def at_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
         engines: list[Nodes] = []
         disk: dict[int, dict[int, bytes]] = {} if kept is None else kept
 
-        def start(world: World) -> Nodes:
-            engines.append(Nodes(world, partial(place), disk, away))
+        def start(world: RunPlan) -> Nodes:
+            engines.append(Nodes(world, partial(build_party), disk, away))
             return engines[-1]
 
         monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start))

@@ -14,12 +14,13 @@ import torch
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.evaluation import EVALUATIONS, predictions, score
 from fedloom.experiment import run as runs
+from fedloom.experiment.build import build
 from fedloom.experiment.engine import Backend
-from fedloom.experiment.own import Files
-from fedloom.experiment.place import Place, differences, expected, for_nodes, place
+from fedloom.experiment.node_party import NodeParty, build_party, differences, expected, for_nodes
+from fedloom.experiment.plan import RunPlan
+from fedloom.experiment.private import PrivateData
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import execute
-from fedloom.experiment.world import World, build
 from fedloom.remote import rpc_errors
 from fedloom.report import write
 from tests.experiment.nodes import Nodes
@@ -69,13 +70,13 @@ def disk(tmp_path: Path) -> dict[str, Path]:
 def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
     """Let runs have their parties at nodes, each beside its own file."""
 
-    def begin(files: Files, **options: Any) -> list[Nodes]:
+    def begin(files: PrivateData, **options: Any) -> list[Nodes]:
         engines: list[Nodes] = []
 
-        def at(sent: Any, number: int) -> Place:
-            return place(sent, number, rows=disk[str(number)], public=files.public)
+        def at(sent: Any, number: int) -> NodeParty:
+            return build_party(sent, number, rows=disk[str(number)], public=files.public)
 
-        def start(world: World) -> Nodes:
+        def start(world: RunPlan) -> Nodes:
             engines.append(Nodes(world, at, {}, **options))
             return engines[-1]
 
@@ -86,12 +87,12 @@ def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
-    world = build(run(), Files(public=disk["public"]))
+    world = build(run(), PrivateData(public=disk["public"]))
     sent = type(world.run).model_validate_json(for_nodes(world).model_dump_json())
     assert str(disk["public"].parent) not in sent.model_dump_json()
-    assert world.held.labels == {} and world.chance is None and world.server is not None
+    assert world.data.labels == {} and world.chance is None and world.server is not None
     assert world.server.site.data is None
-    there = place(sent, 1, rows=disk["1"], public=disk["public"])
+    there = build_party(sent, 1, rows=disk["1"], public=disk["public"])
     site = there.party.site
     assert site.data is not None and site.public is not None
     assert len(site.data) + len(site.tests["own"]) == 40 and set(site.tests) == {"own"}
@@ -100,13 +101,13 @@ def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
     assert "40" not in json.dumps(there.facts["classes"])
     public = site.public.rows
     assert torch.allclose(public.every.mean(0), torch.zeros(4), atol=1e-5)  # what all hold scales the columns of all
-    other = place(sent, 2, rows=disk["2"], public=disk["public"]).party.site.data
+    other = build_party(sent, 2, rows=disk["2"], public=disk["public"]).party.site.data
     assert other is not None and torch.equal(other.shift, site.data.shift)
 
 
 def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> None:
-    world = build(run(method="local"), Files())
-    one, two = (place(for_nodes(world), n, rows=disk[str(n)]).party.site.data for n in (1, 2))
+    world = build(run(method="local"), PrivateData())
+    one, two = (build_party(for_nodes(world), n, rows=disk[str(n)]).party.site.data for n in (1, 2))
     assert one is not None and two is not None
     assert torch.allclose(one.every.mean(0), torch.zeros(4), atol=1e-5)
     assert not torch.equal(one.shift, two.shift)
@@ -116,7 +117,7 @@ def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> No
 def test_a_run_learns_and_is_judged_where_the_rows_are(
     method: str, federation: Any, disk: dict[str, Path], tmp_path: Path
 ) -> None:
-    engines = federation(Files(public=disk["public"]))
+    engines = federation(PrivateData(public=disk["public"]))
     one = {"pool": ["mlp"]} if method in ("fedavg", "gossip", "ditto") else RUN["models"]
     params = {k: v for k, v in RUN["params"].items() if method in ("fedal", "fedmd")}
     out = tmp_path / "out"
@@ -137,7 +138,7 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
 
 def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
     """Only a coarse number leaves, however loud the model is."""
-    party = place(for_nodes(build(run(method="local"), Files())), 0, rows=disk["0"]).party
+    party = build_party(for_nodes(build(run(method="local"), PrivateData())), 0, rows=disk["0"]).party
     exact, told = (found["loss"] for found in (predictions(party, on="own"), score(party, on="own")))
     assert told != exact and told.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
     party.params = {name: 1e6 * value for name, value in party.params.items()}
@@ -160,7 +161,7 @@ def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
 def test_a_node_s_policy_has_enough_rows_on_both_sides(
     data: dict[str, Any], rows_each: int, refused: bool, tmp_path: Path
 ) -> None:
-    path, text = tmp_path / "own.csv", for_nodes(build(run(method="local", data=data), Files())).model_dump_json()
+    path, text = tmp_path / "own.csv", for_nodes(build(run(method="local", data=data), PrivateData())).model_dump_json()
     rows(path, rows_each, 3)
     asked = Asked(node(tmp_path, methods=["local"], data={"wards": {"rows": path}}))
     try:
@@ -178,20 +179,23 @@ def test_a_node_s_policy_has_enough_rows_on_both_sides(
 def test_the_server_has_a_file_of_its_own(federation: Any, disk: dict[str, Path]) -> None:
     changes: dict[str, Any] = {"method": "augfl", "params": {}, "models": {"pool": ["mlp"]}}
     changes |= {"pretrained": {"model": "mlp", "epochs": 1}}
-    files = Files(rows=disk["server"], public=disk["public"])
+    files = PrivateData(rows=disk["server"], public=disk["public"])
     federation(files)
     found = execute(run(**changes)).summary
     assert found["pretrained"]["model"] == "mlp" and 0 <= found["accuracy"]["mean"] <= 1
     with pytest.raises(ConfigError, match="rows of the server"):
-        build(run(**changes), Files(public=disk["public"]))
-    world, other = build(run(**changes), files), build(run(**changes), Files(rows=disk["2"], public=disk["public"]))
-    assert world.held.digest != other.held.digest and world.held.common == other.held.common
+        build(run(**changes), PrivateData(public=disk["public"]))
+    world, other = (
+        build(run(**changes), files),
+        build(run(**changes), PrivateData(rows=disk["2"], public=disk["public"])),
+    )
+    assert world.data.digest != other.data.digest and world.data.common == other.data.common
     assert expected(world, 0) == expected(other, 0)  # the server's rows are no node's affair
 
 
 def test_parties_that_hold_other_public_rows_are_told(disk: dict[str, Path], tmp_path: Path) -> None:
-    world = build(run(), Files(public=disk["public"]))
-    other = place(for_nodes(world), 0, rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
+    world = build(run(), PrivateData(public=disk["public"]))
+    other = build_party(for_nodes(world), 0, rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
     mine = expected(world, 0)
     assert [line.split(":")[0] for line in differences(mine, other.facts)] == ["public", "data"]
     both = f"({mine['public'][:8]}… here, {other.facts['public'][:8]}… there)"
@@ -199,19 +203,19 @@ def test_parties_that_hold_other_public_rows_are_told(disk: dict[str, Path], tmp
     told = f"its public rows are not the coordinator's: {mend} {both}"
     assert differences(mine, other.facts, "wards") == [told]
     assert differences(mine, {**other.facts, "role": "X"}, "wards") == [told, f"role: {mine['role']!r} here, 'X' there"]
-    first = build(run(data={"public": 20}), Files(public=disk["public"]))
-    assert len(place(for_nodes(first), 0, rows=disk["0"], public=disk["public"]).party.public_set.rows) == 20
+    first = build(run(data={"public": 20}), PrivateData(public=disk["public"]))
+    assert len(build_party(for_nodes(first), 0, rows=disk["0"], public=disk["public"]).party.public_set.rows) == 20
     with pytest.raises(DataError, match="must hold 51 rows"):
-        build(run(data={"public": 51}), Files(public=disk["public"]))
+        build(run(data={"public": 51}), PrivateData(public=disk["public"]))
 
 
 def test_a_file_or_form_that_is_missing_is_named(disk: dict[str, Path]) -> None:
     for data in ({}, {"public": 20}):
         with pytest.raises(ConfigError, match=r'^fedal learns .*in federation\.toml, \[data\.wards\] public = "public'):
-            build(run(method="fedal", data=data), Files())
-    sent = for_nodes(build(run(), Files(public=disk["public"])))
+            build(run(method="fedal", data=data), PrivateData())
+    sent = for_nodes(build(run(), PrivateData(public=disk["public"])))
     with pytest.raises(ConfigError, match=r"in node\.toml, \[data\.wards\] public"):
-        place(sent, 0, rows=disk["0"])
+        build_party(sent, 0, rows=disk["0"])
     unformed = {**RUN, "data": {"name": "wards", "clients": 3}}
     with pytest.raises(ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, say with \[data\.form\]"):
         check({"run": {**unformed, "engine": {"name": "net"}}})
@@ -224,11 +228,11 @@ def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="--engine net"):
         execute(run())
     with pytest.raises(ConfigError, match=r"data\.public"):
-        build(run(data={"public": 0}), Files(public=disk["public"]))
+        build(run(data={"public": 0}), PrivateData(public=disk["public"]))
     with pytest.raises(ConfigError, match="rows of party 0"):
-        place(for_nodes(build(run(method="local"), Files())), 0)
+        build_party(for_nodes(build(run(method="local"), PrivateData())), 0)
     with pytest.raises(ConfigError, match=r"set columns\.own=true"):
-        build(run(method="split", params={}, models={}), Files())
+        build(run(method="split", params={}, models={}), PrivateData())
     for wrong, why in (
         ({"partition": "iid"}, "leave partition away"),
         ({"server": 10}, "file of its own"),
@@ -242,9 +246,9 @@ def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
 
 
 def test_too_few_rows_are_refused(disk: dict[str, Path], tmp_path: Path) -> None:
-    sent = for_nodes(build(run(method="local"), Files()))
+    sent = for_nodes(build(run(method="local"), PrivateData()))
     with pytest.raises(DataError, match="too few"):
-        place(sent, 0, rows=rows(tmp_path / "few.csv", 1, 0))
+        build_party(sent, 0, rows=rows(tmp_path / "few.csv", 1, 0))
 
 
 @pytest.mark.parametrize(
@@ -257,7 +261,7 @@ def test_a_score_that_can_t_be_is_left_out(
     lies = {1: wrong}
     lying = lambda party, **how: {**score(party, **how), **lies.get(party.site.id, {})}
     monkeypatch.setitem(EVALUATIONS, "score", lying)  # type: ignore[arg-type]
-    federation(Files())
+    federation(PrivateData())
     found = execute(run(method="local", params={})).summary
     assert found["accuracy"]["clients"] == [0, 2]
     assert "client-1 is left out of an evaluation: it answers what can't be" in caplog.text

@@ -10,11 +10,11 @@ import pytest
 
 from fedloom.core import message
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.place import differences, expected, for_nodes, place, suspicious
+from fedloom.experiment.node_party import build_party, differences, expected, for_nodes, suspicious
 from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
-from fedloom.experiment.world import build
 
 ROWS: dict[str, Any] = {
     "data": {"clients": 3, "public": 60, "own_test_rows": 20},
@@ -57,7 +57,7 @@ def test_a_node_s_party_is_that_of_the_world(method: str, monkeypatch: pytest.Mo
     world = build(run(method, **CASES[method]))
     for number in set(world.names) - set(world.house):
         own = world.clients[number]()
-        there = place(sent(for_nodes(world)), number)
+        there = build_party(sent(for_nodes(world)), number)
         assert type(there.party) is type(own) and there.party.site.id == number
         assert message.digest(there.party.state()) == message.digest(own.state())
         assert tuple(there.party.site.neighbours) == tuple(own.site.neighbours)
@@ -85,15 +85,15 @@ def test_what_only_the_coordinator_has_is_not_sent(tmp_path: Path) -> None:
     given = for_nodes(world)
     assert str(tmp_path) not in given.model_dump_json() and given.method == world.method.name
     assert given.engine.workers == 1 and given.data.root is None and given.params == own.params
-    there = place(given.model_copy(update={"method": str(page)}), 1)
+    there = build_party(given.model_copy(update={"method": str(page)}), 1)
     assert there.facts == expected(world, 1)
     page.write_text(page.read_text() + "\n")
     assert differences(expected(world, 1), there.facts)[0].startswith("config: ")
 
 
 def test_a_model_of_a_file_is_sent_by_its_name(tmp_path: Path) -> None:
+    from fedloom.experiment.build import data_of, pretrained_of
     from fedloom.experiment.pretraining import train
-    from fedloom.experiment.world import data_of, pretrained_of
 
     trained = run("fedpcl", **ONE, pretrained={"model": "mlp", "epochs": 1, "norm": "none"})
     dataset, shares = data_of(trained)
@@ -106,7 +106,7 @@ def test_a_model_of_a_file_is_sent_by_its_name(tmp_path: Path) -> None:
     assert (given.pretrained.file, given.pretrained.model, given.pretrained.norm) == (None, "mlp", "none")
     known = expected(world, 2)
     file.unlink()
-    assert place(given, 2).facts == known
+    assert build_party(given, 2).facts == known
     assert for_nodes(build(run("fedavg", **ONE))).pretrained.model is None
 
 
@@ -148,7 +148,7 @@ def test_a_party_that_there_is_not_is_refused() -> None:
     given = for_nodes(build(run("split")))
     for number, why in ((0, "lives with the home"), (3, "no party 3"), (-1, "no party -1")):
         with pytest.raises(ConfigError, match=why):
-            place(given, number)
+            build_party(given, number)
 
 
 def test_what_could_run_code_or_read_files_is_found(tmp_path: Path) -> None:

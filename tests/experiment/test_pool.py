@@ -19,11 +19,11 @@ import pytest
 
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.experiment import _pooled, pool
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers
 from fedloom.experiment.run import execute
 from fedloom.experiment.session import fingerprint
-from fedloom.experiment.world import build
 from tests.experiment.held import PAGE, hold, rounds, write
 
 DRIVER = """

@@ -19,7 +19,8 @@ import fedloom
 from fedloom import models
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError, ModelError
-from fedloom.experiment import pretrained, pretraining, weights, world
+from fedloom.experiment import pretrained, pretraining, weights
+from fedloom.experiment.build import build, data_of, pretrained_of
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pretrained import PretrainedConfig
 from fedloom.experiment.pretraining import Training, moved, train
@@ -39,7 +40,7 @@ def a_run(seed: int = 0, method: str = "fedavg", server: int = SERVER, **section
 def a_training(model: str = "mlp", name: str = "digits", **settings: Any) -> Training:
     """Of a model on the rows that a run's server has."""
     run = check({"run": {"method": "fedavg", "data": {"name": name, "clients": 2, "server": 60}}}).run
-    dataset, shares = world.data_of(run)
+    dataset, shares = data_of(run)
     settings = {"norm": None, "epochs": 4, "lr": 0.05, "batch_size": 16, "seed": 0, **settings}
     return Training(dataset, shares.server, model, **settings)
 
@@ -60,7 +61,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def file(tmp_path: Path) -> Path:
     """A model of the server's rows, as `a_run` has them."""
     run = a_run(model="mlp", epochs=2)
-    dataset, shares = world.data_of(run)
+    dataset, shares = data_of(run)
     path = tmp_path / "server.safetensors"
     train(run.pretrained.training(dataset, shares.server, "cpu"), path, quietly)
     return path
@@ -176,7 +177,7 @@ def test_pictures_move_over_a_black_ground_and_only_colour_is_mirrored() -> None
 
 def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fedloom.pretraining")
-    built = [world.build(a_run(seed, model="mlp", epochs=20)) for seed in (0, 1)]
+    built = [build(a_run(seed, model="mlp", epochs=20)) for seed in (0, 1)]
     assert not own_cache.exists()  # nobody has asked for it yet
     first, second, again = (w.server.site.teacher() for w in (*built, built[0]))  # type: ignore[union-attr]
     assert len(list(own_cache.glob("*.safetensors"))) == 1
@@ -200,10 +201,10 @@ def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, capl
 )
 def test_unless_one_is_named_it_is_the_clients_network(models: dict[str, Any], network: str, norm: str | None) -> None:
     run = check({"run": {"method": "fedpcl", "models": models}}).run
-    section = world.pretrained_of(run, "image")
+    section = pretrained_of(run, "image")
     assert (section.model, section.norm) == (network, norm)
     named = run.pretrained.model_copy(update={"norm": "none"})
-    assert world.pretrained_of(run.model_copy(update={"pretrained": named}), "image").norm == "none"
+    assert pretrained_of(run.model_copy(update={"pretrained": named}), "image").norm == "none"
 
 
 @pytest.mark.parametrize("training", [1797, 60_000])
@@ -222,7 +223,7 @@ def test_a_method_by_its_name_alone_trains_no_model_that_it_does_not_ask_for(own
 
 
 def test_a_kept_model_that_is_damaged_is_trained_again(own_cache: Path) -> None:
-    site = world.build(a_run(model="mlp", epochs=2)).server.site  # type: ignore[union-attr]
+    site = build(a_run(model="mlp", epochs=2)).server.site  # type: ignore[union-attr]
     before = site.teacher()
     (kept,) = own_cache.glob("*.safetensors")
     whole = kept.read_bytes()
@@ -255,7 +256,7 @@ def test_what_moves_a_weight_moves_the_key(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_only_the_server_is_given_the_model(file: Path) -> None:
-    built = world.build(a_run(file=str(file)))
+    built = build(a_run(file=str(file)))
     assert built.server is not None and built.server.site.pretrained is not None
     for client in built.clients:
         site = client().site
@@ -269,7 +270,7 @@ def test_clients_of_a_method_that_hands_it_out_know_the_architecture_alone(
 ) -> None:
     method = find("fedavg")
     monkeypatch.setattr(RunConfig, "resolve", lambda self: (_with_encoder(method), method.configure(), 1))
-    built = world.build(a_run(file=str(file)))
+    built = build(a_run(file=str(file)))
     own = built.server.site.teacher().state_dict()  # type: ignore[union-attr]
     encoders = [client().site.encoder() for client in built.clients]  # type: ignore[misc]
     first = encoders[0].state_dict()
@@ -280,7 +281,7 @@ def test_clients_of_a_method_that_hands_it_out_know_the_architecture_alone(
 
 
 def _with_encoder(method: Any) -> Any:
-    return replace(method, encoder=True)
+    return replace(method, needs=(*method.needs, "pretrained encoder"))
 
 
 def test_a_method_that_hands_it_out_needs_one() -> None:
@@ -289,19 +290,19 @@ def test_a_method_that_hands_it_out_needs_one() -> None:
 
 
 def test_a_run_with_another_model_is_another_run(tmp_path: Path, file: Path) -> None:
-    before = fingerprint(world.build(a_run(file=str(file))))
-    assert fingerprint(world.build(a_run(file=str(file)))) == before
-    dataset, shares = world.data_of(a_run())
+    before = fingerprint(build(a_run(file=str(file))))
+    assert fingerprint(build(a_run(file=str(file)))) == before
+    dataset, shares = data_of(a_run())
     training = a_run(model="mlp", epochs=3).pretrained.training(dataset, shares.server, "cpu")
     train(training, file, quietly)
-    assert fingerprint(world.build(a_run(file=str(file)))) != before
+    assert fingerprint(build(a_run(file=str(file)))) != before
 
 
 def test_a_run_with_another_plain_file_is_another_run(tmp_path: Path) -> None:
     plain, marks = tmp_path / "plain.safetensors", []
     for seed in (0, 0, 1):
         save_file(models.build("mlp", (1, 8, 8), 10, seed=seed).state_dict(), plain)
-        marks.append(fingerprint(world.build(a_run(file=str(plain), model="mlp"))))
+        marks.append(fingerprint(build(a_run(file=str(plain), model="mlp"))))
     assert marks[0] == marks[1] != marks[2]
 
 
@@ -310,10 +311,10 @@ def test_a_run_with_another_folder_is_another_run(tmp_path: Path, monkeypatch: p
     (tmp_path / "in").mkdir()
     inner, run = tmp_path / "in" / "model.safetensors", a_run(model=f"hf:{tmp_path}")
     inner.write_bytes(b"one")
-    before = fingerprint(world.build(run))
-    assert fingerprint(world.build(run)) == before
+    before = fingerprint(build(run))
+    assert fingerprint(build(run)) == before
     inner.write_bytes(b"other")
-    assert fingerprint(world.build(run)) != before
+    assert fingerprint(build(run)) != before
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ def test_a_file_says_what_it_is(file: Path) -> None:
 
 def test_one_file_serves_all_seeds_and_numbers_of_clients(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     for seed in (0, 5):
-        world.build(a_run(seed, file=str(file)))
+        build(a_run(seed, file=str(file)))
     assert not caplog.records
 
 
@@ -338,11 +339,11 @@ def test_a_model_that_may_have_seen_other_parties_rows_is_refused(server: int, f
     with pytest.raises(
         ConfigError, match=rf"300 rows of digits which are not the {server} that.*: set data\.server=300, or"
     ):
-        world.build(a_run(server=server, file=str(file)))
+        build(a_run(server=server, file=str(file)))
 
 
 def test_of_other_data_nothing_is_known(file: Path, caplog: pytest.LogCaptureFixture) -> None:
-    dataset, shares = world.data_of(a_run())
+    dataset, shares = data_of(a_run())
     other = replace(dataset, y=dataset.y[::-1].copy(), name="sdigits")
     cfg = PretrainedConfig(file=str(file))
     for _ in range(2):
@@ -356,15 +357,15 @@ def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: 
     net = models.build("resnet8", (1, 8, 8), 10, norm="batch", seed=4)
     save_file(net.state_dict(), plain)
     with pytest.raises(ConfigError, match=r"does not say which network it holds: name it with pretrained\.model"):
-        world.build(a_run(file=str(plain)))
-    built = [world.build(a_run(file=str(plain), model="resnet8", norm="batch")) for _ in range(2)]
+        build(a_run(file=str(plain)))
+    built = [build(a_run(file=str(plain), model="resnet8", norm="batch")) for _ in range(2)]
     found = built[0].server.site.teacher()  # type: ignore[union-attr]
     assert all(torch.equal(p, q) for p, q in zip(found.parameters(), net.parameters(), strict=True))
     assert [r.message for r in caplog.records if "nothing is known" in r.message] == [
         f"pretrained: nothing is known of what {plain} was trained on: it may have seen the clients' or the test rows"
     ]
     with pytest.raises(CheckpointError, match=r"does not hold the weights of resnet8: it has body\.1\.num_batches"):
-        world.build(a_run(file=str(plain), model="resnet8", norm="group"))
+        build(a_run(file=str(plain), model="resnet8", norm="group"))
 
 
 @pytest.mark.parametrize(
@@ -377,15 +378,15 @@ def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: 
 )
 def test_what_the_config_says_of_a_file_must_be_so(section: dict[str, Any], why: str, file: Path) -> None:
     with pytest.raises(ConfigError, match=why):
-        world.build(a_run(file=str(file), **section))
-    world.build(a_run(file=str(file), model="mlp", norm="none", epochs=2))
+        build(a_run(file=str(file), **section))
+    build(a_run(file=str(file), model="mlp", norm="none", epochs=2))
 
 
 def test_a_file_for_other_inputs_is_refused(file: Path) -> None:
     run = check({"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2}}}).run
     run = run.model_copy(update={"pretrained": PretrainedConfig(file=str(file))})
     with pytest.raises(ConfigError, match=r"inputs of shape \(1, 8, 8\) and 10 classes \(digits\), not \(13,\) and 3"):
-        world.build(run)
+        build(run)
 
 
 def changed(file: Path, change: Any) -> None:
@@ -424,12 +425,12 @@ def _card(tensors: Any, metadata: Any, **values: Any) -> None:
 def test_a_file_that_does_not_fit_is_refused_before_any_work(change: Any, why: str, file: Path) -> None:
     changed(file, change)
     with pytest.raises(CheckpointError, match=why):
-        world.build(a_run(file=str(file)))
+        build(a_run(file=str(file)))
 
 
 def test_altered_weights_are_refused_when_they_are_read(file: Path) -> None:
     changed(file, lambda t, m: t["head.bias"].add_(1))
-    site = world.build(a_run(file=str(file))).server.site  # type: ignore[union-attr]
+    site = build(a_run(file=str(file))).server.site  # type: ignore[union-attr]
     with pytest.raises(CheckpointError, match="torn or altered"):
         site.teacher()
 
@@ -439,7 +440,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors = models.build("mlp", (1, 8, 8), 10, seed=0).state_dict()
     tensors["head.bias"][2] = float("nan")
     save_file(tensors, plain)
-    site = world.build(a_run(file=str(plain), model="mlp")).server.site  # type: ignore[union-attr]
+    site = build(a_run(file=str(plain), model="mlp")).server.site  # type: ignore[union-attr]
     with pytest.raises(CheckpointError, match=r"not finite, in head\.bias"):
         site.teacher()
 
@@ -449,15 +450,15 @@ def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) 
     wrong = tmp_path / "weights.pt"
     wrong.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is no safetensors file .*safetensors\.torch\.save_file"):
-        world.build(a_run(file=str(wrong), model="mlp"))
+        build(a_run(file=str(wrong), model="mlp"))
 
 
 def test_a_missing_file_and_a_huge_one(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CheckpointError, match=r"there is no file .*fedloom pretrain makes one"):
-        world.build(a_run(file=str(tmp_path / "nothing.safetensors")))
+        build(a_run(file=str(tmp_path / "nothing.safetensors")))
     monkeypatch.setattr(weights, "LARGEST", 100)
     with pytest.raises(CheckpointError, match="larger than the 100 bytes"):
-        world.build(a_run(file=str(file)))
+        build(a_run(file=str(file)))
 
 
 # --- levels --------------------------------------------------------------------------------------
@@ -484,7 +485,7 @@ def test_a_model_sees_what_it_was_trained_on_whatever_the_run_scales_by() -> Non
 
 def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
     run = check({"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2, "server": 60}}}).run
-    dataset, shares = world.data_of(run)
+    dataset, shares = data_of(run)
     path = tmp_path / "wine.safetensors"
     train(a_training("mlp", "wine"), path, quietly)
     cfg = PretrainedConfig(file=str(path))
@@ -546,7 +547,7 @@ def test_a_network_that_does_not_fit_the_rows_is_refused_before_any_work() -> No
     run = check({"run": {"method": "fedavg", "data": {"name": "wine", "clients": 2, "server": 30}}}).run
     run = run.model_copy(update={"pretrained": PretrainedConfig(model="resnet8")})
     with pytest.raises(ModelError, match="resnet8 takes images"):
-        world.build(run)
+        build(run)
 
 
 def test_paths_are_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -570,7 +571,7 @@ def test_a_published_model_is_made_when_it_is_asked_for(
 
     monkeypatch.setattr("fedloom.models.external.check_name", lambda name: None)
     monkeypatch.setattr("fedloom.models.external.build", build)
-    built = world.build(a_run(server=0, model="hf:some/vit"))
+    built = build(a_run(server=0, model="hf:some/vit"))
     assert not calls and "nothing is known of what hf:some/vit was trained on" in caplog.text
     built.server.site.teacher()  # type: ignore[union-attr]
     assert calls == [(("hf:some/vit", (1, 8, 8), 10, (8.0,), (8.0,)), None)]

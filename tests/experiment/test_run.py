@@ -21,11 +21,11 @@ from fedloom.core.context import PublicSet
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, ModelError
 from fedloom.engines import LocalEngine
 from fedloom.experiment import checkpoint
+from fedloom.experiment.build import build
 from fedloom.experiment.compare import execute_all
 from fedloom.experiment.evaluate import agreement
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Stopped, agree, execute
-from fedloom.experiment.world import build
 from fedloom.methods import registry
 
 SMALL: dict[str, Any] = {
@@ -301,7 +301,7 @@ def test_a_client_with_another_public_set_is_refused() -> None:
     other = PublicSet(sites[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
     parties = [world.method.client(world.cfg, replace(s, public=other) if s.id == 1 else s) for s in sites]
     with pytest.raises(DataError, match=r"client-1 holds another public set: its digest is 0123456789abcdef…"):
-        agree(LocalEngine(parties), world.held.public_digest)
+        agree(LocalEngine(parties), world.data.public_digest)
 
 
 def test_data_that_changed_is_not_resumed(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from fedloom.cli import main
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError
 from fedloom.core.message import leaves
+from fedloom.experiment.build import build
 from fedloom.experiment.config import Away, ChurnConfig, RunConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.session import Session, fingerprint
-from fedloom.experiment.world import build
 
 PAGE = """
 import torch

@@ -20,6 +20,7 @@ from fedloom import report
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.message import leaves
+from fedloom.experiment.build import build, data_of
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.config import DataConfig, RunConfig
 from fedloom.experiment.engine import start
@@ -28,7 +29,6 @@ from fedloom.experiment.pretraining import train
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.session import Session
-from fedloom.experiment.world import build, data_of
 from fedloom.report import formatting as words
 from fedloom.report.formatting import clients_named
 from fedloom.report.terminal import show_comparison
@@ -216,11 +216,11 @@ def test_unseen_peers_are_asked_by_nobody() -> None:
 
 def test_only_the_server_holds_its_rows_with_their_labels(page: str) -> None:
     world = build(run(page, {"server": 300}))
-    shares = world.held.split  # type: ignore[attr-defined]
+    shares = world.data.split  # type: ignore[attr-defined]
     assert world.server is not None
     held = world.server.site.data
     assert held is not None and held.index.tolist() == shares.server.tolist() and len(held) == 300
-    assert held.y(torch.arange(5)).tolist() == world.held.dataset.y[shares.server[:5]].tolist()  # type: ignore[attr-defined]
+    assert held.y(torch.arange(5)).tolist() == world.data.dataset.y[shares.server[:5]].tolist()  # type: ignore[attr-defined]
     for make in world.clients:
         site = make().site
         for rows in (site.rows, *site.tests.values()):
@@ -232,10 +232,10 @@ def test_only_the_server_holds_its_rows_with_their_labels(page: str) -> None:
 def test_columns_are_scaled_by_the_server_s_rows_for_every_seed(page: str) -> None:
     data = {"name": "wine", "clients": 2, "unseen": 0.5, "server": 40, "options": {"rows": 10}}
     worlds = [build(run(page, data, seed=seed)) for seed in (0, 1)]
-    shift = [world.held.dataset.shift for world in worlds]  # type: ignore[attr-defined]
-    own = worlds[0].held.split.server  # type: ignore[attr-defined]
+    shift = [world.data.dataset.shift for world in worlds]  # type: ignore[attr-defined]
+    own = worlds[0].data.split.server  # type: ignore[attr-defined]
     assert np.array_equal(*shift)
-    assert shift[0] == pytest.approx(worlds[0].held.dataset.x[own].mean(0), rel=1e-5)  # type: ignore[attr-defined]
+    assert shift[0] == pytest.approx(worlds[0].data.dataset.x[own].mean(0), rel=1e-5)  # type: ignore[attr-defined]
 
 
 # -- what is measured ----------------------------------------------------------------------------------------
@@ -263,12 +263,12 @@ def test_ways_are_measured_over_the_unseen_and_over_the_others(page: str, tmp_pa
     own = summary["own_accuracy"]["per_client"]
     for way in ("0 steps", "0 steps training"):  # nothing but the handed out weights: what own accuracy is
         assert summary["ways"][way]["per_client"] == [own[i] for i in summary["ways"][way]["clients"]]
-    most = np.array([np.bincount(labels).max() / len(labels) for labels in world.held.labels["own"]])
+    most = np.array([np.bincount(labels).max() / len(labels) for labels in world.data.labels["own"]])
     assert summary["own_chance"] == pytest.approx(most.mean())
     assert summary["own_chances"]["unseen"] == pytest.approx(most[[*world.unseen]].mean())
     assert summary["own_chances"]["training"] == pytest.approx(most[[*world.training]].mean())
     held = json.loads((tmp_path / "a" / "partition.json").read_text())
-    numbers = world.held.split.server.astype("<i8")  # type: ignore[attr-defined]
+    numbers = world.data.split.server.astype("<i8")  # type: ignore[attr-defined]
     assert held["unseen"] == list(world.unseen) and held["server"] == 100
     assert held["server_sha256"] == hashlib.sha256(numbers.tobytes()).hexdigest()
 

@@ -11,12 +11,12 @@ import pytest
 
 from fedloom import report
 from fedloom.engines import Lost
+from fedloom.experiment.build import build
 from fedloom.experiment.compare import summarise
 from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.session import Session
-from fedloom.experiment.world import build
 
 PAGE = """
 import torch

@@ -19,11 +19,11 @@ from torch.nn import functional as F
 from fedloom.core.errors import ConfigError, MethodError, ModelError
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
+from fedloom.experiment.build import build
 from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
-from fedloom.experiment.world import build
 from fedloom.methods import find, steps
 from fedloom.methods.peer.afind import AFIND_PLUS
 from fedloom.methods.peer.selection import (

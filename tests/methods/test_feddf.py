@@ -15,8 +15,9 @@ import fedloom
 from fedloom import methods
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
+from fedloom.experiment.build import build
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
-from fedloom.experiment.world import World, build
 from fedloom.methods.distillation.feddf import averaged, floats_of
 from tests.methods.architectures import GROUPS, group_networks, grouped, size
 from tests.toy import CLASSES, Toy, equal
@@ -215,7 +216,7 @@ def test_with_nobody_there_nothing_moves() -> None:
 
 def world(
     method: str, public: int = 40, pool: Sequence[str] = ("mlp", "linear", "cnn-small"), clients: int = 6
-) -> World:
+) -> RunPlan:
     data = {"name": "digits", "clients": clients, "public": public, "test_rows": 50, "own_test_rows": 20}
     values = {"method": method, "rounds": 1, "seed": 3, "data": data, "models": {"pool": [*pool]}}
     return build(check({"run": values}).run)

@@ -14,8 +14,8 @@ from fedloom import methods
 from fedloom.core.context import Site
 from fedloom.core.errors import ConfigError, ModelError
 from fedloom.core.faults import Faults
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.world import build
 from fedloom.methods.distillation.fedproto_public import (
     LARGEST,
     AdaptedFeatures,

@@ -25,9 +25,9 @@ from fedloom.core.errors import MethodError
 from fedloom.core.evaluation import predictions_alone
 from fedloom.core.faults import Faults
 from fedloom.core.message import leaves
+from fedloom.experiment.build import build
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
-from fedloom.experiment.world import build
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import (
     TOO_ALIKE,

@@ -20,9 +20,9 @@ from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
 from fedloom.engines import LocalEngine
+from fedloom.experiment.build import build
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
-from fedloom.experiment.world import build
 from fedloom.methods.vertical.steps import aligned_rows, batch_indices, labels, learn, steps_per_pass
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor, moved, same
 
@@ -122,7 +122,7 @@ def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
         assert torch.equal(raw(site.rows)[:30], raw(theirs.rows)[:30])
         assert torch.equal(raw(site.rows)[30 + 25 * m : 55 + 25 * m], raw(theirs.rows)[30:])
     y = labels(world.server)  # type: ignore[attr-defined]
-    truths = [v.truth for v in others.held.parties.views]  # type: ignore[attr-defined]
+    truths = [v.truth for v in others.data.parties.views]  # type: ignore[attr-defined]
     assert y[30:].tolist() == np.concatenate(truths).tolist()
     fed = Federation(engine, home="active", house=world.house)
     joint = joint_of(list(engine._parties.values()), world.server, world.cfg)

@@ -15,11 +15,12 @@ from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
 from fedloom.engines import LocalEngine
+from fedloom.experiment.build import build
 from fedloom.experiment.config import EngineConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import state_sha256
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
-from fedloom.experiment.world import World, build
 from fedloom.methods import find
 from fedloom.methods.vertical.ss_vfl import SSVFLConfig, info_nce
 from fedloom.methods.vertical.steps import (
@@ -87,10 +88,10 @@ class Vertical:
 
     def accuracy(self) -> float:
         found = self.home.decide({m: p.contribution(on="test") for m, p in enumerate(self.parties)})
-        return float((found.argmax(-1).numpy() == self.world.held.labels["test"][0]).mean())
+        return float((found.argmax(-1).numpy() == self.world.data.labels["test"][0]).mean())
 
 
-def world(method: str, data: str = "digits", engine: dict[str, Any] | None = None, **params: Any) -> World:
+def world(method: str, data: str = "digits", engine: dict[str, Any] | None = None, **params: Any) -> RunPlan:
     """A world of 64 aligned people, with small settings under `params`."""
     known = find(method).config.model_fields
     small = {k: v for k, v in SMALL.items() if k in known}

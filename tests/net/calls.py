@@ -11,9 +11,9 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.message import Template, Tree
 from fedloom.engines._shared_buffer import spell
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.place import for_nodes
-from fedloom.experiment.world import build
+from fedloom.experiment.node_party import for_nodes
 from fedloom.remote import payload
 from fedloom.remote.connections import NodeAddress, NodeClient, connect
 from fedloom.remote.credentials import Credentials

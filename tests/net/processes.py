@@ -25,9 +25,9 @@ from rich.console import Console
 from fedloom.cli import federation as commands
 from fedloom.core import message
 from fedloom.engines import Engine
+from fedloom.experiment.build import build
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.reading import check
-from fedloom.experiment.world import build
 from fedloom.methods import registry
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.connections import NodeAddress

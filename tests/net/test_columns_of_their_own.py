@@ -14,8 +14,7 @@ import pytest
 from fedloom.api import Stopped, execute
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.matched import Matched
-from fedloom.experiment.own import Files
+from fedloom.experiment.private import Matched, PrivateData
 from fedloom.experiment.reading import check
 from fedloom.methods import registry
 from fedloom.remote.coordinator import federation_of, node_set, run_id
@@ -107,7 +106,7 @@ def run_of(
 
 def matched(run: RunConfig, files: list[Path]) -> Matched:
     """A matching without a run."""
-    found = match(run, None, Files(rows=files[0]), node_set(federation_of(run)), resume=False).matched
+    found = match(run, None, PrivateData(rows=files[0]), node_set(federation_of(run)), resume=False).matched
     assert found is not None
     return found
 
@@ -336,8 +335,8 @@ def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[NodeSe
     with pytest.raises(ConfigError, match=r"set data\.clients to 3"):
         execute(four)
     with pytest.raises(ConfigError, match="name the file with labels and columns of party 0"):
-        match(run, None, Files(), node_set(federation_of(run)), resume=False)
+        match(run, None, PrivateData(), node_set(federation_of(run)), resume=False)
     other = table(tmp_path / "other.csv", range(500, 600), 4, id="patient", label="state")
     with pytest.raises(DataError, match="0 people in common"):
-        match(run, None, Files(rows=other), node_set(federation_of(run)), resume=False)
+        match(run, None, PrivateData(rows=other), node_set(federation_of(run)), resume=False)
     assert len(audits(there[1], "left a matching")) == 2 and not there[1][0].host._matcher.others("")

@@ -281,7 +281,7 @@ def test_a_config_that_would_run_code_or_read_files_is_refused(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a party was being made")
 
-    monkeypatch.setattr("fedloom.remote.node.service.place", never)
+    monkeypatch.setattr("fedloom.remote.node.service.build_party", never)
     ask = hosts()
     refusal = ask.refused("open", opening(config(**{name: value})))
     assert refusal.code in (rpc_errors.REFUSED, rpc_errors.MISMATCH)

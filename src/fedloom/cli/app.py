@@ -236,8 +236,8 @@ def data(
     """
     _check_picture(plot)
     from fedloom.data.stats import describe, plot_counts
+    from fedloom.experiment.build import data_of
     from fedloom.experiment.reading import read
-    from fedloom.experiment.world import data_of
     from fedloom.report.formatting import clients_named
 
     flags = {"seed": seed, "data": {"name": name, "clients": clients, "partition": partition}}

@@ -14,10 +14,10 @@ from rich.progress import Progress
 
 from fedloom.cli.progress import stop_on_signal
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.build import data_of, pretrained_of
 from fedloom.experiment.pretraining import Training, train
 from fedloom.experiment.reading import read
 from fedloom.experiment.weights import Card
-from fedloom.experiment.world import data_of, pretrained_of
 
 
 def pretrain(

@@ -23,11 +23,11 @@ from fedloom.deploy import folder as folders
 from fedloom.deploy.deployed import exported, load_active, load_party
 from fedloom.deploy.folder import ACTIVE, MANIFEST, STATE, digest
 from fedloom.experiment import checkpoint
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.holdings import ByColumns
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
-from fedloom.experiment.world import World, build
 
 TRIED = 256
 """Test rows on which folders are compared with the run, at most."""
@@ -99,7 +99,7 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
         "preset": world.run.preset,
         "params": world.cfg.model_dump(mode="json"),
         "width": next(iter(embedded.values())).shape[1],
-        "classes": world.held.classes,
+        "classes": world.data.classes,
     }
     with _staging(target) as staging:  # folders that predict otherwise than the run must not replace others
         for name, m, tensors in zip(names, parties, data, strict=True):
@@ -163,7 +163,7 @@ def _config(run: Path) -> RunConfig:
     return check({"run": values}).run
 
 
-def _saved(run: Path, world: World) -> tuple[int, Mapping[str, Any]]:
+def _saved(run: Path, world: RunPlan) -> tuple[int, Mapping[str, Any]]:
     """The newest round that was saved, and the states of all after it."""
     try:
         found, _ = checkpoint.newest(run / "checkpoints", fingerprint(world))
@@ -187,7 +187,7 @@ def _refuse_horizontal(config: RunConfig) -> None:
         )
 
 
-def _restored(world: World, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[Any]]:
+def _restored(world: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[Any]]:
     """The parties as they were after the last round, by number; None is the active party."""
     assert world.server is not None
     active, *others = states  # the active party's comes first, then by number
@@ -198,7 +198,7 @@ def _restored(world: World, states: Mapping[str, Any], contributors: Sequence[in
     return {**parties, None: world.server}
 
 
-def _embeddings(world: World, party: Party[Any]) -> torch.Tensor:
+def _embeddings(world: RunPlan, party: Party[Any]) -> torch.Tensor:
     """Embeddings (n, d) of the test rows, as the active party receives them."""
     found = contribution(party, on="test")
     if not isinstance(found, torch.Tensor) or found.dim() != 2:
@@ -206,12 +206,12 @@ def _embeddings(world: World, party: Party[Any]) -> torch.Tensor:
     return found
 
 
-def _view(world: World, m: int) -> PartyView:
-    assert isinstance(world.held, ByColumns)
-    return world.held.parties.views[m]
+def _view(world: RunPlan, m: int) -> PartyView:
+    assert world.data.parties is not None
+    return world.data.parties.views[m]
 
 
-def _scaling(world: World, m: int | None) -> dict[str, torch.Tensor]:
+def _scaling(world: RunPlan, m: int | None) -> dict[str, torch.Tensor]:
     """Shift and scale of a passive party."""
     if m is None:
         return {}
@@ -219,7 +219,7 @@ def _scaling(world: World, m: int | None) -> dict[str, torch.Tensor]:
     return {"shift": torch.from_numpy(view.shift), "scale": torch.from_numpy(view.scale)}
 
 
-def _input_spec(world: World, m: int) -> dict[str, Any]:
+def _input_spec(world: RunPlan, m: int) -> dict[str, Any]:
     view = _view(world, m)
     norm = world.run.models.norm
     return {"model": world.architectures[m], "norm": norm, "shape": view.input_shape, "recipe": view.recipe}

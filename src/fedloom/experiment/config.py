@@ -17,7 +17,7 @@ from fedloom.core.graphs import Graph
 from fedloom.core.method import Method, problems
 from fedloom.core.rng import stream
 from fedloom.experiment.columns import ColumnsConfig
-from fedloom.experiment.own import FormConfig
+from fedloom.experiment.form import FormConfig
 from fedloom.experiment.pretrained import PretrainedConfig
 
 
@@ -325,17 +325,13 @@ class RunConfig(_Section):
             raise ValueError("give rounds or iterations, not both")
         return self
 
-    def resolve(self, *, at_node: bool = False) -> tuple[Method, Any, int]:
-        """The method, its config and the number of rounds.
-
-        Args:
-            at_node: whether the server, with its rows and its model, is elsewhere.
+    def resolve(self) -> tuple[Method, Any, int]:
+        """The method, its config and the number of rounds; `build.resolve` also checks what its setting forbids.
 
         Raises:
             ConfigError: the method, its preset or a parameter is not known or not valid; or the method averages
                 weights, and the pool has several networks; or it can't do with a black box of the pool; or such are
-                set, and there is none; or too few clients take part; or there is no party without labels to attack; or
-                the server's pretrained model can't be had so.
+                set, and there is none; or too few clients take part.
         """
         method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
         cfg = method.configure(self.preset, self.params)
@@ -345,20 +341,11 @@ class RunConfig(_Section):
         refuse_black_boxes(method, pool & models.BLACK_BOXES.keys())
         if not any(name in models.BLACK_BOXES or ":" in name for name in pool):
             refuse_settings(self)
-        if self.evaluate.attacks is not None and method.setting == "horizontal":
-            raise ConfigError(
-                f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it away, or "
-                "take a method whose parties hold columns"
-            )
-        if method.setting == "vertical" and (self.data.server or self.data.unseen):
-            setting = "server" if self.data.server else "unseen"
-            raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it away")
         if cfg.participants(self.data.training) < method.min_clients:
             raise ConfigError(
                 f"{method.name} learns from others' answers: let at least {method.min_clients} clients take part "
                 "(data.clients, params.clients_per_round)"
             )
-        self.pretrained.check(method, at_node or bool(self.data.server))
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)

@@ -10,11 +10,11 @@ from fedloom.core.engine import Account
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.engines import BatchedEngine, Engine, IsolatedEngine, LocalEngine
 from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.own import Files
-from fedloom.experiment.world import World
+from fedloom.experiment.plan import RunPlan
+from fedloom.experiment.private import PrivateData
 
 
-def start(world: World) -> Engine:
+def start(world: RunPlan) -> Engine:
     """The engine of a run on this machine, or on workers that this machine starts. Close it at the end.
 
     Raises:
@@ -61,8 +61,8 @@ class Backend:
         secret: what the noise of colocated parties depends on, see `Site`; None for the seed alone.
     """
 
-    start: Callable[[World], Engine] = start
-    files: Files | None = None
+    start: Callable[[RunPlan], Engine] = start
+    files: PrivateData | None = None
     secret: int | None = None
 
 

@@ -17,10 +17,8 @@ import torch
 from fedloom.core import message
 from fedloom.core.engine import UNREACHABLE, Engine, Failure
 from fedloom.core.errors import MessageError, MethodError
-from fedloom.core.evaluation import decide
 from fedloom.core.message import Shape, Template, Tree, floats
-from fedloom.experiment.attacked import leaks
-from fedloom.experiment.world import World
+from fedloom.experiment.plan import RunPlan
 
 GLOBAL, OWN = "accuracy", "own accuracy"
 """What the accuracy on the global test set, and on each client's own test rows, is called in `metrics.csv`."""
@@ -47,72 +45,11 @@ Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
 _log = logging.getLogger("fedloom")
 
 
-class Away(Exception):
+class PartiesMissing(Exception):
     """An evaluation that parties are missing for."""
 
 
-def main_measure(world: World) -> str:
-    """The accuracy that counts: on own rows in the method's first way, or on the global test set."""
-    ways = world.cfg.ways
-    return f"{OWN} {ways[0]}" if ways and world.method.setting == "horizontal" else GLOBAL
-
-
-def measures(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
-    """All that an evaluation finds: (measure, value, party), the party "" where it is of the whole federation.
-
-    Clients that can't be reached are left out of its means, and so are those at nodes that fail or answer nonsense.
-
-    Raises:
-        Away: nobody is left; or somebody is left out, where all are needed.
-        MethodError: a party that is no node's fails.
-    """
-    if world.run.data.own:
-        return _told(world, engine)
-    return _jointly(world, engine) if world.method.setting == "vertical" else _each(world, engine)
-
-
-def _each(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
-    """Every client by itself, on the global test set, on its own rows, and there in each of the method's ways."""
-    labels, classes = world.held.labels, world.held.classes
-    looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
-    looks += [(list(labels)[-1], way, f"{OWN} {way}") for way in world.cfg.ways]
-    handout = world.server.handout() if world.server is not None else {}
-    for on, way, what in looks:
-        seen = look(engine, labels[on], len(classes), on, way, handout)
-        place = {client: k for k, client in enumerate(seen.clients)}
-        for called, group in groups(what, way, world).items():
-            clients = [i for i in group if i in place]
-            if not clients:
-                continue
-            each = seen.accuracy[[place[i] for i in clients]]
-            yield from ((called, accuracy, engine.name(i)) for i, accuracy in zip(clients, each, strict=True))
-            yield f"{called} mean", float(each.mean()), ""
-            yield f"{called} std", float(each.std()), ""
-        if what == GLOBAL:
-            yield "loss mean", float(seen.loss.mean()), ""
-            if np.isfinite(seen.agreement):
-                yield "agreement", seen.agreement, ""
-            yield from recalls(classes, seen.recall)
-
-
-def _told(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
-    """What each client says of itself on its own test rows, as it is and in each of the method's ways."""
-    handout = world.server.handout() if world.server is not None else {}
-    for way in ("", *world.cfg.ways):
-        scores = _ask(engine, "score", {"on": "own", "way": way, "handout": handout}, _check_score)
-        what = f"{OWN} {way}" if way else GLOBAL
-        for called, group in groups(what, way, world).items():
-            there = {i: float(scores[i]["accuracy"]) for i in group if i in scores}
-            if there:
-                yield from ((called, accuracy, engine.name(i)) for i, accuracy in there.items())
-                yield f"{called} mean", float(np.mean([*there.values()])), ""
-                yield f"{called} std", float(np.std([*there.values()])), ""
-        if not way:
-            yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
-            yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
-
-
-def _check_score(i: int, scores: Mapping[int, Any]) -> None:
+def check_score(i: int, scores: Mapping[int, Any]) -> None:
     """A `Check` of what a client says of itself."""
     score = scores[i]
     message.check_like(score, SCORE)
@@ -121,16 +58,24 @@ def _check_score(i: int, scores: Mapping[int, Any]) -> None:
         raise MessageError("a share lies between 0 and 1, and there are rows")
 
 
-def _check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
+def check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
     """A `Check` of the classes predicted for each party's labels (n,), and of what else a reply must have."""
     return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
 
 
-def groups(what: str, way: str, world: World) -> dict[str, list[int]]:
+def groups(what: str, way: str, plan: RunPlan) -> dict[str, list[int]]:
     """Whom a measure is of: all clients, or in a method's ways those unseen, and under another name the others."""
-    if not way or not world.unseen:
-        return {what: list(range(len(world.clients)))}
-    return {what: [*world.unseen], f"{what} {TRAINING}": [*world.training]}
+    if not way or not plan.unseen:
+        return {what: list(range(len(plan.clients)))}
+    return {what: [*plan.unseen], f"{what} {TRAINING}": [*plan.training]}
+
+
+def spread(what: str, each: Mapping[int, float], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:
+    """A measure of each client, and its mean and s.d. over them; nothing without clients."""
+    if each:
+        yield from ((what, value, name(i)) for i, value in each.items())
+        yield f"{what} mean", float(np.mean([*each.values()])), ""
+        yield f"{what} std", float(np.std([*each.values()])), ""
 
 
 def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, float, str]]:
@@ -140,57 +85,7 @@ def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, f
             yield f"recall {label}", float(value), ""
 
 
-def _jointly(world: World, engine: Engine) -> Iterator[tuple[str, float, str]]:
-    """The home's answers from what all parties contribute, and each party's own in the method's ways."""
-    labels, classes, home = world.held.labels, world.held.classes, world.server
-    parts = _contributions(world, engine, "test")
-    probabilities, y = torch.softmax(decide(home, parts), -1).cpu().numpy(), labels["test"][0]
-    if not np.isfinite(probabilities).all():
-        raise MethodError(
-            "what the parties predict is not finite any more, as their training has diverged: lower params.lr"
-        )
-    found, rare = judge(probabilities, y), np.isin(y, world.run.columns.rare)
-    yield "accuracy mean", found.accuracy, ""
-    yield "accuracy std", 0.0, ""
-    yield "loss mean", found.log_loss, ""
-    yield "balanced accuracy", found.balanced, ""
-    if np.isfinite(found.auc):
-        yield "auc", found.auc, ""
-    if rare.any() and not rare.all():  # apart: a mean over both hides that nothing rare is ever found
-        right = probabilities.argmax(1) == y
-        yield "seen accuracy", float(right[~rare].mean()), ""
-        yield "rare recall", float(right[rare].mean()), ""
-    yield from recalls(classes, found.recall)
-    for way in world.cfg.ways:
-        for on, what in {"test": GLOBAL, "own": OWN}.items():
-            if on not in labels:
-                continue
-            replies = _ask(engine, "predictions_alone", {"on": on}, _check_predictions(labels[on]), every=True)
-            each = [
-                float((reply["predicted"].cpu().numpy() == y).mean())
-                for reply, y in zip(replies.values(), labels[on], strict=True)
-            ]
-            yield from ((f"{what} {way}", value, engine.name(i)) for i, value in zip(replies, each, strict=True))
-            yield f"{what} {way} mean", float(np.mean(each)), ""
-    if world.run.evaluate.attacks is not None:
-        yield from leaks(world, _contributions(world, engine, "aligned"), engine.name)
-
-
-def _contributions(world: World, engine: Engine, on: str) -> dict[int, Any]:
-    """What all parties contribute for the rows named `on`: at nodes it must be such as that of the home's own house."""
-
-    def check(i: int, parts: Mapping[int, Any]) -> None:
-        message.check_finite(parts[i])
-        house = parts[world.house[0]]
-        if not isinstance(house, Failure) and (got := message.describe(parts[i])) != message.describe(house):
-            raise MessageError(f"expected {message.describe(house)}, got {got}")
-
-    return _ask(engine, "contribution", {"on": on}, check, every=True)
-
-
-def _ask(
-    engine: Engine, method: str, arguments: dict[str, Any], check: Check, *, every: bool = False
-) -> dict[int, Any]:
+def ask(engine: Engine, method: str, arguments: dict[str, Any], check: Check, *, every: bool = False) -> dict[int, Any]:
     """The replies of those that can be reached, or of `every` party: an evaluation has no faults.
 
     What is wrong with a node, or with its reply, must not end the run of all others: it is left out. What is wrong with
@@ -211,7 +106,7 @@ def _ask(
         why = f"{failure.reason} {failure.trace}".strip()
         _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
     if failed and (every or len(failed) == len(found)):
-        raise Away(f"{', '.join(map(engine.name, sorted(failed)))} can't be asked")
+        raise PartiesMissing(f"{', '.join(map(engine.name, sorted(failed)))} can't be asked")
     return {i: reply for i, reply in found.items() if i not in failed}
 
 
@@ -289,8 +184,8 @@ def look(
         way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
         handout: what the home hands out to everybody.
     """
-    check = _check_predictions(labels, loss=floats())
-    replies = _ask(engine, "predictions", {"on": on, "way": way, "handout": dict(handout or {})}, check)
+    check = check_predictions(labels, loss=floats())
+    replies = ask(engine, "predictions", {"on": on, "way": way, "handout": dict(handout or {})}, check)
     labels = [labels[i] for i in replies]
     predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
     losses = [float(reply["loss"]) for reply in replies.values()]

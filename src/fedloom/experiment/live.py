@@ -23,8 +23,8 @@ from fedloom.experiment.view import FILE, Member, Mishap, View, own_process
 if TYPE_CHECKING:
     from fedloom.core.federation import Federation
     from fedloom.engines import Engine
+    from fedloom.experiment.plan import RunPlan
     from fedloom.experiment.record import Record
-    from fedloom.experiment.world import World
 
 PAUSE = 0.5
 """Least seconds between two writes for rounds."""
@@ -53,7 +53,7 @@ class Live:
     def __init__(
         self,
         folder: Path | None,
-        world: World,
+        world: RunPlan,
         engine: Engine,
         fed: Federation,
         record: Record,
@@ -67,7 +67,7 @@ class Live:
         self._ids = {engine.name(i): i for i in engine.ids}
         self._always = _always(world, measure)
         self._about = {"measure": measure, "engine": where, "started": time(), "process": own_process()}
-        self._of_party = _own_measures(world, measure)
+        self._of_party = world.setting.party_measures(world)
         self._home = () if world.server is None else (fed.home,)
         self._points: dict[int, float] = {}
         self._accuracies: dict[str, float] = {}
@@ -198,19 +198,12 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [*points[:: step or 1], *(points[-1:] if step > 1 and (len(points) - 1) % step else ())]
 
 
-def _always(world: World, measure: str) -> dict[str, Any]:
+def _always(world: RunPlan, measure: str) -> dict[str, Any]:
     """What does not change during a run."""
-    run, held = world.run, world.held
+    run, held = world.run, world.data
     chance = world.chance if measure == "accuracy" and "test" in held.labels else world.own_chance()
     about = {"name": run.name or run.method, "method": world.method.name, "dataset": held.name, "seed": run.seed}
     return {**about, "rounds": world.rounds, "chance": chance}
-
-
-def _own_measures(world: World, measure: str) -> set[str]:
-    """What the accuracy of one party is called in `metrics.csv`."""
-    if world.method.setting == "vertical":  # its parties answer together; alone only in ways that not every method has
-        return {f"{measure} {way}" for way in world.cfg.ways[:1]}
-    return {measure, f"{measure} training"}
 
 
 def _ending(error: BaseException) -> tuple[str, str]:

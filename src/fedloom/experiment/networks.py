@@ -1,4 +1,4 @@
-"""Which network each client draws, what makes it, and what a method asks of all of them."""
+"""Which network each client draws, what makes it, and what a method needs of all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from torch import nn
 
@@ -18,6 +18,7 @@ from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.data.dataset import DatasetLike
 from fedloom.experiment.config import RunConfig, refuse_black_boxes, refuse_settings
+from fedloom.experiment.plan import RunPlan
 from fedloom.methods.features import Features
 from fedloom.models.black_boxes import make
 
@@ -62,11 +63,11 @@ def networks(
     return network(0, "server's initial weights"), [network(n, "initial weights") for n in first]
 
 
-def boxed(
-    run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str], home: Site, sites: list[Site]
+def replace_black_boxes(
+    run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str], server: Site, sites: list[Site]
 ) -> tuple[Site, list[Site]]:
-    """The same places, with black boxes in the place of networks at the clients that drew such. The home's network is
-    then one that some client drew, or the common one if none did.
+    """The same sites, with black boxes in place of networks at the clients that drew one. The server's network is then
+    one that some client drew, or the common one if none did.
 
     Raises:
         ConfigError: the method can't do with them; or they are set, and there is none; or their floor is too high.
@@ -77,7 +78,7 @@ def boxed(
     boxes = {name for name in pool if models.is_black_box(name, shape, classes)}
     if not boxes:
         refuse_settings(run)
-        return home, sites
+        return server, sites
     refuse_black_boxes(method, boxes)
     if level.floor * classes >= 1:
         raise ConfigError(
@@ -100,52 +101,54 @@ def boxed(
 
     name = next((name for name in architectures if name not in boxes), COMMON[dataset.kind][0])
     weights = seed("server's initial weights", 0)
-    home = replace(home, network=partial(models.build, name, shape, classes, norm=run.models.norm, seed=weights))
-    return home, [
+    server = replace(server, network=partial(models.build, name, shape, classes, norm=run.models.norm, seed=weights))
+    return server, [
         replace(site, network=None, black_box=black_box(n)) if architectures[n] in boxes else site
         for n, site in enumerate(sites)
     ]
 
 
-def remark_refits(run: RunConfig, method: Method, cfg: Any, rounds: int, sites: Sequence[Site]) -> None:
-    """Tell the user of a run that ends before its black boxes are fitted to what they hear."""
-    refit, last = run.models.black_box.refit, (rounds - 1) * cfg.iterations_per_round
-    exchanges = cfg.exchanges and run.models.black_box.learn
-    if exchanges and 0 <= last < refit and any(site.black_box is not None for site in sites):
-        _remark(
-            f"models.black_box: the last round of {method.name} begins after {last} iterations, so no black box is "
-            f"fitted to what it hears, which is first done after {refit}: set refit to at most {last}, or do more"
+def warn_of_refits(plan: RunPlan) -> None:
+    """Warn of a run that ends before its black boxes are fitted to what they hear."""
+    box, last = plan.run.models.black_box, (plan.rounds - 1) * plan.cfg.iterations_per_round
+    learns = plan.cfg.exchanges and box.learn
+    if learns and 0 <= last < box.refit and any(site.black_box is not None for site in plan.sites):
+        name = plan.method.name
+        _warn(
+            f"models.black_box: the last round of {name} begins after {last} iterations, so no black box is "
+            f"fitted to what it hears, which is first done after {box.refit}: set refit to at most {last}, or do more"
             if last
-            else f"models.black_box: {method.name} has but one round, so no black box is fitted to what it hears"
+            else f"models.black_box: {name} has but one round, so no black box is fitted to what it hears"
         )
 
 
 @lru_cache(maxsize=256)
-def _remark(text: str) -> None:
+def _warn(text: str) -> None:
     """Say it once in this process."""
     logging.getLogger("fedloom").warning("%s", text)
 
 
-def grouped(
-    home: Site, sites: Sequence[Site], makers: Sequence[Network], architectures: Sequence[str]
+def group_sites(
+    server: Site, sites: Sequence[Site], makers: Sequence[Network], architectures: Sequence[str]
 ) -> tuple[Site, list[Site]]:
-    """The same places. A client knows its group, those of its architecture; the home knows all, and their networks."""
+    """The same sites. A client knows its group, those of its architecture; the server knows all, and their networks."""
     first = list(dict.fromkeys(map(architectures.index, architectures)))  # of each group, the first client
     groups = [first.index(architectures.index(a)) for a in architectures]
-    home = replace(home, groups=groups, group_networks=[makers[n] for n in first])
-    return home, [replace(site, group=g) for site, g in zip(sites, groups, strict=True)]
+    server = replace(server, groups=groups, group_networks=[makers[n] for n in first])
+    return server, [replace(site, group=g) for site, g in zip(sites, groups, strict=True)]
 
 
-def check_widths(method: Method, cfg: Any, architectures: Sequence[str], sites: Sequence[Site]) -> None:
+def check_feature_dims(plan: RunPlan) -> None:
     """Refuse networks whose features differ in width, where a method compares them as they are.
 
     Raises:
         ConfigError: with a mend.
         ModelError: a network does not show its features.
     """
+    method, cfg = plan.method, plan.cfg
     if "same feature dim" not in method.needs or (cfg.FEATURE_DIM and getattr(cfg, cfg.FEATURE_DIM) is not None):
         return
-    first = {name: sites[architectures.index(name)] for name in architectures}
+    first = {name: plan.sites[plan.architectures.index(name)] for name in plan.architectures}
     widths = {name: Features(site.build()).width for name, site in first.items()}
     (one, a), *others = widths.items()
     for other, b in others:
@@ -157,10 +160,10 @@ def check_widths(method: Method, cfg: Any, architectures: Sequence[str], sites: 
             )
 
 
-def check_statistics(cfg: Any, unseen: Sequence[Site]) -> None:
+def check_statistics(plan: RunPlan) -> None:
     """Refuse BatchNorm at clients that are never in a round, where its statistics stay at each client."""
-    norms = (m for site in unseen for m in site.build().modules())
-    if cfg.keeps_batch_statistics and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
+    norms = (m for i in plan.unseen for m in plan.sites[i].build().modules())
+    if plan.cfg.keeps_batch_statistics and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
         raise ConfigError(
             "data.unseen: clients that never train have no statistics for BatchNorm: take models.norm=group, or "
             "params.batchnorm=batch, which predicts from the statistics of the test rows"

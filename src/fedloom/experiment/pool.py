@@ -23,7 +23,7 @@ from fedloom.data.cache import files_key
 from fedloom.data.sources import SOURCES
 from fedloom.experiment import _pooled_here
 from fedloom.experiment.config import RunConfig, validated
-from fedloom.experiment.place import config_sha256
+from fedloom.experiment.node_party import config_sha256
 from fedloom.models import external
 
 State = Literal["kept", "finished", "failed", "stopped", "left"]

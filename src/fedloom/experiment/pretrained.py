@@ -123,8 +123,6 @@ class PretrainedConfig(BaseModel):
         Raises:
             ConfigError: with what to change.
         """
-        if method.setting == "vertical" and self != PretrainedConfig():
-            raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section away")
         if not self.given and self.norm is not None:
             raise ConfigError("pretrained: norm says how a model is made: name one with model")
         if not self.given and self.changed:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from fedloom import methods
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.core.method import Method, problems
-from fedloom.experiment.columns import ColumnsConfig
+from fedloom.experiment.build import SETTINGS, resolve
 from fedloom.experiment.config import FEDERATION, EngineConfig, Experiment, RunConfig
 from fedloom.experiment.pretrained import AUTO
 
@@ -65,10 +65,6 @@ def table(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] |
     return values
 
 
-PARTIES = 4
-"""How many parties share the columns of a table where nothing is said."""
-
-
 def check(values: Mapping[str, Any]) -> Experiment:
     """A valid experiment, or one ConfigError with all problems: keys, values, names and parameters."""
     found: list[str] = []
@@ -96,15 +92,15 @@ def check(values: Mapping[str, Any]) -> Experiment:
 
 
 def _counted(experiment: Experiment) -> Experiment:
-    """The experiment, with as many parties as there are nodes or files, or with few where its method shares columns, if
-    nothing says how many there are."""
+    """The experiment, with as many parties as its setting has if the config names no number."""
     run, known = experiment.run, _methods(experiment)
-    columns = bool(known) and known[0].setting == "vertical"
-    if "clients" in run.data.model_fields_set or not (columns or run.engine.name == "net"):
-        return experiment
+    setting = SETTINGS[known[0].setting if known else "horizontal"]
     try:
-        clients = _nodes(run) + columns if run.engine.name == "net" else run.columns.number() or PARTIES
+        nodes = _nodes(run) if run.engine.name == "net" else None
+        clients = setting.clients(run, nodes)
     except (FedloomError, OSError, ValueError, KeyError, TypeError):  # whoever needs them reports it
+        return experiment
+    if clients is None or "clients" in run.data.model_fields_set:
         return experiment
     data = run.data.model_copy(update={"clients": clients})
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
@@ -120,7 +116,7 @@ def _served(experiment: Experiment, unknown: bool) -> Experiment:
     said: in all its runs, which so have the same split. And with rows for a model to train where what was said of the
     data is `unknown`, as it was wrong: that was told."""
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
-    if data.server == 0 or any(method.setting == "vertical" for method in known):
+    if data.server == 0:
         return experiment
     taught = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
     if taught and not own.given:
@@ -166,11 +162,8 @@ def _names(run: RunConfig) -> list[str]:
 
     found, rounds = [], 0
     try:
-        method, _, rounds = run.resolve()
-        if method.setting == "horizontal" and run.columns != ColumnsConfig():
-            found.append(f"columns: {method.name} shares rows, not columns: leave the section away")
-        elif method.setting == "vertical":
-            found += _miscounted(run)
+        _, _, rounds, _ = resolve(run)
+        found += _miscounted(run)
     except FedloomError as error:
         found.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [

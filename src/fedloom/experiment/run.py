@@ -14,10 +14,10 @@ from fedloom.core.engine import UNREACHABLE, Failure
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.paths import refuse_file
 from fedloom.engines import Engine, Lost
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import Backend, local_backend
 from fedloom.experiment.session import Result, Session, Status, Stopped
-from fedloom.experiment.world import build
 
 __all__ = ["Result", "Status", "Stopped", "agree", "execute", "settle"]
 
@@ -53,7 +53,7 @@ def execute(
         world = build(run, found.files, secret=found.secret)
         with found.start(world) as engine:
             if not engine.remote:  # whose parties have been compared already
-                _steadily(lambda: agree(engine, world.held.public_digest))
+                _steadily(lambda: agree(engine, world.data.public_digest))
             session = Session(world, engine, folder)
             _steadily(lambda: session.begin(resume))
             session.record.spend("setup", perf_counter() - started)

@@ -18,18 +18,18 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, EngineError
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
-from fedloom.core.party import Note, Party
+from fedloom.core.party import Note
 from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
-from fedloom.experiment.evaluate import MEASURES, Away, main_measure, measures
+from fedloom.experiment.evaluate import MEASURES, PartiesMissing
 from fedloom.experiment.live import Live
-from fedloom.experiment.place import config_sha256
+from fedloom.experiment.node_party import config_sha256
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.record import Record, environment, write_json
 from fedloom.experiment.summary import partition, summarise, traffic
-from fedloom.experiment.world import World
 
 MILESTONES = 20
 """How often a run is saved, if saving is quick."""
@@ -100,18 +100,18 @@ class Result:
 class Session:
     """A run under way: the world, its record and its folder."""
 
-    def __init__(self, world: World, engine: Engine, folder: Path | None) -> None:
+    def __init__(self, world: RunPlan, engine: Engine, folder: Path | None) -> None:
         self.world = world
         self.engine = engine
         self.folder = folder
-        self.home = "active" if world.method.setting == "vertical" else _role(world.server)
+        self.home = world.setting.server_name(world)
         graph = None if world.graph is None else dict(enumerate(world.graph))
         self.fed = Federation(
             engine, seed=world.run.seed, home=self.home, graph=graph, form=world.form, house=world.house
         )
         self.record = Record()
         self.done = 0
-        self.main = main_measure(world)
+        self.main = world.setting.main_measure(world)
         self.accuracy = float("nan")
         self.where = account(engine, world.run.engine)
         self.live = Live(folder, world, engine, self.fed, self.record, self.main, str(self.where))
@@ -291,8 +291,8 @@ class Session:
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
         try:
-            found = [*measures(self.world, self.engine)]
-        except Away as away:
+            found = [*self.world.setting.evaluate(self.world, self.engine)]
+        except PartiesMissing as away:
             if round in (0, self.world.rounds):  # a result needs the last one, and a curve its beginning
                 raise EngineError(
                     f"{away} what its model is worth after round {round}, which the run's result needs: when it is "
@@ -341,11 +341,6 @@ class Session:
         self.record.spend("save", self._cost)
 
 
-def _role(server: Party[Any] | None) -> str:
-    """In whose place the round runs."""
-    return (server.ROLE or type(server).__name__.lower()) if server else "coordinator"
-
-
 def _weighs(note: Note, parties: int) -> bool:
     """Whether a note is a vector over all parties."""
     return isinstance(note, list) and len(note) == parties
@@ -357,7 +352,7 @@ def _evenly(points: int, rounds: int) -> set[int]:
     return {round(rounds * k / points) for k in range(1, points + 1)}
 
 
-def fingerprint(world: World) -> str:
+def fingerprint(world: RunPlan) -> str:
     """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
-    held = f"{world.method.name}\n{world.held.digest}\n{world.graph}\n{world.pretrained}"
+    held = f"{world.method.name}\n{world.data.digest}\n{world.graph}\n{world.pretrained}"
     return hashlib.sha256(f"{config_sha256(world.run, world.cfg)}\n{held}".encode()).hexdigest()

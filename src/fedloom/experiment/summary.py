@@ -17,11 +17,12 @@ from fedloom.core.federation import Federation
 from fedloom.core.ledger import Entry
 from fedloom.engines import Account
 from fedloom.experiment import weights
+from fedloom.experiment.build import pretrained_of
 from fedloom.experiment.evaluate import CHANCE, groups, state_sha256
 from fedloom.experiment.metrics import GLOBAL, OWN
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.record import Record
 from fedloom.experiment.result import EngineUsed, Final, PretrainedUsed, RunSummary, Traffic, joint_scores, over_clients
-from fedloom.experiment.world import World, pretrained_of
 
 
 def traffic(fed: Federation) -> dict[str, int]:
@@ -45,9 +46,9 @@ def by_kind(ledger: Iterable[Entry], rounds: int) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def partition(world: World) -> dict[str, Any]:
+def partition(world: RunPlan) -> dict[str, Any]:
     """Who holds what, and which network."""
-    held = world.held
+    held = world.data
     return {
         "classes": list(held.classes),
         "architectures": list(world.architectures),
@@ -60,17 +61,17 @@ def partition(world: World) -> dict[str, Any]:
     }
 
 
-def own_chances(world: World) -> dict[str, float | None]:
+def own_chances(world: RunPlan) -> dict[str, float | None]:
     """The chance level on own rows over the unseen clients, and over the others; empty where all take part."""
     groups = {"unseen": world.unseen, "training": world.training} if world.unseen else {}
     return {name: world.own_chance(clients) for name, clients in groups.items()}
 
 
-def pretrained(world: World) -> PretrainedUsed | None:
+def pretrained(world: RunPlan) -> PretrainedUsed | None:
     """The pretrained model of the server, if it has one."""
-    if not world.pretrained or world.held.known is None:
+    if not world.pretrained or world.data.dataset is None:
         return None
-    own = pretrained_of(world.run, world.held.known.kind)
+    own = pretrained_of(world.run, world.data.dataset.kind)
     model, norm, card = own.model, own.norm, None
     if own.file is not None:
         with contextlib.suppress(CheckpointError):  # gone since it was read, which shall not cost the run
@@ -83,14 +84,14 @@ def pretrained(world: World) -> PretrainedUsed | None:
 
 
 def summarise(
-    world: World, fed: Federation, record: Record, rounds: int, digests: Mapping[str, str], where: Account
+    world: RunPlan, fed: Federation, record: Record, rounds: int, digests: Mapping[str, str], where: Account
 ) -> dict[str, Any]:
     """The content of `result.json`, see `RunSummary`.
 
     Args:
         digests: hash of each party's state by its name, the home's first.
     """
-    run, cfg, labels = world.run, world.cfg, world.held.labels.get("test")
+    run, cfg, labels = world.run, world.cfg, world.data.labels.get("test")
     ended = record.metrics[-1][2]
     final = {(row[4], row[3]): row[5] for row in record.metrics if (row[0], row[2]) == (rounds, ended)}
     names, vertical = [fed.engine.name(i) for i in fed.engine.ids], world.method.setting == "vertical"
@@ -103,7 +104,7 @@ def summarise(
         seed=run.seed,
         rounds=rounds,
         iterations=rounds * cfg.iterations_per_round,
-        dataset=world.held.name,
+        dataset=world.data.name,
         clients=len(names),
         architectures=list(world.architectures),
         engine=EngineUsed(asked=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
@@ -120,7 +121,7 @@ def summarise(
         seconds={"total": sum(record.seconds.values()), **record.seconds},
         failures=len(fed.failures),
         failure_reasons=dict(Counter(trouble.reason for trouble in fed.failures)),
-        public_sha256=world.held.public_digest,
+        public_sha256=world.data.public_digest,
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),
         apart=run.data.own,
@@ -129,7 +130,7 @@ def summarise(
     return found.content()
 
 
-def _accuracies(final: Final, names: Sequence[str], world: World) -> dict[str, Any]:
+def _accuracies(final: Final, names: Sequence[str], world: RunPlan) -> dict[str, Any]:
     """What `RunSummary` has of clients that answer one by one."""
     measured = [groups(f"{OWN} {way}", way, world) for way in world.cfg.ways]
     ways = {

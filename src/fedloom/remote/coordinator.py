@@ -16,9 +16,9 @@ from fedloom.engines import Engine
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import FEDERATION, RunConfig
 from fedloom.experiment.engine import Backend, check
-from fedloom.experiment.own import Files
-from fedloom.experiment.place import config_sha256, differences, expected, for_nodes
-from fedloom.experiment.world import World
+from fedloom.experiment.node_party import config_sha256, differences, expected, for_nodes
+from fedloom.experiment.plan import RunPlan
+from fedloom.experiment.private import PrivateData
 from fedloom.remote.connections import NodeAddress, Timeouts, Transport, connect
 from fedloom.remote.engine import NetEngine
 from fedloom.remote.federation import FederationConfig, read
@@ -61,7 +61,7 @@ def backend(
     federation = federation_of(run)
     nodes = node_set(federation, stop=stop)
     own = federation.data.get(run.data.name)
-    files = Files() if own is None else Files(rows=own.rows, public=own.public)
+    files = PrivateData() if own is None else PrivateData(rows=own.rows, public=own.public)
     if run.columns.own:
         from fedloom.remote.matching import match
 
@@ -88,7 +88,7 @@ def node_set(federation: FederationConfig, *, stop: Callable[[], bool] = lambda:
     return NodeSet([node.member for node in federation.nodes], wire, waiting, own, federation.secret_draw)
 
 
-def at_nodes(world: World, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
+def at_nodes(world: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
     """An engine whose parties are at nodes, except those colocated with the coordinator.
 
     Args:
@@ -108,7 +108,6 @@ def at_nodes(world: World, nodes: NodeSet, folder: Path | None = None, *, resume
             "a run on one machine"
         )
     guests = [i for i in range(len(world.clients)) if i not in world.house]
-    fewest = len(guests) if world.method.setting == "vertical" else world.method.min_clients
     check_node_count(len(guests), len(nodes.members), len(world.house))
     number = next_start(folder)
     engine = NetEngine(
@@ -121,7 +120,7 @@ def at_nodes(world: World, nodes: NodeSet, folder: Path | None = None, *, resume
         wire=nodes.wire,
         resume=resume,
         start=number,
-        waiting=replace(nodes.waiting, fewest=fewest),
+        waiting=replace(nodes.waiting, fewest=world.setting.min_nodes(world, len(guests))),
         seed=run.seed,
         faults=run.faults,
     )

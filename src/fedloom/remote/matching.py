@@ -33,9 +33,8 @@ from fedloom.data.alignment.psi import PSIClient, announce, follow, library
 from fedloom.data.party_files import PartyFile
 from fedloom.data.vertical_split import VerticalSplit, split_parties
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.matched import Matched, file_sha256
-from fedloom.experiment.own import Files
-from fedloom.experiment.place import sent
+from fedloom.experiment.node_party import sent
+from fedloom.experiment.private import Matched, PrivateData, file_sha256
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.coordinator import NodeSet, check_node_count, keep_start, next_start, run_id
 from fedloom.remote.rpc_errors import CallRefused
@@ -54,7 +53,7 @@ _log = logging.getLogger("fedloom")
 T = TypeVar("T")
 
 
-def match(run: RunConfig, folder: Path | None, files: Files, nodes: NodeSet, *, resume: bool) -> Files:
+def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSet, *, resume: bool) -> PrivateData:
     """The coordinator's files, with what was found out about their rows.
 
     Args:

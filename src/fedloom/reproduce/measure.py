@@ -39,7 +39,7 @@ from fedloom.reproduce.read import FACTORS, Reproduction
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
 TOLD = ("gradients direct", "gradients nearest", "prototypes")
-"""Attacks that use what a party is told: see `fedloom.experiment.attacked`."""
+"""Attacks that use what a party is told: see `fedloom.experiment.settings.attacks`."""
 ATTACK = "attack "
 _UNTIL = re.compile(r"(bytes|rounds|iterations) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
 _CLIENT = re.compile(r"(.+) of client (\d+)")

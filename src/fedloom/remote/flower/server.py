@@ -18,9 +18,9 @@ from fedloom.core.errors import ConfigError
 from fedloom.engines import Engine
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.engine import Backend
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import read
 from fedloom.experiment.run import Status, execute, settle
-from fedloom.experiment.world import World
 from fedloom.remote.connections import NodeAddress, Timeouts, Transport
 from fedloom.remote.coordinator import NodeSet, at_nodes
 from fedloom.remote.flower.grid_transport import GridClient, GridTransport
@@ -120,7 +120,7 @@ def backend(
     async def connect(member: NodeAddress, changed: Callable[[str, bool], None]) -> GridClient:
         return GridClient(post, member.name, partial(changed, member.name))
 
-    def start(world: World) -> Engine:
+    def start(world: RunPlan) -> Engine:
         if world.method.server is None:
             raise ConfigError(
                 f"{world.method.name} goes from peer to peer, and SuperNodes know no peers: run it with the engine net"

@@ -15,6 +15,7 @@ from fedloom import methods
 from fedloom.core.errors import ConfigError, did_you_mean
 from fedloom.core.method import Method
 from fedloom.data.alignment import MOST
+from fedloom.experiment.build import SETTINGS
 from fedloom.experiment.config import RunConfig
 from fedloom.methods import registry
 from fedloom.remote import rpc_errors
@@ -216,8 +217,7 @@ def _unknown(config: NodeConfig, run: RunConfig, method: Method) -> Iterator[str
     own = run.data.own or run.columns.own
     if own != (config.data[run.data.name].rows is not None):
         kind = "a set that everybody has" if own else "this node's own rows"
-        section = "columns.own" if method.setting == "vertical" else "[data.form]"
-        say = "set columns.own=true" if method.setting == "vertical" else "say with [data.form] what they look like"
+        section, say = SETTINGS[method.setting].own_data
         mend = f"leave {section} away" if own else say
         yield f"{run.data.name!r} is {kind} here: {mend}"
 

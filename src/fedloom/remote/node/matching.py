@@ -25,7 +25,7 @@ from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.psi import PSIServer, follow, library
 from fedloom.data.party_files import PartyFile
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.matched import Matched, file_sha256
+from fedloom.experiment.private import Matched, file_sha256
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig, NodeData, enough

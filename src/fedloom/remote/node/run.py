@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from fedloom.core.errors import CheckpointError
 from fedloom.core.party import Party
-from fedloom.experiment.place import Place
+from fedloom.experiment.node_party import NodeParty
 from fedloom.remote import rpc_errors
 from fedloom.remote.connections import NodeAddress
 from fedloom.remote.node.store import Store, StoredState
@@ -38,7 +38,7 @@ class NodeRun:
     caller: str
     start: int
     members: Mapping[str, NodeAddress]
-    place: Place
+    place: NodeParty
     store: Store
     last: StoredState
     notes: bool

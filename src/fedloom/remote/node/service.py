@@ -23,8 +23,9 @@ from fedloom.core.errors import FedloomError, MessageError
 from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.method import Method
 from fedloom.core.party import Party
+from fedloom.experiment.build import resolve
 from fedloom.experiment.config import RunConfig, validated
-from fedloom.experiment.place import Place, place, suspicious
+from fedloom.experiment.node_party import NodeParty, build_party, suspicious
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import NodeAddress
 from fedloom.remote.node import config as policy
@@ -269,7 +270,7 @@ class NodeService:
             for complaint in suspicious(run, self.config.factories):
                 raise CallRefused(rpc_errors.REFUSED, complaint)
             run = run.model_copy(update={"method": self._pages.get(run.method, run.method)})
-            method, cfg, rounds = run.resolve(at_node=True)
+            method, cfg, rounds, _ = resolve(run, at_node=True)
         except (FedloomError, ValueError, TypeError, RecursionError) as error:
             _log.warning("the config of %s can't be run here: %s", caller, error)
             raise CallRefused(
@@ -278,14 +279,13 @@ class NodeService:
         policy.allow(self.config, caller, run, method, cfg, rounds)
         return run, method
 
-    def _place(self, facts: Mapping[str, Any], store: Store) -> Place:
+    def _place(self, facts: Mapping[str, Any], store: Store) -> NodeParty:
         """The party of a run, by how it began."""
         caller, number = facts["caller"], facts["party"]
-        run, method = self._asked_for(caller, facts["config"])
+        run, _ = self._asked_for(caller, facts["config"])
         data = self.config.data[run.data.name]
         try:
-            own = method.setting == "vertical" and run.columns.own
-            found = place(
+            found = build_party(
                 run,
                 number,
                 data=data.set,
@@ -293,7 +293,7 @@ class NodeService:
                 rows=data.rows,
                 public=data.public,
                 id=data.id,
-                matched=recall(store.folder, facts, data) if own else None,
+                matched=recall(store.folder, facts, data) if run.columns.own else None,
                 secret=self._secret,
             )
         except FedloomError as error:

@@ -14,41 +14,43 @@ from torch import Tensor
 from fedloom.core.errors import ConfigError
 from fedloom.core.evaluation import LeaksLabels
 from fedloom.core.rng import stream
-from fedloom.experiment.world import World
+from fedloom.experiment.plan import RunPlan
 from fedloom.protect import attacks
 
 
-def leaks(world: World, embedded: Mapping[int, Tensor], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:
+def leaks(
+    plan: RunPlan, embedded: Mapping[int, Tensor], name: Callable[[int], str]
+) -> Iterator[tuple[str, float, str]]:
     """The success of each attack by each passive party, then its mean over these: (measure, value, party).
 
     Parties of the home's house are left out: the home has the labels. All attacks of a party are judged on the same
     rows, those whose labels it was not given; beside them stands "attack chance".
 
     Args:
-        world: of a method with columns.
+        plan: of a vertical run.
         embedded: each party's embeddings (N_a, d) of the aligned people.
         name: of a party.
 
     Raises:
         ConfigError: so many labels are known that there is nothing left to find out; or a page's home can't be asked.
     """
-    home, each = world.server, world.run.evaluate.attacks
+    home, each = plan.server, plan.run.evaluate.attacks
     assert each is not None
     if not isinstance(home, LeaksLabels):
         raise ConfigError(
-            f"evaluate.attacks: the active party of {world.method.name} does not declare what others could learn about "
+            f"evaluate.attacks: the active party of {plan.method.name} does not declare what others could learn about "
             "labels: define exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
         )
     labels, told = home.data.y(torch.arange(home.site.aligned, device=home.site.device)), home.exposed(embedded)
     found: dict[str, list[float]] = {}
     for m, own in embedded.items():
-        if m in world.house:
+        if m in plan.house:
             continue
-        known = attacks.known_rows(labels, each, stream(world.run.seed, "attack", m))
+        known = attacks.known_rows(labels, each, stream(plan.run.seed, "attack", m))
         if len(known) == len(labels):
             raise ConfigError(f"evaluate.attacks: with {each} of each class all labels are known; give fewer")
         received = {kind: vectors[m] for kind, vectors in told.items() if m in vectors}
-        guesses = _guesses(world, own, received, known, labels[known])
+        guesses = _guesses(plan, own, received, known, labels[known])
         values = {what: attacks.success(g, labels, known) for what, g in guesses.items()}
         for what, value in {**values, "chance": attacks.chance(labels, known)}.items():
             found.setdefault(what, []).append(value)
@@ -58,7 +60,7 @@ def leaks(world: World, embedded: Mapping[int, Tensor], name: Callable[[int], st
 
 
 def _guesses(
-    world: World, own: Tensor, received: Mapping[str, Tensor], known: Tensor, labels: Tensor
+    plan: RunPlan, own: Tensor, received: Mapping[str, Tensor], known: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
     """The classes (N_a,) that each attack guesses, from own embeddings (N_a, d), what was received, and k labels."""
     found = {}
@@ -70,5 +72,5 @@ def _guesses(
     if "prototypes" in received:
         found["prototypes"] = attacks.to_prototypes(own, received["prototypes"])
     found["embeddings nearest"] = attacks.nearest(own, known, labels)
-    found["completion"] = attacks.completion(own, known, labels, len(world.held.classes))
+    found["completion"] = attacks.completion(own, known, labels, len(plan.data.classes))
     return found

@@ -1,4 +1,4 @@
-"""What is left of a matching at each party: which of its own rows are those that all train on and are tested on."""
+"""Private data of a party: where it lies on this machine, and which of its rows match those of other parties."""
 
 from __future__ import annotations
 
@@ -80,6 +80,27 @@ class Matched:
             return cls(**{name: tree[name] for name in _PLAIN} | rows | {"others": tuple(tree["others"])})
         except (MessageError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{path} does not say whose rows were matched: {error}") from None
+
+
+@dataclass(frozen=True)
+class PrivateData:
+    """What lies on this machine of a run's data, by whatever name the run calls it.
+
+    Attributes:
+        set: what the data set is called here, or its path; None for the run's own name.
+        root: a folder with data sets.
+        rows: of parties that have rows of their own: those of the party, or of the server, that is here.
+        public: the rows that all of these hold.
+        id: of rows that are matched: the column of the ids; None for what the run says.
+        matched: which of these are whose; None where nothing was matched.
+    """
+
+    set: str | None = None
+    root: str | None = None
+    rows: Path | None = None
+    public: Path | None = None
+    id: str | None = None
+    matched: Matched | None = None
 
 
 def file_sha256(path: Path) -> str:

@@ -11,18 +11,15 @@ from typing import Any
 
 from fedloom._version import __version__
 from fedloom.core.context import Site
-from fedloom.core.engine import names
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.data.dataset import DatasetLike
+from fedloom.experiment.build import pretrained_of, resolve, with_secret
 from fedloom.experiment.config import EngineConfig, RunConfig
-from fedloom.experiment.ground import Ground, ground
-from fedloom.experiment.holdings import Holdings
-from fedloom.experiment.matched import Matched
-from fedloom.experiment.own import Files
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.pretrained import PretrainedConfig, architecture, named
-from fedloom.experiment.world import World, pretrained_of
+from fedloom.experiment.private import Matched, PrivateData
 from fedloom.models import external
 
 SHOWN = 60
@@ -32,7 +29,7 @@ HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeParty:
     """A party at a node.
 
     Attributes:
@@ -48,7 +45,7 @@ class Place:
     counts: tuple[int, int] | None = None
 
 
-def place(
+def build_party(
     run: RunConfig,
     number: int,
     *,
@@ -60,7 +57,7 @@ def place(
     matched: Matched | None = None,
     device: str = "cpu",
     secret: int | None = None,
-) -> Place:
+) -> NodeParty:
     """Make one party of a run as `for_nodes` gives it: no other party, no server, and nothing of a server's model.
 
     Args:
@@ -77,18 +74,19 @@ def place(
     Raises:
         ConfigError, DataError, ModelError: there is no such party, or it can't be made here.
     """
-    method, cfg, _ = run.resolve(at_node=True)
+    method, cfg, rounds, setting = resolve(run, at_node=True)
     if not 0 <= number < run.data.clients:
         raise ConfigError(f"there is no party {number}: the {run.data.clients} have the numbers from 0")
     here = run.model_copy(update={"engine": EngineConfig(device=device)})
-    found = ground(here, method, cfg, Files(data, root, rows, public, id, matched), at=number, secret=secret)
-    if number in found.house:
+    files = PrivateData(data, root, rows, public, id, matched)
+    plan = with_secret(setting.build(here, method, cfg, rounds, files, at=number), secret)
+    if number in plan.house:
         raise ConfigError(f"party {number} lives with the home, not at a node")
-    if "pretrained encoder" in method.needs and found.held.known is not None:
-        encoder = architecture(pretrained_of(run, found.held.known.kind), found.held.known)
-        found.sites[number] = replace(found.sites[number], encoder=encoder)
-    party = found.client(number)()
-    return Place(party, _facts(run, found, number), run.data.own, _counts(run, party.site))
+    if "pretrained encoder" in method.needs and plan.data.dataset is not None:
+        encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset)
+        plan.sites[number] = replace(plan.sites[number], encoder=encoder)
+    party = plan.clients[number]()
+    return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.site))
 
 
 def _counts(run: RunConfig, site: Site) -> tuple[int, int] | None:
@@ -97,31 +95,21 @@ def _counts(run: RunConfig, site: Site) -> tuple[int, int] | None:
     return (site.aligned, len(site.tests["test"])) if run.columns.own else None
 
 
-def expected(world: World, number: int) -> dict[str, Any]:
-    """The `facts` of a place at which party `number` of this world stands."""
-    theirs = for_nodes(world).model_copy(update={"method": world.run.method})
-    return _facts_of(
-        theirs, world.method, world.cfg, world.held, world.architectures[number], world.names[number], number
-    )
+def expected(plan: RunPlan, number: int) -> dict[str, Any]:
+    """The `facts` of a node at which party `number` of this plan is."""
+    return _facts(for_nodes(plan).model_copy(update={"method": plan.run.method}), plan, number)
 
 
-def _facts(run: RunConfig, found: Ground, number: int) -> dict[str, Any]:
-    role = names([(number, found.client(number).func)])[number]  # type: ignore[list-item]  # a class
-    return _facts_of(run, found.method, found.cfg, found.held, found.architectures[number], role, number)
-
-
-def _facts_of(
-    run: RunConfig, method: Method, cfg: Any, held: Holdings, network: str, role: str, number: int
-) -> dict[str, Any]:
+def _facts(run: RunConfig, plan: RunPlan, number: int) -> dict[str, Any]:
     return {
         "fedloom": __version__,
-        "method": method.name,
-        "config": config_sha256(run, cfg),
-        "role": role,
-        "network": network,
-        **held.schema(number),
-        "public": held.public_digest,
-        "data": held.common,
+        "method": plan.method.name,
+        "config": config_sha256(run, plan.cfg),
+        "role": plan.names[number],
+        "network": plan.architectures[number],
+        **plan.data.schema(number),
+        "public": plan.data.public_digest,
+        "data": plan.data.common,
     }
 
 
@@ -170,17 +158,17 @@ def config_sha256(run: RunConfig, cfg: Any) -> str:
     return hashlib.sha256(f"{__version__}\n{values}\n".encode() + method).hexdigest()
 
 
-def for_nodes(world: World) -> RunConfig:
+def for_nodes(plan: RunPlan) -> RunConfig:
     """A run's config as nodes are sent it: with nothing that only this machine has, such as a path.
 
     Raises:
         ConfigError: it can't do without.
     """
-    return sent(world.run, world.method, world.held.known)
+    return sent(plan.run, plan.method, plan.data.dataset)
 
 
 def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
-    """The same, before there is a world: `known` is the data set as far as it is known here."""
+    """The same, before there is a plan: `known` is the data set as far as it is known here."""
     for setting, wrong, mend in (
         ("columns.files", run.columns.files, "set columns.own=true instead: then each node names its own file"),
         ("columns.manifest", run.columns.manifest, "parties with pictures of their own can't be at nodes yet"),

@@ -1,0 +1,66 @@
+"""Who holds what in a run, and what only the experiment knows of it: the labels to measure with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.dataset import DatasetLike
+from fedloom.data.split import Split
+from fedloom.data.vertical import VerticalDataset
+
+
+@dataclass(frozen=True, eq=False)
+class DataAssignment:
+    """Which party holds which rows or columns.
+
+    Attributes:
+        name: of the data set.
+        classes: K names.
+        digest: tells one content of the data from another.
+        common: the same of what each party, wherever it is, must have alike.
+        public_digest: of the rows that all hold.
+        schema: what a party's rows look like, by its number, in plain values: kind, shape, classes and columns.
+        describe: gives the content of `partition.json` as far as it is about data.
+        labels: for each row set that parties are tested on, the true labels (n,) of each party's rows.
+        own_chances: (N,) each client's accuracy if it always answers the most frequent class of its own test rows; None
+            where some client has none, or only one party is tested.
+        dataset: the data set, in a horizontal setting, as far as it is on this machine.
+        split: who holds which of its rows, where it is shared out.
+        server_rows: (n,) numbers of the rows that the server has.
+        parties: who holds which columns, where all are on this machine.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    digest: str
+    common: str
+    public_digest: str
+    schema: Callable[[int], dict[str, Any]]
+    describe: Callable[[], dict[str, Any]]
+    labels: Mapping[str, list[np.ndarray]] = field(default_factory=dict)
+    own_chances: np.ndarray | None = None
+    dataset: DatasetLike | None = None
+    split: Split | None = None
+    server_rows: np.ndarray = field(default_factory=lambda: np.arange(0))
+    parties: VerticalDataset | None = None
+
+
+def schema(kind: str, shape: Sequence[int], classes: Sequence[str], columns: Sequence[str] = ()) -> dict[str, Any]:
+    """See `DataAssignment.schema`."""
+    return {"kind": kind, "shape": list(shape), "classes": list(classes), "columns": list(columns)}
+
+
+def sample(x: np.ndarray) -> np.ndarray:
+    """Up to some 1,000 evenly spaced rows."""
+    return x[:: max(1, len(x) // 1000)]
+
+
+def digest(text: str, *arrays: np.ndarray) -> str:
+    """SHA-256 of a text and arrays."""
+    content = (text.encode(), *(np.ascontiguousarray(a).tobytes() for a in arrays))
+    return hashlib.sha256(b"".join(content)).hexdigest()

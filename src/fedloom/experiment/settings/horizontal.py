@@ -1,0 +1,334 @@
+"""Parties that hold different rows with the same columns: a data set that is shared out, or each party's own rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.core import graphs
+from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.engine import Engine
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.method import Method
+from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
+from fedloom.data.flower import partition_at
+from fedloom.data.schema import DataSchema, read_public, read_rows
+from fedloom.data.sources import load
+from fedloom.data.split import Split, hold_out, public_hash, rows_hash, split
+from fedloom.data.stats import describe
+from fedloom.experiment.assignment import DataAssignment, digest, sample, schema
+from fedloom.experiment.columns import ColumnsConfig
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.evaluate import (
+    CHANCE,
+    GLOBAL,
+    OWN,
+    TRAINING,
+    ask,
+    check_score,
+    groups,
+    look,
+    recalls,
+    spread,
+)
+from fedloom.experiment.networks import architectures_of, group_sites, networks, replace_black_boxes
+from fedloom.experiment.plan import Metric, RunPlan
+from fedloom.experiment.private import PrivateData
+
+
+class Horizontal:
+    """The setting of methods whose parties share columns and not rows."""
+
+    own_data = "[data.form]", "say with [data.form] what they look like"
+
+    def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
+        """Refuse settings that mean nothing where parties hold rows: see `Setting`."""
+        if run.columns != ColumnsConfig():
+            raise ConfigError(f"columns: {method.name} shares rows, not columns: leave the section away")
+        if run.evaluate.attacks is not None:
+            raise ConfigError(
+                f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it away, or "
+                "take a method whose parties hold columns"
+            )
+        run.pretrained.check(method, server)
+
+    def clients(self, run: RunConfig, nodes: int | None) -> int | None:
+        """One for each node; nothing is known without nodes."""
+        return nodes
+
+    def server_name(self, plan: RunPlan) -> str:
+        """The role of the server, if there is one."""
+        server = plan.server
+        return (server.ROLE or type(server).__name__.lower()) if server is not None else "coordinator"
+
+    def min_nodes(self, plan: RunPlan, nodes: int) -> int:
+        """What the method needs."""
+        return plan.method.min_clients
+
+    # -- the plan --------------------------------------------------------------------------------------
+
+    def build(
+        self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
+    ) -> RunPlan:
+        """The plan of a run: see `Setting`."""
+        graph = run.topology.graph(run.data.clients, run.seed)
+        clients = run.data.clients
+        if run.data.own:
+            data, own, public, tests = _private(run, files, at)
+        else:
+            data, own, public, tests = _shared_out(run, files)
+        if "public rows" in method.needs and run.data.own and files.public is None:
+            file, example = (
+                "federation.toml" if at is None else "node.toml",
+                f'[data.{run.data.name}] public = "public.csv"',
+            )
+            raise ConfigError(
+                f"{method.name} learns from rows that everybody holds: name the file in {file}, {example}"
+            )
+        if "public rows" in method.needs and not len(public.rows):
+            raise ConfigError(f"data.public: {method.name} learns from rows that everybody holds; give it some")
+        assert data.dataset is not None
+        architectures = architectures_of(run, method, data.dataset.kind)
+        server_network, client_networks = networks(run, method, data.dataset, architectures)
+        server = Site(
+            id=0,
+            seed=run.seed,
+            parties=clients,
+            classes=len(data.classes),
+            data=own(None),
+            network=server_network,
+            device=run.engine.device,
+        )
+        sites = [
+            replace(
+                server,
+                id=n,
+                neighbours=graphs.Others(clients, n) if graph is None else graph[n],
+                data=own(n),
+                public=public,
+                network=client_networks[n],
+                tests=tests(n),
+            )
+            for n in range(clients)
+        ]
+        server, sites = replace_black_boxes(run, method, data.dataset, architectures, server, sites)
+        if "architecture groups" in method.needs:
+            server, sites = group_sites(server, sites, client_networks, architectures)
+        if "public rows at the server" in method.needs:
+            server = replace(server, public=public)
+        unseen = run.data.unseen_clients(run.seed)
+        return RunPlan(run, method, cfg, rounds, self, data, architectures, graph, server, sites, unseen=unseen)
+
+    # -- evaluation ------------------------------------------------------------------------------------
+
+    def main_measure(self, plan: RunPlan) -> str:
+        """On own rows in the method's first way, or on the global test set."""
+        return f"{OWN} {plan.cfg.ways[0]}" if plan.cfg.ways else GLOBAL
+
+    def party_measures(self, plan: RunPlan) -> set[str]:
+        """The main measure, of the clients that train and of the others."""
+        main = self.main_measure(plan)
+        return {main, f"{main} {TRAINING}"}
+
+    def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
+        """Every client by itself, on the global test set, on its own rows, and there in each of the method's ways; or,
+        where nobody else has its rows, by its own score."""
+        handout = plan.server.handout() if plan.server is not None else {}
+        return _by_scores(plan, engine, handout) if plan.run.data.own else _by_predictions(plan, engine, handout)
+
+
+def _by_predictions(plan: RunPlan, engine: Engine, handout: Mapping[str, Any]) -> Iterator[Metric]:
+    labels, classes = plan.data.labels, plan.data.classes
+    looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
+    looks += [(list(labels)[-1], way, f"{OWN} {way}") for way in plan.cfg.ways]
+    for on, way, what in looks:
+        seen = look(engine, labels[on], len(classes), on, way, handout)
+        accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
+        for called, group in groups(what, way, plan).items():
+            yield from spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
+        if what == GLOBAL:
+            yield "loss mean", float(seen.loss.mean()), ""
+            if np.isfinite(seen.agreement):
+                yield "agreement", seen.agreement, ""
+            yield from recalls(classes, seen.recall)
+
+
+def _by_scores(plan: RunPlan, engine: Engine, handout: Mapping[str, Any]) -> Iterator[Metric]:
+    for way in ("", *plan.cfg.ways):
+        scores = ask(engine, "score", {"on": "own", "way": way, "handout": handout}, check_score)
+        for called, group in groups(f"{OWN} {way}" if way else GLOBAL, way, plan).items():
+            yield from spread(called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name)
+        if not way:
+            yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
+            yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
+
+
+# -- who holds which rows ----------------------------------------------------------------------------------
+
+_Placed = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet, Callable[[int], Mapping[str, Rows]]]
+"""The assignment; the training rows of a client by its number, None for the server, as far as they are here; the rows
+that all hold; and a client's test rows by their names."""
+
+
+def _shared_out(run: RunConfig, files: PrivateData) -> _Placed:
+    """All rows of a data set, in one pool."""
+    dataset, shares = data_of(run, files)
+    public, rows = public_hash(dataset, shares), rows_of(dataset, run.engine.device)
+    test, y = rows(shares.test), dataset.y
+    labels = {"test": [y[shares.test]] * len(shares.shards), "own": [y[part] for part in shares.own_test]}
+    labels = {on: parts for on, parts in labels.items() if all(map(len, parts))}
+    content = digest(f"{dataset.x.dtype.str}{dataset.x.shape}{public}", y, sample(dataset.x))
+    data = DataAssignment(
+        name=dataset.name,
+        classes=dataset.classes,
+        digest=content,
+        common=content,
+        public_digest=public,
+        schema=lambda _: schema(dataset.kind, dataset.input_shape, dataset.classes, dataset.columns),
+        describe=lambda: {
+            "counts": describe(y, shares.shards, dataset.classes).counts.tolist(),
+            "public": len(shares.public),
+            "public_sha256": public,
+            "server": len(shares.server),
+            "server_sha256": digest("", shares.server.astype("<i8")) if len(shares.server) else None,
+        },
+        labels=labels,
+        own_chances=np.array([np.bincount(y).max() / len(y) for y in labels["own"]]) if "own" in labels else None,
+        dataset=dataset,
+        split=shares,
+        server_rows=shares.server,
+    )
+    return (
+        data,
+        lambda n: rows(shares.shards[n]) if n is not None else rows(shares.server) if len(shares.server) else None,
+        PublicSet(rows(shares.public), run.seed, public),
+        lambda n: {"test": test, "own": rows(shares.own_test[n])},
+    )
+
+
+def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Placed:
+    """The own rows of the party that is here, number `at`, or of the server; and what all hold.
+
+    Columns of a table are scaled by the rows that all hold; without, each party's by its own training rows.
+
+    Raises:
+        ConfigError: a file is missing that the run needs here.
+        DataError: the rows are not of the run's form, or too few.
+    """
+    assert run.data.form is not None
+    form, name, device = run.data.form.form(), run.data.name, run.engine.device
+    public = _public(run, files, form)
+    own = None if files.rows is None or (at is None and not run.data.server) else read_rows(files.rows, form, name)
+    if own is None and (at is not None or run.data.server):
+        whose = "the server" if at is None else f"party {at}"
+        raise ConfigError(f"data.{name}: name the file with the rows of {whose} here, as rows")
+    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at)
+    shift, scale = form.scaling(public if len(public) else None if own is None else own.x[train])
+    known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
+    mine, tests = None, {}
+    if own is not None:
+        own = replace(own, shift=shift, scale=scale)
+        rows = rows_of(own, device)
+        mine, tests = rows(train), {"own": rows(test)}
+    of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
+    server = rows_hash(own.x) if own is not None and server_rows else ""
+    about = schema(form.kind, form.input_shape, form.classes, form.columns)
+    common = digest(f"{about}\n{of_public}")
+    data = DataAssignment(
+        name=name,
+        classes=form.classes,
+        digest=digest(f"{common}\n{server}"),
+        common=common,
+        public_digest=of_public,
+        schema=lambda _: about,
+        describe=lambda: {
+            "apart": run.data.clients,
+            "public": len(public),
+            "public_sha256": of_public,
+            "server": server_rows,
+            "server_sha256": server or None,
+        },
+        dataset=own or known,
+        server_rows=train,
+    )
+    return (
+        data,
+        lambda n: mine if n == at else None,
+        PublicSet(_unlabelled(public, known, device), run.seed, of_public),
+        lambda n: tests if n == at else {},
+    )
+
+
+def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
+    """The rows (n, ...) that all hold, or the first `data.public` of them."""
+    if files.public is None or run.data.public == 0:
+        return np.empty((0, *form.input_shape), np.uint8 if form.kind == "image" else np.float32)
+    found = read_public(files.public, form)
+    if run.data.public is not None and run.data.public > len(found):
+        raise DataError(f"{files.public} must hold {run.data.public} rows (data.public), but has {len(found)}.")
+    return found[: run.data.public]
+
+
+def _held_out(run: RunConfig, own: Dataset, at: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """A party's rows to train on and to be tested on. The server trains on all of its."""
+    if at is None:
+        return np.arange(len(own.y)), np.arange(0)
+    data = run.data
+    every, test = hold_out(own.y, own.test, seed=run.seed, fraction=data.test_fraction, limit=data.test_rows)
+    train = np.setdiff1d(np.arange(len(own.y)), every)
+    if not len(train) or not len(test):
+        raise DataError(f"{len(own.y)} rows are too few to train on some and be tested on others; add more.")
+    return train, test
+
+
+def rows_of(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
+    """A function that gives some rows (n,) of the data set, all from one pool on this device."""
+    every = _unlabelled(dataset.x, dataset, device)
+    labels = torch.from_numpy(dataset.y).to(device)
+    return lambda which: replace(every, labels=labels, index=torch.from_numpy(which).to(device))
+
+
+def _unlabelled(x: np.ndarray, known: DatasetLike, device: str) -> Rows:
+    """All of some rows (n, ...)."""
+    shape = (-1, *[1] * (x.ndim - 2))  # channels or columns first, then broadcast
+    arrays = (x, np.arange(len(x)), known.shift.reshape(shape), known.scale.reshape(shape))
+    pool, index, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)
+    return Rows(pool, None, index, shift, scale)
+
+
+def data_of(run: RunConfig, files: PrivateData | None = None) -> tuple[Dataset, Split]:
+    """The data set of a run, and who holds which of its rows.
+
+    Args:
+        run: the run.
+        files: what the data set is called here; None for what the run says.
+
+    Raises:
+        DataError: it can't be had or shared out as asked.
+    """
+    data, files = run.data, files or PrivateData()
+    root = files.root or data.root
+    dataset = load(files.set or data.name, root=Path(root) if root else None)
+    server = data.server_rows(len(dataset.train))
+    training = len(dataset.train) - server
+    training = int(training * (1 - data.test_fraction)) if dataset.test is None else training
+    shares = split(
+        dataset,
+        clients=data.clients,
+        seed=run.seed,
+        partition=partition_at(data.partition) if ":" in data.partition else data.partition,
+        options=data.options,
+        server=server,
+        public=min(1000, max(0, training) // 5) if data.public is None else data.public,
+        test_fraction=data.test_fraction,
+        test_rows=data.test_rows,
+        own_test_rows=data.own_test_rows,
+    )
+    # Columns are scaled by the server's rows, the same for all seeds; without, by what everybody holds, or all rows.
+    known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))
+    return dataset.standardised(known), shares

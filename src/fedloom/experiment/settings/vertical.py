@@ -1,0 +1,300 @@
+"""Parties that hold different columns of the same rows: a data set that is cut, or files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom import models
+from fedloom.core import message
+from fedloom.core.context import Rows, Site
+from fedloom.core.engine import Engine, Failure
+from fedloom.core.errors import ConfigError, DataError, MessageError, MethodError
+from fedloom.core.evaluation import decide
+from fedloom.core.method import Method
+from fedloom.core.rng import stream
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.imbalance import describe_parties
+from fedloom.data.party_files import PartyFile
+from fedloom.data.vertical import PartyView, VerticalDataset
+from fedloom.experiment.assignment import DataAssignment, digest, sample, schema
+from fedloom.experiment.config import RunConfig
+from fedloom.experiment.evaluate import GLOBAL, OWN, ask, check_predictions, judge, recalls
+from fedloom.experiment.networks import EXTRACTORS
+from fedloom.experiment.plan import Metric, RunPlan
+from fedloom.experiment.pretrained import PretrainedConfig
+from fedloom.experiment.private import PrivateData
+from fedloom.experiment.settings.attacks import leaks
+
+PARTIES = 4
+"""How many parties share the columns of a data set where nothing is said."""
+
+
+class Vertical:
+    """The setting of methods whose parties share rows and not columns. Party 0 runs beside the active party."""
+
+    own_data = "columns.own", "set columns.own=true"
+
+    def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
+        """Refuse settings that mean nothing where parties hold columns: see `Setting`."""
+        for setting, given in (("server", run.data.server), ("unseen", run.data.unseen)):
+            if given:
+                raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it away")
+        if run.pretrained != PretrainedConfig():
+            raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section away")
+        if run.data.own:
+            raise ConfigError(f"data.form: {method.name} shares columns: leave it away, and set columns.own=true")
+        if run.columns.own and "pooled rows" in method.needs:
+            raise ConfigError(f"columns.own: {method.name} needs all rows in one place; leave it away")
+
+    def clients(self, run: RunConfig, nodes: int | None) -> int | None:
+        """One more than nodes; or as many as there are files, or some."""
+        return (run.columns.number() or PARTIES) if nodes is None else nodes + 1
+
+    def server_name(self, plan: RunPlan) -> str:
+        """The active party."""
+        return "active"
+
+    def min_nodes(self, plan: RunPlan, nodes: int) -> int:
+        """All of them."""
+        return nodes
+
+    # -- the plan --------------------------------------------------------------------------------------
+
+    def build(
+        self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
+    ) -> RunPlan:
+        """The plan of a run: see `Setting`. Only the active party's rows have labels."""
+        data, columns = _own_file(run, files, at or 0) if run.columns.own else _cut(run, method, files)
+        pool = run.models.pool or EXTRACTORS[columns.kind]
+        draws = stream(run.seed, "architectures").integers(len(pool), size=columns.parties)
+        architectures = tuple(pool[i] for i in draws)
+        server = Site(
+            id=0,
+            seed=run.seed,
+            parties=columns.parties,
+            classes=len(data.classes),
+            aligned=columns.aligned,
+            device=run.engine.device,
+        )
+        sites = [replace(server, id=m) for m in range(columns.parties)]
+        for m, view in columns.views.items():
+            sites[m] = _site(run, cfg, sites[m], view, architectures[m])
+        if columns.labels is not None:
+            first = columns.views[0]
+            known = np.full(len(first.x), -1)  # an unaligned row has none
+            known[first.aligned] = columns.labels
+            server = replace(server, data=_rows_of(run, first, first.aligned, known))
+        return RunPlan(run, method, cfg, rounds, self, data, architectures, None, server, sites, house=(0,))
+
+    # -- evaluation ------------------------------------------------------------------------------------
+
+    def main_measure(self, plan: RunPlan) -> str:
+        """Of the one answer of all."""
+        return GLOBAL
+
+    def party_measures(self, plan: RunPlan) -> set[str]:
+        """In the method's first way: parties predict together, and alone only in ways that not every method has."""
+        return {f"{GLOBAL} {way}" for way in plan.cfg.ways[:1]}
+
+    def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
+        """The active party's predictions from what all parties contribute, and each party's own in the method's ways;
+        and what attacks find out about labels, if they are asked for."""
+        labels, classes = plan.data.labels, plan.data.classes
+        parts = _contributions(plan, engine, "test")
+        probabilities, y = torch.softmax(decide(plan.server, parts), -1).cpu().numpy(), labels["test"][0]
+        if not np.isfinite(probabilities).all():
+            raise MethodError(
+                "what the parties predict is not finite any more, as their training has diverged: lower params.lr"
+            )
+        found, rare = judge(probabilities, y), np.isin(y, plan.run.columns.rare)
+        yield f"{GLOBAL} mean", found.accuracy, ""
+        yield f"{GLOBAL} std", 0.0, ""
+        yield "loss mean", found.log_loss, ""
+        yield "balanced accuracy", found.balanced, ""
+        if np.isfinite(found.auc):
+            yield "auc", found.auc, ""
+        if rare.any() and not rare.all():  # apart: a mean over both hides that nothing rare is ever found
+            right = probabilities.argmax(1) == y
+            yield "seen accuracy", float(right[~rare].mean()), ""
+            yield "rare recall", float(right[rare].mean()), ""
+        yield from recalls(classes, found.recall)
+        for way in plan.cfg.ways:
+            for on, what in {"test": GLOBAL, "own": OWN}.items():
+                if on not in labels:
+                    continue
+                replies = ask(engine, "predictions_alone", {"on": on}, check_predictions(labels[on]), every=True)
+                each = [
+                    float((reply["predicted"].cpu().numpy() == y).mean())
+                    for reply, y in zip(replies.values(), labels[on], strict=True)
+                ]
+                yield from ((f"{what} {way}", value, engine.name(i)) for i, value in zip(replies, each, strict=True))
+                yield f"{what} {way} mean", float(np.mean(each)), ""
+        if plan.run.evaluate.attacks is not None:
+            yield from leaks(plan, _contributions(plan, engine, "aligned"), engine.name)
+
+
+def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
+    """What all parties contribute for the rows named `on`: at nodes it must be like that of the colocated party."""
+
+    def check(i: int, parts: Mapping[int, Any]) -> None:
+        message.check_finite(parts[i])
+        colocated = parts[plan.house[0]]
+        if not isinstance(colocated, Failure) and (got := message.describe(parts[i])) != message.describe(colocated):
+            raise MessageError(f"expected {message.describe(colocated)}, got {got}")
+
+    return ask(engine, "contribution", {"on": on}, check, every=True)
+
+
+# -- who holds which columns -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """The columns that are here: of so many parties the views by number, how many rows are aligned, and their classes
+    (N_a,), where the labels are here."""
+
+    kind: str
+    parties: int
+    aligned: int
+    labels: np.ndarray | None
+    views: Mapping[int, PartyView]
+
+
+def _cut(run: RunConfig, method: Method, files: PrivateData) -> tuple[DataAssignment, _Columns]:
+    """All parties' columns."""
+    parties = parties_of(run, files, pooled="pooled rows" in method.needs)
+    views, nothing = parties.views, digest("")
+    truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
+    own = {"own": truths} if len(truths) == len(views) else {}
+    rows = [part for v in views for part in (v.aligned, v.unaligned, v.test, v.shift, v.scale, sample(v.x))]
+    content = digest(f"{[v.x.shape for v in views]}", parties.labels, parties.test_labels, *rows)
+    data = DataAssignment(
+        name=parties.name,
+        classes=parties.classes,
+        digest=content,
+        common=content,
+        public_digest=nothing,
+        schema=lambda m: schema(parties.kind, views[m].input_shape, parties.classes),
+        describe=lambda: {"parties": describe_parties(parties), "public": 0, "public_sha256": nothing},
+        labels={"test": [parties.test_labels] * len(views), **own},
+        parties=parties,
+    )
+    return data, _Columns(parties.kind, len(views), len(parties.labels), parties.labels, dict(enumerate(views)))
+
+
+def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssignment, _Columns]:
+    """The columns of the party that is here, of the people that were matched. Nobody else knows what they are.
+
+    Raises:
+        ConfigError: nothing was matched, or no file is named here.
+        DataError: the file can't be used.
+    """
+    matched, label, name = files.matched, run.columns.label or "", run.data.name
+    if files.rows is None:
+        raise ConfigError(f"data.{name}: name the file with the columns of party {party} here, as rows")
+    if matched is None:
+        raise ConfigError("columns.own: whose rows are the same person's is found out by the net engine: --engine net")
+    id = files.id or str(run.columns.id)
+    held = PartyFile.passive(files.rows, id, label) if party else PartyFile.active(files.rows, id, label)
+    everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
+    if len(everybody) and int(everybody.max()) >= len(held.ids):
+        raise DataError(f"{files.rows} has fewer rows than were matched: begin the run anew.")
+    view, nothing = held.view(matched.aligned, matched.unaligned, matched.test, None), digest("")
+    aligned, test, count = len(matched.aligned), len(matched.test), matched.classes
+    classes = held.classes or tuple(map(str, range(count)))  # elsewhere than where the labels are, numbers
+    truth = () if party else (held.labels[matched.aligned], held.labels[matched.test])
+    common = digest(f"{matched.mark}\n{count} {aligned} {test}")
+    data = DataAssignment(
+        name=name,
+        classes=classes,
+        digest=digest(common, *truth, view.aligned, view.unaligned, view.test, sample(view.x)),
+        common=common,
+        public_digest=nothing,
+        schema=lambda _: {"kind": "table", "classes": count, "aligned": aligned, "test": test},
+        describe=lambda: {
+            "parties": _described(name, classes, view, truth, matched.others),
+            "public": 0,
+            "public_sha256": nothing,
+        },
+        labels={"test": [truth[1]] * run.data.clients} if truth else {},
+    )
+    return data, _Columns("table", run.data.clients, aligned, truth[0] if truth else None, {party: view})
+
+
+def _described(
+    name: str, classes: tuple[str, ...], view: PartyView, truth: tuple[np.ndarray, ...], others: tuple[int, ...]
+) -> dict[str, Any]:
+    """The columns of the active party, and how many rows the others have."""
+    encoder = TableEncoder.from_dict(view.recipe)
+    unknown = {"unaligned_counts": None, "gamma": None, "classes_held": None, "mid": None, "cosine": None}
+    rows = {"aligned": len(view.aligned), "test": len(view.test), **unknown}
+    mine = {"name": view.name, "input_shape": list(view.input_shape), "columns": list(encoder.names)}
+    parties = [{**mine, "dropped": list(encoder.dropped), "unaligned": len(view.unaligned), **rows}]
+    for m, unaligned in enumerate(others, 1):
+        theirs: dict[str, Any] = {"name": f"party-{m}", "input_shape": [], "columns": None, "dropped": None}
+        parties.append({**theirs, "unaligned": unaligned, **rows})
+    aligned, test = (np.bincount(y, minlength=len(classes)).tolist() for y in truth)
+    return {
+        "name": name,
+        "kind": "table",
+        "classes": list(classes),
+        "aligned_counts": aligned,
+        "test_counts": test,
+        "parties": parties,
+        "all": {"gamma": None, "classes_held": None, "mid": None, "weighted_cosine": None},
+    }
+
+
+def _site(run: RunConfig, cfg: Any, site: Site, view: PartyView, architecture: str) -> Site:
+    """What a party that holds these columns has."""
+    own = {"own": _rows_of(run, view, view.unaligned)} if len(view.unaligned) and not run.columns.own else {}
+    return replace(
+        site,
+        data=_rows_of(run, view, np.concatenate([view.aligned, view.unaligned])),
+        network=partial(
+            models.build,
+            architecture,
+            view.input_shape,
+            cfg.learnt,
+            norm=run.models.norm,
+            seed=int(stream(run.seed, "initial weights", site.id).integers(2**31)),
+        ),
+        tests={"test": _rows_of(run, view, view.test), **own},
+    )
+
+
+def _rows_of(run: RunConfig, view: PartyView, which: np.ndarray, labels: np.ndarray | None = None) -> Rows:
+    """Some rows (n,) of a party's columns."""
+    level = (-1, *[1] * (view.x.ndim - 2))
+    arrays = (view.x, which, view.shift.reshape(level), view.scale.reshape(level))
+    pool, index, shift, scale = (torch.from_numpy(a).to(run.engine.device) for a in arrays)
+    return Rows(pool, None if labels is None else torch.from_numpy(labels).to(pool.device), index, shift, scale)
+
+
+def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool = False) -> VerticalDataset:
+    """What each party of a vertical federation holds.
+
+    Args:
+        run: the run.
+        files: see `data_of`.
+        pooled: whether every row of every party counts as aligned and labelled.
+
+    Raises:
+        DataError, ConfigError: it can't be had or shared out as asked.
+    """
+    data, files = run.data, files or PrivateData()
+    return run.columns.parties(
+        files.set or data.name,
+        parties=data.clients,
+        seed=run.seed,
+        root=files.root or data.root,
+        test_fraction=data.test_fraction,
+        test_rows=data.test_rows,
+        pooled=pooled,
+    )
