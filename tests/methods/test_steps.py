@@ -119,6 +119,17 @@ def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, b
         assert torch.allclose(b["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
 
 
+@pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
+def test_predictions_may_use_the_statistics_of_the_rows_asked_about(batched: bool) -> None:
+    toy = Toy(GOSSIP, make=lambda _: common(norm=True), batch_size=8, batchnorm="batch", batched=batched).run(1)
+    party, module = toy.party(1), common(norm=True)
+    module.load_state_dict({**party.params, **party.buffers})
+    x = party.site.tests["test"].every
+    found = toy.engine.call([0, 1], "predictions", {"on": "test"}, None, None)[1]
+    assert torch.equal(found["predicted"], module.train()(x).argmax(-1))  # type: ignore[index,call-overload]
+    assert not torch.allclose(party.infer(x), module.eval()(x), atol=1e-3)
+
+
 # -- what others may see ---------------------------------------------------------------------------------
 
 

@@ -93,9 +93,13 @@ class Party(Generic[ConfigT]):
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs (n, ...), constants. A page overrides this where others are evaluated: logits of a
-        network that outputs features, or those of a black box."""
-        return self.net.infer(x)
+        """Evaluation-mode outputs (n, ...), constants. BatchNorm takes its running statistics, or those of `x` where
+        the config has `batchnorm = "batch"`.
+
+        A page overrides this where others are evaluated: logits of a network that outputs features, or those of a
+        black box.
+        """
+        return self.net.infer(x, batch_statistics=getattr(self.cfg, "batchnorm", "own") == "batch")
 
     def forward(self, x: Tensor) -> Tensor:
         """Training-mode outputs (B, ...), constants to send; `descend(x, …)` may follow."""

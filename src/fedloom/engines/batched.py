@@ -301,7 +301,7 @@ def _footprint(party: Party[Any]) -> int:
         leaves = [m for m in party.net.module.modules() if not list(m.children())]
         hooks = [m.register_forward_hook(lambda _, __, out: sizes.append(_nbytes(out))) for m in leaves]
         try:
-            party.infer(rows.x(torch.zeros(1, dtype=torch.int64, device=rows.index.device)))
+            party.net.infer(rows.x(torch.zeros(1, dtype=torch.int64, device=rows.index.device)))
         finally:
             for hook in hooks:
                 hook.remove()

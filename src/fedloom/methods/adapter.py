@@ -135,10 +135,6 @@ class Adapter(Party[ConfigT]):
             self.adopt(handout)  # type: ignore[arg-type]
         self.adapt(self.cfg.steps_of(way))
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Outputs (n, ...), constants; see `AdapterConfig.batchnorm`."""
-        return self.net.infer(x, batch_statistics=self.cfg.batchnorm == "batch")
-
 
 def after(steps: int) -> str:
     """What the evaluation after so many steps is called."""

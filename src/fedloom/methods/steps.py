@@ -298,8 +298,8 @@ def prepare(party: Party[Any], way: str, handout: Mapping[str, Tree]) -> None:
 
 
 def infer(party: Party[Any], x: Tensor) -> Tensor:
-    """Outputs (n, ...) in evaluation mode, with BatchNorm's statistics as `batchnorm` says."""
-    return party.net.infer(x, batch_statistics=party.cfg.batchnorm == "batch")
+    """Outputs (n, ...) of the party's network in evaluation mode."""
+    return Party.infer(party, x)
 
 
 # -- averaging among peers -----------------------------------------------------------------------------------------

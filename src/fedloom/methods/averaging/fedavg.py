@@ -63,10 +63,6 @@ class FedAvgClient(Party[FedAvgConfig]):
         """Before an evaluation: load the server's weights; adapt or fine-tune them."""
         steps.prepare(self, way, handout)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 @final
 class FedAvgServer(Party[FedAvgConfig]):

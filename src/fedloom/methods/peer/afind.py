@@ -181,10 +181,6 @@ class AfindPeer(Party[AfindConfig]):
         """Before an evaluation: adapt or fine-tune."""
         steps.prepare(self, way, handout)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
     """ln Σ_j exp(-F̃_j / T) () of smoothed losses (n,), or ln n where weights are equal."""

@@ -164,10 +164,6 @@ class DisPFLPeer(Party[DisPFLConfig]):
         if way == steps.TUNED:
             self.train_masked(steps.tuning_epochs(self))
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 # -- masks ----------------------------------------------------------------------------------------------
 

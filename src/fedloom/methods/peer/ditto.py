@@ -143,10 +143,6 @@ class DittoPeer(Party[DittoConfig]):
         if way == steps.TUNED:
             steps.fine_tune(self)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""

@@ -163,10 +163,6 @@ class FedericoPeer(Party[FedericoConfig]):
         """Before an evaluation: adapt or fine-tune."""
         steps.prepare(self, way, handout)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
     """New ln π (k,) and ln r (k, n) from ln π (k,) and losses (k, n). The sum of π stays."""

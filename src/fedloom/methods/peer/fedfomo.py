@@ -166,10 +166,6 @@ class FedFomoPeer(Party[FedFomoConfig]):
         if way == steps.TUNED:
             self.train_kept(steps.tuning_epochs(self))
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 # -- the equations ------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Any, final
 
 from pydantic import Field
-from torch import Tensor
 
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
@@ -61,10 +60,6 @@ class GossipPeer(Party[GossipConfig]):
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune."""
         steps.prepare(self, way, handout)
-
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:

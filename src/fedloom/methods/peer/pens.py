@@ -135,10 +135,6 @@ class PensPeer(Party[PensConfig]):
         """Before an evaluation: adapt or fine-tune."""
         steps.prepare(self, way, handout)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 def lowest(losses: Tensor, top: int) -> list[int]:
     """The places of the `top` lowest of losses (n,), rising; of equal ones the first. NaN is the highest."""
