@@ -111,7 +111,7 @@ def test_nobody_in_common_is_said(fedloom: Callable[..., str], tmp_path: Path) -
         (["clinic.csv", "lab.csv", *IDS, "--id", "third"], "once for each of the 2, not 3 times"),
         (["clinic.csv", "nowhere.csv", "--id", "patient"], "there is no file nowhere.csv"),
         (["clinic.csv", "x/clinic.csv", "--id", "patient"], "more than one is called clinic"),
-        (["clinic.csv", "lab.csv", *IDS, "--backend", "open"], "the backend is openmined or plain, not 'open'"),
+        (["clinic.csv", "lab.csv", *IDS, "--backend", "open"], "the backend must be openmined or plain, not 'open'"),
         (["clinic.csv", "lab.csv"], "--id"),
     ],
 )

@@ -149,11 +149,11 @@ def test_ids_that_no_file_holds_do_no_harm() -> None:
 @pytest.mark.parametrize(
     ("lists", "options", "text"),
     [
-        ([["a"]], {}, "two parties or more, not 1"),
+        ([["a"]], {}, "at least 2 parties, not 1"),
         ([["a"], ["a"]], {"backend": "openmind"}, "openmined or plain, not 'openmind'"),
-        ([["a"], ["a"]], {"names": ["x", "x"]}, "as many different names"),
-        ([["a"], ["a"]], {"names": ["x"]}, "as many different names"),
-        ([["a"], ["a"]], {"key": b"short"}, "16 bytes or more, not 5"),
+        ([["a"], ["a"]], {"names": ["x", "x"]}, "2 different names, not x"),
+        ([["a"], ["a"]], {"names": ["x"]}, "2 different names, not x"),
+        ([["a"], ["a"]], {"key": b"short"}, "at least 16 bytes, not 5"),
         ([["a"], ["a"]], {"shard": 0}, "1 to 100,000 ids, not 0"),
         ([["a"], ["a"]], {"shard": 100_001}, "1 to 100,000 ids, not 100,001"),
     ],

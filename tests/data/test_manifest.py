@@ -69,7 +69,7 @@ def test_from_folders_to_parties(folder: Path) -> None:
         "split": "test",
     }
     assert {row["label"] for row in rows if row["party"] == "1"} == {""}
-    with pytest.raises(DataError, match="is there already; replace it with force=True"):
+    with pytest.raises(DataError, match="exists already; replace it with force=True"):
         make_manifest(folder, views_to_party=2)
     assert make_manifest(folder, views_to_party=2, force=True) == rows
     parties = manifest(folder / "manifest.csv", seed=0, size=4)
@@ -129,7 +129,7 @@ def test_an_object_that_lacks_a_view_is_not_the_partys(folder: Path, caplog: pyt
     parties = manifest(folder / "manifest.csv", seed=0, size=4)
     assert objects(parties, 0, "unaligned") == [1] and objects(parties, 1, "unaligned") == [3]
     assert len(parties.labels) == 14 and [view.x.shape[1] for view in parties.views] == [2, 2]
-    assert len(caplog.records) == 1 and "2 of 40 objects at parties lack a view there" in caplog.text
+    assert len(caplog.records) == 1 and "2 of 40 objects lack a view at a party" in caplog.text
     edit(folder / "manifest.csv", lambda rows: [row | {"view": row["sample_id"] + row["view"]} for row in rows])
     with pytest.raises(DataError, match="parties that have all their views of no object: 2, such as 0, 1"):
         manifest(folder / "manifest.csv", seed=0, size=4)
@@ -195,12 +195,15 @@ def test_a_party_without_rows(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views_to_party": 3}, "4 views .* can't be shared out"),
-        ({"views_to_party": 4}, "can't be shared out"),
+        ({"views_to_party": 3}, "4 views .* can't be divided"),
+        ({"views_to_party": 4}, "can't be divided"),
         ({"views_to_party": {"001": 0}}, "lacks .'002', '003', '004'"),
-        ({"pattern": "("}, "no regular expression"),
+        ({"pattern": "("}, "not a valid regular expression"),
         ({"pattern": ".*"}, "named groups"),
-        ({"pattern": r"(?P<sample>lamp_\d+)_\d+_\d+_(?P<view>\d+).png"}, "does not fit: 40, such as flower_pot"),
+        (
+            {"pattern": r"(?P<sample>lamp_\d+)_\d+_\d+_(?P<view>\d+).png"},
+            "do not match the pattern: 40, such as flower_pot",
+        ),
     ],
 )
 def test_what_cannot_be_listed(folder: Path, options: dict[str, Any], message: str) -> None:

@@ -74,10 +74,7 @@ def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
         "aligned_counts": np.bincount(parties.labels, minlength=number).tolist(),
         "test_counts": np.bincount(parties.test_labels, minlength=number).tolist(),
         "parties": [_party(view, row, whole) for view, row in zip(parties.views, counts, strict=True)],
-        "all": {
-            **_measures(whole),
-            "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known)),
-        },
+        "all": {**_measures(whole), "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known))},
     }
 
 
@@ -101,11 +98,7 @@ def _party(view: PartyView, counts: np.ndarray | None, whole: np.ndarray | None)
 def _measures(counts: np.ndarray | None) -> dict[str, float | int | None]:
     if counts is None:
         return {"gamma": None, "classes_held": None, "mid": None}
-    return {
-        "gamma": ratio(counts),
-        "classes_held": int((counts > 0).sum()),
-        "mid": imbalance_degree(counts),
-    }
+    return {"gamma": ratio(counts), "classes_held": int((counts > 0).sum()), "mid": imbalance_degree(counts)}
 
 
 def _shares(counts: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -37,7 +37,7 @@ _Files: TypeAlias = Mapping[int, Mapping[str, Mapping[str, Path]]]
 
 
 class _Problems:
-    """What is wrong with many rows: told in one error, with counts and examples."""
+    """Problems of many rows, reported in one error with counts and examples."""
 
     def __init__(self) -> None:
         self.found: dict[str, list[str]] = defaultdict(list)
@@ -48,12 +48,12 @@ class _Problems:
     def raise_any(self, where: Path) -> None:
         lines = [f"{what}: {len(examples)}, such as {', '.join(examples[:3])}" for what, examples in self.found.items()]
         if lines:
-            raise DataError("\n".join([f"{where} can't be used; mend these:", *lines]))
+            raise DataError("\n".join([f"{where} can't be used; correct these:", *lines]))
 
 
 @dataclass(frozen=True, eq=False)
 class _Listing:
-    """A manifest that was found sound."""
+    """A valid manifest."""
 
     files: list[dict[str, dict[str, Path]]]
     """For each party, object -> view -> file."""
@@ -99,11 +99,8 @@ def manifest(
     y, classes = class_numbers([listing.labels[name] for name in names], f"Column 'label' of {path}")
     numbers = dict(zip(names, y.tolist(), strict=True))
     everywhere = set(names).intersection(*listing.files)
-    if listing.test is not None:
-        useless = {name for name in listing.test if name not in everywhere or numbers[name] < 0}
-        held = [sorted(set(files) - useless) for files in listing.files]
-    else:
-        held = [sorted(files) for files in listing.files]
+    useless = {name for name in listing.test or () if name not in everywhere or numbers[name] < 0}
+    held = [sorted(set(files) - useless) for files in listing.files]
     shared = sorted(everywhere.intersection(*held))
     places = [{name: row for row, name in enumerate(objects)} for objects in held]
     roles = split_parties(
@@ -152,53 +149,54 @@ def make_manifest(
     target: Path | None = None,
     force: bool = False,
 ) -> list[dict[str, str]]:
-    """List the pictures in `<root>/<class>/{train,test}/` and write the manifest.
+    """List the pictures in `<root>/<class>/{train,test}/` and write the manifest, for simulations.
 
-    It is for simulations: an object's `sample_id` is a number that says nothing of it, and only party 0's rows have
-    labels, but each picture's path still names its class.
+    An object's `sample_id` is an opaque number, and only party 0's rows have labels, but paths still name the class.
 
     Args:
         root: the folder of the class folders.
-        pattern: a regular expression that a whole file name fits, with the groups `sample` (one object of its
+        pattern: a regular expression that matches whole file names, with the groups `sample` (one object of its
             class) and `view`.
         views_to_party: view -> party, or how many consecutive views, in order, each party has.
         target: the CSV file; None: `<root>/manifest.csv`.
-        force: replace a file that is there.
+        force: replace an existing file.
 
     Returns:
-        The rows, as they are written.
+        The rows of the file.
 
     Raises:
-        DataError: the pattern lacks a group, files don't fit it, views can't be shared out, or the target is there.
+        DataError: the pattern lacks a group, files don't match it, views can't be divided, or the target exists.
     """
     root = Path(root)
     target = root / "manifest.csv" if target is None else Path(target)
     if target.exists() and not force:
-        raise DataError(f"{target} is there already; replace it with force=True, or choose another target.")
+        raise DataError(f"{target} exists already; replace it with force=True, or choose another target.")
     try:
         fits = re.compile(pattern)
     except re.error as error:
-        raise DataError(f"The pattern {pattern!r} is no regular expression ({error}).") from error
+        raise DataError(f"The pattern {pattern!r} is not a valid regular expression ({error}); correct it.") from error
     if not {"sample", "view"} <= set(fits.groupindex):
         raise DataError(f"The pattern {pattern!r} must have the named groups (?P<sample>...) and (?P<view>...).")
     problems, found = _Problems(), []
     for file in sorted(file for split in ("train", "test") for file in root.glob(f"*/{split}/*") if is_image(file)):
         match = fits.fullmatch(file.name)
         if match is None:
-            problems.add("file names that the pattern does not fit", file.relative_to(root))
+            problems.add("file names that do not match the pattern", file.relative_to(root))
         else:
             found.append((file, match["sample"], match["view"]))
     problems.raise_any(root)
     if not found:
         raise DataError(f"{root} must hold PNG or JPEG files in <class>/train or <class>/test, but holds none.")
-    parties = _share_views({view for _, _, view in found}, views_to_party)
-    numbers = _opaque({(file.parent.parent.name, sample) for file, sample, _ in found})
+    parties = _assign_views({view for _, _, view in found}, views_to_party)
+    objects = {(file.parent.parent.name, sample) for file, sample, _ in found}
+    # Numbers that are the same each time, in whose order classes are mixed.
+    mixed = sorted(objects, key=lambda names: hashlib.sha256("/".join(names).encode()).digest())
+    numbers = {names: f"{number:0{len(str(len(mixed)))}}" for number, names in enumerate(mixed)}
     rows = []
     for file, sample, view in found:
-        split, label = file.parent.name, file.parent.parent.name
-        place = Path(os.path.relpath(file, target.parent)).as_posix()
-        party = parties[view]
-        values = (numbers[label, sample], str(party), view, place, label if party == 0 else "", split)
+        split, label, party = file.parent.name, file.parent.parent.name, parties[view]
+        path = Path(os.path.relpath(file, target.parent)).as_posix()
+        values = (numbers[label, sample], str(party), view, path, label if party == 0 else "", split)
         rows.append(dict(zip((*COLUMNS, "split"), values, strict=True)))
     rows.sort(key=lambda row: (row["sample_id"], int(row["party"])))  # files come class by class
     with target.open("w", newline="", encoding="utf-8") as file_out:
@@ -206,12 +204,6 @@ def make_manifest(
         writer.writeheader()
         writer.writerows(rows)
     return rows
-
-
-def _opaque(objects: set[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """(class, sample) -> a number, the same each time, in whose order classes are mixed."""
-    mixed = sorted(objects, key=lambda names: hashlib.sha256("/".join(names).encode()).digest())
-    return {names: f"{number:0{len(str(len(mixed)))}}" for number, names in enumerate(mixed)}
 
 
 def _read(path: Path) -> _Listing:
@@ -251,7 +243,12 @@ def _read(path: Path) -> _Listing:
     }
     _check_files(files, whole, problems)
     problems.raise_any(path)
-    _tell_incomplete(path, files, whole)
+    lacking = [(sample, party) for party in sorted(files) for sample in files[party] if sample not in whole[party]]
+    if lacking:
+        logging.getLogger("fedloom").warning(
+            "%s: %d of %d objects lack a view at a party, such as %s at party %d; those parties count as not having "
+            "them", path, len(lacking), sum(map(len, files.values())), *lacking[0],
+        )  # fmt: skip
     test = {sample for sample, split in parts.items() if "test" in split}
     return _Listing(
         [whole[party] for party in sorted(files)],
@@ -262,7 +259,7 @@ def _read(path: Path) -> _Listing:
 
 
 def _check_files(files: _Files, whole: _Files, problems: _Problems) -> None:
-    """Whether each party is there, with all its views of some objects, and each picture lies where it should."""
+    """Check that every party has rows and all its views of some objects, and that every picture exists."""
     for party in set(range(max([*files, 1]) + 1)) - set(files):
         problems.add("parties without rows (they are numbered 0, 1, ...)", party)
     for party, objects in files.items():
@@ -273,42 +270,29 @@ def _check_files(files: _Files, whole: _Files, problems: _Problems) -> None:
                 problems.add("files that are missing", file)
 
 
-def _tell_incomplete(path: Path, files: _Files, whole: _Files) -> None:
-    lacking = [(sample, party) for party in sorted(files) for sample in files[party] if sample not in whole[party]]
-    if lacking:
-        logging.getLogger("fedloom").warning(
-            "%s: %d of %d objects at parties lack a view there, such as %s at party %d; those parties count as not "
-            "having them", path, len(lacking), sum(map(len, files.values())), *lacking[0],
-        )  # fmt: skip
-
-
 def _in_order(views: set[str]) -> list[str]:
     """Numbers by size, then other names as text."""
     return sorted(views, key=lambda view: (not view.isdecimal(), int(view) if view.isdecimal() else 0, view))
 
 
-def _share_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str, int]:
+def _assign_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str, int]:
     """View -> party."""
     names = _in_order(views)
     if isinstance(shares, int):
         if shares < 1 or len(names) % shares or len(names) < 2 * shares:
             raise DataError(
-                f"{len(names)} views {names[:20]} can't be shared out to 2 or more parties, {shares} to each; say "
-                "which view is whose with views_to_party."
+                f"{len(names)} views {names[:20]} can't be divided among 2 or more parties, {shares} each; map "
+                "each view to its party with views_to_party."
             )
         return {name: place // shares for place, name in enumerate(names)}
     lacking = [name for name in names if name not in shares]
     if lacking:
-        raise DataError(f"Each view needs a party, but views_to_party lacks {lacking[:20]}.")
+        raise DataError(f"Each view needs a party, but views_to_party lacks {lacking[:20]}; add them.")
     return {name: int(shares[name]) for name in names}
 
 
 def _view(
-    name: str,
-    parts: Sequence[Sequence[Mapping[str, Path]]],
-    views: list[str],
-    size: int,
-    truth: np.ndarray | None,
+    name: str, parts: Sequence[Sequence[Mapping[str, Path]]], views: list[str], size: int, truth: np.ndarray | None
 ) -> PartyView:
     """One party's pictures: those of aligned, unaligned and test objects."""
     files = [objects[view] for part in parts for objects in part for view in views]

@@ -83,12 +83,7 @@ def dirichlet(
 
 
 def dirichlet_classwise(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    alpha: float = 0.5,
-    min_rows: int = 1,
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float = 0.5, min_rows: int = 1
 ) -> list[np.ndarray]:
     """Each class k is shared out by its own p_k ~ Dir(alpha, ..., alpha) over the clients; every row is
     handed out.
@@ -133,12 +128,7 @@ def pathological(
 
 
 def groups(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    number: int = 5,
-    rows: int | None = None,
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, number: int = 5, rows: int | None = None
 ) -> list[np.ndarray]:
     """Clients in so many groups, one after the other and as even as can be; each group has classes of its own.
 
@@ -206,12 +196,7 @@ def _to_holders(queues: list[np.ndarray], holders: list[list[int]], clients: int
 
 
 def random_classes(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    classes: int = 2,
-    rows: int = 20,
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, classes: int = 2, rows: int = 20
 ) -> list[np.ndarray]:
     """Each client holds D ~ U{rows, ..., 2 rows} rows, evenly of `classes` random classes, as in AugFL, section VI-A.
 
@@ -247,12 +232,7 @@ def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.n
 
 
 def natural(
-    labels: np.ndarray,
-    clients: int,
-    rng: np.random.Generator,
-    *,
-    groups: np.ndarray | None,
-    min_rows: int = 1,
+    labels: np.ndarray, clients: int, rng: np.random.Generator, *, groups: np.ndarray | None, min_rows: int = 1
 ) -> list[np.ndarray]:
     """Each client is one owner of rows, such as a writer; which ones is random if there are more than wanted.
 

@@ -102,13 +102,7 @@ def from_files(
         numbers[rows] = y[common[0]]
     known[0] = y
     roles = split_parties(
-        common,
-        known,
-        seed=seed,
-        aligned=aligned,
-        test_fraction=test_fraction,
-        test_rows=test_rows,
-        balanced=False,
+        common, known, seed=seed, aligned=aligned, test_fraction=test_fraction, test_rows=test_rows, balanced=False
     )
     views = []
     for party, own in enumerate(held):

@@ -1,4 +1,4 @@
-"""A known data set split among the parties of a vertical federation, each of which sees a part of every row."""
+"""A simulated vertical federation: a data set cut among parties that each hold a part of every row's columns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import typed
 from fedloom.data.image_grid import crop_cells, default_grid, grid_cells
 from fedloom.data.sources import load_raw
-from fedloom.data.split import hold_out
+from fedloom.data.split import check_settings, hold_out
 from fedloom.data.tables import RawTable
 from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
-from fedloom.data.vertical_split import deal_unaligned, first_rows, line_up, mixes
+from fedloom.data.vertical_split import alignment_order, deal_unaligned, first_rows, mixes
 
 
 def simulate(
@@ -39,12 +39,12 @@ def simulate(
     test_rows: int | None = None,
     everything: bool = False,
 ) -> VerticalDataset:
-    """Split a data set that is known, or one's own, among parties that each see a part of every row.
+    """Cut a data set among parties that each hold a part of every row's columns.
 
-    Images are cut into a grid of cells, and columns into blocks; party m holds `held` of them from number m on, round
-    the end, so that neighbours share some. Every draw has a stream of its own: neither the number of parties nor that
-    of aligned rows moves the test rows, which are those of `fedloom.data.split`; and 200 aligned rows are the first
-    of 600. Unaligned rows are different people at each party, none of them aligned or tested.
+    Images are cut into a grid of cells, and columns into blocks; party m holds `held` of them from number m on,
+    cyclically, so that neighbours share some. Every draw has a random stream of its own: neither the number of parties
+    nor that of aligned rows changes the test rows, which are those of `fedloom.data.split`; and 200 aligned rows are
+    the first of 600. Unaligned rows are different people at each party, none of them aligned or tested.
 
     Args:
         name: as for `fedloom.data.sources.load`.
@@ -73,14 +73,21 @@ def simulate(
     data = load_raw(name, root=root)
     held = held if held is not None else min(2, parties - 1)
     ratios = [float(value) for value in ratio] if isinstance(ratio, Sequence) else [float(ratio)] * parties
-    limits = {"aligned": aligned, "unaligned": unaligned, "rare_rows": rare_rows, "test_rows": test_rows}
-    _check_numbers(limits, parties=parties, test_fraction=test_fraction, official=data.test is not None)
+    drawn = data.test is None
+    check_settings(
+        (aligned >= 1, "aligned", "at least 1", aligned),
+        (unaligned is None or unaligned >= 0, "unaligned", "at least 0", unaligned),
+        (rare_rows >= 0, "rare_rows", "at least 0", rare_rows),
+        (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
+        (parties >= 2, "parties", "at least 2", parties),
+        (not drawn or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+    )
     _check_classes(data.classes, ratios, parties=parties, majority=majority, rare=rare)
     hold = _cells(data, parties, held, grid) if isinstance(data, Dataset) else _blocks(data, parties, held, grid, seed)
     whole, test = hold_out(data.y, data.test, seed=seed, fraction=test_fraction, limit=test_rows)
     pool = np.setdiff1d(np.arange(len(data.y)), whole)
     y = data.y[pool]
-    order = line_up(y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed)
+    order = alignment_order(y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed)
     chosen = first_rows(order, y, aligned, rare=rare, rare_rows=rare_rows)
     shares = mixes(y, len(data.classes), ratios=ratios, majority=majority, seed=seed)
     own = deal_unaligned(order, y, chosen, shares, rows=unaligned, seed=seed, classes=data.classes)
@@ -91,21 +98,6 @@ def simulate(
         for party, (part, rows) in enumerate(zip(hold, own, strict=True))
     ]
     return VerticalDataset(data.name, views[0].kind, data.classes, tuple(views), y[chosen], data.y[test])
-
-
-def _check_numbers(limits: dict[str, int | None], *, parties: int, test_fraction: float, official: bool) -> None:
-    least = {"aligned": 1, "unaligned": 0, "rare_rows": 0, "test_rows": 1}
-    checks = [
-        *(
-            (value is None or value >= least[name], name, f"at least {least[name]}", value)
-            for name, value in limits.items()
-        ),
-        (parties >= 2, "parties", "at least 2", parties),
-        (official or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
-    ]
-    problems = [f"{name} must be {rule}, but it is {value}." for holds, name, rule, value in checks if not holds]
-    if problems:
-        raise DataError("\n".join(problems))
 
 
 def _check_classes(

@@ -57,17 +57,10 @@ SOURCES: dict[str, Source] = {
     "wine": Source("Wine recognition, 13 measurements, 3 classes", "table"),
     "mnist": Source("MNIST digits, 28x28 grey, 10 classes", "image", "ylecun/mnist", hints=_OFFICIAL),
     "fashion_mnist": Source(
-        "Fashion-MNIST, 28x28 grey, 10 classes",
-        "image",
-        "zalando-datasets/fashion_mnist",
-        hints=_OFFICIAL,
+        "Fashion-MNIST, 28x28 grey, 10 classes", "image", "zalando-datasets/fashion_mnist", hints=_OFFICIAL
     ),
     "emnist": Source(
-        "EMNIST letters, 28x28 grey, 26 classes",
-        "image",
-        "tanganke/emnist_letters",
-        "emnist-letters",
-        hints=_OFFICIAL,
+        "EMNIST letters, 28x28 grey, 26 classes", "image", "tanganke/emnist_letters", "emnist-letters", hints=_OFFICIAL
     ),
     "femnist": Source(
         "FEMNIST characters by writer, 28x28 grey, 62 classes",
@@ -99,17 +92,11 @@ SOURCES: dict[str, Source] = {
         hints=Hints(test="test", label="Smiling", groups="celeb_id", size=84),
     ),
     "tiny-imagenet": Source(
-        "Tiny ImageNet, 64x64 colour, 200 classes",
-        "image",
-        "zh-plus/tiny-imagenet",
-        hints=Hints(test="valid"),
+        "Tiny ImageNet, 64x64 colour, 200 classes", "image", "zh-plus/tiny-imagenet", hints=Hints(test="valid")
     ),
     # The hub's pictures have many sizes; Vinyals et al. (arXiv:1606.04080) made them 84x84.
     "mini-imagenet": Source(
-        "Mini-ImageNet, 84x84 colour, 100 classes",
-        "image",
-        "timm/mini-imagenet",
-        hints=Hints(test="test", size=84),
+        "Mini-ImageNet, 84x84 colour, 100 classes", "image", "timm/mini-imagenet", hints=Hints(test="test", size=84)
     ),
     "adult": Source(
         "Adult census income, 14 features, 2 classes",

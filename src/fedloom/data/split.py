@@ -1,4 +1,4 @@
-"""Training rows of each client, public rows that all hold, test rows, and rows of the server's own."""
+"""The split of a data set into clients' training rows, public rows, test rows, and the server's own rows."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def split(
     test_rows: int | None = None,
     own_test_rows: int = 0,
 ) -> Split:
-    """Set the server's rows aside, then test rows, then public rows, and share out the rest.
+    """Draw the server's rows, then test rows, then public rows, and partition the rest.
 
-    Test, public set, partition and each client's own test rows come from streams of their own: another number
-    of clients, or another partition, moves neither the test set nor the public set.
+    Test rows, public rows, partition and each client's own test rows have random streams of their own: another
+    number of clients, or another partition, changes neither the test set nor the public set.
 
     Args:
         dataset: the rows.
@@ -56,11 +56,10 @@ def split(
         partition: a name in `PARTITIONS`, or a function (labels (n,), clients, generator) -> row numbers of
             each.
         options: of the named partition.
-        server: how many training rows only the server holds, drawn evenly. No seed moves them, so that what was
-            learnt from them serves the runs of all seeds; without an official test split the test is drawn from
-            what they leave.
-        public: how many rows all clients hold, drawn evenly from the training rows, without a look at their
-            labels.
+        server: how many training rows only the server holds, drawn evenly. They are the same for all seeds, so that
+            a model trained on them serves all seeds; without an official test split test rows are drawn from the
+            rest.
+        public: how many rows all clients hold, drawn evenly from the training rows whatever their labels.
         test_fraction: the share of each class that is held out if the data set has no official test split.
         test_rows: at most so many test rows are kept, at random; None keeps all.
         own_test_rows: how many test rows each client gets in its own class mix, from the test split before it
@@ -69,7 +68,15 @@ def split(
     Raises:
         DataError: the numbers can't be met.
     """
-    _check_numbers(dataset, clients, server, public, test_fraction, test_rows, own_test_rows)
+    rows, drawn = len(dataset.train), dataset.test is None
+    check_settings(
+        (clients >= 1, "clients", "at least 1", clients),
+        (0 <= server < max(1, rows), "server", f"at least 0, and below the {rows} training rows", server),
+        (public >= 0, "public", "at least 0", public),
+        (not drawn or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+        (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
+        (own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
+    )
     apart = np.sort(stream(0, "data.server").choice(dataset.train, server, replace=False))
     pool = np.setdiff1d(np.arange(len(dataset.y)), apart, assume_unique=True)
     official = None if dataset.test is None else np.searchsorted(pool, dataset.test)
@@ -123,30 +130,13 @@ def rows_hash(x: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _check_numbers(
-    dataset: Dataset,
-    clients: int,
-    server: int,
-    public: int,
-    test_fraction: float,
-    test_rows: int | None,
-    own_test_rows: int,
-) -> None:
-    training = len(dataset.train)
-    checks = [
-        (clients >= 1, "clients", "at least 1", clients),
-        (0 <= server < max(1, training), "server", f"at least 0, and below the {training} training rows", server),
-        (public >= 0, "public", "at least 0", public),
-        (
-            dataset.test is not None or 0 < test_fraction < 1,
-            "test_fraction",
-            "between 0 and 1",
-            test_fraction,
-        ),
-        (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
-        (own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
-    ]
-    problems = [f"{name} must be {rule}, but it is {value}." for holds, name, rule, value in checks if not holds]
+def check_settings(*checks: tuple[bool, str, str, object]) -> None:
+    """Raise one DataError for all settings that are wrong.
+
+    Args:
+        checks: for each setting whether it is right, its name, the values that are allowed, and its value.
+    """
+    problems = [f"{name} must be {allowed}, but it is {value}." for right, name, allowed, value in checks if not right]
     if problems:
         raise DataError("\n".join(problems))
 
@@ -182,7 +172,7 @@ def _partition(
     valid = len(np.unique(rows)) == len(rows) and bool(((rows >= 0) & (rows < len(pool))).all())
     if len(parts) != clients or not all(len(part) for part in parts) or not valid:
         raise DataError(
-            f"A partition must give each of {clients} clients own rows, from 0 to {len(pool) - 1}, but "
+            f"A partition must give each of {clients} clients rows of its own, from 0 to {len(pool) - 1}, but "
             f"{partition!r} gave {len(parts)} parts of {[len(part) for part in parts][:20]} rows, "
             f"{len(rows) - len(np.unique(rows))} of them twice."
         )

@@ -1,4 +1,4 @@
-"""How unevenly the rows lie: in numbers and in a picture."""
+"""How uneven a partition is, in numbers and in a figure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedloom.core.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class PartitionStats:
-    """Who holds what, and how far the clients' class mixes are from each other.
+    """Rows of each class at each client, and how far the clients' class mixes are from each other.
 
     The total variation of two mixes is half the sum of their absolute differences: 0 if equal, 1 if no class
     is shared.
@@ -38,7 +38,7 @@ class PartitionStats:
     HEADER = ("client", "rows", "classes", "entropy", "most frequent")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """One line of texts for each client, under `HEADER`."""
+        """The cells of one table row for each client, under `HEADER`."""
         top = self.counts.argmax(axis=1)
         share = self.counts.max(axis=1) / self.sizes
         return [
@@ -54,7 +54,7 @@ class PartitionStats:
 
 
 def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence[str]) -> PartitionStats:
-    """Count who holds what.
+    """Count each client's rows by class.
 
     Args:
         labels: (n,) int64 labels of the whole data set.
@@ -65,9 +65,7 @@ def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence
         DataError: there is no client, or one has no rows.
     """
     if not shards or not all(len(shard) for shard in shards):
-        raise DataError(
-            f"There must be clients, each with rows, but they have {[len(shard) for shard in shards][:20]}."
-        )
+        raise DataError(f"Each client must have rows, but the numbers are {[len(shard) for shard in shards][:20]}.")
     counts = np.stack([np.bincount(labels[shard], minlength=len(classes)) for shard in shards])
     sizes = counts.sum(axis=1)
     mixes = counts / sizes[:, None]  # (N, K)
@@ -93,11 +91,9 @@ def _variation(mixes: np.ndarray, mix: np.ndarray) -> np.ndarray:
 
 
 def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
-    """Draw who holds what: clients across, classes up, and a disc whose area and shade are the number of
-    rows.
+    """Draw clients across, classes up, and discs whose area and shade are the number of rows.
 
-    Shade runs along one scale of lightness (cividis), which all kinds of colour vision and grey print keep
-    apart.
+    The shades are cividis, whose lightness is monotonic, so that they differ for any colour vision and in grey.
 
     Args:
         stats: from `describe`.
@@ -123,12 +119,7 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
         edgecolors="0.3",
         linewidths=0.4,
     )
-    axes.set(
-        xlim=(-0.7, clients - 0.3),
-        ylim=(-0.7, classes - 0.3),
-        xlabel="client",
-        ylabel="class",
-    )
+    axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class")
     step = -(-clients // 25)
     axes.set_xticks(range(0, clients, step))
     step = -(-classes // 50)
@@ -136,15 +127,6 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     axes.set_axisbelow(True)
     axes.grid(color="0.92")
     inch = 1 / (width + 2.2)
-    figure.colorbar(
-        disc,
-        ax=axes,
-        label="rows",
-        fraction=0.6 * inch,
-        pad=0.2 * inch,
-        ticks=MaxNLocator(nbins=8, integer=True),
-    )
-    if isinstance(target, str | Path):
-        figure.savefig(target, dpi=120)
-    else:
-        figure.savefig(target, dpi=120, format="png")
+    ticks = MaxNLocator(nbins=8, integer=True)
+    figure.colorbar(disc, ax=axes, label="rows", fraction=0.6 * inch, pad=0.2 * inch, ticks=ticks)
+    figure.savefig(target, dpi=120, format=None if isinstance(target, str | Path) else "png")

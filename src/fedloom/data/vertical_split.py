@@ -10,7 +10,7 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.core.rng import stream
 from fedloom.data.allocation import proportional
-from fedloom.data.split import hold_out
+from fedloom.data.split import check_settings, hold_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ def split_parties(
 ) -> VerticalSplit:
     """Test rows and aligned rows from the people that all parties have and whose class is known.
 
-    Whoever else a party has is unaligned: people that some party lacks, and people without a label, whom several
+    All other rows of a party are unaligned: people that some party lacks, and people without a label, whom several
     parties may have. If fewer people are to be aligned than could be, the others are dealt in turn, each to one party
     as unaligned, and the other parties don't use their rows.
 
@@ -58,10 +58,11 @@ def split_parties(
     Raises:
         DataError: the numbers can't be met.
     """
-    if (aligned is not None and aligned < 1) or (test_rows is not None and test_rows < 1):
-        raise DataError(f"aligned and test_rows must be at least 1, but they are {aligned} and {test_rows}.")
-    if official is None and not 0 < test_fraction < 1:
-        raise DataError(f"test_fraction must be between 0 and 1, but it is {test_fraction}.")
+    check_settings(
+        (aligned is None or aligned >= 1, "aligned", "at least 1", aligned),
+        (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
+        (official is not None or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+    )
     y = known[0][common[0]]
     people = np.flatnonzero(y >= 0)
     tests = None if official is None else np.flatnonzero(official[people])
@@ -73,7 +74,7 @@ def split_parties(
         )
     whole, kept = hold_out(y[people], tests, seed=seed, fraction=test_fraction, limit=test_rows)
     pool = np.setdiff1d(people, people[whole])
-    order = line_up(y[pool], balanced=balanced, seed=seed)
+    order = alignment_order(y[pool], balanced=balanced, seed=seed)
     count = len(pool) if aligned is None else aligned
     chosen, left = pool[first_rows(order, y[pool], count)], pool[order[count:]]
     unaligned, truth = [], []
@@ -88,7 +89,7 @@ def split_parties(
     )
 
 
-def line_up(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndarray:
+def alignment_order(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndarray:
     """(n,) all row numbers in the order in which they become aligned: so 200 rows are the first of 600.
 
     Args:
@@ -149,7 +150,7 @@ def deal_unaligned(
     move them, as long as their number stays.
 
     Args:
-        order: (n,) from `line_up`.
+        order: (n,) from `alignment_order`.
         labels: (n,) int64.
         taken: rows that are aligned.
         shares: (M, K) from `mixes`.

@@ -1,8 +1,8 @@
-"""Which rows of several parties are of the same person, found without showing anyone's other ids.
+"""Entity alignment: the rows of several parties that are of the same person, found without revealing other ids.
 
-The first party is the active one. With the backend `openmined` this is what crosses, in order:
+The first party is the active one. With the backend `openmined` the parties exchange, in order:
 
-1. Active and passive party tell each other how many ids they have. Both cut theirs, by SHA-256, into the same number
+1. Active and passive party send each other how many ids they have. Both cut theirs, by SHA-256, into the same number
    of shards, a power of two, such that the larger side has about 100,000 in each at most. The steps below are done for
    each shard; so each side sees the sizes of the other's shards.
 2. Active → passive: its ids hashed to points of an elliptic curve and multiplied by its secret key (35 bytes an id).
@@ -28,6 +28,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -57,14 +58,14 @@ MOST = 10_000_000
 """Ids of a party that is matched over a wire, at most."""
 
 Progress = Callable[[int, int, str], None]
-"""Told after each step: steps done, steps in all, and which one it was."""
+"""Called after each step with the steps done, their total, and the name of the step."""
 
 _STEPS = 4  # of a shard: request, setup, response, intersection
 _HERE = "This is what the messages tell. Here all roles ran on one machine, and whoever runs it had every list."
 
 
 class Count(NamedTuple):
-    """How many rows of a party there are, are aligned, and are not."""
+    """Numbers of a party's rows: all, aligned, and unaligned."""
 
     rows: int
     aligned: int
@@ -73,13 +74,13 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True)
 class Alignment:
-    """The rows of every party that are of the same persons, and the rest.
+    """The aligned rows of every party, and the rest.
 
     Attributes:
         aligned: for each party (N,) int64, places in its own list; place i is the same person for all.
         rest: for each party its other places, int64, ascending.
         backend: what found them.
-        learnt: in plain sentences, what each side knows now that it did not before.
+        learnt: sentences on what each side has learnt.
     """
 
     aligned: tuple[np.ndarray, ...]
@@ -104,7 +105,7 @@ def align(
     shard: int = SHARD,
     progress: Progress = lambda done, steps, what: None,
 ) -> Alignment:
-    """Find the persons whom all parties have, and put them into one order.
+    """Find the people whom all parties have, and put them into one order.
 
     All roles run here, one after the other. Between organisations each runs its own: see `fedloom.data.alignment.psi`.
 
@@ -116,11 +117,11 @@ def align(
         local: the parties, by place, whose own ids may stand as examples in an error.
         key: 16 bytes or more, for the same order again; by default a new random one.
         shard: ids of the larger side in a shard, about, at most; not above SHARD.
-        progress: told after each step.
+        progress: called after each step.
 
     Raises:
-        ConfigError: fewer than two parties, or an argument that can't be.
-        DataError: ids that are missing or there twice, for all parties at once; or openmined.psi is not installed.
+        ConfigError: fewer than two parties, or an argument is invalid.
+        DataError: ids are missing or repeated, for all parties at once; or openmined.psi is not installed.
     """
     names = [f"party {m}" for m in range(len(ids))] if names is None else list(names)
     _check(ids, names, backend, key, shard)
@@ -130,14 +131,16 @@ def align(
     key = secrets.token_bytes(32) if key is None else key
 
     cuts = [shard_count(len(active), len(other), shard) if backend == "openmined" else 1 for other in passive]
-    tell = _Steps(progress, _STEPS * sum(cuts) if backend == "openmined" else len(passive))
+    steps = _STEPS * sum(cuts) if backend == "openmined" else len(passive)
+    done = count(1)
     common = set(range(len(active)))
-    for name, other, count in zip(names[1:], passive, cuts, strict=True):
+    for name, other, number in zip(names[1:], passive, cuts, strict=True):
         if backend == "openmined":
-            common &= _privately(active, other, count, tell, name)
+            common &= _intersect(active, other, number, lambda what: progress(next(done), steps, what), name)
         else:
-            common &= _plainly(active, other)
-            tell(name)
+            there = set(other)
+            common &= {place for place, digest in enumerate(active) if digest in there}
+            progress(next(done), steps, name)
 
     messages = announce(key, [active[place] for place in common])
     rows = tuple(follow(messages, own) for own in everyone)
@@ -148,19 +151,10 @@ def align(
     return Alignment(rows, rest, backend, tuple(learnt))
 
 
-class _Steps:
-    """Counts steps for whoever wants to be told."""
-
-    def __init__(self, progress: Progress, steps: int) -> None:
-        self._progress, self._steps, self._done = progress, steps, 0
-
-    def __call__(self, what: str) -> None:
-        self._done += 1
-        self._progress(self._done, self._steps, what)
-
-
-def _privately(active: Sequence[bytes], passive: Sequence[bytes], cuts: int, tell: _Steps, name: str) -> set[int]:
-    """Places in the active party's list that the passive one has too; the two meet in messages only."""
+def _intersect(
+    active: Sequence[bytes], passive: Sequence[bytes], cuts: int, report: Callable[[str], None], name: str
+) -> set[int]:
+    """Positions in the active party's list that the passive one has too; the two exchange messages only."""
     found: set[int] = set()
     pairs = zip(shards(active, cuts), shards(passive, cuts), strict=True)
     for number, (own, other) in enumerate(pairs, 1):
@@ -168,19 +162,14 @@ def _privately(active: Sequence[bytes], passive: Sequence[bytes], cuts: int, tel
         client = PSIClient([active[place] for place in own], most=len(passive))
         server = PSIServer([passive[place] for place in other], most=len(active))
         request = client.request()
-        tell(f"{where}: request")
+        report(f"{where}: request")
         setup = server.setup()
-        tell(f"{where}: setup")
+        report(f"{where}: setup")
         response = server.respond(request)
-        tell(f"{where}: response")
+        report(f"{where}: response")
         found |= {own[place] for place in client.intersection(setup, response)}
-        tell(f"{where}: intersection")
+        report(f"{where}: intersection")
     return found
-
-
-def _plainly(active: Sequence[bytes], passive: Sequence[bytes]) -> set[int]:
-    there = set(passive)
-    return {place for place, digest in enumerate(active) if digest in there}
 
 
 def shard_count(one: int, other: int, shard: int = SHARD) -> int:
@@ -232,12 +221,12 @@ def _check(
     ids: Sequence[Sequence[str | int]], names: Sequence[str], backend: str, key: bytes | None, shard: int
 ) -> None:
     if len(ids) < 2:
-        raise ConfigError(f"an alignment takes two parties or more, not {len(ids)}")
+        raise ConfigError(f"an alignment needs at least 2 parties, not {len(ids)}")
     if len(set(names)) != len(ids) or len(names) != len(ids):
-        raise ConfigError(f"{len(ids)} parties need as many different names, not {', '.join(names)}")
+        raise ConfigError(f"{len(ids)} parties need {len(ids)} different names, not {', '.join(names)}")
     if backend not in BACKENDS:
-        raise ConfigError(f"the backend is openmined or plain, not {backend!r}")
+        raise ConfigError(f"the backend must be openmined or plain, not {backend!r}")
     if key is not None and len(key) < 16:
-        raise ConfigError(f"the session key has 16 bytes or more, not {len(key)}")
+        raise ConfigError(f"the session key must have at least 16 bytes, not {len(key)}")
     if not 1 <= shard <= SHARD:
-        raise ConfigError(f"a shard holds 1 to {SHARD:,} ids, not {shard:,}")
+        raise ConfigError(f"a shard must hold 1 to {SHARD:,} ids, not {shard:,}")
