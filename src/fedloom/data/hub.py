@@ -133,7 +133,7 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"[.\s]+$", "", lines[0])
 
 
-def _read_csv_files(path: Path, name: str, hints: Hints) -> RawTable:
+def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
     """A CSV file, or the files of a folder, whose splits are told by the files' and folders' names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.is_file() else sorted(path.rglob("*.csv")):
@@ -150,23 +150,14 @@ def _read_csv_files(path: Path, name: str, hints: Hints) -> RawTable:
         raise DataError(f"All files must have the columns {names}, as {parts[0][0]} has, but {odd[0]} has others.")
     columns = {column: _booleans(column_values(list(chain(*(table[column] for table in every))))) for column in names}
     sizes = [sum(len(table[names[0]]) for table in part) for part in tables]
-    label = _label_column(names, [], name, hints.label, table=True)
-    y, classes = _labels(columns[label], None, name, label)
     held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
-    groups = None if hints.groups is None else _groups(_existing(columns, hints.groups))
-    kept = {column: values for column, values in columns.items() if column not in {label, hints.groups, *hints.drop}}
-    return RawTable(name, kept, y, classes, held_out, groups)
+    return _build(name, hints, names, columns.__getitem__, held_out)
 
 
 def _booleans(values: np.ndarray) -> np.ndarray:
     """Columns of nothing but True and False as booleans, others as they are."""
-    spelt = values.dtype.kind == "O" and set(values) <= _BOOLEANS.keys()
-    return np.array([_BOOLEANS[value] for value in values]) if spelt else values
-
-
-def _groups(owners: np.ndarray) -> np.ndarray:
-    """(n,) int64 number of each row's owner."""
-    return np.unique(owners, return_inverse=True)[1].astype(np.int64)
+    boolean = values.dtype.kind == "O" and set(values) <= _BOOLEANS.keys()
+    return np.array([_BOOLEANS[value] for value in values]) if boolean else values
 
 
 def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset | RawTable:
@@ -175,19 +166,58 @@ def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset 
 
     train, test = _train_and_test(splits, name, hints.test)
     pool = train if test is None else datasets.concatenate_datasets([train, test])
-    images = _of_type(pool, datasets.Image)
+    images = [column for column, feature in pool.features.items() if isinstance(feature, datasets.Image)]
     if len(images) > 1:
         raise DataError(f"Data set {name!r} must have one column of images, but it has {images}.")
-    typed = _of_type(pool, datasets.ClassLabel)
-    label = _label_column(pool.column_names, typed, name, hints.label, table=not images)
-    y, classes = _labels(_values(pool, label), getattr(pool.features[label], "names", None), name, label)
-    groups = None if hints.groups is None else _groups(_values(pool, hints.groups))
+    named = {c: feature.names for c, feature in pool.features.items() if isinstance(feature, datasets.ClassLabel)}
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
-    if images:
-        x = decode_images(_encoded(pool, images[0]), size=hints.size)
+
+    def values(column: str) -> np.ndarray:
+        """(n,) values straight from Arrow: row by row takes thousands of times as long."""
+        found: np.ndarray = pool.select_columns([column]).with_format("arrow")[:].column(column).to_numpy()
+        return found
+
+    encoded = _encoded(pool, images[0]) if images else None
+    return _build(name, hints, pool.column_names, values, held_out, named, encoded)
+
+
+def _build(
+    name: str,
+    hints: Hints,
+    columns: Sequence[str],
+    values: Callable[[str], np.ndarray],
+    held_out: np.ndarray | None,
+    named: Mapping[str, Sequence[str]] | None = None,
+    images: Iterator[bytes | Path] | None = None,
+) -> Dataset | RawTable:
+    """Images or a raw table.
+
+    Args:
+        name: of the data set.
+        hints: what the files don't say.
+        columns: their names.
+        values: a column's name -> (n,) values.
+        held_out: row numbers of the test split, if there is one.
+        named: columns of class numbers, and the names of their classes.
+        images: the encoded images, if these are not tables.
+    """
+    named = named or {}
+    for column in (hints.label, hints.groups):
+        if column is not None and column not in columns:
+            hint = did_you_mean(column, columns)
+            raise DataError(f"Data set {name!r} must have a column {column!r}, but it has {[*columns]}.{hint}")
+    label = hints.label or _label_column(columns, list(named), name, table=images is None)
+    y, classes = _labels(values(label), named.get(label), name, label)
+    groups = None
+    if hints.groups is not None:
+        groups = np.unique(values(hints.groups), return_inverse=True)[1].astype(np.int64)
+    if images is not None:
+        x = decode_images(images, size=hints.size)
         return image_dataset(name, x, y, classes, test=held_out, groups=groups)
-    left_out = {label, hints.groups, *hints.drop}
-    kept = {column: _words(pool, column) for column in pool.column_names if column not in left_out}
+    kept = {column: values(column) for column in columns if column not in {label, hints.groups, *hints.drop}}
+    for column in kept.keys() & named.keys():  # class numbers become their names, None where there is none
+        codes = np.nan_to_num(kept[column], nan=-1).astype(np.int64)
+        kept[column] = np.array([*named[column], None], dtype=object)[codes]
     return RawTable(name, kept, y, classes, held_out, groups)
 
 
@@ -204,19 +234,14 @@ def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) ->
     return splits["train"], splits[test] if test else None
 
 
-def _label_column(columns: list[str], typed: list[str], name: str, wanted: str | None, *, table: bool) -> str:
-    """The column of the labels: the one hinted at, else by type, else by name, else a table's last."""
-    if wanted is not None:
-        if wanted not in columns:
-            hint = did_you_mean(wanted, columns)
-            raise DataError(f"Data set {name!r} must have a label column {wanted!r}, but it has {columns}.{hint}")
-        return wanted
+def _label_column(columns: Sequence[str], typed: list[str], name: str, *, table: bool) -> str:
+    """The column of the labels: by type, else by name, else a table's last."""
     named = [column for column in columns if column.lower() in _LABEL_NAMES]
-    found = typed or named or (columns[-1:] if table else [])
+    found = typed or named or ([*columns[-1:]] if table else [])
     if len(found) != 1:
         raise DataError(
             f"Data set {name!r} must have one column of labels, but {found or 'none'} of its columns "
-            f"{columns} could be it; keep one: a column of type ClassLabel, else one called "
+            f"{[*columns]} could be it; keep one: a column of type ClassLabel, else one called "
             f"{', '.join(_LABEL_NAMES)}{', else the last of a table' if table else ''}."
         )
     return found[0]
@@ -246,36 +271,6 @@ def _labels(
         values = values.astype(np.int64)
     known, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), tuple(str(value) for value in known)
-
-
-def _of_type(pool: Any, kind: type) -> list[str]:
-    return [column for column, feature in pool.features.items() if isinstance(feature, kind)]
-
-
-def _values(pool: Any, column: str) -> np.ndarray:
-    """(n,) values straight from Arrow: row by row takes thousands of times as long."""
-    _existing(pool.features, column)
-    table = pool.select_columns([column]).with_format("arrow")[:]
-    values: np.ndarray = table.column(column).to_numpy()
-    return values
-
-
-def _existing(columns: Mapping[str, Any], column: str) -> Any:
-    """What a column name stands for. Raises DataError if there is none."""
-    if column not in columns:
-        raise DataError(f"The data must have a column {column!r}, but has {[*columns]}.{did_you_mean(column, columns)}")
-    return columns[column]
-
-
-def _words(pool: Any, column: str) -> np.ndarray:
-    """Like `_values`, with the classes of a ClassLabel column as their names, None where there is none."""
-    values = _values(pool, column)
-    names = getattr(pool.features[column], "names", None)
-    if names is None:
-        return values
-    codes = np.nan_to_num(values, nan=-1).astype(np.int64)
-    words: np.ndarray = np.array([*names, None], dtype=object)[codes]
-    return words
 
 
 def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
