@@ -255,5 +255,5 @@ def test_the_gradient_for_the_mask_leaves_the_statistics_alone() -> None:
     peer = Toy(DISPFL, 2, make=normed, **SMALL).party(0)
     assert set(peer.mask) == {"body.0.weight", "body.3.weight"}
     before: dict[str, Tensor] = {k: v.clone() for k, v in peer.buffers.items()}
-    peer.renew(0)
+    peer.update_mask(0)
     assert before and all(torch.equal(v, peer.buffers[k]) for k, v in before.items())

@@ -119,7 +119,9 @@ def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
         peer.update(t=0)
         peer.prepare(way="tuned", handout={})
     assert equal(*(dict(p.params) for p in peers))
-    assert peers[0].judged(steps.shared_weights(peers[0])) != peers[1].judged(steps.shared_weights(peers[1]))
+    assert peers[0].validation_loss(steps.shared_weights(peers[0])) != peers[1].validation_loss(
+        steps.shared_weights(peers[1])
+    )
 
 
 def test_with_nobody_to_ask_it_is_alone_on_the_training_share() -> None:

@@ -1,1 +1,1 @@
-"""Methods without a server: every peer has a model of its own and speaks to its neighbours."""
+"""Methods without a server: every peer has its own model and exchanges messages with its neighbours."""

@@ -1,14 +1,14 @@
-"""AFIND+: decentralised learning in which every peer finds the neighbours that help it.
+"""AFIND+: decentralised learning in which every peer selects the neighbours that help it.
 
 Paper: L. Wang, Y. Chen, Y. Guo, X. Tang, "Smart Sampling: Helping from Friendly Neighbors for Decentralized
 Federated Learning", arXiv 2407.04460. Equation and line numbers below are the paper's; lines are those of
 Algorithm 1.
 
-Each peer i holds a body w_i, a head β_i that never leaves it, its rows, and a probability p_ij for each of its
-neighbours B_i. A round:
+Each peer i has a body w_i, a private head β_i, its rows, and a probability p_ij for each of its neighbours B_i. A
+round:
 
     C_i = {j in B_i : p_ij ≥ θ_i}                                                  the coreset, lines 3-5
-    each j in C_i answers, from i's body and its own head and rows, on a scratch copy:
+    each j in C_i replies, computed from i's body and its own head and rows, on a scratch copy:
         φ_j, the gradient of the body's last layer at w_i                          lines 7, 11
         w_j, trained from w_i: head alone, then body alone                         lines 8, 17-23
         F̃_j = (1 - γ) F_j(after) + γ F_j(before)                                  (15)
@@ -17,27 +17,27 @@ neighbours B_i. A round:
     e_ij = (1 + cos) / 2,  h_i = -Σ_j in C_i e_ij ln e_ij                          (10)
     θ_i = τ (1 - sigmoid(h_i))                                                     (11)-(13)
 
-AFIND is the same with equal weights ϖ. `mode="cheap"` (ours) lets every peer train once, from its own body, and asks
-neighbours for φ and F at w_i only. `threshold="calibrated"` (ours) follows the paper's prose, which (13) contradicts:
-θ_i = 2 τ h̄_i with h̄_i = (e / |C_i|) h_i in [0, 1], held against p_ij |B_i|, so that alike neighbours are all let in.
+AFIND is the same with equal weights ϖ. `mode="cheap"` (ours) trains every peer once, from its own body, and requests
+only φ and F at w_i from neighbours. `threshold="calibrated"` (ours) follows the paper's prose, which (13) contradicts:
+θ_i = 2 τ h̄_i with h̄_i = (e / |C_i|) h_i in [0, 1], compared with p_ij |B_i|, so that all similar neighbours pass.
 
 Reading, where the paper is silent or contradicts itself:
-    θ before any answer is 0: the first round asks everybody, or `open_k` random ones, or by probes alone.
-    An empty coreset would stay empty for ever: `when_empty` says what then.
+    θ starts at 0: the first round selects all neighbours, or `open_k` random ones, or uses probes alone.
+    An empty coreset would stay empty: `when_empty` says which neighbours replace it.
     (9) sums over the p outside C_i, and (14) normalises over j.
-    Line 13 leaves out i's own update of line 12, which would be lost: i takes part in ϖ, but not in p and h.
-    Line 8 would train j's head once for each who asks: requests run on a scratch copy, and only line 12 changes j.
-    Who leaves takes its p along and the rest is normalised; who joins gets the mean p.
-    Line 20 takes the head after K_w steps, of which there are K_β: it is the last.
-    All begin with one network, heads included.
-    φ and F are taken on up to `probe_rows` own rows, the same for all who ask in a round.
+    Line 13 omits i's own update of line 12, which would be lost: i has a share in ϖ, but not in p and h.
+    Line 8 would train j's head once for each request: requests run on a scratch copy, and only line 12 changes j.
+    When a peer leaves, the p of the others are normalised; a peer that joins gets the mean p.
+    Line 20 takes the head after K_w steps, but there are K_β: the last one is meant.
+    All peers start with one network, heads included.
+    φ and F are computed on at most `probe_rows` of a peer's rows, the same for all requests of a round.
 
 Differs:
-    A neighbour whose answer is missing keeps its old p, as if it had not been in C_i.
-    Cheap mode sends three messages a pair instead of two: the trained body goes after the probe.
-    Privacy (`dp`, Table 4): the paper's sentence on it speaks of quantities that AFIND+ does not have. Here noise of
-        standard deviation σ C0 / L goes on φ (the mean of L row gradients, each clipped to C0), or on the clipped
-        change of the body. Only the first has an (ε, δ), and it covers φ alone: bodies and losses cross as they are.
+    A neighbour that does not reply keeps its old p, as if it had not been in C_i.
+    Cheap mode sends three messages per pair instead of two: the trained body follows the probe.
+    Privacy (`dp`, Table 4): the paper describes it by quantities that AFIND+ does not have. Here noise of standard
+        deviation σ C0 / L is added to φ (the mean of L row gradients, each clipped to C0), or to the clipped change of
+        the body. Only the first has an (ε, δ), which covers φ alone: bodies and losses are sent without noise.
 """
 
 from __future__ import annotations

@@ -1,31 +1,30 @@
-"""Dis-PFL: peers with sparse models of one density, each with a mask of its own that it keeps renewing.
+"""Dis-PFL: peers with sparse models of one density, each with its own mask, which it updates every round.
 
 Paper: R. Dai, L. Shen, F. He, X. Tian, D. Tao, "DisPFL: Towards Communication-Efficient Personalized Federated
-Learning via Decentralized Sparse Training", ICML 2022. Here as a host of AFIND+ (its Figure 5): `friends` says who is
-asked.
+Learning via Decentralized Sparse Training", ICML 2022. AFIND+ (its Figure 5) can select the neighbours: see `friends`.
 
-Each peer i holds weights w_i and a mask m_i; w_i is 0 outside of it. At the start m_i is random, with densities by
-layer after Erdős and Rényi (ERK), and all begin with one network, masked. A round:
+Each peer i has weights w_i and a mask m_i; w_i is 0 outside of it. Initially m_i is random, with Erdős–Rényi densities
+by layer (ERK), and all start with one network, masked. A round:
 
-    w_i <- local training that moves the entries in m_i alone
+    w_i <- local training of the entries in m_i
     each neighbour j sends w_j at the entries in m_j, and m_j
-    g_i = the gradient by all entries at w_i, on one batch
-    m'_i = m_i less the share α_t of each layer that has the smallest |w_i|, plus as many outside with the largest |g_i|
+    g_i = the dense gradient at w_i, on one batch
+    m'_i = m_i without the share α_t of each layer with the smallest |w_i|, plus as many entries with the largest |g_i|
     w_i <- m'_i ⊙ Σ_j a_j m_j ⊙ w_j / Σ_j a_j m_j,  j = i included
     m_i <- m'_i,   α_t = (anneal / 2) (1 + cos(π t / anneal_rounds))
 
-a_j are equal, or those of AFIND+. What nobody's mask has is 0. This is the paper's round begun one step later: it
-averages, trains and renews the mask, and its first average is of equal weights.
+a_j are equal, or those of AFIND+. Entries in no mask are 0. This is the paper's round, started one step later: it
+averages, trains and updates the mask, and its first average is of equal weights.
 
-Reading: ERK gives biases and the weights of norms the density 1, or nearly, so here they are dense. Masks begin
-different, which is an option of the authors' code. What was pruned may come back in the same step, as it may there.
+Reading: ERK gives biases and the weights of norms a density of about 1, so here they are dense. Initial masks differ,
+which is an option of the authors' code. A pruned entry may be regrown in the same step, as there.
 
 Differs:
-    The local training is that of all methods here, without the authors' decay of the learning rate and of the
-        weights and without their clipping, so that methods can be compared.
-    With a personal head the head is dense and stays; `density` is that of the shared matrices and kernels.
-    The gradient is taken in training mode, whose statistics are then forgotten.
-    With AFIND+ the probes carry w_i with its zeros, as all its hosts do; only trained weights travel packed.
+    Local training is that of all methods here, without the authors' learning rate decay, weight decay and clipping, so
+        that methods can be compared.
+    With a personal head the head is dense and private; `density` is that of the shared matrices and kernels.
+    The gradient is computed in training mode, on a scratch copy of BatchNorm's statistics.
+    With AFIND+ the probes send w_i with its zeros; only trained weights are sent packed.
 """
 
 from __future__ import annotations
@@ -128,22 +127,22 @@ class DisPFLPeer(Party[DisPFLConfig]):
         return {**packed(steps.shared_weights(self), self.mask), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Renew the mask, and average under it the own weights and those of the neighbours that answered."""
+        """Update the mask, and average under it the own model and those of the neighbours that answered."""
         models, masks = {self.site.id: steps.shared_weights(self)}, {self.site.id: self.mask}
         for j, reply in inbox.items():
-            with_values = unpacked(reply, self.mask)
-            if with_values is not None:
-                models[int(j)], masks[int(j)] = with_values
+            found = unpacked(reply, self.mask)
+            if found is not None:
+                models[int(j)], masks[int(j)] = found
         known = {j: reply for j, reply in inbox.items() if int(j) in models}
         afind = self.cfg.friends == "afind"
         shares = selection.mixing_shares(self, self.heard, t, known) if afind else dict.fromkeys(models, 1.0)
-        self.renew(t)
+        self.update_mask(t)
         mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
         steps.set_weights(self, {k: w * self.mask[k] if k in self.mask else w for k, w in mean.items()})
         steps.note_mixing(self, {j: share / sum(shares.values()) for j, share in shares.items()})
         self.heard = {"t": -1}
 
-    def renew(self, t: int) -> None:
+    def update_mask(self, t: int) -> None:
         """Prune the smallest weights of each layer, and grow as many where the gradient is largest."""
         rate, names = renewal(t, self.cfg), list(self.mask)
         if not rate:
@@ -169,8 +168,8 @@ class DisPFLPeer(Party[DisPFLConfig]):
 
 
 def erk(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
-    """Densities of layers, in proportion to (sum of a shape) / (its product), that come to `density` over all
-    entries; what would exceed 1 is 1, and the others make up for it."""
+    """Densities of layers in proportion to (sum of a shape) / (its product), at most 1 each; the mean over all entries
+    is `density`."""
     size = {k: math.prod(s) for k, s in shapes.items()}
     raw = {k: sum(s) / size[k] for k, s in shapes.items()}
     sparse = list(shapes)
@@ -185,18 +184,18 @@ def erk(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]
 
 
 def kept_counts(params: Mapping[str, Tensor], cfg: DisPFLConfig) -> dict[str, int]:
-    """How many entries a mask has, for each matrix and kernel that is shared: the same at all peers, for ever."""
+    """Number of entries of a mask, for each shared matrix and kernel: the same at all peers in all rounds."""
     shapes = {k: tuple(params[k].shape) for k in steps.shared_names(params, cfg.personal_head) if params[k].dim() > 1}
     return {k: max(1, int(d * math.prod(shapes[k]) + 0.5)) for k, d in erk(shapes, cfg.density).items()}
 
 
 def renewal(t: int, cfg: DisPFLConfig) -> float:
-    """α_t: which share of a mask is renewed in round t."""
+    """α_t: the share of a mask that is updated in round t."""
     return cfg.anneal / 2 * (1 + math.cos(math.pi * min(t, cfg.anneal_rounds) / cfg.anneal_rounds))
 
 
 def renewed_mask(mask: Tensor, weights: Tensor, gradient: Tensor, rate: float) -> Tensor:
-    """A mask (...) of as many entries: less those with the smallest weights, plus those with the largest gradients."""
+    """A mask (...) of as many entries: without those of the smallest weights, with those of the largest gradients."""
     new = mask.flatten().clone()
     count = math.ceil(rate * int(new.sum()))
     size = torch.where(new, weights.flatten().abs(), torch.inf)
@@ -209,7 +208,7 @@ def renewed_mask(mask: Tensor, weights: Tensor, gradient: Tensor, rate: float) -
 def intersection_mean(
     models: Sequence[Mapping[str, Tensor]], masks: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
 ) -> dict[str, Tensor]:
-    """Of each masked entry the weighted mean over those models whose mask has it, or 0; of all else over all models."""
+    """The weighted mean of each entry over the models whose mask has it, or 0; of tensors without a mask over all."""
     dense = [{k: x for k, x in model.items() if k not in masks[0]} for model in models]
     mean: dict[str, Tensor] = weighted_mean(dense, weights)  # type: ignore[assignment]
     for k in masks[0]:
@@ -225,7 +224,7 @@ def intersection_mean(
 
 
 def packed(weights: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> dict[str, Tree]:
-    """A message of sparse weights: the entries in the mask (n,), the mask's bits by name, and what has no mask."""
+    """A message of sparse weights: the entries in the mask (n,), the mask's bits by name, and tensors without one."""
     return {
         "values": torch.cat([weights[k][m] for k, m in mask.items()]),
         "mask": {k: bits_of(m) for k, m in mask.items()},
@@ -236,8 +235,8 @@ def packed(weights: Mapping[str, Tensor], mask: Mapping[str, Tensor]) -> dict[st
 def unpacked(
     reply: Mapping[str, Any], like: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]] | None:
-    """Weights with their zeros, and the mask; `like` is a mask of the same form. None for a mask of another size
-    than its values."""
+    """Weights with their zeros, and the mask; `like` is a mask of the same shapes. None if the mask's size is not the
+    number of values."""
     masks = {k: mask_of(reply["mask"][k], m.shape) for k, m in like.items()}
     counts = [int(m.sum()) for m in masks.values()]
     if sum(counts) != len(reply["values"]):
@@ -266,7 +265,7 @@ def _places(like: Tensor) -> Tensor:
 
 
 def message_template(fed: Federation, cfg: DisPFLConfig) -> dict[str, Template]:
-    """Template of an answer."""
+    """Template of a reply."""
     counts = kept_counts(fed.form, cfg)
     shared = steps.shared_names(fed.form, cfg.personal_head)
     return {

@@ -1,25 +1,25 @@
-"""Ditto among peers: a shared model that neighbours average, and a personal one that is held near it.
+"""Ditto among peers: a shared model that neighbours average, and a personal one that is regularised towards it.
 
 Paper: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
-ICML 2021, Algorithm 1. Here as a host of AFIND+ (its Figure 5): `friends` says who is asked.
+ICML 2021, Algorithm 1. AFIND+ (its Figure 5) can select the neighbours: see `friends`.
 
-Each peer i holds a shared model w_i and a personal one v_i. A round:
+Each peer i has a shared model w_i and a personal one v_i. A round:
 
     v_i <- SGD on F_i(v) + λ/2 |v - w_i|², from v_i, for `personal_epochs`
     w_i <- local training from w_i
     w_i <- mean of the neighbours' w_j and its own: equal weights, or those of AFIND+
 
-v_i is what is evaluated; it never leaves the peer, and nothing of it flows into w_i.
+v_i is evaluated; it never leaves the peer, and w_i does not depend on it.
 
-Reading: Algorithm 1 pulls v towards the model that the server handed out, not towards the one trained from it. So
-w_i above is the shared model at the round's start: the mean that ended the last round.
+Reading: Algorithm 1 pulls v towards the model that the server broadcast, not towards the one trained from it. So w_i
+in the first line is the shared model at the start of the round, the mean at the end of the last one.
 
 Differs:
-    The server's mean over sampled clients is replaced by each peer's mean over its neighbours. With all neighbours on
-        a complete graph all w_i are one model: Ditto with full participation and equal weights.
-    With a personal head w_i has a head of its own, and the pull covers it like the rest.
-    The proximal term is in the loss, so that momentum sees it. All weights of v move together, and v has its own
-        BatchNorm statistics.
+    Each peer's mean over its neighbours replaces the server's mean over sampled clients. With all neighbours on a
+        complete graph all w_i are equal: Ditto with full participation and equal weights.
+    With a personal head w_i has its own head, which the proximal term covers too.
+    The proximal term is part of the loss, so momentum includes it. All weights of v are updated together, and v has
+        its own BatchNorm statistics.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DittoConfig(selection.SelectionConfig):
 
 @final
 class DittoPeer(Party[DittoConfig]):
-    """A peer with two models; its network is the shared one, `personal` the other's parameters and buffers."""
+    """A peer with two models: its network is the shared one, `personal` the parameters and buffers of the other."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
@@ -99,7 +99,7 @@ class DittoPeer(Party[DittoConfig]):
         self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def update(self, *, t: int) -> None:
-        """Train the personal model against the shared one as it came, then the shared one."""
+        """Train the personal model towards the shared one of the round's start, then train the shared one."""
         self.personalise(t)
         steps.local_sgd(self, t)
 
@@ -112,8 +112,8 @@ class DittoPeer(Party[DittoConfig]):
             for n in range(PERSONAL + t * epochs, PERSONAL + (t + 1) * epochs):
                 self.train(partial(self.proximal_loss, shared), self.epochs(n, size=self.cfg.batch_size))
             self.personal = self.snapshot()
-        apart = [(v - shared[k]).norm() for k, v in self.personal["params"].items()]
-        self.note("distance of the personal model", torch.stack(apart).norm())
+        distances = [(v - shared[k]).norm() for k, v in self.personal["params"].items()]
+        self.note("distance of the personal model", torch.stack(distances).norm())
 
     def proximal_loss(self, shared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """F_i(v) + λ/2 |v - w|² () on x (B, ...), y (B,), at the network's weights v."""
@@ -138,7 +138,7 @@ class DittoPeer(Party[DittoConfig]):
         self.heard = {"t": -1}
 
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
-        """The personal model is what is evaluated."""
+        """Before an evaluation: load the personal model; fine-tune it, if the mode says so."""
         self.load_personal()
         if way == steps.TUNED:
             steps.fine_tune(self)

@@ -1,33 +1,33 @@
-"""FedeRiCo: a peer holds its rows for a mixture of all peers' models, and asks those that explain them.
+"""FedeRiCo: a peer explains its rows by a mixture of its neighbours' models, and averages with the best ones.
 
 Paper: Y. Sui, J. Wen, Y. Lau, B. L. Ross, J. C. Cresswell, "Find Your Friends: Personalized Federated Learning with
 the Right Collaborators", 2022. Here as a baseline of AFIND+ (its section 4.1).
 
-Peer i has a share π_ij for itself and each neighbour, and for each of its rows s the loss l_ij(s) of each model that
-it has seen. A round:
+Peer i has a mixture weight π_ij for itself and each neighbour, and for each of its rows s the loss l_ij(s) of each
+model that it has received. A round:
 
     train the own model, row s with the weight r_ii(s)                          M-step of the model
-    ask k neighbours, drawn by π_ij, or with probability ε any
-    l_ij(s) <- part of the old loss and part of the new, for those asked and oneself
+    ask k neighbours, drawn by π_ij, or with probability ε uniformly
+    l_ij(s) <- moving average of the losses, for these neighbours and itself
     r_ij(s) ∝ π_ij exp(-l_ij(s)), over all j with a known loss                  E-step
     π_ij <- mean over s of r_ij(s)                                              M-step of the mixture
-    w_i <- Σ_j π_ij w_j / Σ_j π_ij, over those asked and oneself
+    w_i <- Σ_j π_ij w_j / Σ_j π_ij, over these neighbours and itself
 
-With k = 0 every peer is alone.
+With k = 0 every peer trains alone.
 
 Reading, where the papers are silent:
-    At first all shares are equal. Who has never answered keeps its share, and those known divide the rest among them.
-    The first training, before any r, weighs all rows alike.
-    Weights of rows are divided by their mean, so that the step is as long as any other method's.
-    ε counts for each of the k draws by itself. Nobody is drawn twice in a round.
-    How fast old losses fade: `memory`.
+    π starts uniform. A neighbour that has never replied keeps its π, and the others share the rest.
+    The first training, before any r, has equal row weights.
+    Row weights are divided by their mean, so that steps are as long as those of other methods.
+    ε applies to each of the k draws. They are without replacement.
+    `memory` is the decay of old losses.
 
 Differs:
     The original predicts with the mixture of the models' outputs, and averages no weights. In AFIND+'s comparison all
-        methods hold one model, trained and fine-tuned alike, so here the mixture's shares weigh the parameters.
-    The own model is judged on the rows that it was trained on, and the others are not. So π_ii grows towards 1, and
-        mixing fades; what is left of π tells the neighbours apart.
-    With a personal head a neighbour's body is judged under the own head; BatchNorm's statistics are one's own too.
+        methods have one model, trained and fine-tuned alike, so here π weights the parameters.
+    Only the peer's own model is evaluated on the rows that it was trained on. So π_ii grows towards 1 and mixing fades;
+        the rest of π distinguishes the neighbours.
+    With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm statistics.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from fedloom.core.party import Party
 from fedloom.methods import steps
 
 WORST = 100.0
-"""Losses above it, and NaN, count as this: it leaves no share already, and a model that mends can come back."""
+"""Upper clip on losses, and the value of NaN: π is 0 already there, and a model that recovers can come back."""
 
 
 class FedericoConfig(steps.LocalSGDConfig):
@@ -68,8 +68,8 @@ class FedericoConfig(steps.LocalSGDConfig):
 class FedericoPeer(Party[FedericoConfig]):
     """A peer, its model, and its mixture.
 
-    Its state `mixture`, with m parties and n own rows: ln π (m,), as π itself could become 0 for ever; whose loss is
-    known (m,); the losses (m, n); and the weights of the rows (n,), whose mean is 1.
+    Its state `mixture`, with m parties and n own rows: ln π (m,), as π itself could underflow to 0; a mask of known
+    losses (m,); the losses (m, n); and the row weights (n,), whose mean is 1.
     """
 
     ROLE = "peer"
@@ -108,7 +108,7 @@ class FedericoPeer(Party[FedericoConfig]):
     # -- the neighbours ----------------------------------------------------------------------------
 
     def choose(self, *, t: int, here: Tensor) -> Tensor:
-        """Whom to ask, as a mask (m,), given who is there (m,)."""
+        """The neighbours to ask as a mask (m,), given which peers are available (m,)."""
         there, log_pi = here.tolist(), self.mixture["log_pi"].tolist()
         near = [j for j in self.site.neighbours if there[j]]
         k = len(near) if self.cfg.neighbours is None else self.cfg.neighbours
@@ -117,11 +117,11 @@ class FedericoPeer(Party[FedericoConfig]):
         return mask
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own weights, to whoever asks."""
+        """The own shared weights."""
         return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """New losses, new π, and the mean by π of the own weights and those of the neighbours that answered."""
+        """New losses, new π, and the mean by π of the own model and those of the neighbours that answered."""
         models = steps.models_of(self, inbox)
         ids = list(models)
         self.update_mixture(ids, self.losses(list(models.values())))
@@ -143,7 +143,7 @@ class FedericoPeer(Party[FedericoConfig]):
         return torch.nan_to_num(torch.stack(found), nan=WORST).clamp(max=WORST)
 
     def update_mixture(self, ids: Sequence[int], losses: Tensor) -> None:
-        """E-step, M-step of π, and the weights of the rows, from the losses (k, n) of the models of `ids`."""
+        """E-step, M-step of π, and the row weights, from the losses (k, n) of the models of peers `ids`."""
         m = self.mixture
         old, known = m["losses"].clone(), m["known"].clone()
         memory = self.cfg.memory * known[ids, None]
@@ -171,13 +171,13 @@ def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float) -> list[int]:
-    """`k` different keys (all, if there are fewer), one after the other: each by π, or with probability ε evenly."""
+    """`k` keys (all, if there are fewer) without replacement: each by π, or with probability ε uniformly."""
     left = list(log_pi)
     found: list[int] = []
     while left and len(found) < k:
         p = np.exp(np.array([log_pi[j] for j in left]) - max(log_pi[j] for j in left))
-        even = rng.random() < epsilon
-        found.append(left.pop(rng.integers(len(left)) if even else rng.choice(len(left), p=p / p.sum())))
+        uniform = rng.random() < epsilon
+        found.append(left.pop(rng.integers(len(left)) if uniform else rng.choice(len(left), p=p / p.sum())))
     return found
 
 

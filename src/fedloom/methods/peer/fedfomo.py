@@ -1,27 +1,27 @@
-"""FedFomo among peers: every peer weighs others' models by how much each lowers its loss on held-out rows.
+"""FedFomo among peers: every peer weights its neighbours' models by how much each lowers its loss on held-out rows.
 
 Paper: M. Zhang, K. Sapra, S. Fidler, S. Yeung, J. M. Alvarez, "Personalized Federated Learning with First Order
-Model Optimization", ICLR 2021. Here as a host of AFIND+ (its Figure 5): `friends` says who is asked.
+Model Optimization", ICLR 2021. AFIND+ (its Figure 5) can select the neighbours: see `friends`.
 
-Each peer i keeps a share of its rows out of training; L_i is the loss on them, x_i its weights at the round's start.
-A round:
+Each peer i holds a share of its rows out of training; L_i is the loss on them, x_i its weights at the start of the
+round. A round:
 
-    ask up to `neighbours` peers j: with probability ε random ones, else those with the largest p_ij
+    select up to `neighbours` peers j: with probability ε random ones, else those with the largest p_ij
     x̃_i = local training from x_i; the neighbours' x̃_j likewise
     w_ij = (L_i(x_i) - L_i(x̃_j)) / |x̃_j - x_i|,  j = i included
     p_ij <- p_ij + w_ij
     x_i <- x_i + Σ_j ŵ_ij (x̃_j - x_i),  ŵ_ij ∝ max(w_ij, 0), summing to 1
 
-Where no weight is positive x_i stays what it was at the round's start: own training that does not lower the held-out
-loss is dropped too. That is the formula's value, and what the code of DisPFL's authors does.
+If no weight is positive, x_i is kept: local training that does not lower the held-out loss is discarded too. The
+formula gives that, and the code of DisPFL's authors does it.
 
 Differs:
-    No server picks and sends models: a peer chooses among its neighbours, and keeps p to itself.
-    With a personal head x is the body; all L_i of a round are taken with the own head as just trained, which stays.
-    p begins at 0, takes unclipped weights, and ties are broken by chance.
+    No server selects and sends models: a peer selects among its neighbours, and its p is private.
+    With a personal head x is the body; all L_i of a round are computed with the peer's own head after its training.
+    p starts at 0 and adds unclipped weights; ties are broken at random.
     A model at distance 0, or whose loss is not finite, has weight 0.
-    Fine-tuning before an evaluation leaves the held-out rows out as well.
-    With AFIND+ the neighbours asked are its coreset, and the weights remain those above.
+    Fine-tuning before an evaluation does not use the held-out rows either.
+    With AFIND+ the neighbours are its coreset, and the weights are those above.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class FedFomoConfig(selection.SelectionConfig):
 
 @final
 class FedFomoPeer(Party[FedFomoConfig]):
-    """A peer, its model, how much each neighbour has helped so far (p), and its weights before training (`began`)."""
+    """A peer, its model, p (m,) in `helped`, and its shared weights at the start of the round in `began`."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "helped", "began")
@@ -80,7 +80,7 @@ class FedFomoPeer(Party[FedFomoConfig]):
     # -- rows ----------------------------------------------------------------------------------------
 
     def split(self) -> tuple[Tensor, Tensor]:
-        """Numbers of the own rows to train on, and of those held out: at least one each, if there are two."""
+        """Indices of the rows to train on and of the held-out rows: at least one each, if there are two."""
         rows = len(self.data)
         order = torch.from_numpy(self.stream("validation").permutation(rows)).to(self.site.device)
         held = min(max(1, int(self.cfg.validation * rows)), max(1, rows - 1))
@@ -115,7 +115,7 @@ class FedFomoPeer(Party[FedFomoConfig]):
         self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def pick(self, *, t: int, here: Tensor) -> Tensor:
-        """Whom to ask as a mask (m,), given who is there (m,)."""
+        """The neighbours to ask as a mask (m,), given which peers are available (m,)."""
         near, rng, cfg = here.to(self.friends["near"].device) & self.friends["near"], self.stream("pick", t), self.cfg
         explores = rng.random() < cfg.epsilon
         order = near.nonzero().flatten().cpu()
@@ -127,21 +127,21 @@ class FedFomoPeer(Party[FedFomoConfig]):
         return chosen
 
     def update(self, *, t: int) -> None:
-        """Train on own rows, from the own weights."""
+        """Local training on the rows that are not held out."""
         self.began = {k: v.clone() for k, v in steps.shared_weights(self).items()}
         self.train_kept(steps.local_epochs(self, t))
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own weights, to whoever asks."""
+        """The own shared weights."""
         return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Towards each model, own training included, by how much it lowers the loss on the rows held out."""
+        """Move towards each model, the own trained one included, by how much it lowers the held-out loss."""
         me = self.site.id
         models = steps.models_of(self, inbox)
         start = self.began or {k: v.clone() for k, v in models[me].items()}
-        losses = torch.stack([self.judged(model) for model in models.values()])
-        w = first_order(self.judged(start), losses, torch.stack([distance(m, start) for m in models.values()]))
+        losses = torch.stack([self.validation_loss(model) for model in models.values()])
+        w = first_order(self.validation_loss(start), losses, torch.stack([distance(m, start) for m in models.values()]))
         p = self.helped["p"].clone()
         p[[*models]] += w.double()
         self.helped = {"p": p}
@@ -153,7 +153,7 @@ class FedFomoPeer(Party[FedFomoConfig]):
         self.note("nothing helped", float(not helps))
         self.began, self.heard = {}, {"t": -1}
 
-    def judged(self, model: Mapping[str, Tensor]) -> Tensor:
+    def validation_loss(self, model: Mapping[str, Tensor]) -> Tensor:
         """L_i () of shared weights: mean cross-entropy on the rows held out, in evaluation mode."""
         held = self.split()[1]
         with self.scratch():
@@ -171,13 +171,13 @@ class FedFomoPeer(Party[FedFomoConfig]):
 
 
 def first_order(base: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
-    """w (n,): by how much each loss (n,) is below `base` (), per distance (n,); 0 where that is no number."""
+    """w (n,): how far each loss (n,) is below `base` (), per distance (n,); 0 where that is not finite."""
     w = (base - losses) / distances
     return torch.where(w.isfinite(), w, 0.0)
 
 
 def normalised(w: Tensor) -> Tensor:
-    """ŵ (n,): negative weights as 0, and the sum 1; all 0 where none is positive."""
+    """ŵ (n,): w with negative entries set to 0, divided by its sum; all 0 if none is positive."""
     positive = w.clamp_min(0).double()
     return positive / torch.where(positive.any(), positive.sum(), 1.0)
 

@@ -2,11 +2,11 @@
 
 Paper: S. Boyd et al., "Randomized Gossip Algorithms", IEEE Transactions on Information Theory 2006; in learning,
 e.g. M. Blot et al., "Gossip Training for Deep Learning", 2016. Here as the baseline of AFIND+ (its section 4.1):
-each round every peer pulls the models of k random neighbours, all trained in that round, and takes the plain mean
-of theirs and its own.
+each round every peer pulls the models of k random neighbours, all trained in that round, and takes the mean of theirs
+and its own.
 
-With k = 0 every peer is alone, which is the lower bound of the family. With all neighbours on a complete graph all
-peers hold one model after each round: FedAvg with equal weights and full participation.
+With k = 0 every peer trains alone, which is the lower bound of the family. With all neighbours on a complete graph all
+peers have one model after each round: FedAvg with equal weights and full participation.
 """
 
 from __future__ import annotations

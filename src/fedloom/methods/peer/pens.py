@@ -1,24 +1,25 @@
-"""PENS: peers whose models do well on one's own rows become friends, and gossip goes on among friends.
+"""PENS: gossip averaging among peers whose models have a low loss on each other's rows.
 
 Paper: N. Onoszko, G. Karlsson, O. Mogren, E. Listo Zec, "Decentralized federated learning of deep neural networks on
 non-iid data", 2021. Here as a baseline of AFIND+ (its section 4.1).
 
-Stage 1, the first rounds: a peer asks n random neighbours, takes the loss of each of their models on its own rows,
-and averages its own model with the m of the lowest loss. It counts whom it took. Stage 2: its friends are those that
-it took more often than chance would have it, which is m times out of n asked, and gossip goes on among friends alone.
+Stage 1, the first rounds: a peer requests the models of n random neighbours, computes the loss of each on its own
+rows, and averages its own model with the m of the lowest loss. It counts how often it selects each neighbour. Stage 2:
+its friends are the neighbours that it selected more often than expected by chance, which is m out of n, and it averages
+with random friends only.
 
-With m = n, stage 1 is gossip, but it tells nobody from anybody: no friends come of it.
+With m = n, stage 1 is gossip averaging and finds no friends.
 
 Reading, where the papers are silent:
-    How long stage 1 lasts in AFIND+'s comparison: `first_rounds`, by default a fifth of its 500 rounds.
-    n is how many answers came in a round: who did not answer was not compared.
-    A peer without friends, or whose friends are all away, stays alone in that round.
-    Who joins in stage 2 has compared nobody, and so has no friends.
+    The length of stage 1 in AFIND+'s comparison is `first_rounds`, by default a fifth of its 500 rounds.
+    n is the number of replies in a round: a neighbour that did not reply was not compared.
+    A peer without available friends keeps its model in that round.
+    A peer that joins in stage 2 has no friends.
 
 Differs:
-    Rounds are synchronous and models are pulled; in the original they are pushed, and a peer acts whenever n came.
-    The own model always takes part in the average, with the weight of any other.
-    With a personal head a neighbour's body is judged under the own head; BatchNorm's statistics are one's own too.
+    Rounds are synchronous and models are pulled; in the original they are pushed, and a peer acts on every n models.
+    The average always includes the peer's own model, with equal weight.
+    With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm statistics.
 """
 
 from __future__ import annotations
@@ -57,11 +58,7 @@ class PensConfig(steps.LocalSGDConfig):
 
 @final
 class PensPeer(Party[PensConfig]):
-    """A peer and its model.
-
-    Its state `counts` has for each of m parties (m,) how often its model was taken, and how often that was to be
-    expected by chance.
-    """
+    """A peer, its model, and `counts` (m,): how often it took each peer's model, and the expectation by chance."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "counts")
@@ -75,17 +72,17 @@ class PensPeer(Party[PensConfig]):
         self.counts: dict[str, Any] = {"taken": taken, "expected": expected}
 
     def update(self, *, t: int) -> None:
-        """Train on own rows, from the own weights."""
+        """Local training."""
         steps.local_sgd(self, t)
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own weights, to whoever asks."""
+        """The own shared weights."""
         return {"weights": steps.shared_weights(self)}
 
     # -- stage 1 -----------------------------------------------------------------------------------
 
     def select(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Take the models of the lowest loss, and count."""
+        """Stage 1: average with the models of the lowest loss, and count them."""
         best = lowest(self.losses(t, inbox), self.cfg.top)
         ids = [int(j) for j in inbox]
         taken, expected = self.counts["taken"].clone(), self.counts["expected"].clone()
@@ -96,7 +93,7 @@ class PensPeer(Party[PensConfig]):
         self.mix(t=t, inbox={str(ids[n]): inbox[str(ids[n])] for n in best})
 
     def losses(self, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> Tensor:
-        """The mean loss (n,) of each model on own rows, in evaluation mode."""
+        """Mean loss (n,) of each model on own rows, in evaluation mode."""
         x, y = self.some(t, size=self.cfg.loss_rows or len(self.data))
         found = x.new_zeros(len(inbox))
         with self.scratch():
@@ -108,12 +105,12 @@ class PensPeer(Party[PensConfig]):
     # -- stage 2 -----------------------------------------------------------------------------------
 
     def friends(self) -> Tensor:
-        """Those that were taken more often than chance would have it, as a mask (m,)."""
+        """The peers that were taken more often than expected by chance, as a mask (m,)."""
         more: Tensor = self.counts["taken"] - self.counts["expected"] > ROUNDING
         return more
 
     def choose(self, *, t: int, here: Tensor) -> Tensor:
-        """Some random friends, as a mask (m,), given who is there (m,)."""
+        """Stage 2: random friends as a mask (m,), given which peers are available (m,)."""
         friends, most = self.friends(), self.cfg.neighbours
         chosen = (friends & here.to(friends.device)).nonzero().flatten().tolist()
         self.note("friends", friends.sum())
@@ -127,7 +124,7 @@ class PensPeer(Party[PensConfig]):
     # -- both --------------------------------------------------------------------------------------
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The plain mean of the own weights and those in the inbox."""
+        """The mean of the own model and those in the inbox."""
         models = steps.models_of(self, inbox)
         steps.average(self, models, dict.fromkeys(models, 1.0))
 
@@ -137,7 +134,7 @@ class PensPeer(Party[PensConfig]):
 
 
 def lowest(losses: Tensor, top: int) -> list[int]:
-    """The places of the `top` lowest of losses (n,), rising; of equal ones the first. NaN is the highest."""
+    """Indices of the `top` lowest losses (n,), ascending; of equal losses the first. NaN is the highest."""
     return sorted(losses.argsort(stable=True)[:top].tolist())
 
 
