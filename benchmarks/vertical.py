@@ -23,8 +23,9 @@ from fedloom.core.context import Rows, Site
 from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
 from fedloom.methods import find
+from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.proto_evfl import Fusion
-from fedloom.methods.vertical.proto_evfl_steps import class_means, similarities, to_prototypes, transport_cost
+from fedloom.methods.vertical.proto_evfl_steps import similarities, to_prototypes, transport_cost
 
 PARTIES, CLASSES, WIDTH, BATCH, OWN = 4, 10, 64, 64, 4000
 

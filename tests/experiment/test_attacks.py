@@ -20,7 +20,7 @@ from fedloom.experiment.engine import start
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, execute
-from fedloom.methods.vertical.proto_evfl_steps import class_means
+from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import batch_indices, labels, learn
 from fedloom.protect.attacks import known_rows, nearest, success
 

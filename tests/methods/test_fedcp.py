@@ -135,7 +135,7 @@ def test_the_global_head_of_a_client_stays_as_it_came() -> None:
 
 def test_the_pure_functions() -> None:
     torch.manual_seed(0)
-    w = {k: p.detach().double() for k, p in fedcp.Conditional(common()).named_parameters()}
+    w = {k: p.detach().double() for k, p in fedcp.ConditionalNetwork(common()).named_parameters()}
     h, v = torch.randn(7, WIDTH, dtype=torch.float64), fedcp.context(w)
     assert torch.allclose(v.norm(), torch.ones(1, dtype=torch.float64))
     noise = torch.full((7, 2, WIDTH), 3.0, dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_the_pure_functions() -> None:
 
 def test_gradients_of_the_loss() -> None:
     torch.manual_seed(1)
-    w = {k: p.detach().double() for k, p in fedcp.Conditional(common()).named_parameters()}
+    w = {k: p.detach().double() for k, p in fedcp.ConditionalNetwork(common()).named_parameters()}
     names = [k for k in w if not k.startswith(("global", "network.body"))]
     h, before, v = torch.randn(5, WIDTH).double(), torch.randn(5, WIDTH).double(), fedcp.context(w)
     same, y = torch.full((5,), 0.2, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])

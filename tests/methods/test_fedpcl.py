@@ -130,7 +130,7 @@ def test_three_rounds_are_those_written_by_hand(batched: bool) -> None:
             for k in range(CLASSES):
                 assert bool(t.server.known[i, k]) == (k in sets[i])
                 assert k not in sets[i] or torch.allclose(t.server.prototypes[i, k], sets[i][k], atol=1e-6)
-    lesson = t.server.lesson()
+    lesson = t.server.all_prototypes()
     assert lesson["known"].tolist() == [True, True, True, False]
     assert torch.allclose(lesson["mean"][2], sets[1][2], atol=1e-6)
     assert torch.equal(lesson["each"][0, 2], lesson["mean"][2])  # client 0 has none of class 2
@@ -184,7 +184,7 @@ def test_who_fails_counts_with_what_it_sent_last() -> None:
 def test_prototypes_of_the_own_support_half_answer(i: int) -> None:
     t = toy(4, alpha=0.1, isolated=True).run(2, present=[0, 1, 2])
     assert t.server is not None
-    before, place, lesson = t.tensors(), t.places[i], t.server.lesson()
+    before, place, lesson = t.tensors(), t.places[i], t.server.all_prototypes()
     x, y, _ = place.support
     e, test = features(x), place.tests["test"]
     sets = {m: {k: c for k, c in enumerate(one) if lesson["known"][k]} for m, one in enumerate(lesson["each"])}

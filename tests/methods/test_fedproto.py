@@ -13,7 +13,7 @@ from fedloom import methods
 from fedloom.core.context import Rows, Site
 from fedloom.core.errors import MethodError, ModelError
 from fedloom.core.faults import Faults
-from fedloom.methods.features import class_means
+from fedloom.methods.steps import class_means
 from fedloom.models.parts import Classifier
 from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
 
@@ -174,5 +174,5 @@ def test_a_class_without_a_prototype_is_never_answered_and_the_loss_is_a_number(
 
 def test_class_means_do_not_count_rows_that_fill_up() -> None:
     f = torch.tensor([[1.0, 2.0], [3.0, 4.0], [9.0, 9.0], [5.0, 5.0]])
-    means, counts = class_means(f, torch.tensor([1, 1, 1, 0]), torch.tensor([0.5, 0.5, 0.0, 0.5]), 3)
+    means, counts = class_means(f, torch.tensor([1, 1, 1, 0]), 3, torch.tensor([0.5, 0.5, 0.0, 0.5]))
     assert means.tolist() == [[5.0, 5.0], [2.0, 3.0], [0.0, 0.0]] and counts.tolist() == [1, 2, 0]

@@ -28,11 +28,11 @@ from fedloom.core.message import leaves
 from fedloom.experiment.build import build
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
+from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import (
     TOO_ALIKE,
     ProtoEVFLConfig,
-    class_means,
     collapse_share,
     likeness,
     optimal_plan,

@@ -10,7 +10,7 @@ from fedloom import methods
 from fedloom.core.context import Site
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
-from fedloom.methods.variance import variance
+from fedloom.methods.steps import gradient_variance
 from tests.toy import CLASSES, FEATURES, Toy, equal
 
 FEDAL = methods.find("fedal")
@@ -32,7 +32,10 @@ def test_it_is_that_of_a_mean_over_a_batch() -> None:
     party = One(None, Site(id=0, parties=1, classes=CLASSES))
     noise = torch.Generator().manual_seed(1)
     spread = torch.arange(1.0, 1 + FEATURES)
-    found = [float(variance(party, party.loss, spread * torch.randn(8, FEATURES, generator=noise))) for _ in range(800)]
+    found = [
+        float(gradient_variance(party, party.loss, spread * torch.randn(8, FEATURES, generator=noise)))
+        for _ in range(800)
+    ]
     assert sum(found) / len(found) == pytest.approx(float(spread.square().sum()) / 8, rel=0.05)
 
 

@@ -19,7 +19,7 @@ from fedloom.core.rng import stream
 from fedloom.data.dataset import DatasetLike
 from fedloom.experiment.config import RunConfig, refuse_black_boxes, refuse_settings
 from fedloom.experiment.plan import RunPlan
-from fedloom.methods.features import Features
+from fedloom.methods.steps import Features
 from fedloom.models.black_boxes import make
 
 SMALL = {

@@ -257,17 +257,20 @@ def meta_gradient(party: Party[Any], weights: Mapping[str, Tensor], hvp: Hessian
     _, r = party.gradient_at(phi, loss, *party.site.query)
     if hvp == "first_order":
         return r
-    if product:
-        g = product(r)
-    else:  # [∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ, with δ over the norm of r if normalised
-        norm = norm_of(r).clamp_min(1e-12) if hvp == "fd_normalised" else 1.0
-        step = delta / norm
-        ahead, behind = (
-            party.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, loss, *support)[1]
-            for sign in (1, -1)
-        )
-        g = {k: (ahead[k] - behind[k]) / (2 * step) for k in r}
+    g = product(r) if product else hvp_by_difference(party, weights, r, delta, unit=hvp == "fd_normalised")
     return {k: r[k].sub(g[k], alpha=alpha) for k in r}
+
+
+def hvp_by_difference(
+    party: Party[Any], weights: Mapping[str, Tensor], r: Mapping[str, Tensor], delta: float, *, unit: bool
+) -> dict[str, Tensor]:
+    """[∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ by name at θ = `weights`, with δ over the norm of r if `unit`."""
+    loss, step = partial(weighted_cross_entropy, party), delta / (norm_of(r).clamp_min(1e-12) if unit else 1.0)
+    ahead, behind = (
+        party.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, loss, *party.site.support)[1]
+        for sign in (1, -1)
+    )
+    return {k: (ahead[k] - behind[k]) / (2 * step) for k in r}
 
 
 # -- evaluation ----------------------------------------------------------------------------------------------------
@@ -323,3 +326,88 @@ def note_mixing(party: Party[Any], shares: Mapping[int, float]) -> None:
     for i, share in shares.items():
         row[i] = share
     party.note("mixing", row)
+
+
+# -- features: the input (B, d) of a network's last layer ----------------------------------------------------------
+
+
+class Features(nn.Module):
+    """A network in two parts whose output are its features (B, d). Pages add modules and buffers of their own.
+
+    The last layer takes no part in a pass: `linear` applies it, with the weights given.
+
+    Raises:
+        ModelError: the network is not in two parts.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network: Any = in_two_parts(network)
+        self.channels_last = getattr(network, "channels_last", False)
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return int(self.network.head.in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features (B, d)."""
+        out: Tensor = self.network.features(x)
+        return out
+
+
+HEAD = "network.head"
+"""Name of the last layer within `Features`."""
+
+
+def in_two_parts(network: nn.Module) -> nn.Module:
+    """The network, if it has a method `features` and a linear layer `head`.
+
+    Raises:
+        ModelError: it has not.
+    """
+    if not callable(getattr(network, "features", None)) or not isinstance(getattr(network, "head", None), nn.Linear):
+        raise ModelError(
+            f"this method needs a network's features, but {type(network).__name__} has no method `features` or no "
+            "linear layer `head`: take another network, such as cnn-small"
+        )
+    return network
+
+
+def linear(f: Tensor, weights: Mapping[str, Tensor], name: str = HEAD) -> Tensor:
+    """The outputs (n, K) of a linear layer of this name for f (n, d)."""
+    return F.linear(f, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
+
+
+def class_means(f: Tensor, y: Tensor, classes: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The mean (K, d) of the rows f (n, d) of each class y (n,), 0 where there are none, and their numbers (K,) int64.
+
+    Rows of weight (n,) 0 do not count: an engine adds them as padding.
+    """
+    members = y[:, None] == torch.arange(classes, device=y.device)
+    if weight is not None:
+        members = members & (weight > 0)[:, None]
+    counts = members.sum(0)
+    return members.to(f).T @ f / counts.clamp(min=1)[:, None], counts
+
+
+def mask_unknown(scores: Tensor, known: Tensor) -> Tensor:
+    """Scores (n, K) in which classes that are not `known` (K,) rank behind all others of their row."""
+    return torch.where(known, scores, scores.amin(-1, keepdim=True) - 1)
+
+
+# -- diagnostics ---------------------------------------------------------------------------------------------------
+
+
+def gradient_variance(party: Party[Any], loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:
+    """E|g - E g|² () of the gradient g of a mean `loss(*batch)` over B rows, in all weights of the party's network.
+
+    Proofs of convergence assume that it is bounded. It is a quarter of the squared distance between the gradients of
+    the batch's halves, as each of these varies twice as much as g. Unbiased for rows that are drawn independently. The
+    network does not change.
+    """
+    half = len(batch[0]) // 2
+    with party.scratch():
+        _, a = party.gradient(loss, *(x[:half] for x in batch))
+        _, b = party.gradient(loss, *(x[half : 2 * half] for x in batch))
+    return torch.stack([(a[name] - b[name]).square().sum() for name in a]).sum() / 4

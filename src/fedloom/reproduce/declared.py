@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeAlias
 
-from fedloom.methods.learner import TUNED
+from fedloom.methods.steps import TUNED
 from fedloom.reproduce import declared_columns as columns
 from fedloom.reproduce.passes import Passes, Scene, ask, calls, products, train
 

@@ -46,7 +46,7 @@ from fedloom.core.method import Method
 from fedloom.core.optim import Adam
 from fedloom.core.party import Party
 from fedloom.methods.distillation.steps import TrainingConfig
-from fedloom.methods.features import class_means
+from fedloom.methods.steps import class_means
 from fedloom.protect.coding import LARGEST
 
 
@@ -84,7 +84,7 @@ class FDClient(Party[FDConfig]):
             answers.append(f if self.cfg.average == "logits" else F.softmax(f, -1))
             self.descend(x, self.gradient_by_row(f, y) / len(x))
         y = batches.y.flatten()
-        means, counts = class_means(torch.cat(answers), y, torch.ones_like(y), self.site.classes)
+        means, counts = class_means(torch.cat(answers), y, self.site.classes)
         return {"means": means, "present": counts > 0}
 
     def gradient_by_row(self, f: Tensor, y: Tensor) -> Tensor:

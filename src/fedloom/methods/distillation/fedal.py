@@ -49,7 +49,7 @@ from fedloom.core.party import Party
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig
 from fedloom.methods.steps import cross_entropy, reset_optimizer
-from fedloom.methods.variance import variance
+from fedloom.methods.steps import gradient_variance
 
 
 class FedALConfig(LogitsConfig):
@@ -182,7 +182,7 @@ def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
 
 def note_variance(party: Party[Any], name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
     """Note the variance of a term's gradient in the weights."""
-    party.note(f"gradient variance {name}", variance(party, loss, *batch))
+    party.note(f"gradient variance {name}", gradient_variance(party, loss, *batch))
 
 
 def along(party: Party[Any], x: Tensor, term: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def judge(server: Party[FedALConfig], logits: Mapping[int, Tree]) -> tuple[Tree,
     author = torch.tensor(list(logits), device=f.device).repeat_interleave(f.shape[1])
     if cfg.variances:  # (51) is about each client's rows
         each = zip(f, author.view(len(f), -1), strict=True)
-        found = torch.stack([variance(server, author_of, *own) for own in each])
+        found = torch.stack([gradient_variance(server, author_of, *own) for own in each])
         server.note("gradient variance discriminator", found.mean())
     server.minimise(author_of, f.flatten(0, 1), author)  # line 13: ascent on U is descent on -U
     f.requires_grad_()

@@ -41,7 +41,7 @@ from fedloom.core.method import Method
 from fedloom.core.optim import Adam
 from fedloom.core.party import Party
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
-from fedloom.methods.features import HEAD, Features, linear
+from fedloom.methods.steps import HEAD, Features, linear
 
 LARGEST = 1e4
 """Features are clipped to ± this: far above the features of a network that trains, and so small that the square of a

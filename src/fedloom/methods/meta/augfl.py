@@ -15,10 +15,10 @@ It is split by inexact ADMM: each client keeps a dual variable y_i, and R_h is t
     y_i <- y_i + ρ (θ_i - θ)                                                                          (12)
     θ <- (Σ (y_i + ρ θ_i) - λ ∇R_h(θ, θ_p)) / Σ ρ                                                     (13)
 
-What crosses: θ, ρ and Σ D_i down, u_i = y_i + ρ θ_i up, and once a client's number of rows. The pretrained model and
-its features never leave the server; at λ = 0, or where R_h does not need it, it is not even read.
+Messages: θ, ρ and Σ D_i down, u_i = y_i + ρ θ_i up, and once a client's number of rows. The pretrained model and its
+features never leave the server; at λ = 0, or where R_h does not need it, it is not even read.
 
-After (12) y_i = -w_i (r_i - α g_i), so with everybody there each round is a step of optimistic gradient descent,
+After (12) y_i = -w_i (r_i - α g_i), so with full participation each round is a step of optimistic gradient descent,
 
     θ <- θ - [Σ w_i (2 (r_i - α g_i) - (r_i - α g_i of the round before)) + λ ∇R_h] / Σ ρ
 
@@ -31,19 +31,19 @@ server's rows, which needs no pretrained model at all.
 Differs:
     One vector goes up, not two: the server uses nothing but u_i.
     The Hessian-vector product is exact by default. `hvp = "fd"` is (10), with δ = 1 / (10 (t + 1) + 100).
-    With `clients_per_round` the dual of a client that was not drawn, or failed, counts as it was, at today's θ: the
-        server finds it from u_i. Where an answer was lost on its way the two differ by a half, a quarter, … of what the
-        client moved, each time it answers again. Without, whoever fails is left out of the sums, and λ falls in
-        proportion. Clients that are away or come (churn) change w_i, and ρ where there is a meta_lr.
-    CRD: see `fedloom.methods.crd`. It has the normalisation of the authors' code, of which the paper says nothing.
-    θ^0 is the same at all. The authors' code averages models that each client drew for itself.
+    With `clients_per_round` a client that was not drawn, or failed, counts with its last dual at the present θ: the
+        server computes it from u_i. After a lost reply the two differ by a half, a quarter, … of the client's update,
+        with each further reply. Without, clients that fail are left out of the sums, and λ falls in proportion.
+        Clients that leave or join (churn) change w_i, and ρ if meta_lr is set.
+    CRD: see `crd.py`. It has the normalisation of the authors' code, which the paper does not mention.
+    θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, final
 
 import torch
 from pydantic import Field, model_validator
@@ -58,12 +58,12 @@ from fedloom.core.message import Shape, Tree, check_finite, map_tensors
 from fedloom.core.method import Method
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
-from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
-from fedloom.methods.crd import CRD, contrast, normaliser
-from fedloom.methods.features import Features, linear
+from fedloom.methods import steps
+from fedloom.methods.meta import crd
+from fedloom.methods.steps import Features, Hessian, MetaConfig, linear
 
 
-class Config(MetaConfig):
+class AugFLConfig(MetaConfig):
     """Defaults are ours; see the presets for the paper's and its code's."""
 
     hvp: Hessian = "exact"
@@ -104,7 +104,7 @@ class Config(MetaConfig):
     """Their weight decay."""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Config:
+    def _makes_sense(self) -> AugFLConfig:
         if (self.meta_lr is None) == (self.rho is None):
             raise ValueError('give meta_lr or rho, and set the other to "none"')
         if self.lam and not (self.on_rows or self.taught):
@@ -121,21 +121,17 @@ class Config(MetaConfig):
         """Whether R_h needs the pretrained model."""
         return bool(self.lam and (self.crd or self.kl or self.l2))
 
-    @property
-    def distiller(self) -> CRD:
-        """The settings of `crd`."""
-        keep, lr, decay = self.bank_momentum, self.embed_lr, self.embed_decay
-        return CRD(self.crd_width, self.crd_temperature, self.negatives, keep, lr, decay)
-
     def penalty(self, clients: int) -> float:
-        """ρ of each of so many clients."""
+        """ρ of each client, given their number."""
         return self.rho if self.rho is not None else 1 / (clients * (self.meta_lr or 1))
 
 
-class Client(Adapter[Config]):
-    """A client: its halves, and its dual variable."""
+@final
+class AugFLClient(Party[AugFLConfig]):
+    """A client and its dual variable."""
 
     STATE = ("params", "buffers", "opt", "dual")
+    ROLE = "client"
     CALLS = ("size", "update")
 
     def setup(self) -> None:
@@ -157,16 +153,26 @@ class Client(Adapter[Config]):
             rows: of all clients.
         """
         w, y, delta = self.row_count.double() / rows, self.dual, 1 / (10 * (t + 1) + 100)
-        gradient = self.meta_gradient(weights, self.cfg.hvp, delta)  # line 5, (10)
+        gradient = steps.meta_gradient(self, weights, self.cfg.hvp, delta)  # line 5, (10)
         slope = {k: y[k] + w * g for k, g in gradient.items()}
         local = {k: theta.sub(slope[k], alpha=1 / rho) for k, theta in weights.items()}  # line 6, (11)
         self.dual = {k: y[k].add(local[k] - theta, alpha=rho) for k, theta in weights.items()}  # line 7, (12)
         return {"u": {k: self.dual[k].add(x, alpha=rho) for k, x in local.items()}}  # line 8
 
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the meta-model and adapt it."""
+        steps.prepare(self, way, handout)
 
-class Server(Party[Config]):
-    """The server: the meta-model θ, its own rows, and what it needs for R_h."""
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
 
+
+@final
+class AugFLServer(Party[AugFLConfig]):
+    """The server: the meta-model θ, its own rows, and what R_h needs."""
+
+    ROLE = "server"
     STATE = ("params", "buffers", "opt", "rows", "duals", "teacher", "crd")
 
     def setup(self) -> None:
@@ -177,7 +183,7 @@ class Server(Party[Config]):
         self.rows = torch.zeros(self.site.parties, dtype=torch.int64, device=device)  # of each client, 0 where unknown
         self.duals: dict[str, dict[str, Tensor]] = {}  # y_i as the server knows them, by client
         self.teacher: dict[str, Any] = {}  # θ_p's features and logits on own rows, or its weights
-        self.crd: dict[str, Any] = {}  # maps, banks and log Z of `fedloom.methods.crd`
+        self.crd: dict[str, Any] = {}  # maps, banks and log Z of `fedloom.methods.meta.crd`
         if cfg.taught and self.site.pretrained is None:
             raise ConfigError(f"lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0")
         if cfg.on_rows and self.site.data is None:
@@ -186,7 +192,7 @@ class Server(Party[Config]):
             self._check(self.site.encoder())
 
     def _check(self, model: nn.Module) -> None:
-        """Refuse a pretrained model, or another one of its architecture, that R_h can't do with."""
+        """Refuse a pretrained model, or another one of its architecture, that R_h cannot use."""
         if self.cfg.crd and not hasattr(model, "features"):
             raise ModelError("crd compares features, but the pretrained model has none: take kl, or give it `features`")
         shapes = {k: p.shape for k, p in model.named_parameters()}
@@ -203,7 +209,7 @@ class Server(Party[Config]):
         return dict(self.theta)
 
     def count(self, sizes: Mapping[int, Tensor]) -> None:
-        """Keep how many rows these clients have."""
+        """Store the numbers of rows of these clients."""
         which, counts = torch.tensor(list(sizes), dtype=torch.int64), [int(n) for n in sizes.values()]
         self.rows = self.rows.index_put((which.to(self.rows.device),), self.rows.new_tensor(counts))
 
@@ -212,9 +218,9 @@ class Server(Party[Config]):
 
         Args:
             t: the round.
-            replies: u_i by client, of those that took part; none where nobody does.
+            replies: u_i by client, of the participants, if there are any.
             rho: ρ.
-            clients: all that count.
+            clients: all clients of the sums.
         """
         theta, n = self.theta, len(clients)
         moved = {k: torch.zeros_like(p) for k, p in theta.items()}  # Σ (u_i - ρ θ)
@@ -234,7 +240,7 @@ class Server(Party[Config]):
         self.params = {k: p + moved[own(k)] / (n * rho) for k, p in self.params.items()}
 
     def _recover(self, replies: Mapping[int, Any], theta: Mapping[str, Tensor], rho: float) -> None:
-        """Each y_i, from u_i = y_i + ρ θ_i = ρ θ + 2 y_i - (y_i of before)."""
+        """Compute each y_i from u_i = y_i + ρ θ_i = ρ θ + 2 y_i - (the last y_i)."""
         found = {}
         for i, reply in replies.items():
             before = self.duals.get(str(i), {})
@@ -244,11 +250,11 @@ class Server(Party[Config]):
     # -- R_h, section V ----------------------------------------------------------------------------
 
     def transfer(self, t: int) -> dict[str, Tensor]:
-        """∇R_h(θ, θ_p) by the clients' names, the mean over round t's batches of own rows; nothing where λ is 0."""
+        """∇R_h(θ, θ_p) by the clients' names, the mean over round t's batches of own rows; empty if λ is 0."""
         cfg = self.cfg
         slope: dict[str, Tensor] = {}
         if cfg.taught and not self.teacher:
-            self.teacher = self._lessons()
+            self.teacher = self._teacher_outputs()
         if cfg.on_rows:
             plan = self._plan(t)
             for which in plan:
@@ -260,13 +266,13 @@ class Server(Party[Config]):
         return slope
 
     def _plan(self, t: int) -> Tensor:
-        """Round t's batches (T, B) of numbers into the own rows."""
+        """Round t's batches (T, B) of indices of own rows."""
         cfg, rng, rows = self.cfg, self.stream("knowledge transfer", t), len(self.data)
         size = min(cfg.kt_batch_size, rows)
         return sample_plan(rng, rows, cfg.kt_batches, size) if cfg.kt_batches else epoch_plan(rng, rows, 1, size)
 
-    def _lessons(self) -> dict[str, Any]:
-        """What is needed of the pretrained model: features (n, d') and logits (n, K) of own rows, or its weights."""
+    def _teacher_outputs(self) -> dict[str, Any]:
+        """The pretrained model's features (n, d') and logits (n, K) on own rows, and its weights, as R_h needs them."""
         cfg, model = self.cfg, self.site.teacher()
         found: dict[str, Any] = {}
         self._check(model)
@@ -285,7 +291,7 @@ class Server(Party[Config]):
         return found
 
     def _slope(self, which: Tensor) -> dict[str, Tensor]:
-        """The gradient of R_h, but for `l2`, on own rows `which` (B,). What CRD remembers moves on."""
+        """The gradient of R_h, but for `l2`, on own rows `which` (B,). The state of CRD is updated."""
         cfg, y = self.cfg, self.data.y(which)
         features = self.model(self.data.x(which))
         logits = linear(features, self.live)
@@ -299,38 +305,34 @@ class Server(Party[Config]):
         if cfg.crd:
             if not self.crd:
                 with self.seeded("crd"):
-                    begun = cfg.distiller.begin(len(self.data), features.shape[1], self.teacher["features"].shape[1])
+                    begun = crd.init(
+                        len(self.data), features.shape[1], self.teacher["features"].shape[1], cfg.crd_width
+                    )
                 self.crd = map_tensors(lambda x: x.to(self.site.device), begun)  # type: ignore[assignment]
             maps = {who: {k: w.clone().requires_grad_() for k, w in m.items()} for who, m in self.crd["maps"].items()}
-            vectors = cfg.distiller.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
-            terms["crd"] = cfg.crd * self._contrasts(vectors, which, y)
+            vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
+            strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
+            value, z = crd.loss(self.crd, vectors, which, strangers, cfg.crd_temperature, cfg.negatives)
+            terms["crd"] = cfg.crd * value
         for name, term in terms.items():
             self.note(f"transfer {name}", term.detach())
         learnt = {**self.live, **{f"{who} {k}": w for who, m in maps.items() for k, w in m.items()}}
         total = torch.stack([*terms.values()]).sum()
         slopes = dict(zip(learnt, torch.autograd.grad(total, [*learnt.values()], materialize_grads=True), strict=True))
         if cfg.crd:
-            moves = {who: {k: slopes.pop(f"{who} {k}") for k in m} for who, m in maps.items()}
-            self.crd = cfg.distiller.learn(self.crd, which, vectors, moves)
+            gradients = {who: {k: slopes.pop(f"{who} {k}") for k in m} for who, m in maps.items()}
+            moved = crd.descend(self.crd["maps"], gradients, cfg.embed_lr, cfg.embed_decay)
+            banks = crd.remember(self.crd["banks"], which, vectors, cfg.bank_momentum)
+            self.crd = {"maps": moved, "banks": banks, "z": z}
         return slopes
-
-    def _contrasts(self, vectors: Mapping[str, Tensor], which: Tensor, y: Tensor) -> Tensor:
-        """Both networks' vectors against the other's bank."""
-        strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
-        scores = self.cfg.distiller.scores(self.crd, vectors)
-        if not self.crd["z"]:
-            z = {who: normaliser(x.detach(), which, strangers) for who, x in scores.items()}
-            self.crd = {**self.crd, "z": z}
-        each = [contrast(x - self.crd["z"][who], which, strangers, self.cfg.negatives) for who, x in scores.items()]
-        return torch.stack(each).sum()
 
 
 def own(name: str) -> str:
-    """What a client calls the parameter that the server calls `name`."""
+    """A client's name of the parameter that the server calls `name`."""
     return name.removeprefix("network.")
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: AugFLConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 3-13, for one t."""
     if not cfg.federated:
         server.step(t, {}, cfg.penalty(len(clients)), clients)
@@ -353,10 +355,10 @@ AUGFL = Method(
     title="Federated meta-learning helped by a server's private pretrained model",
     paper="S. Yue, Z. Qin et al.: AugFL: Augmenting Federated Learning with Pretrained Models",
     family="meta",
-    config=Config,
+    config=AugFLConfig,
     round=round,
-    client=Client,
-    server=Server,
+    client=AugFLClient,
+    server=AugFLServer,
     presets={
         "paper": PAPER,
         "authors_code": {

@@ -1,4 +1,4 @@
-"""FedCP: a policy of each row's own tells what of its features is for the client's head, and what for the global one.
+"""FedCP: a policy splits the features of each row between the client's head and the global one.
 
 Paper: J. Zhang, Y. Hua, H. Wang, T. Song, Z. Xue, R. Ma, H. Guan, "FedCP: Separating Feature Information for
 Personalized Federated Learning via Conditional Policy", KDD 2023; read with the authors' code,
@@ -9,18 +9,18 @@ features h (d,) of a row and v, the sum over classes of the own head's weights, 
 
     (a, b) = ReLU(LayerNorm(W (h ⊙ v) + c)), each (d,);    π = softmax of each pair (a, b) + Gumbel noise, for a
     logits = own head(π ⊙ h) + global head((1 - π) ⊙ h)
-    loss   = cross-entropy + λ MMD(h, features of the same rows by the extractor as it came)
+    loss   = cross-entropy + λ MMD(h, features of the same rows by the received extractor)
 
-Extractor, own head and policy learn; the global head is fixed. A round hands out extractor, global head and policy,
-and averages them, weighted by rows; in the global head's place a client sends the mean of its own and the global one.
+Extractor, own head and policy are trained; the global head is fixed. A round broadcasts extractor, global head and
+policy, and averages them, weighted by rows; for the global head a client sends the mean of its own and the global one.
 
-A client that has not trained yet takes the global head for its own one. It adapts like the others: steps on the loss
-above, with the extractor as it came for reference.
+A client that has not trained yet uses the global head for its own one. It adapts like the others: steps on the loss
+above, with the received extractor for reference.
 
 Differs:
-    There is noise in training alone: evaluation and adaptation take the plain softmax. The code draws it there as well.
+    There is noise in training alone: evaluation and adaptation use the plain softmax. The code has noise there too.
     v is made of the own head as the paper says; published versions of the code differ here and in the head sent up.
-    Features of the extractor as it came are computed before the training, in evaluation mode; no copy is kept.
+    Features of the received extractor are computed before the training, in evaluation mode; no copy is kept.
     MMD is a mean over all pairs of rows under a sum of four Gaussian kernels, whose widths are the code's; λ = 5 is
         what the authors set for MNIST, and 0 the code's default.
     BatchNorm's statistics stay at the client.
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, final
 
 import torch
 from pydantic import Field
@@ -43,16 +43,15 @@ from fedloom.core.method import Method
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
 from fedloom.methods import steps
-from fedloom.methods.adapter import Adapter, MetaConfig
-from fedloom.methods.features import HEAD, Features, linear
+from fedloom.methods.steps import HEAD, Features, MetaConfig, linear
 
 WIDTHS = (10.0, 15.0, 20.0, 50.0)
 """Variances of the kernels of MMD."""
 GLOBAL = "global_head"
-"""What the global head is called within `Conditional`."""
+"""Name of the global head within `ConditionalNetwork`."""
 
 
-class Config(MetaConfig):
+class FedCPConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -74,8 +73,8 @@ class Config(MetaConfig):
         return self.epochs
 
 
-class Conditional(Features):
-    """A network, whose head is the own one; the global head; and the policy network."""
+class ConditionalNetwork(Features):
+    """A network with the client's own head, the global head, and the policy network."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(network)
@@ -84,7 +83,7 @@ class Conditional(Features):
         self.norm = nn.LayerNorm(2 * self.width)
 
 
-# -- pure functions: w weights by the names of `Conditional`, h (n, d) features, v (d,) ----------------------------
+# -- pure functions: w weights by the names of `ConditionalNetwork`, h (n, d) features, v (d,) ---------------------
 
 
 def context(w: Mapping[str, Tensor]) -> Tensor:
@@ -100,7 +99,7 @@ def policy(w: Mapping[str, Tensor], h: Tensor, v: Tensor, tau: float, noise: Ten
 
 
 def logits(w: Mapping[str, Tensor], h: Tensor, v: Tensor, tau: float, noise: Tensor | None = None) -> Tensor:
-    """What both heads say together (n, K). No gradient flows into the global one."""
+    """The sum of both heads' logits (n, K). No gradient flows into the global one."""
     pi = policy(w, h, v, tau, noise)
     fixed = {k: p.detach() for k, p in w.items() if k.startswith(GLOBAL)}
     return linear(pi * h, w) + linear((1 - pi) * h, fixed, GLOBAL)
@@ -119,38 +118,40 @@ def mmd(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
 # -- the parties ---------------------------------------------------------------------------------------------------
 
 
-class Client(Adapter[Config]):
-    """A client: what it is handed out, and a head of its own."""
+@final
+class FedCPClient(Party[FedCPConfig]):
+    """A client: the global parts, and a head of its own."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*Adapter.STATE, "trained")
+    STATE = ("params", "buffers", "opt", "trained")
+    ROLE = "client"
     CALLS = ("update",)
 
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""
         with self.seeded("policy"):
-            self.network(Conditional(self.site.build()), SGD(self.cfg.lr, self.cfg.momentum))
+            self.network(ConditionalNetwork(self.site.build()), SGD(self.cfg.lr, self.cfg.momentum))
         self.trained = False
 
-    def adopt(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over what is handed out; without a trained head also the global one for the own."""
+    def _receive(self, weights: Mapping[str, Any]) -> None:
+        """Load the global parts; if the own head was never trained, the global one in its place too."""
         first = {} if self.trained else {k.replace(GLOBAL, HEAD): p for k, p in weights.items() if k.startswith(GLOBAL)}
-        super().adopt({**weights, **first})
+        steps.set_weights(self, {**weights, **first})
 
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
         """Train from the server's parts; reply with own ones."""
         cfg, rng = self.cfg, self.stream("gumbel", t)
-        self.adopt(weights)
-        self.opt = {k: torch.zeros_like(p) for k, p in self.opt.items()}
+        self._receive(weights)
+        steps.reset_optimizer(self)
         v, passes = context(self.params), range(t * cfg.epochs, (t + 1) * cfg.epochs)
         batches = [batch for n in passes for batch in self.epochs(n, size=cfg.batch_size)]
-        before = [self.embed(x) for x, _ in batches]
+        before = [steps.infer(self, x) for x, _ in batches]
         for (x, y), h in zip(batches, before, strict=True):
             noise = torch.from_numpy(rng.gumbel(size=(len(h), 2, h.shape[1]))).to(h)
-            self.minimise(self.objective, x, y, torch.full_like(y, 1 / len(y), dtype=h.dtype), h, v, noise)
+            self.minimise(self._loss, x, y, torch.full_like(y, 1 / len(y), dtype=h.dtype), h, v, noise)
         self.trained = True
-        return {"weights": self.shared(), "rows": self.row_count}
+        return {"weights": self._sent(), "rows": self.row_count}
 
-    def objective(
+    def _loss(
         self, x: Tensor, y: Tensor, weight: Tensor, before: Tensor, v: Tensor, noise: Tensor | None = None
     ) -> Tensor:
         """The loss () on x (n, ...), y (n,).
@@ -158,7 +159,7 @@ class Client(Adapter[Config]):
         Args:
             x, y: rows.
             weight: (n,) each row's share in the means.
-            before: (n, d) their features by the extractor as it came.
+            before: (n, d) their features by the received extractor.
             v: (d,).
             noise: (n, 2, d) of the policy, or none.
         """
@@ -167,27 +168,27 @@ class Client(Adapter[Config]):
         loss = (each * weight).sum()
         return loss + self.cfg.lam * mmd(h, before, weight) if self.cfg.lam else loss
 
-    def shared(self) -> dict[str, Tensor]:
-        """What goes up: extractor, policy, and the mean of both heads."""
+    def _sent(self) -> dict[str, Tensor]:
+        """The parts that are sent: extractor, policy, and the mean of both heads."""
         own = {k.replace(HEAD, GLOBAL): p for k, p in self.params.items() if k.startswith(HEAD)}
         return {k: (p + own[k]) / 2 if k in own else p for k, p in self.params.items() if not k.startswith(HEAD)}
 
-    def adapt(self, steps: int) -> None:
-        """So many full-batch steps on the support half, all with the first step's v and features for reference."""
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the global parts, and adapt by full-batch steps on the support half, all with the
+        first step's v and features for reference."""
+        if handout:
+            self._receive(handout)
         x, y, weight = self.site.support
-        before, v = self.embed(x), context(self.params)
-        self.descend_on(steps, self.objective, x, y, weight, before, v)
-
-    def embed(self, x: Tensor) -> Tensor:
-        """Features (n, d), constants."""
-        return super().infer(x)
+        before, v = steps.infer(self, x), context(self.params)
+        steps.gradient_descent(self, steps.steps_of(self.cfg, way), self._loss, x, y, weight, before, v)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K), constants."""
-        return logits(self.params, self.embed(x), context(self.params), self.cfg.tau)
+        """Logits (n, K)."""
+        return logits(self.params, steps.infer(self, x), context(self.params), self.cfg.tau)
 
 
-class Server(Party[Config]):
+@final
+class FedCPServer(Party[FedCPConfig]):
     """The server and the global parts."""
 
     ROLE = "server"
@@ -196,7 +197,7 @@ class Server(Party[Config]):
     def setup(self) -> None:
         """The first extractor, global head and policy."""
         with self.seeded("policy"):
-            params = steps.trainable_weights(Conditional(self.site.build()))
+            params = steps.trainable_weights(ConditionalNetwork(self.site.build()))
         self.weights = {k: p for k, p in params.items() if not k.startswith(HEAD)}
 
     def handout(self) -> dict[str, Tree]:
@@ -208,8 +209,8 @@ class Server(Party[Config]):
         self.weights = steps.mean_by_rows(replies)
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
-    """One round of those chosen."""
+def round(fed: Federation, server: FedCPServer, clients: Sequence[int], cfg: FedCPConfig, t: int) -> Iterator[str]:
+    """One round of the chosen clients."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     template: Template = {"weights": dict(server.weights), "rows": Shape("int64")}
     shared = {"t": t, "weights": server.weights}
@@ -225,10 +226,10 @@ METHODS = (
         title="A policy splits each row's features between the client's head and the global one",
         paper="J. Zhang et al.: FedCP: Separating Feature Information for Personalized FL via Conditional Policy, 2023",
         family="meta",
-        config=Config,
+        config=FedCPConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=FedCPClient,
+        server=FedCPServer,
         needs=("one network",),
     ),
 )

@@ -10,16 +10,16 @@ the mean of z over its own rows of class j; the global one, C^(j), is the mean o
     L_p = mean over clients i of -log( exp(z·C_i^(y)/τ) / Σ_{j≠y} exp(z·C_i^(j)/τ) )
     projector <- Adam on L_g + L_p;    C_i^(j) = mean of z over own rows of class j
 
-where C^(j) stands for the prototype of a class that client i does not have. In the first round there are no prototypes,
+where C^(j) replaces the prototype of a class that client i does not have. In the first round there are no prototypes,
 and nothing is learnt.
 
-What crosses: the encoder, without its last layer, once to each client, when it first takes part. So this method gives
-the pretrained model away, and the ledger counts it. Then prototypes (K, d) and which there are (K,) up, and those of
+Messages: the encoder, without its last layer, once to each client, when it first takes part. So this method gives the
+pretrained model away, and the ledger counts it. Then prototypes (K, d) and a mask of its classes (K,) up, and those of
 all clients down, (m, K, d).
 
-Nothing but prototypes is ever averaged, so a client that never trained has its own first projector, and adapts it by
-steps on the same loss. Everybody, whether it trained or not, answers by the nearest prototype (cosine) of its own
-support half, made after the adaptation; classes that it does not have there stand behind all others.
+Nothing but prototypes is ever averaged, so a client that never trained has its own initial projector, and adapts it by
+steps on the same loss. Every client, trained or not, predicts by the nearest prototype (cosine) of its own support
+half, computed after the adaptation; classes that it does not have there rank behind all others.
 
 Differs:
     One encoder where the paper blends several, and one view of each row where the code takes two augmented ones. So
@@ -27,14 +27,14 @@ Differs:
     The loss is the paper's. The code takes the prototypes for anchors and the rows of a batch to tell apart, sums over
         clients and leaves L_g out; the cross-entropy that it also computes is not used there either.
     The projector and its 256 units are the code's, for other encoders. Weight decay is decoupled from Adam.
-    Prototypes answer as in the code, but there by L2, and with those of all rows that a client trained on.
-    Who sends nothing in a round counts with the prototypes that it sent last.
+    Prototypes predict as in the code, but there by L2, and with those of all rows that a client trained on.
+    A client that sends nothing in a round counts with the prototypes that it sent last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, final
 
 import torch
 from pydantic import Field
@@ -48,11 +48,11 @@ from fedloom.core.message import Shape, Template, Tree, floats
 from fedloom.core.method import Method
 from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.adapter import Adapter, MetaConfig
-from fedloom.methods.features import behind, class_means, linear
+from fedloom.methods import steps
+from fedloom.methods.steps import MetaConfig, class_means, linear, mask_unknown
 
 
-class Config(MetaConfig):
+class FedPCLConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -96,10 +96,10 @@ def contrast(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float
     return torch.where(counts, negative - positive, 0.0).mean(0)
 
 
-class Encoded(nn.Module):
-    """A frozen encoder, (B, ...) to features (B, d'), and what stands on it.
+class EncodedNetwork(nn.Module):
+    """A frozen encoder, (B, ...) to features (B, d'), the projector, and the prototypes that predict.
 
-    All of the encoder are buffers: part of its owner's state, but nothing that learns. It is always in evaluation mode.
+    The encoder's tensors are buffers: part of the client's state, but not trained. It is always in evaluation mode.
     """
 
     def __init__(self, encoder: nn.Module, like: Tensor, width: int, classes: int) -> None:
@@ -115,11 +115,11 @@ class Encoded(nn.Module):
             for name, p in list(module.named_parameters(recurse=False)):
                 delattr(module, name)
                 module.register_buffer(name, p.detach())
-        self.register_buffer("prototypes", torch.zeros(classes, width))  # by which it answers
+        self.register_buffer("prototypes", torch.zeros(classes, width))  # of the client's support half
         self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
 
-    def train(self, mode: bool = True) -> Encoded:
-        """Nothing changes for the encoder."""
+    def train(self, mode: bool = True) -> EncodedNetwork:
+        """Set the mode of all but the encoder."""
         super().train(mode)
         self.encoder.eval()
         return self
@@ -130,69 +130,68 @@ class Encoded(nn.Module):
         return out
 
 
-class Client(Adapter[Config]):
-    """A client: the encoder, a projector, and what the encoder makes of its own rows."""
+@final
+class FedPCLClient(Party[FedPCLConfig]):
+    """A client: the encoder, a projector, and the encoder's features of its own rows."""
 
-    STATE: ClassVar[tuple[str, ...]] = (*Adapter.STATE, "features")
+    STATE = ("params", "buffers", "opt", "features")
+    ROLE = "client"
     CALLS = ("equip", "update")
 
     def setup(self) -> None:
-        """A projector of its own. `features` (n, d') are those of the own rows, once the encoder has come."""
+        """A projector of its own. `features` (n, d') are those of the own rows, once the encoder is received."""
         cfg, site = self.cfg, self.site
         if site.encoder is None:
             raise MethodError("fedpcl's clients need the architecture of a pretrained model: name one in [pretrained]")
         with self.seeded("projector"):
             like = self.data.x(torch.zeros(1, dtype=torch.int64, device=site.device))
-            module = Encoded(site.encoder().to(site.device), like, cfg.width, site.classes)
+            module = EncodedNetwork(site.encoder().to(site.device), like, cfg.width, site.classes)
         self.network(module, Adam(cfg.lr, weight_decay=cfg.weight_decay))
         self.features = torch.empty(0, device=site.device)
 
     def equip(self, *, encoder: dict[str, Tensor]) -> None:
-        """Take the encoder, and its features of all own rows."""
-        self.take(encoder)
-        self.features = self.embed(self.data.x(torch.arange(len(self.data), device=self.site.device)))
+        """Load the encoder, and compute its features of all own rows."""
+        self._load_encoder(encoder)
+        self.features = steps.infer(self, self.data.x(torch.arange(len(self.data), device=self.site.device)))
 
-    def take(self, encoder: Mapping[str, Tensor]) -> None:
-        """Take the encoder's weights and statistics."""
+    def _load_encoder(self, encoder: Mapping[str, Tensor]) -> None:
+        """Load the encoder's weights and statistics."""
         self.buffers = {**self.buffers, **{f"encoder.{k}": v for k, v in encoder.items()}}
 
     def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
-        """Learn from the prototypes `heard`, if there are any, and make own ones."""
+        """Learn from the prototypes `heard`, if there are any, and compute own ones."""
         cfg = self.cfg
-        self.opt = {k: torch.zeros_like(v) for k, v in self.opt.items()}
+        steps.reset_optimizer(self)
         y = self.data.y(torch.arange(len(self.data), device=self.site.device))
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs) if heard else ():
             for which in epoch_plan(self.stream("batches", n), len(y), 1, cfg.batch_size).to(y.device):
                 share = torch.full(which.shape, 1 / len(which), device=y.device)
-                self.minimise(self.objective, self.features[which], y[which], share, heard)
-        means, counts = class_means(project(self.params, self.features), y, torch.ones_like(y), self.site.classes)
+                self.minimise(self._loss, self.features[which], y[which], share, heard)
+        means, counts = class_means(project(self.params, self.features), y, self.site.classes)
         return {"prototypes": means, "known": counts > 0}
 
-    def objective(self, e: Tensor, y: Tensor, weight: Tensor, heard: Mapping[str, Tensor]) -> Tensor:
+    def _loss(self, e: Tensor, y: Tensor, weight: Tensor, heard: Mapping[str, Tensor]) -> Tensor:
         """L_g + L_p () on features e (n, d') of classes y (n,), whose rows count by `weight` (n,)."""
         z, known = project(self.live, e), heard["known"]
         sets = (heard["mean"][None], heard["each"])
         return (torch.stack([contrast(z, y, c, known, self.cfg.tau) for c in sets]).sum(0) * weight).sum()
 
     def prepare(self, *, way: str, handout: Mapping[str, Any]) -> None:
-        """Before an evaluation: take the encoder, adapt the projector, and make the prototypes that answer."""
+        """Before an evaluation: load the encoder, adapt the projector, and compute the prototypes that predict."""
         if handout:
-            self.take(handout["encoder"])
+            self._load_encoder(handout["encoder"])
         x, y, weight = self.site.support
-        e, heard = self.embed(x), handout.get("heard")
-        self.descend_on(self.cfg.steps_of(way) if heard else 0, self.objective, e, y, weight, heard)
-        means, counts = class_means(project(self.params, e), y, weight, self.site.classes)
+        e, heard = steps.infer(self, x), handout.get("heard")
+        count = steps.steps_of(self.cfg, way) if heard else 0
+        steps.gradient_descent(self, count, self._loss, e, y, weight, heard)
+        means, counts = class_means(project(self.params, e), y, self.site.classes, weight)
         self.buffers = {**self.buffers, "prototypes": means, "known": counts > 0}
 
-    def embed(self, x: Tensor) -> Tensor:
-        """Features (n, d') of rows x (n, ...), constants."""
-        return super().infer(x)
-
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K), constants: cosines with the prototypes over τ. Classes without one stand behind all others."""
-        z = project(self.params, self.embed(x))
+        """Logits (n, K): cosines with the prototypes over τ. Classes without one rank behind all others."""
+        z = project(self.params, steps.infer(self, x))
         cosines = z @ F.normalize(self.buffers["prototypes"], dim=-1).T
-        return behind(cosines / self.cfg.tau, self.buffers["known"])
+        return mask_unknown(cosines / self.cfg.tau, self.buffers["known"])
 
 
 def project(weights: Mapping[str, Tensor], e: Tensor) -> Tensor:
@@ -200,13 +199,15 @@ def project(weights: Mapping[str, Tensor], e: Tensor) -> Tensor:
     return F.normalize(F.relu(linear(e, weights, "projector")), dim=-1)
 
 
-class Server(Party[Config]):
-    """The server: what each client sent last, and who has the encoder."""
+@final
+class FedPCLServer(Party[FedPCLConfig]):
+    """The server: each client's last prototypes, and which clients have the encoder."""
 
     STATE = ("prototypes", "known", "equipped")
+    ROLE = "server"
 
     def setup(self) -> None:
-        """Nothing heard yet; nobody has the encoder."""
+        """No prototypes yet; no client has the encoder."""
         if self.site.pretrained is None:
             raise ConfigError("fedpcl has a pretrained model at every client: name one in [pretrained]")
         parties, classes = self.site.parties, self.site.classes
@@ -222,14 +223,11 @@ class Server(Party[Config]):
 
     def handout(self) -> dict[str, Tree]:
         """The encoder, and the prototypes."""
-        return {"encoder": self.encoder(), "heard": self.lesson()}
+        return {"encoder": self.encoder(), "heard": self.all_prototypes()}
 
-    def lesson(self) -> dict[str, Tensor]:
-        """What clients learn from, if there is anything.
-
-        The mean prototypes (K, d), those of each client (m, K, d) with the mean where it has none, and of which classes
-        there are any (K,).
-        """
+    def all_prototypes(self) -> dict[str, Tensor]:
+        """The mean prototypes (K, d), those of each client (m, K, d) with the mean where it has none, and of which
+        classes there are any (K,); empty before the first round."""
         there = self.known.any(1)
         if not there.any():
             return {}
@@ -238,15 +236,15 @@ class Server(Party[Config]):
         mean = (each * has).sum(0) / has.sum(0).clamp(min=1)
         return {"mean": mean, "each": torch.where(has, each, mean), "known": self.known.any(0)}
 
-    def hear(self, replies: Mapping[int, Any]) -> None:
-        """Keep what these clients sent."""
+    def store(self, replies: Mapping[int, Any]) -> None:
+        """Store the prototypes of these clients."""
         prototypes, known = self.prototypes.clone(), self.known.clone()
         for i, reply in replies.items():
             prototypes[i], known[i] = reply["prototypes"], reply["known"]
         self.prototypes, self.known = prototypes, known
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(fed: Federation, server: FedPCLServer, clients: Sequence[int], cfg: FedPCLConfig, t: int) -> Iterator[str]:
     """Algorithm 1 for one t, once a participant has the encoder."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     new = [i for i in chosen if not server.equipped[i]]
@@ -256,7 +254,7 @@ def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, 
     ready = [i for i in chosen if server.equipped[i]]
     classes = server.site.classes
     template: Template = {"prototypes": floats(classes, cfg.width), "known": Shape("bool", classes)}
-    server.hear(fed.call(ready, "update", shared={"t": t, "heard": server.lesson()}, expect=template, need=1))
+    server.store(fed.call(ready, "update", shared={"t": t, "heard": server.all_prototypes()}, expect=template, need=1))
     yield "round"
 
 
@@ -266,10 +264,10 @@ METHODS = (
         title="Projectors taught by prototypes, on the server's pretrained model, which every client is given",
         paper="Y. Tan et al.: Federated Learning from Pre-Trained Models: A Contrastive Learning Approach, 2022",
         family="meta",
-        config=Config,
+        config=FedPCLConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=FedPCLClient,
+        server=FedPCLServer,
         needs=("pretrained encoder",),
     ),
 )

@@ -9,11 +9,11 @@ A prototype C^(j) is the mean of the features of the rows of class j. A round:
     C_i^(j) = mean of f_i(x) over own rows of class j
     C^(j)   = mean of the C_i^(j), weighted by their numbers of rows
 
-What crosses: prototypes (K, d) and numbers of rows (K,) up, prototypes down. Models are never averaged, so networks may
+Messages: prototypes (K, d) and numbers of rows (K,) up, prototypes down. Models are never averaged, so networks may
 differ, but all must give features of one width. The numbers of rows tell the server each client's class mix.
 
-A client that never trained has nothing but its own first network and the global prototypes: after 0 steps it answers by
-chance, and what its steps of adaptation reach, on the same loss, is all that it has learnt.
+A client that never trained has only its own initial network and the global prototypes: after 0 steps it predicts by
+chance, and all that it learns comes from its steps of adaptation, on the same loss.
 
 Differs:
     The regulariser compares each row's features with the prototype, as the code does; the paper compares prototypes of
@@ -23,13 +23,13 @@ Differs:
     Prototypes are made of all own rows after the training, in evaluation mode; the code collects features on the way.
     `predict = "prototype"` takes the nearest of all global prototypes, in L2. The code looks only at those of the
         client's own classes, and reports the classifier's answers too.
-    Who sends nothing in a round does not count in it; a class that nobody sends keeps its prototype.
+    A client that sends nothing in a round does not count in it; a class that no client sends keeps its prototype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import torch
 from pydantic import Field
@@ -42,11 +42,11 @@ from fedloom.core.message import Shape, Tree, floats
 from fedloom.core.method import Method
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
-from fedloom.methods.adapter import Adapter, MetaConfig
-from fedloom.methods.features import Features, behind, class_means, linear
+from fedloom.methods import steps
+from fedloom.methods.steps import Features, MetaConfig, class_means, linear, mask_unknown
 
 
-class Config(MetaConfig):
+class FedProtoConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
@@ -68,8 +68,8 @@ class Config(MetaConfig):
         return self.epochs
 
 
-class Prototyped(Features):
-    """A network, and the global prototypes that its owner last heard of."""
+class PrototypedNetwork(Features):
+    """A network, and the global prototypes that its client received last."""
 
     def __init__(self, network: nn.Module, classes: int) -> None:
         super().__init__(network)
@@ -77,78 +77,87 @@ class Prototyped(Features):
         self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
 
 
-class Client(Adapter[Config]):
+@final
+class FedProtoClient(Party[FedProtoConfig]):
     """A client with a network of its own."""
 
+    STATE = ("params", "buffers", "opt")
+    ROLE = "client"
     CALLS = ("update",)
 
     def setup(self) -> None:
-        """Its first weights; no prototypes yet."""
-        network = Prototyped(self.site.build(), self.site.classes)
+        """Its initial weights; no prototypes yet."""
+        network = PrototypedNetwork(self.site.build(), self.site.classes)
         self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
 
     def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
-        """LocalUpdate: train near the global prototypes `heard`, if there are any, and make own ones."""
+        """LocalUpdate: train near the global prototypes `heard`, if there are any, and compute own ones."""
         cfg = self.cfg
-        self.adopt(heard)
-        self.opt = {k: torch.zeros_like(v) for k, v in self.opt.items()}
+        self._receive(heard)
+        steps.reset_optimizer(self)
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs):
-            self.train(self.loss, self.epochs(n, size=cfg.batch_size))
-        prototypes, counts = self.own_prototypes()
+            self.train(self._batch_loss, self.epochs(n, size=cfg.batch_size))
+        prototypes, counts = self._own_prototypes()
         return {"prototypes": prototypes, "counts": counts}
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """(7): the mean over x (B, ...), y (B,)."""
-        return self.loss_of(x, y, torch.full(y.shape, 1 / len(y), device=y.device))
+    def _receive(self, prototypes: Mapping[str, Any]) -> None:
+        """Store the global prototypes, if there are any."""
+        if prototypes and prototypes["prototypes"].shape != self._global[0].shape:
+            raise ModelError(unequal(prototypes["prototypes"].shape[1], self._global[0].shape[1]))
+        self.buffers = {**self.buffers, **prototypes}
 
-    def loss_of(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    @property
+    def _global(self) -> tuple[Tensor, Tensor]:
+        """The global prototypes (K, d), and of which classes there are any (K,)."""
+        return self.buffers["prototypes"], self.buffers["known"]
+
+    def _batch_loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """(7): the mean over x (B, ...), y (B,)."""
+        return self._loss(x, y, torch.full(y.shape, 1 / len(y), device=y.device))
+
+    def _loss(self, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
         """(7) on x (n, ...), y (n,), where each row has a share `weight` (n,) in the mean."""
-        f, (prototypes, known) = self.model(x), self.heard
+        f, (prototypes, known) = self.model(x), self._global
         each = F.cross_entropy(linear(f, self.live), y, reduction="none")
         if self.cfg.ld:
             each = each + self.cfg.ld * (f - prototypes[y]).square().mean(-1) * known[y]
         return (each * weight).sum()
 
-    def own_prototypes(self) -> tuple[Tensor, Tensor]:
+    def _own_prototypes(self) -> tuple[Tensor, Tensor]:
         """(3): means (K, d) of the features of all own rows by class, and how many rows (K,)."""
-        halves = [torch.cat(parts) for parts in zip(self.site.support, self.site.query, strict=True)]
-        x, y, weight = halves
-        return class_means(super().infer(x), y, weight, self.site.classes)
+        x, y, weight = (torch.cat(parts) for parts in zip(self.site.support, self.site.query, strict=True))
+        return class_means(steps.infer(self, x), y, self.site.classes, weight)
 
-    @property
-    def heard(self) -> tuple[Tensor, Tensor]:
-        """The global prototypes (K, d), and which of them there are (K,)."""
-        return self.buffers["prototypes"], self.buffers["known"]
-
-    def adopt(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over the global prototypes, if there are any."""
-        if weights and weights["prototypes"].shape != self.heard[0].shape:
-            raise ModelError(unequal(weights["prototypes"].shape[1], self.heard[0].shape[1]))
-        self.buffers = {**self.buffers, **weights}
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: store the global prototypes, and adapt the network on the same loss."""
+        self._receive(handout)
+        steps.gradient_descent(self, steps.steps_of(self.cfg, way), self._loss, *self.site.support)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K), constants; by prototypes they are squared distances, but for the sign and a term of the row's.
+        """Logits (n, K): with prototypes minus the squared distances, up to a term of the row's.
 
-        A class without a prototype stands behind all others.
+        A class without a prototype ranks behind all others.
         """
-        f = super().infer(x)
+        f = steps.infer(self, x)
         if self.cfg.predict == "classifier":
             return linear(f, self.params)
-        prototypes, known = self.heard
-        return behind(2 * f @ prototypes.T - prototypes.square().sum(-1), known)
+        prototypes, known = self._global
+        return mask_unknown(2 * f @ prototypes.T - prototypes.square().sum(-1), known)
 
 
-class Server(Party[Config]):
-    """The server: the global prototypes (K, d), and which of them there are (K,); at first nothing."""
+@final
+class FedProtoServer(Party[FedProtoConfig]):
+    """The server: the global prototypes (K, d), and of which classes there are any (K,); at first nothing."""
 
     STATE = ("prototypes",)
+    ROLE = "server"
 
     def setup(self) -> None:
-        """Nothing heard yet."""
+        """No prototypes yet."""
         self.prototypes: dict[str, Tensor] = {}
 
     def handout(self) -> dict[str, Tree]:
-        """Today's global prototypes."""
+        """The global prototypes."""
         return dict(self.prototypes)
 
     def average(self, replies: Mapping[int, Any]) -> None:
@@ -171,14 +180,16 @@ class Server(Party[Config]):
 
 
 def unequal(a: int, b: int) -> str:
-    """What is wrong with features of these widths."""
+    """Error message for features of these widths."""
     return (
         f"fedproto compares clients' features, but some have {a} numbers and some {b}: take networks in models.pool "
         "whose last layers have inputs of one width, or a single network"
     )
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: FedProtoServer, clients: Sequence[int], cfg: FedProtoConfig, t: int
+) -> Iterator[str]:
     """Algorithm 1 for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     classes = server.site.classes
@@ -196,10 +207,10 @@ METHODS = (
         title="Clients with networks of their own agree on class prototypes",
         paper="Y. Tan et al.: FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
         family="meta",
-        config=Config,
+        config=FedProtoConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=FedProtoClient,
+        server=FedProtoServer,
         needs=("same feature dim",),
     ),
 )

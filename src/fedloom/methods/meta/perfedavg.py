@@ -7,7 +7,7 @@ own meta-objective, L(θ - α ∇L(θ, D^s), D^q), and the server averages:
     θ <- θ - β (I - α ∇²L(θ, D^s)) ∇L(θ - α ∇L(θ, D^s), D^q)
 
 The variants of the paper's section 5 are settings of `hvp`: FO, which leaves the Hessian out, is `first_order`; HF,
-which takes a difference of gradients, is `fd`. With τ = 1 and everybody there a round is a step of gradient descent
+which takes a difference of gradients, is `fd`. With τ = 1 and full participation a round is a step of gradient descent
 on the mean meta-objective, which is what AugFL extrapolates.
 
 Differs:
@@ -20,7 +20,7 @@ Differs:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 from pydantic import Field
 from torch import Tensor
@@ -31,10 +31,10 @@ from fedloom.core.method import Method
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
 from fedloom.methods import steps
-from fedloom.methods.adapter import Adapter, Hessian, MetaConfig
+from fedloom.methods.steps import Hessian, MetaConfig
 
 
-class Config(MetaConfig):
+class PerFedAvgConfig(MetaConfig):
     """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
 
     local_steps: int = Field(1, ge=1)
@@ -53,9 +53,12 @@ class Config(MetaConfig):
         return self.local_steps
 
 
-class Client(Adapter[Config]):
+@final
+class PerFedAvgClient(Party[PerFedAvgConfig]):
     """A client, which has no model of its own."""
 
+    STATE = ("params", "buffers", "opt")
+    ROLE = "client"
     CALLS = ("update",)
 
     def setup(self) -> None:
@@ -66,12 +69,21 @@ class Client(Adapter[Config]):
         """Lines 5-8: τ steps from the server's weights."""
         cfg, theta = self.cfg, weights
         for _ in range(cfg.local_steps):
-            gradient = self.meta_gradient(theta, cfg.hvp, cfg.delta)  # lines 6, 7
+            gradient = steps.meta_gradient(self, theta, cfg.hvp, cfg.delta)  # lines 6, 7
             theta = {k: w - cfg.beta * gradient[k] for k, w in theta.items()}  # line 8
         return {"weights": theta, "rows": self.row_count}
 
+    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+        """Before an evaluation: load the server's weights and adapt them."""
+        steps.prepare(self, way, handout)
 
-class Server(Party[Config]):
+    def infer(self, x: Tensor) -> Tensor:
+        """Logits (n, K)."""
+        return steps.infer(self, x)
+
+
+@final
+class PerFedAvgServer(Party[PerFedAvgConfig]):
     """The server and its global weights."""
 
     ROLE = "server"
@@ -90,7 +102,9 @@ class Server(Party[Config]):
         self.weights = steps.mean_by_rows(replies)
 
 
-def round(fed: Federation, server: Server, clients: Sequence[int], cfg: Config, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, server: PerFedAvgServer, clients: Sequence[int], cfg: PerFedAvgConfig, t: int
+) -> Iterator[str]:
     """Algorithm 1 for one of the server's k."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.form), "rows": Shape("int64")}
@@ -106,10 +120,10 @@ METHODS = (
         title="A server averages weights that are good after a step of adaptation",
         paper="A. Fallah et al.: Personalized Federated Learning: A Model-Agnostic Meta-Learning Approach, 2020",
         family="meta",
-        config=Config,
+        config=PerFedAvgConfig,
         round=round,
-        client=Client,
-        server=Server,
+        client=PerFedAvgClient,
+        server=PerFedAvgServer,
         needs=("one network",),
     ),
 )

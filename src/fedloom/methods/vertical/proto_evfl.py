@@ -39,9 +39,9 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import floats
 from fedloom.core.method import Method
 from fedloom.core.party import Party
+from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.proto_evfl_steps import (
     ProtoEVFLConfig,
-    class_means,
     contribution,
     logits,
     mixed_prior,

@@ -18,6 +18,7 @@ from fedloom.core.errors import MethodError
 from fedloom.core.method import MethodConfig
 from fedloom.core.optim import SGD, Adam, Optimiser
 from fedloom.core.party import Party
+from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import aligned_rows, calibrate, check_principal, sample_rows
 
 ALONE = "alone"
@@ -173,13 +174,6 @@ def optimal_plan(c: Tensor, p: Tensor) -> Tensor:
 def share_of_rarest(counts: Tensor, smoothing: float) -> Tensor:
     """γ () from the numbers of rows (Z') of the pseudo-classes that can occur: at most 1 / Z'."""
     return (counts.min() + smoothing) / (counts.sum() + smoothing * len(counts))
-
-
-def class_means(f: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """The mean (Z, d) of the rows of each class y (n,), 0 where there are none, and the numbers of rows (Z,)."""
-    members = F.one_hot(y, classes).to(f)
-    counts = members.sum(0)
-    return members.T @ f / counts.clamp(min=1)[:, None], counts
 
 
 def likeness(mu: Tensor) -> Tensor:
