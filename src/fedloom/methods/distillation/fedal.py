@@ -48,8 +48,7 @@ from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig
-from fedloom.methods.steps import cross_entropy, reset_optimizer
-from fedloom.methods.steps import gradient_variance
+from fedloom.methods.steps import cross_entropy, gradient_variance, reset_optimizer
 
 
 class FedALConfig(LogitsConfig):
