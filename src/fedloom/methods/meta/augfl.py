@@ -163,10 +163,6 @@ class AugFLClient(Party[AugFLConfig]):
         """Before an evaluation: load the meta-model and adapt it."""
         steps.prepare(self, way, handout)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 @final
 class AugFLServer(Party[AugFLConfig]):

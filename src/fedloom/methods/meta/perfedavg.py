@@ -77,10 +77,6 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
         """Before an evaluation: load the server's weights and adapt them."""
         steps.prepare(self, way, handout)
 
-    def infer(self, x: Tensor) -> Tensor:
-        """Logits (n, K)."""
-        return steps.infer(self, x)
-
 
 @final
 class PerFedAvgServer(Party[PerFedAvgConfig]):
