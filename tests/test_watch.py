@@ -29,7 +29,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.view import FILE, Member, Mishap, Process, View, own_process
 from fedloom.report import watch as watching
 from fedloom.report.watch import page, screen
-from fedloom.report.watch.sight import look, newest
+from fedloom.report.watch.snapshot import newest, take
 
 NOW = 1_800_000_000.0
 ELSEWHERE = Process(host="another", id=1, born="1")
@@ -83,7 +83,7 @@ def printed(thing: object, width: int = 80) -> str:
 
 def drawn(folder: Path, height: int | None = None, now: float = NOW) -> str:
     out = Console(file=io.StringIO(), width=80)
-    return printed(screen.draw(look(folder, now), out, height))
+    return printed(screen.draw(take(folder, now), out, height))
 
 
 # --- what there is to see
@@ -95,9 +95,9 @@ def test_a_run(tmp_path: Path) -> None:
         assert words in text
     assert "accuracy 70.0%" in text and "most frequent class: 12.5%" in text
     assert "4 of 5 up" in text
-    assert re.search(r"client-3 +○ down +53\.0% +3\.0 kB +0 B", text)
-    assert re.search(r"client-4 +● up +54\.0% +4\.0 kB", text)
-    assert "3.8 MB to the home, 7.7 MB from it" in text
+    assert re.search(r"client-3 +○ down +53\.0% +3\.00 kB +0 B", text)
+    assert re.search(r"client-4 +● up +54\.0% +4\.00 kB", text)
+    assert "3.84 MB to the home, 7.68 MB from it" in text
     assert "reply: 17; the last:" in text and "round 9, client-3, logits: unreachable" in text
     assert max(map(len, text.splitlines())) <= 80
 
@@ -124,7 +124,7 @@ def test_states_of_a_run(changes: dict[str, Any], now: float, words: str, tmp_pa
     folder = put(tmp_path, view(**changes))
     assert words in " ".join(drawn(folder, now=now).split())
     ended = {"finished": True, "stopped": True, "failed": True}.get(changes.get("state", ""), "gone" in words)
-    assert look(folder, now).over is ended
+    assert take(folder, now).over is ended
 
 
 def test_a_small_terminal_shows_those_who_are_down(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_names_can_not_move_the_cursor(tmp_path: Path) -> None:
     changes = {"name": name, "dataset": name, "engine": name, "measure": name}
     shown = {"parties": [Member(name=name)], "mishaps": [mishap]}
     folder = put(tmp_path, view(state="failed", words=name, **changes, **shown))
-    text = drawn(folder) + screen.line(look(folder, NOW))
+    text = drawn(folder) + screen.line(take(folder, NOW))
     assert "\x1b" not in text and "[red]c[/red]" in text
 
 
@@ -157,7 +157,7 @@ def test_a_curve() -> None:
 def test_a_comparison(tmp_path: Path) -> None:
     put(tmp_path / "fedal-seed0", view(16, name="fedal", state="finished", started=NOW - 90, updated=NOW - 50))
     put(tmp_path / "local-seed0", view(3, name="local", started=NOW - 40))
-    sight = look(tmp_path, NOW)
+    sight = take(tmp_path, NOW)
     assert [(run.name, run.state, run.round) for run in sight.runs] == [
         ("fedal", "finished", 16),
         ("local", "running", 3),
@@ -170,19 +170,19 @@ def test_a_comparison(tmp_path: Path) -> None:
 def test_when_a_comparison_is_over(tmp_path: Path) -> None:
     """Between two runs it is not, though all that began are finished."""
     put(tmp_path / "a", view(16, state="finished", updated=time.time()))
-    assert not look(tmp_path, time.time()).over
+    assert not take(tmp_path, time.time()).over
     (tmp_path / "comparison.json").write_text("{}")
-    assert look(tmp_path, time.time()).over
+    assert take(tmp_path, time.time()).over
     old = time.time() - 1000  # of a comparison that is resumed
     os.utime(tmp_path / "comparison.json", (old, old))
-    assert not look(tmp_path, time.time()).over
+    assert not take(tmp_path, time.time()).over
     gone = own_process().model_copy(update={"born": "1"})
     put(tmp_path / "a", view(16, state="finished", updated=NOW, process=gone))
-    assert look(tmp_path, NOW + 1).over
+    assert take(tmp_path, NOW + 1).over
     put(tmp_path / "a", view(16, state="finished", updated=NOW, process=ELSEWHERE))
-    assert not look(tmp_path, NOW + 1).over and look(tmp_path, NOW + 100).over
+    assert not take(tmp_path, NOW + 1).over and take(tmp_path, NOW + 100).over
     put(tmp_path / "b", view(2, state="stopped", updated=NOW + 1))
-    assert look(tmp_path, NOW + 1).over
+    assert take(tmp_path, NOW + 1).over
 
 
 def test_the_newest(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_a_run_that_was_killed(fedloom: Callable[..., tuple[str, str]], tmp_path
     )
     try:
         end = time.monotonic() + 120
-        while not (tmp_path / "r" / FILE).exists() or look(tmp_path / "r", time.time()).run.round == 0:
+        while not (tmp_path / "r" / FILE).exists() or take(tmp_path / "r", time.time()).run.round == 0:
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.05)
         assert json.loads(fedloom("r", "--json")[0])["state"] == "running"
@@ -506,9 +506,9 @@ def coming(monkeypatch: pytest.MonkeyPatch, folder: Path, *views: View | None) -
             (folder / FILE).unlink(missing_ok=True)
         else:
             put(folder, following.model_copy(update={"updated": time.time(), "ends": time.time() + 17}))
-        return look(asked, time.time())
+        return take(asked, time.time())
 
-    monkeypatch.setattr(page, "look", next_look)
+    monkeypatch.setattr(page, "take", next_look)
 
 
 @in_a_browser

@@ -19,9 +19,9 @@ from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError, EngineError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import Stopped, execute
-from fedloom.report.track.aside import tracking
-from fedloom.report.track.send import Sender, follow, known, rounds, send, told
-from fedloom.report.track.trackers import TRACKERS, Told, check
+from fedloom.report.track.background import tracking
+from fedloom.report.track.send import Sender, follow, info, rounds, send, sent_so_far
+from fedloom.report.track.trackers import TRACKERS, RunInfo, check
 
 RUN = RunConfig(
     method="fedal", rounds=4, data={"clients": 2}, models={"pool": ("linear",)}, evaluate={"points": 2}
@@ -46,7 +46,7 @@ class Noted:
     log: ClassVar[list[tuple[Any, ...]]] = []
     fails = False
 
-    def begin(self, run: Told, known: str, step: int) -> str:
+    def begin(self, run: RunInfo, known: str, step: int) -> str:
         self.log.append(("begin", run.settings["method"], known, step))
         return "abc"
 
@@ -87,7 +87,7 @@ def test_a_finished_run_is_sent_once(folder: Path, noted: type[Noted]) -> None:
     assert kind == "end" and result["bytes up"] > 0 and 0 < result["accuracy"] < 1
     count = len(noted.log)
     assert send(folder, "tensorboard") == 0 and len(noted.log) == count
-    assert known(folder, "tensorboard").finished
+    assert sent_so_far(folder, "tensorboard").finished
 
 
 def test_a_run_that_was_stopped_goes_on_in_the_same_place_without_doubled_steps(
@@ -137,7 +137,7 @@ def test_what_was_sent_before_a_failure_is_not_sent_again(
     with monkeypatch.context() as broken, pytest.raises(EngineError, match=r"of https://there\.org/a@b"):
         broken.setattr(Noted, "measure", measure)
         send(folder, "tensorboard")
-    assert known(folder, "tensorboard").round == 1
+    assert sent_so_far(folder, "tensorboard").round == 1
     assert send(folder, "tensorboard") == 3 and steps(noted.log) == [0, 1, 2, 3, 4]
 
 
@@ -156,9 +156,9 @@ def test_two_trackers_know_each_what_they_have(
 ) -> None:
     monkeypatch.setitem(TRACKERS, "mlflow", Noted)
     send(folder, "tensorboard")
-    assert known(folder, "tensorboard").finished and known(folder, "mlflow").run == ""
+    assert sent_so_far(folder, "tensorboard").finished and sent_so_far(folder, "mlflow").run == ""
     assert send(folder, "mlflow") == 5
-    assert known(folder, "tensorboard").finished and known(folder, "mlflow").finished
+    assert sent_so_far(folder, "tensorboard").finished and sent_so_far(folder, "mlflow").finished
     assert send(folder, "tensorboard") == 0
 
 
@@ -178,7 +178,7 @@ def test_a_mark_that_can_not_be_opened_is_not_called_damaged(
 
     with monkeypatch.context() as full, pytest.raises(OSError, match="Too many open files"):
         full.setattr(Path, "read_text", refuse)
-        known(folder, "tensorboard")
+        sent_so_far(folder, "tensorboard")
 
 
 def test_what_follows_sees_a_run_that_begins_later(folder: Path, noted: type[Noted]) -> None:
@@ -197,7 +197,7 @@ def test_what_follows_sees_a_run_that_begins_later(folder: Path, noted: type[Not
 
 
 def test_what_is_wrong_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"there is no tracker 'wanddb'\. Did you mean 'wandb'\?"):
+    with pytest.raises(ConfigError, match=r"unknown tracker 'wanddb'\. Did you mean 'wandb'\?"):
         check(["wanddb"])
     (tmp_path / "wandb").mkdir()  # as W&B itself makes one: no package
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
@@ -218,8 +218,8 @@ def test_damaged_files_are_told(folder: Path, noted: type[Noted]) -> None:
         with pytest.raises(DataError, match=r"tracked-tensorboard.json is damaged"):
             send(folder, "tensorboard")
     (folder / "tracked-tensorboard.json").unlink()
-    (folder / "metrics.csv").write_text("round,stage,party,measure,value\n1,local,,accuracy,much\n")
-    with pytest.raises(DataError, match=r"metrics.csv is damaged"):
+    (folder / "metrics.csv").write_text("round,iteration,stage,party,measure,value\n1,1,local,,accuracy,much\n")
+    with pytest.raises(DataError, match=r"metrics.csv is not as a run writes it: line 2 value"):
         send(folder, "tensorboard")
 
 
@@ -294,7 +294,7 @@ def test_what_wandb_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert options["resume"] == "allow" and options["config"]["data.clients"] == 2 and options["project"] == "fedloom"
     assert options["settings"]["disable_git"] and options["settings"]["x_disable_meta"]
     assert [step for step, _ in logged] == [0, 1, 2, 3, 4] and summary["result/failures"] == 0 and ended == [0]
-    assert known(folder, "wandb").run == options["id"]
+    assert sent_so_far(folder, "wandb").run == options["id"]
 
 
 def test_what_mlflow_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,5 +331,5 @@ def test_what_mlflow_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     every = [metric for call in calls if call[0] == "batch" for metric in call[2]]
     assert {step for *_, step in every} == {0, 1, 2, 3, 4}
     assert len({(name, step) for name, _, _, step in every}) == len(every)
-    assert {at - step for _, _, at, step in every} == {told(folder).started}  # the same whenever it is sent again
+    assert {at - step for _, _, at, step in every} == {info(folder).started}  # the same whenever it is sent again
     assert calls[-1] == ("over", "FINISHED") and ("result", "result/accuracy") in calls

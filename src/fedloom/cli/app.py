@@ -525,7 +525,7 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
     from fedloom.experiment.compare import execute_all, summarise
     from fedloom.experiment.run import Stopped
     from fedloom.report.terminal import show_comparison
-    from fedloom.report.track.aside import tracking
+    from fedloom.report.track.background import tracking
 
     folder = _folder(experiment, called, folder, resume)
     try:

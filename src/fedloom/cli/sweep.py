@@ -76,7 +76,7 @@ def sweep(
     _show_plan(asked, folder, workers)
     if plan:
         return
-    from fedloom.report.track.aside import tracking
+    from fedloom.report.track.background import tracking
     from fedloom.reproduce.sweep.page import write
     from fedloom.reproduce.sweep.work import work
 

@@ -1,13 +1,12 @@
 """From a run's folder to a tracker: what is new since the last time, as often as one likes.
 
-What a tracker was sent stands in the folder's `tracked-NAME.json`, which one process at a time writes. Measures are
-taken from `metrics.csv`, which a run writes when it saves: so nothing is sent that a run, resumed after a kill, would
-do again, and no round is sent twice.
+`tracked-NAME.json` in the folder records what a tracker has; one process at a time writes it. Metrics are taken from
+`metrics.csv`, which a run writes when it saves: so nothing is sent that a run, resumed after a kill, would do again, no
+round is sent twice, and the runs of a pool's processes need not know of trackers.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 import os
@@ -22,20 +21,22 @@ from typing import Any
 
 from fedloom.core.errors import DataError, EngineError
 from fedloom.core.paths import lock
-from fedloom.report.track.trackers import TRACKERS, Plain, Told, Tracker
+from fedloom.experiment.metrics import GLOBAL, OWN
+from fedloom.experiment.result import RunSummary
+from fedloom.report.files import model, parsed, table, text
+from fedloom.report.schema import MetricRow
+from fedloom.report.track.trackers import TRACKERS, Plain, RunInfo, Tracker
 
 PAUSE = 1.0
-"""Seconds between two looks at folders that are followed."""
-FINAL = ("accuracy", "own_accuracy")
-"""Keys of `result.json` with a mean over clients."""
+"""Seconds between two visits to folders that are followed."""
 
 
 @dataclass
-class Mark:
+class Progress:
     """What a tracker has of a run.
 
     Attributes:
-        run: what it is called there.
+        run: the run's name there.
         round: the last that was sent; -1 for none.
         finished: whether its result was.
     """
@@ -56,8 +57,8 @@ class Sender:
     def __init__(self, name: str, *, wait: bool) -> None:
         self.name = name
         self._wait = wait
-        self._open: dict[Path, tuple[Tracker, Mark]] = {}
         self._locks: dict[Path, int] = {}
+        self._open: dict[Path, tuple[Tracker, Progress]] = {}
 
     def send(self, folder: Path) -> int:
         """Send what is new in a run's folder; how many rounds that are.
@@ -67,27 +68,27 @@ class Sender:
             Exception: whatever the tracker raises.
         """
         self._lock(folder)
-        mark = self._open[folder][1] if folder in self._open else known(folder, self.name)
-        result = _result(folder)
-        if mark.finished:
-            self._unlock(folder)
-            return 0
-        if not (folder / "metrics.csv").is_file():
-            return 0
-        new = [(step, values) for step, values in rounds(folder) if step > mark.round]
-        if not new and result is None:
-            return 0
-        tracker = self._tracker(folder, mark)
-        for step, values in new:
-            tracker.measure(step, values)
-            mark.round = step
-            _note(folder, self.name, mark)
-        if result is not None:
-            tracker.end(result)
-            mark.finished = True
-            del self._open[folder]
-            _note(folder, self.name, mark)
-            self._unlock(folder)
+        tracker, progress = self._open.get(folder, (None, None))
+        progress = progress or sent_so_far(folder, self.name)
+        result = None if progress.finished else _result(folder)
+        new = [] if progress.finished else [(r, values) for r, values in rounds(folder) if r > progress.round]
+        if new or result is not None:
+            if tracker is None:
+                tracker = TRACKERS[self.name]()
+                progress.run = tracker.begin(info(folder), progress.run, progress.round)
+                self._open[folder] = tracker, progress
+                self._record(folder, progress)
+            for number, values in new:
+                tracker.measure(number, values)
+                progress.round = number
+                self._record(folder, progress)
+            if result is not None:
+                tracker.end(result)
+                del self._open[folder]
+                progress.finished = True
+                self._record(folder, progress)
+        if progress.finished:
+            os.close(self._locks.pop(folder))
         return len(new)
 
     def close(self) -> None:
@@ -99,8 +100,8 @@ class Sender:
 
     def release(self) -> None:
         """Let other processes send the runs."""
-        for folder in [*self._locks]:
-            self._unlock(folder)
+        while self._locks:
+            os.close(self._locks.popitem()[1])
 
     def _lock(self, folder: Path) -> None:
         """From now on only this process sends the run to the tracker."""
@@ -112,16 +113,10 @@ class Sender:
             raise DataError(f"{folder} is being sent to {self.name} by its run: wait for its end")
         self._locks[folder] = file
 
-    def _unlock(self, folder: Path) -> None:
-        os.close(self._locks.pop(folder))
-
-    def _tracker(self, folder: Path, mark: Mark) -> Tracker:
-        if folder not in self._open:
-            tracker = TRACKERS[self.name]()
-            mark.run = tracker.begin(told(folder), mark.run, mark.round)
-            _note(folder, self.name, mark)
-            self._open[folder] = tracker, mark
-        return self._open[folder][0]
+    def _record(self, folder: Path, progress: Progress) -> None:
+        draft = folder / f".tracked-{self.name}.json.draft"
+        draft.write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
+        draft.replace(folder / f"tracked-{self.name}.json")
 
 
 def send(folder: Path, name: str) -> int:
@@ -129,7 +124,7 @@ def send(folder: Path, name: str) -> int:
 
     Raises:
         DataError: there is no run in it, or a file is damaged.
-        EngineError: the tracker can't be had, or refuses.
+        EngineError: the tracker is unavailable, or refuses.
     """
     found = runs(folder)
     if not found:
@@ -141,22 +136,22 @@ def send(folder: Path, name: str) -> int:
     except DataError:
         raise
     except Exception as error:
-        raise EngineError(f"{name} can't be told of {folder} ({reason(error)}): mend it, and send again") from None
+        raise EngineError(f"{name} refuses {folder} ({reason(error)}): mend the cause, and send again") from None
     finally:
         sender.release()
     return count
 
 
 def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None:
-    """Send what is new in a folder until it is over, then the rest. A tracker that fails is left alone from then on,
-    which is told once."""
+    """Send what is new in a folder until it is over, then the rest. A tracker that fails is warned of once, and gets no
+    more."""
     senders = [Sender(name, wait=True) for name in names]
     seen: dict[Path, tuple[int, ...]] = {}
     last = False
     while senders and not last:
         last = over()
-        changed = [each for each in runs(folder) if seen.get(each) != _state(each)]
-        seen |= {each: _state(each) for each in changed}
+        changed = [each for each in runs(folder) if seen.get(each) != _times(each)]
+        seen |= {each: _times(each) for each in changed}
         for sender in [*senders]:
             try:
                 for each in changed:
@@ -167,7 +162,7 @@ def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None
                 senders.remove(sender)
                 sender.release()
                 logging.getLogger("fedloom").warning(
-                    "%s can't be told any more (%s). The run goes on; send the rest with: fedloom track %s --to %s",
+                    "%s gets no more metrics (%s). The run goes on; send the rest with: fedloom track %s --to %s",
                     *(sender.name, reason(error), folder, sender.name),
                 )
         if not last:
@@ -176,83 +171,77 @@ def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None
 
 def runs(folder: Path) -> list[Path]:
     """The folders of runs in a folder: itself, those of a comparison, those of a sweep."""
-    found = [file for pattern in ("", "*/", "*/*/") for file in folder.glob(f"{pattern}config.toml")]
-    return sorted(file.parent for file in found)
+    return sorted(file.parent for pattern in ("", "*/", "*/*/") for file in folder.glob(f"{pattern}config.toml"))
 
 
-def told(folder: Path) -> Told:
-    """What there is to tell of a run at its beginning.
+def _times(folder: Path) -> tuple[int, ...]:
+    """When the files were written that say what is new."""
+    files = [folder / name for name in ("metrics.csv", "result.json")]
+    return tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
+
+
+def info(folder: Path) -> RunInfo:
+    """What a tracker records of a run at its beginning.
 
     Raises:
         DataError: its config is damaged.
     """
     try:
-        config = (folder / "config.toml").read_text(encoding="utf-8")
+        config = text(folder / "config.toml")
         values = tomllib.loads(config)
-        started = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["started"]
-        began = int(1000 * datetime.fromisoformat(started).timestamp())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        started = datetime.fromisoformat(parsed(folder / "environment.json")["started"])
+    except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} is no run's folder, or damaged ({reason(error)})") from None
     name = f"{values.get('name') or values.get('method')} seed {values.get('seed')} ({folder.resolve().name})"
-    return Told(name, folder, dict(_settings(values)), config, began)
+    return RunInfo(name, folder, dict(_settings(values)), config, int(1000 * started.timestamp()))
 
 
-def _settings(values: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Plain]]:
+def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Plain]]:
     """Settings by dotted key; lists as text."""
     for key, value in values.items():
-        name = f"{at}{key}"
         if isinstance(value, Mapping):
-            yield from _settings(value, f"{name}.")
+            yield from _settings(value, f"{prefix}{key}.")
         else:
-            yield name, value if isinstance(value, str | int | float | bool) else json.dumps(value, default=str)
+            yield prefix + key, value if isinstance(value, str | int | float | bool) else json.dumps(value, default=str)
 
 
 def rounds(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """What was measured of the whole federation, and at its home, after each round.
+    """What was measured of the whole federation, and at its home, after each round that is saved.
 
-    What was measured after an earlier stage of a round has the stage before its name: `local/accuracy mean`.
+    The name of a metric after an earlier stage of a round has the stage before it: `local/accuracy mean`.
 
     Raises:
         DataError: the table is damaged.
     """
     found: dict[int, dict[str, dict[str, float]]] = {}
-    try:
-        with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if not row["party"].rpartition("-")[2].isdigit():  # one of many
-                    stages = found.setdefault(int(row["round"]), {})
-                    stages.setdefault(row["stage"], {})[row["measure"]] = float(row["value"])
-    except (KeyError, ValueError, AttributeError, TypeError) as error:
-        raise DataError(f"{folder / 'metrics.csv'} is damaged ({reason(error)}): repeat the run") from None
-    return [(number, _joined(stages)) for number, stages in sorted(found.items())]
-
-
-def _joined(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    last = [*stages][-1]
-    return {
-        what if stage == last else f"{stage}/{what}": value
-        for stage, values in stages.items()
-        for what, value in values.items()
-    }
+    for row in table(folder / "metrics.csv", MetricRow) if (folder / "metrics.csv").is_file() else ():
+        if not row.party.rpartition("-")[2].isdigit():  # one of many
+            found.setdefault(row.round, {}).setdefault(row.stage, {})[row.measure] = row.value
+    return [
+        (
+            number,
+            {
+                metric if stage == [*stages][-1] else f"{stage}/{metric}": value
+                for stage, values in stages.items()
+                for metric, value in values.items()
+            },
+        )
+        for number, stages in sorted(found.items())
+    ]
 
 
 def _result(folder: Path) -> dict[str, float] | None:
-    """The numbers that a finished run comes to."""
-    file = folder / "result.json"
-    if not file.is_file():
+    """The final numbers of a finished run."""
+    if not (folder / "result.json").is_file():
         return None
-    try:
-        result = json.loads(file.read_text(encoding="utf-8"))
-        means = {key.replace("_", " "): result[key]["mean"] for key in FINAL if result.get(key)}
-        ways = {f"own accuracy {way}": one["mean"] for way, one in result.get("ways", {}).items() if one}
-        sent = {f"bytes {way}": float(count) for way, count in result["bytes"].items()}
-        rest = {"seconds": result["seconds"]["total"], "failures": result["failures"], "chance": result["chance"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{file} is damaged ({reason(error)}): repeat the run with --resume") from None
-    return {**means, **ways, **result.get("scores", {}), **sent, **rest}
+    s = model(folder / "result.json", RunSummary)
+    means = {name: s.accuracies[name].mean for name in (GLOBAL, OWN, *s.accuracies) if name in s.accuracies}
+    sent = {f"bytes {way}": float(count) for way, count in s.bytes}
+    rest = {"seconds": s.seconds["total"], "failures": s.failures, "chance": s.chance}
+    return {**means, **s.scores, **sent, **{name: value for name, value in rest.items() if value is not None}}
 
 
-def known(folder: Path, name: str) -> Mark:
+def sent_so_far(folder: Path, name: str) -> Progress:
     """What a tracker has of a run.
 
     Raises:
@@ -260,27 +249,14 @@ def known(folder: Path, name: str) -> Mark:
     """
     file = folder / f"tracked-{name}.json"
     try:
-        return Mark(**json.loads(file.read_text(encoding="utf-8")))
+        return Progress(**json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return Mark()
+        return Progress()
     except (ValueError, TypeError) as error:
         raise DataError(f"{file} is damaged ({reason(error)}): remove it, and the run is sent anew") from None
 
 
-def _note(folder: Path, name: str, mark: Mark) -> None:
-    """Only for who has the lock."""
-    draft = folder / f".tracked-{name}.json.draft"
-    draft.write_text(json.dumps(asdict(mark), indent=2) + "\n", encoding="utf-8")
-    draft.replace(folder / f"tracked-{name}.json")
-
-
-def _state(folder: Path) -> tuple[int, ...]:
-    """Something that changes when there is news."""
-    files = [folder / name for name in ("metrics.csv", "result.json")]
-    return tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
-
-
 def reason(error: BaseException) -> str:
-    """The beginning of what an error says, without the name and password of a URL."""
-    text = re.sub(r"://[^/\s]*@", "://", str(error).strip().partition("\n")[0])
-    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+    """The beginning of an error's message, without the name and password of a URL."""
+    message = re.sub(r"://[^/\s]*@", "://", str(error).strip().partition("\n")[0])
+    return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__

@@ -1,7 +1,7 @@
 """TensorBoard, MLflow and Weights & Biases behind one small interface.
 
-Where they write to is said by their own environment variables. They are given a run's settings and measures, and are
-asked to record nothing else of the machine.
+Their own environment variables say where they write. They get a run's settings and metrics, and are asked to record
+nothing else of the machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedloom.core.errors import ConfigError, did_you_mean
 
 Plain: TypeAlias = str | int | float | bool
 PROJECT = "fedloom"
-"""In which runs are gathered where nothing else is said."""
+"""The default project or experiment."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a tracker is told of a run at its beginning.
+class RunInfo:
+    """What a tracker records of a run at its beginning.
 
     Attributes:
         folder: the run's.
@@ -42,22 +42,21 @@ class Told:
 
 
 class Tracker(Protocol):
-    """Where the measures of one run go. A method that fails raises whatever it likes."""
+    """Receives the metrics of one run. A method that fails raises whatever it likes."""
 
-    def begin(self, run: Told, known: str, step: int) -> str:
-        """Begin, or go on.
+    def begin(self, run: RunInfo, known: str, step: int) -> str:
+        """Begin or continue.
 
         Args:
-            run: what it is.
-            known: what an earlier `begin` returned, to go on there; empty for a new one.
+            known: what an earlier `begin` returned, to continue there; empty for a new run.
             step: the last that was sent; -1 for none.
 
         Returns:
-            What the run is called there.
+            The run's name there.
         """
 
     def measure(self, step: int, values: Mapping[str, float]) -> None:
-        """The measures after so many rounds. Steps rise."""
+        """The metrics after so many rounds. Steps rise."""
 
     def end(self, result: Mapping[str, float] | None) -> None:
         """The run is finished, with these results; or with None it may go on another day. Then all is sent."""
@@ -66,7 +65,7 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in the folder `tensorboard` of the run's own."""
 
-    def begin(self, run: Told, known: str, step: int) -> str:
+    def begin(self, run: RunInfo, known: str, step: int) -> str:
         """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter
 
@@ -92,15 +91,15 @@ class TensorBoard:
 class MLflow:
     """A run of MLflow at MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME."""
 
-    AT_ONCE = 100
-    """What a batch may hold of its settings."""
+    BATCH = 100
+    """Most settings or metrics in one request."""
 
-    def begin(self, run: Told, known: str, step: int) -> str:
+    def begin(self, run: RunInfo, known: str, step: int) -> str:
         """See `Tracker`."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        for name in ("mlflow", "alembic"):  # they tell how they make tables
+        for name in ("mlflow", "alembic"):  # they log how they make tables
             logging.getLogger(name).setLevel("WARNING")
         self._client, self._started = MlflowClient(), run.started
         if known:
@@ -112,8 +111,8 @@ class MLflow:
         place = self._client.create_experiment(called) if experiment is None else experiment.experiment_id
         self._run = self._client.create_run(place, run_name=run.name, start_time=run.started).info.run_id
         params = [Param(_allowed(key), str(value)) for key, value in run.settings.items()]
-        for some in _in_parts(params, self.AT_ONCE):
-            self._client.log_batch(self._run, params=some)
+        for batch in _batches(params, self.BATCH):
+            self._client.log_batch(self._run, params=batch)
         return self._run
 
     def measure(self, step: int, values: Mapping[str, float]) -> None:
@@ -122,8 +121,8 @@ class MLflow:
 
         at = self._started + step  # a time that is the same if it is sent again: then it counts once
         metrics = [Metric(_allowed(name), value, at, step) for name, value in values.items()]
-        for some in _in_parts(metrics, self.AT_ONCE):
-            self._client.log_batch(self._run, metrics=some)
+        for batch in _batches(metrics, self.BATCH):
+            self._client.log_batch(self._run, metrics=batch)
 
     def end(self, result: Mapping[str, float] | None) -> None:
         """See `Tracker`."""
@@ -135,7 +134,7 @@ class MLflow:
 class WandB:
     """A run of Weights & Biases in the project WANDB_PROJECT; with WANDB_MODE=offline a folder to be synced later."""
 
-    def begin(self, run: Told, known: str, step: int) -> str:
+    def begin(self, run: RunInfo, known: str, step: int) -> str:
         """See `Tracker`."""
         import wandb
 
@@ -182,7 +181,7 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
     """
     for name in names:
         if name not in TRACKERS:
-            raise ConfigError(f"there is no tracker {name!r}.{did_you_mean(name, TRACKERS)}")
+            raise ConfigError(f"unknown tracker {name!r}.{did_you_mean(name, TRACKERS)}")
         found = find_spec(name)
         if found is None or found.origin is None:  # a folder `wandb` of its own making is no package
             raise ConfigError(f"{name} needs an extra: pip install 'fedloom[{name}]'")
@@ -194,6 +193,6 @@ def _allowed(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name)
 
 
-def _in_parts(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]

@@ -10,10 +10,10 @@ from rich.live import Live
 
 from fedloom.core.errors import ConfigError
 from fedloom.report.watch.screen import draw, line
-from fedloom.report.watch.sight import Sight, look, newest
+from fedloom.report.watch.snapshot import Snapshot, newest, take
 
 EVERY = 0.5
-"""Seconds between two looks."""
+"""Seconds between two updates."""
 
 
 def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int, out: Console) -> int:
@@ -34,45 +34,45 @@ def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int,
         raise ConfigError("--page shows a run until Ctrl-C; take either it, or --once and --json")
     folder = newest(Path("runs")) if folder is None else folder
     if as_json:
-        out.file.write((sight := look(folder, time())).model_dump_json() + "\n")
-        return _status(sight)
+        out.file.write((snapshot := take(folder, time())).model_dump_json() + "\n")
+        return _status(snapshot)
     if once:
-        out.print(draw(sight := look(folder, time()), out, None))
-        return _status(sight)
+        out.print(draw(snapshot := take(folder, time()), out, None))
+        return _status(snapshot)
     try:
         if page:
             from fedloom.report.watch.page import serve
 
-            look(folder, time())  # what is wrong with it is told here
+            take(folder, time())  # what is wrong with it is told here
             serve(folder, port, lambda address: out.print(f"page  {address}  (Ctrl-C ends it, not the run)"))
             return 0
-        sight = _follow(folder, out)
+        snapshot = _follow(folder, out)
     except KeyboardInterrupt:
         out.print("watching no more; the run goes on" if not page else "the page is closed")
         return 0
-    return _status(sight)
+    return _status(snapshot)
 
 
-def _status(sight: Sight) -> int:
-    return 0 if sight.state in ("finished", "running", "quiet") else 1
+def _status(snapshot: Snapshot) -> int:
+    return 0 if snapshot.state in ("finished", "running", "quiet") else 1
 
 
-def _follow(folder: Path, out: Console) -> Sight:
+def _follow(folder: Path, out: Console) -> Snapshot:
     """Show it until it ends: in place in a terminal, a line for each round that is seen in a log."""
-    sight = look(folder, time())
+    snapshot = take(folder, time())
     if not out.is_terminal:
         seen = None
-        while not sight.over:
-            if seen != (seen := (sight.run.name, sight.run.seed, sight.run.round)):
-                out.print(line(sight), markup=False, soft_wrap=True)
+        while not snapshot.over:
+            if seen != (seen := (snapshot.run.name, snapshot.run.seed, snapshot.run.round)):
+                out.print(line(snapshot), markup=False, soft_wrap=True)
             sleep(EVERY)
-            sight = look(folder, time())
-        out.print(draw(sight, out, None))
-        return sight
+            snapshot = take(folder, time())
+        out.print(draw(snapshot, out, None))
+        return snapshot
     with Live(console=out, auto_refresh=False) as screen:
         while True:
-            screen.update(draw(sight, out, None if sight.over else out.height - 1), refresh=True)
-            if sight.over:
-                return sight
+            screen.update(draw(snapshot, out, None if snapshot.over else out.height - 1), refresh=True)
+            if snapshot.over:
+                return snapshot
             sleep(EVERY)
-            sight = look(folder, time())
+            snapshot = take(folder, time())

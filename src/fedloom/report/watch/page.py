@@ -14,7 +14,7 @@ from pathlib import Path
 from time import time
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.report.watch.sight import look
+from fedloom.report.watch.snapshot import take
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 """Names under which a browser may ask. Any other is of a site that was made to lead here."""
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _live(self) -> None:
         try:
-            self._answer(200, "application/json", look(self.folder, time()).model_dump_json().encode())
+            self._answer(200, "application/json", take(self.folder, time()).model_dump_json().encode())
         except DataError as error:
             self._answer(503, "application/json", json.dumps({"error": str(error)}).encode())
 

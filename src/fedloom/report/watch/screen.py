@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.experiment.view import Member, View
-from fedloom.report.formatting import shortened, size
-from fedloom.report.watch.sight import Sight
+from fedloom.report import formatting as fmt
+from fedloom.report.watch.snapshot import Snapshot
 
 COLOURS = {"running": "cyan", "finished": "green", "stopped": "yellow", "quiet": "red", "gone": "red", "failed": "red"}
 BAR, CURVE = 28, 5
@@ -22,62 +22,62 @@ RUNS, FAILED, LONGEST = 12, 3, 40
 """Most runs of a comparison, failures, and letters of a name that are shown."""
 
 
-def draw(sight: Sight, out: Console, height: int | None) -> RenderableType:
+def draw(snapshot: Snapshot, out: Console, height: int | None) -> RenderableType:
     """The whole view. With a height in lines, parties that have no room are counted."""
-    view = sight.run
-    above = [*_head(sight), *_runs(sight), *_accuracy(view, min(out.width - 8, 72))]
-    below = [*_traffic(view), *_failures(view), _foot(sight)]
+    view = snapshot.run
+    above = [*_head(snapshot), *_runs(snapshot), *_accuracy(view, min(out.width - 8, 72))]
+    below = [*_traffic(view), *_failures(view), _foot(snapshot)]
     room = None
     if height is not None:
         room = max(3, height - 3 - sum(len(out.render_lines(part)) for part in (*above, *below)))
     return Group(*above, *_parties(view, room), *below)
 
 
-def line(sight: Sight) -> str:
+def line(snapshot: Snapshot) -> str:
     """The view in one line, for a log."""
-    view = sight.run
+    view = snapshot.run
     parts = [_clean(view.name), f"round {view.round}/{view.rounds}"]
     parts += [f"{_clean(view.measure)} {_percent(view.accuracy)}"] * (view.accuracy is not None)
-    parts += [f"{view.up}/{view.of} up", f"{size(sum(view.bytes.values()))} sent"]
+    parts += [f"{view.up}/{view.of} up", f"{_size(sum(view.bytes.values()))} sent"]
     parts += [f"{view.failures} failures"] * bool(view.failures)
     return "  ".join(parts)
 
 
-def _head(sight: Sight) -> list[RenderableType]:
-    view, colour = sight.run, COLOURS[sight.state]
-    word = {"gone": "no sign of life", "quiet": "no sign of life"}.get(sight.state, sight.state)
+def _head(snapshot: Snapshot) -> list[RenderableType]:
+    view, colour = snapshot.run, COLOURS[snapshot.state]
+    word = {"gone": "no sign of life", "quiet": "no sign of life"}.get(snapshot.state, snapshot.state)
     method = "" if view.method == view.name else f"{_clean(view.method)} "
     title = Text.assemble((_clean(view.name), "bold"), f"  {method}on {_clean(view.dataset)}, seed {view.seed}  ")
     title.append(word, f"bold {colour}")
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(view.rounds, 1), completed=view.round, width=BAR)
-    grid.add_row(bar, f"round {view.round}/{view.rounds}", Text(_pace(sight), "dim"))
-    news = [Text(_clean(sight.news, 400), colour)] if sight.news else []
+    grid.add_row(bar, f"round {view.round}/{view.rounds}", Text(_pace(snapshot), "dim"))
+    news = [Text(_clean(snapshot.news, 400), colour)] if snapshot.news else []
     return [title, *news, grid, Text()]
 
 
-def _pace(sight: Sight) -> str:
+def _pace(snapshot: Snapshot) -> str:
     """How fast, and how long yet."""
-    view = sight.run
-    if sight.state != "running":
-        return f"{_span(view.updated - view.started)} in all" if sight.state == "finished" else ""
+    view = snapshot.run
+    if snapshot.state != "running":
+        return f"{_time(view.updated - view.started)} in all" if snapshot.state == "finished" else ""
     if view.pace is None or view.ends is None:
         return "the first round is under way"
-    speed = f"{_span(view.pace)} a round" if view.pace >= 1 else f"{1 / max(view.pace, 1e-6):.0f} rounds a second"
-    return f"{speed}, {_span(max(0.0, view.ends - sight.now))} to go"
+    speed = f"{_time(view.pace)} a round" if view.pace >= 1 else f"{1 / max(view.pace, 1e-6):.0f} rounds a second"
+    return f"{speed}, {_time(max(0.0, view.ends - snapshot.now))} to go"
 
 
-def _runs(sight: Sight) -> list[RenderableType]:
+def _runs(snapshot: Snapshot) -> list[RenderableType]:
     """Of a comparison, its runs."""
-    if not sight.runs:
+    if not snapshot.runs:
         return []
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("run", "state", "round", _clean(sight.run.measure)):
+    for name in ("run", "state", "round", _clean(snapshot.run.measure)):
         table.add_column(Text(name), justify="left" if name in ("run", "state") else "right", no_wrap=name == "run")
-    for run in sight.runs[-RUNS:]:
+    for run in snapshot.runs[-RUNS:]:
         called = Text(_clean(f"{run.name} seed {run.seed}"))
         table.add_row(called, Text(run.state, COLOURS[run.state]), f"{run.round}/{run.rounds}", _percent(run.accuracy))
-    more = len(sight.runs) - RUNS
+    more = len(snapshot.runs) - RUNS
     return [*([Text(f"{more} runs before", "dim")] if more > 0 else []), table, Text()]
 
 
@@ -140,12 +140,12 @@ def _parties(view: View, room: int | None) -> list[RenderableType]:
 
 def _row(member: Member) -> tuple[Text, Text, str, str, str]:
     mark = Text("● up", "green") if member.up else Text("○ down", "bold red")
-    return Text(_clean(member.name)), mark, _percent(member.accuracy), size(member.sent), size(member.received)
+    return Text(_clean(member.name)), mark, _percent(member.accuracy), _size(member.sent), _size(member.received)
 
 
 def _traffic(view: View) -> list[RenderableType]:
     ways = {"up": "to the home", "down": "from it", "across": "between the others"}
-    parts = [f"{size(view.bytes[way])} {words}" for way, words in ways.items() if view.bytes.get(way)]
+    parts = [f"{_size(view.bytes[way])} {words}" for way, words in ways.items() if view.bytes.get(way)]
     return [Text(), Text(f"crossed so far: {', '.join(parts) or 'nothing'}")]
 
 
@@ -159,24 +159,24 @@ def _failures(view: View) -> list[RenderableType]:
     return [Text(f"calls without a usable reply: {view.failures}; the last:", "yellow"), *last]
 
 
-def _foot(sight: Sight) -> RenderableType:
-    view = sight.run
+def _foot(snapshot: Snapshot) -> RenderableType:
+    view = snapshot.run
     begun, news = (datetime.fromtimestamp(at).strftime("%H:%M:%S") for at in (view.started, view.updated))
     return Text(f"{_clean(view.engine)}; begun {begun}, last news {news}", "dim")
 
 
 def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
+    return "" if share is None else fmt.percent(share, "")
 
 
-def _span(seconds: float) -> str:
-    """`4.2 s`, `63 s`, `12 min 3 s`, `3 h 12 min`."""
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+def _size(count: float) -> str:
+    return fmt.size(count, " ")
+
+
+def _time(seconds: float) -> str:
+    return fmt.duration(seconds, " ", tenths_below=9.95)
 
 
 def _clean(text: str, longest: int = LONGEST) -> str:
     """Without what could move a terminal's cursor."""
-    return shortened(text, longest)
+    return fmt.shortened(text, longest)

@@ -1,4 +1,4 @@
-"""What there is to see of a run's or a comparison's folder."""
+"""The state of a run's or a comparison's folder at one moment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ State: TypeAlias = Literal["running", "quiet", "gone", "stopped", "finished", "f
 """As the run says it, or that it shows no sign of life: `quiet`, or `gone` if its process is."""
 
 
-class Brief(BaseModel):
+class RunBrief(BaseModel):
     """One run of a comparison."""
 
     model_config = ConfigDict(frozen=True)
@@ -29,7 +29,7 @@ class Brief(BaseModel):
     accuracy: float | None
 
 
-class Sight(BaseModel):
+class Snapshot(BaseModel):
     """A folder at one moment.
 
     Attributes:
@@ -37,7 +37,7 @@ class Sight(BaseModel):
         folder: its name.
         state, news: of the run shown, as a word and as a sentence.
         over: whether nothing more will come.
-        run: the one run, or of a comparison the one under way.
+        run: the one run, or of a comparison the one in progress.
         runs: of a comparison, those that have begun, in that order.
     """
 
@@ -49,7 +49,7 @@ class Sight(BaseModel):
     news: str
     over: bool
     run: View
-    runs: list[Brief] = []
+    runs: list[RunBrief] = []
 
 
 def newest(runs: Path) -> Path:
@@ -58,17 +58,15 @@ def newest(runs: Path) -> Path:
     Raises:
         DataError: there is none.
     """
-    written = {file.parent: file.stat().st_mtime for file in runs.glob(f"*/{FILE}")}
-    for file in runs.glob(f"*/*/{FILE}"):
-        folder = file.parent.parent
-        written[folder] = max(file.stat().st_mtime, written.get(folder, 0.0))
-    if not written:
+    files = [(file.stat().st_mtime, file.parent) for file in runs.glob(f"*/{FILE}")]
+    files += [(file.stat().st_mtime, file.parent.parent) for file in runs.glob(f"*/*/{FILE}")]
+    if not files:
         raise DataError(f"there is no run in {runs}/ to watch; start one with fedloom run, or name its folder")
-    return max(written, key=lambda folder: written[folder])
+    return max(files)[1]
 
 
-def look(folder: Path, now: float) -> Sight:
-    """What there is to see now.
+def take(folder: Path, now: float) -> Snapshot:
+    """The state of a folder now.
 
     Raises:
         DataError: the folder is no run's and no comparison's, or is damaged.
@@ -77,16 +75,18 @@ def look(folder: Path, now: float) -> Sight:
     views = {each: read(each) for each in inside or [folder]}
     states = {each: _state(view, now) for each, view in views.items()}
     shown = max(views, key=lambda each: (states[each] == "running", views[each].updated))
-    order = sorted(inside, key=lambda each: views[each].started)
     view, state = views[shown], states[shown]
-    return Sight(
+    return Snapshot(
         now=now,
         folder=folder.resolve().name,
         state=state,
         news=_news(view, state, now),
         over=_ended(folder, view, now) if inside and state == "finished" else state not in ("running", "quiet"),
         run=view,
-        runs=[_brief(each, views[each], states[each]) for each in order],
+        runs=[
+            RunBrief(**{**views[each].model_dump(), "folder": each.name, "state": states[each]})
+            for each in sorted(inside, key=lambda each: views[each].started)
+        ],
     )
 
 
@@ -98,13 +98,13 @@ def _state(view: View, now: float) -> State:
 def _news(view: View, state: State, now: float) -> str:
     """What a person must know of the state, if anything."""
     silent = f"no sign of life for {now - view.updated:.0f} s"
+    resume = "the same command with --resume goes on"
     return {
         "running": "",
         "quiet": f"{silent}: the machine of this run, or the way to its folder, may be down",
-        "gone": f"{silent}: its process is gone; the same command with --resume goes on from the last checkpoint",
-        "stopped": f"stopped after round {view.round}; the same command with --resume goes on from there"
-        if not view.words
-        else f"stopped after round {view.round} {view.words}; the same command with --resume goes on",
+        "gone": f"{silent}: its process is gone; {resume} from the last checkpoint",
+        "stopped": f"stopped after round {view.round}{view.words and ' '}{view.words}; {resume}"
+        + ("" if view.words else " from there"),
         "finished": "",
         "failed": f"failed after round {view.round}: {view.words}",
     }[state]
@@ -116,8 +116,3 @@ def _ended(folder: Path, last: View, now: float) -> bool:
     if found.is_file() and found.stat().st_mtime > last.updated - 1:  # a file's time is coarser than a clock's
         return True
     return now - last.updated > QUIET if there is None else not there
-
-
-def _brief(folder: Path, view: View, state: State) -> Brief:
-    same = view.model_dump(include={"name", "seed", "round", "rounds", "measure", "accuracy"})
-    return Brief(folder=folder.name, state=state, **same)

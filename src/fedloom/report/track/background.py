@@ -1,4 +1,4 @@
-"""Trackers beside a run, in a process of their own: whatever they do, the run does not wait and no number moves.
+"""Trackers in a process of their own beside a run: the run never waits for them, and they change no number.
 
 The process ends when its standard input does, so when the run's process ends, however that ends.
 """
@@ -23,7 +23,7 @@ WAIT = 60.0
 
 @contextlib.contextmanager
 def tracking(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Within it what the runs of a folder write down is sent to trackers.
+    """Within it, what the runs of a folder save is sent to trackers.
 
     Raises:
         ConfigError: a tracker is unknown, or not installed.
@@ -33,7 +33,7 @@ def tracking(folder: Path, names: Sequence[str]) -> Iterator[None]:
         yield
         return
     process = subprocess.Popen(
-        [sys.executable, "-m", "fedloom.report.track.aside", str(folder), *names],
+        [sys.executable, "-m", "fedloom.report.track.background", str(folder), *names],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         process_group=0,  # a Ctrl-C is for the run
@@ -47,25 +47,19 @@ def tracking(folder: Path, names: Sequence[str]) -> Iterator[None]:
             process.wait(WAIT)
         except subprocess.TimeoutExpired:
             logging.getLogger("fedloom").warning(
-                "%s: not all is sent yet, which goes on by itself. Afterwards, to be sure: fedloom track %s --to %s",
+                "%s: not all is sent yet; it continues in the background. To make sure: fedloom track %s --to %s",
                 *(", ".join(names), folder, " --to ".join(names)),
             )
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(folder: str, *names: str) -> None:
     """Follow a folder until the standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
-    over = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        over.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    folder, *names = arguments
-    follow(Path(folder), names, over.is_set)
+    listener = threading.Thread(target=sys.stdin.read, daemon=True)
+    listener.start()
+    follow(Path(folder), names, lambda: not listener.is_alive())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
