@@ -29,7 +29,7 @@ from fedloom.experiment.pretraining import train
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Result, Stopped, execute
 from fedloom.experiment.session import Session
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report.formatting import clients_named
 from fedloom.report.terminal import show_comparison
 from fedloom.report.unseen import in_order
@@ -338,7 +338,7 @@ def test_pages_say_who_was_unseen_and_what_they_reach(page: str, tmp_path: Path)
     for name, lr in (("a", 0.1), ("b", 0.5)):
         execute(run(page, name=name, params={"lr": lr}), tmp_path / name)
     summary = json.loads((tmp_path / "a" / "result.json").read_text())
-    text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(words.NBSP, " ")
+    text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(fmt.NBSP, " ")
     clients = [f"client-{i}" for i in summary["unseen"]]
     assert "Two clients of 6 took part in no round, got no message" in text and " and ".join(clients) in text
     assert all(f"{name} · linear · unseen" in text for name in clients)
@@ -436,7 +436,7 @@ def test_without_own_rows_pages_speak_of_the_global_test_set(page: str, tmp_path
     for name in "ab":
         execute(run(page, {"own_test_rows": 0, "unseen": share}, name=name), tmp_path / name)
     summary = json.loads((tmp_path / "a" / "result.json").read_text())
-    text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(words.NBSP, " ")
+    text = report.write(tmp_path / "a").read_text(encoding="utf-8").replace(fmt.NBSP, " ")
     pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
     told = html.unescape(text + pair)
     assert "one's own most frequent" not in told and "always the most frequent class" in told

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedloom.cli.progress import Many, _long
+from fedloom.cli.progress import PoolProgress
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing
+from fedloom.report.formatting import estimate
 from tests.command import Done
 from tests.experiment.held import hold, rounds, write
 from tests.reproduce.tiny import TINY
@@ -114,7 +115,7 @@ def test_help_teaches(fedloom: Callable[..., Done]) -> None:
 def test_progress_in_a_log_is_short_and_tells_each_failure_once() -> None:
     file = StringIO()
     job = Job(RunConfig(), Path("x"), "fedal-table-6: FedAL [α]")
-    with Many(Console(file=file, width=200)) as many:
+    with PoolProgress(Console(file=file, width=200)) as many:
         many.show(Standing(100, 20, 20, 0, ended=Ended(job, "kept")))
         for done in range(21, 101):
             many.show(Standing(100, done - 1, 20, 0, (("x", 0.5),), 300.0))
@@ -128,10 +129,10 @@ def test_progress_in_a_log_is_short_and_tells_each_failure_once() -> None:
 
 def test_progress_in_a_terminal_shows_what_runs() -> None:
     file = StringIO()
-    with Many(Console(file=file, width=200, force_terminal=True)) as many:
+    with PoolProgress(Console(file=file, width=200, force_terminal=True)) as many:
         many.show(Standing(8, 2, 0, 0, (("a", 0.25), ("b", 0.0), ("c", 0.5)), 100.0))
     assert "2/8" in file.getvalue() and "2 min left  a 25%, b and 1 more" in file.getvalue().replace(", and", " and")
 
 
 def test_numbers_for_people() -> None:
-    assert [_long(s) for s in (5, 600, 7200, 864000)] == ["5 s", "10 min", "2 h", "10 days"]
+    assert [estimate(s) for s in (5, 600, 7200, 864000)] == ["5 s", "10 min", "2 h", "10 days"]

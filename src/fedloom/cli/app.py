@@ -521,7 +521,7 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
 
     from fedloom import report as reports
     from fedloom.api import execute
-    from fedloom.cli.progress import Progress, stop_on_signal
+    from fedloom.cli.progress import RunProgress, stop_on_signal
     from fedloom.experiment.compare import execute_all, summarise
     from fedloom.experiment.run import Stopped
     from fedloom.report.terminal import show_comparison
@@ -529,7 +529,7 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
 
     folder = _folder(experiment, called, folder, resume)
     try:
-        with tracking(folder, trackers), stop_on_signal() as stop, Progress(experiment, out) as progress:
+        with tracking(folder, trackers), stop_on_signal() as stop, RunProgress(experiment, out) as progress:
             if experiment.compare is None:
                 result = execute(experiment.run, folder, resume=resume, progress=progress.show, stop=stop)
                 found = summarise(experiment.title, [result])

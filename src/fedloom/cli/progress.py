@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+from fedloom.report.formatting import estimate, percent
 
 if TYPE_CHECKING:
     from fedloom.experiment.config import Experiment
@@ -23,12 +24,12 @@ LINES = 10
 """How often a log says how far many runs are."""
 
 
-class _Shown:
+class _Bars:
     """Bars in a terminal, and nothing of them in a log."""
 
     def __init__(self, console: Console, *columns: ProgressColumn) -> None:
         self._console = console
-        self._bars = Bars(*columns, console=console, disable=not console.is_terminal)
+        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
 
     def __enter__(self) -> Self:
         self._bars.start()
@@ -40,7 +41,7 @@ class _Shown:
         self._bars.stop()
 
 
-class Progress(_Shown):
+class RunProgress(_Bars):
     """One bar a run in a terminal; one line a milestone in a log."""
 
     def __init__(self, experiment: Experiment, console: Console) -> None:
@@ -59,7 +60,7 @@ class Progress(_Shown):
         """Told after each round."""
         run = status.run
         name = (run.name or run.method) + (f" seed {run.seed}" if self._several else "")
-        news = f"{status.measure} {status.accuracy:.1%}" if status.accuracy == status.accuracy else ""
+        news = f"{status.measure} {percent(status.accuracy, '')}" if status.accuracy == status.accuracy else ""
         if status.failures:
             news += f"  {status.failures} failures"
         news += f"  ({status.where})"
@@ -72,7 +73,7 @@ class Progress(_Shown):
         self._bars.update(self._tasks[name], completed=status.round, news=news)
 
 
-class Many(_Shown):
+class PoolProgress(_Bars):
     """How far many runs are: a bar in a terminal, some ten lines in a log; each failure once."""
 
     def __init__(self, console: Console) -> None:
@@ -92,7 +93,7 @@ class Many(_Shown):
             title, reason = escape(now.ended.job.title), escape(now.ended.reason)
             self._console.print(f"[bold red]{now.ended.state}[/]  {title}: {reason}", soft_wrap=True)
         over = now.done + now.failed
-        left = "" if now.left is None or over == now.of else f"{_long(now.left)} left"
+        left = "" if now.left is None or over == now.of else f"{estimate(now.left)} left"
         if self._console.is_terminal:
             under_way = [f"{name} {share:.0%}" if share else name for name, share in now.running[:2]]
             more = [f"and {len(now.running) - 2} more"] if len(now.running) > 2 else []
@@ -142,12 +143,3 @@ def stop_on_signal(after: str = "this round, and any pretraining in it") -> Iter
     finally:
         for s, handler in zip(signals, before, strict=True):
             signal.signal(s, handler)
-
-
-def _long(seconds: float) -> str:
-    """A time for people: 5 min."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h" if seconds < 72 * 3600 else f"{seconds / 86400:.0f} days"

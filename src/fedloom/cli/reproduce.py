@@ -86,7 +86,7 @@ def reproduce(
 
     The command ends with status 1 if a run failed or was left to another process, and with 130 if it was stopped.
     """
-    from fedloom.cli.progress import Many, closing, stop_on_signal
+    from fedloom.cli.progress import PoolProgress, closing, stop_on_signal
 
     plan = _plan(names or (), every, scale, seeds, only or (), settings or (), folder, ray, gpus)
     costs = show_plan(plan, workers)
@@ -96,7 +96,7 @@ def reproduce(
         raise typer.Exit(2 if plan.problems else 0)
     from fedloom.reproduce.work import work
 
-    with stop_on_signal("the rounds under way, each saved first") as stop, Many(out) as many:
+    with stop_on_signal("the rounds under way, each saved first") as stop, PoolProgress(out) as many:
         done = work(plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop)
     _show(done)
     words, status = closing(done.ended)

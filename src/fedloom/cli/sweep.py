@@ -64,7 +64,7 @@ def sweep(
 
     The command ends with status 1 if a run failed or was left to another process, and with 130 if it was stopped.
     """
-    from fedloom.cli.progress import Many, closing, stop_on_signal
+    from fedloom.cli.progress import PoolProgress, closing, stop_on_signal
     from fedloom.experiment.reading import seeds_of
     from fedloom.report.track.trackers import check
     from fedloom.reproduce.sweep.read import read
@@ -83,7 +83,7 @@ def sweep(
     with (
         tracking(folder, track or ()),
         stop_on_signal("the rounds under way, each saved first") as stop,
-        Many(out) as many,
+        PoolProgress(out) as many,
     ):
         found = work(asked, folder, workers=workers, progress=many.show, stop=stop)
     page = write(found, folder)

@@ -11,7 +11,7 @@ from fedloom.experiment.metrics import OWN, TRAINING, group_of
 from fedloom.experiment.result import Comparison, NetworkGain
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
-from fedloom.report.page import Figure, Section, Table, cells
+from fedloom.report.page import Figure, PageSection, PageTable, cells
 from fedloom.report.plots import Dots
 from fedloom.report.read import Run
 from fedloom.report.styles import series_style
@@ -20,7 +20,7 @@ WIDE = 12
 """Figures of more clients take the whole width of the page."""
 
 
-def of_one(run: Run) -> Section:
+def of_one(run: Run) -> PageSection:
     """The clients of a run: their accuracy on all classes and on their own mix, and their rows."""
     s = run.summary
     if s.ways and s.own_accuracy:
@@ -36,7 +36,7 @@ def of_one(run: Run) -> Section:
     return _section(run, order, series, alt, caption)
 
 
-def _before_and_after(run: Run) -> Section:
+def _before_and_after(run: Run) -> PageSection:
     """The clients of a run on their own mix: in the first way, and as they are; those unseen first."""
     s = run.summary
     way, before = next(iter(s.ways)), s.accuracies[OWN].over(s.clients)
@@ -60,7 +60,7 @@ def _before_and_after(run: Run) -> Section:
     return _section(run, order, series, alt, caption, joined=True)
 
 
-def of_several(found: Comparison, runs: Sequence[Run]) -> Section:
+def of_several(found: Comparison, runs: Sequence[Run]) -> PageSection:
     """The clients under each method, in one seed: another seed deals client 3 other rows."""
     seed = runs[0].summary.seed
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}
@@ -81,7 +81,7 @@ def of_several(found: Comparison, runs: Sequence[Run]) -> Section:
     return replace(section, tables=_by_model(found))
 
 
-def _by_model(found: Comparison) -> list[Table]:
+def _by_model(found: Comparison) -> list[PageTable]:
     """The accuracy by the clients' network or black box, where a method's clients have several; and what they gain."""
     names = sorted({name for method in found.methods for name in method.networks})
     if not names:
@@ -94,7 +94,7 @@ def _by_model(found: Comparison) -> list[Table]:
     caption = f"Accuracy {found.describe(found.measure)} by the clients' model; mean over clients, in all seeds"
     caption += "; without unseen clients" if found.unseen and not group_of(found.measure) else ""
     caption += f"; in brackets the points over the same clients of {over}" if over and len(found.methods) > 1 else ""
-    return [Table(caption, ["Model", "Clients", *(method.name for method in found.methods)], rows)]
+    return [PageTable(caption, ["Model", "Clients", *(method.name for method in found.methods)], rows)]
 
 
 def _gain(one: NetworkGain | None, shown: bool) -> str:
@@ -104,7 +104,7 @@ def _gain(one: NetworkGain | None, shown: bool) -> str:
     return fmt.percent(one.mean) + (f" ({fmt.points(one.gain)})" if shown and one.gain is not None else "")
 
 
-def _own_models(run: Run) -> list[Table]:
+def _own_models(run: Run) -> list[PageTable]:
     """The same of one run."""
     s, names = run.summary, run.partition.architectures
     shown = {fmt.capital(s.describe(measure)): found.over(s.clients) for measure, found in s.accuracies.items()}
@@ -122,12 +122,12 @@ def _own_models(run: Run) -> list[Table]:
         rows.append(cells(kind, str(count), *(fmt.percent(m.mean()) if len(m) else fmt.NONE for m in means)))
     caption = "Accuracy by the clients' model, mean over clients"
     caption += "; unseen clients are only in what is of them alone" if s.unseen else ""
-    return [Table(caption, ["Model", "Clients", *shown], rows)]
+    return [PageTable(caption, ["Model", "Clients", *shown], rows)]
 
 
 def _section(
     run: Run, order: np.ndarray, series: list[Dots], alt: str, caption: str, which: str = "", joined: bool = False
-) -> Section:
+) -> PageSection:
     """Accuracies in an order of the clients, and the partition."""
     wide = len(order) > WIDE
     unseen = run.summary.unseen
@@ -136,8 +136,8 @@ def _section(
     figure = Figure(f"Accuracy of each client{which}", svg, legend, caption, wide)
     if run.partition.apart:
         caption = "Nobody but its owner knows anything of a client's rows."
-        return Section("Clients", text=[caption], figures=[figure], tables=_own_models(run))
-    return Section("Clients", figures=[figure, _partition(run, which)], tables=_own_models(run))
+        return PageSection("Clients", text=[caption], figures=[figure], tables=_own_models(run))
+    return PageSection("Clients", figures=[figure, _partition(run, which)], tables=_own_models(run))
 
 
 def _order(run: Run, measure: str = "") -> np.ndarray:

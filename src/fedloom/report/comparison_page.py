@@ -21,7 +21,7 @@ from fedloom.report import mixing, plots, unseen, vertical
 from fedloom.report.clients import of_several
 from fedloom.report.formatting import NONE
 from fedloom.report.learning import ITERATION, cost_figures, iteration_axis, senders, sent
-from fedloom.report.page import Cell, Figure, Page, Section, Table, cells
+from fedloom.report.page import Figure, Page, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import Run
 from fedloom.report.statistics import confidence_interval
@@ -46,7 +46,7 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
         runs: those of its runs whose files exist.
         problem: why the runs can't be paired, if so.
     """
-    sections: list[Section | None] = [_methods(found), *unseen.of_methods(found)]
+    sections: list[PageSection | None] = [_methods(found), *unseen.of_methods(found)]
     if found.differences:
         sections.append(_differences(found))
     if runs:
@@ -135,7 +135,7 @@ def _metrics(found: Comparison) -> dict[str, Score]:
     return {name: Score(f"{name} mean", fmt.capital(found.describe(name))) for name in names}
 
 
-def _methods(found: Comparison) -> Section:
+def _methods(found: Comparison) -> PageSection:
     """A row for each method: its metrics, with their deviations, and what they cost."""
     metrics, methods = _metrics(found), found.methods
     titles, columns, values = [score.title for score in metrics.values()], ["Method"], []
@@ -164,7 +164,7 @@ def _methods(found: Comparison) -> Section:
     ways = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
     rows = [
         cells(
-            Cell(m.name, title=m.method, key=series_style(number).key("").sample),
+            PageCell(m.name, title=m.method, key=series_style(number).key("").sample),
             *([m.preset] if presets else []),
             *own,
             *_sizes(m.bytes, ways),
@@ -176,12 +176,12 @@ def _methods(found: Comparison) -> Section:
     columns += [*(f"Sent {way}" for way in ways), "Time", "Failures"]
     caption += "; tensor data and wall time of one run, failures in all runs"
     caption += "" if presets else f"; preset {methods[0].preset}"
-    table = Table(caption, columns, rows, words=1 + presets)
-    return Section("Methods", tables=[table], figures=_dots(found) if found.joint else [])
+    table = PageTable(caption, columns, rows, words=1 + presets)
+    return PageSection("Methods", tables=[table], figures=_dots(found) if found.joint else [])
 
 
-def _sizes(traffic: Traffic, ways: Sequence[str]) -> list[Cell]:
-    return [Cell(fmt.size(count), fmt.exactly(count)) for count in (getattr(traffic, way) for way in ways)]
+def _sizes(traffic: Traffic, ways: Sequence[str]) -> list[PageCell]:
+    return [PageCell(fmt.size(count), fmt.exactly(count)) for count in (getattr(traffic, way) for way in ways)]
 
 
 def _spread(found: SeedSpread | None, score: Score) -> str:
@@ -206,7 +206,7 @@ def _dots(found: Comparison) -> list[Figure]:
     return [Figure("Accuracy of the methods", svg, legend, "Mean over seeds; the number beside is the accuracy.")]
 
 
-def _differences(found: Comparison) -> Section:
+def _differences(found: Comparison) -> PageSection:
     """The differences of each metric, with intervals, and what they let one say."""
     pairs = {found.measure: found.differences, **found.further}
     metrics = {name: score for name, score in _metrics(found).items() if name in pairs}
@@ -215,10 +215,10 @@ def _differences(found: Comparison) -> Section:
     points += [] if any(len(d.per_seed) > 1 for d in found.differences) else [ONE_SEED]
     points += [LESS] if any(score.lower for score in metrics.values()) else []
     tables = [_pairs(found, name, score, pairs[name]) for name, score in metrics.items()]
-    return Section("Paired differences", tables=tables, points=points)
+    return PageSection("Paired differences", tables=tables, points=points)
 
 
-def _pairs(found: Comparison, name: str, score: Score, differences: Sequence[PairedDifference]) -> Table:
+def _pairs(found: Comparison, name: str, score: Score, differences: Sequence[PairedDifference]) -> PageTable:
     """The differences of one metric."""
     several = any(len(d.per_seed) > 1 for d in differences)
     columns = ["First − other", "Points" if score.share else "Difference"]
@@ -239,7 +239,7 @@ def _pairs(found: Comparison, name: str, score: Score, differences: Sequence[Pai
     caption = f"{score.title}{': accuracy' if found.personal else ''} of the first minus the other"
     caption += ", in percentage points" if score.share else ""
     caption += f", on the same data and seed{'; less is better' if score.lower else ''}"
-    return Table(caption, columns, rows)
+    return PageTable(caption, columns, rows)
 
 
 def verdict(d: PairedDifference) -> str:
@@ -260,7 +260,7 @@ def verdict(d: PairedDifference) -> str:
     return f"{start} ({between}): more than the seeds vary, on this data and with this setting."
 
 
-def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> Section:
+def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSection:
     """The main accuracy, or every score, by iteration or round, and the main one by what was sent; runs that can't be
     paired have no chance level in common."""
     main = GLOBAL if found.joint else found.measure
@@ -298,7 +298,7 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> Section:
                 way = "sent up by all clients"
             plain = [replace(line, band=None) for line in curves]
             figures += cost_figures(plain, spent, levels, way, f"Tensor data {way}, without framing.")
-    return Section("Learning", figures=figures)
+    return PageSection("Learning", figures=figures)
 
 
 def _bands(seeds: set[int], methods: int, of: str = "clients") -> str:
@@ -333,7 +333,7 @@ def _curve(runs: Sequence[Run], number: int, score: Score) -> Line:
     return Line(s.name, x, y.mean(0), series_style(number), band)
 
 
-def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> Section:
+def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
     """Each run, with the way to its own report where there is one."""
     if found.joint:
         names = [name for name in SCORES if any(name in run.summary.scores for run in runs)]
@@ -354,8 +354,8 @@ def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> Section:
             values = [fmt.spread(s.accuracy.mean, s.accuracy.std)]
             values += [NONE if one is None else fmt.percent(one.mean) for one in further]
             values += [NONE if s.agreement is None else fmt.percent(s.agreement)]
-        state = Cell((s.state_sha256 or NONE)[:12], s.state_sha256 or "")
-        rows.append(cells(Cell(s.name, href=href), str(s.seed), *values, fmt.whole(s.failures), state))
+        state = PageCell((s.state_sha256 or NONE)[:12], s.state_sha256 or "")
+        rows.append(cells(PageCell(s.name, href=href), str(s.seed), *values, fmt.whole(s.failures), state))
     linked = "; a name leads to the run's own report" if any(row[0].href for row in rows) else ""
     columns = ["Run", "Seed", *columns, "Failures", "State hash"]
-    return Section("Runs", tables=[Table(f"{caption}{linked}", columns, rows)])
+    return PageSection("Runs", tables=[PageTable(f"{caption}{linked}", columns, rows)])

@@ -12,7 +12,7 @@ import numpy as np
 from fedloom.experiment.metrics import GLOBAL, SCORES, in_way, shown
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
-from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
+from fedloom.report.page import Details, Figure, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Dots, Level, Line
 from fedloom.report.read import START, Run
 from fedloom.report.styles import DASHES, SeriesStyle, series_style
@@ -42,7 +42,7 @@ MEANINGS = {
 }
 
 
-def learning(run: Run) -> Section:
+def learning(run: Run) -> PageSection:
     """Accuracy by iteration, stage by stage, and by what it cost to send; and every other score of a prediction."""
     s = run.summary
     levels = [] if s.chance is None else [Level("chance", s.chance)]
@@ -63,7 +63,7 @@ def learning(run: Run) -> Section:
     label = main.label if s.scores else "mean over clients ± s.d."
     cost = cost_figures([replace(main, label=label)], [sent(run)], levels, senders(run), caption)
     details = [Details("The numbers behind the curves", table=_evaluations(run))]
-    return Section("Learning", figures=figures + cost, details=details)
+    return PageSection("Learning", figures=figures + cost, details=details)
 
 
 def iteration_axis(run: Run) -> str:
@@ -169,10 +169,10 @@ def _score_figure(run: Run, name: str) -> Figure:
     return Figure(score.title, svg, legend if len(legend) > 1 else (), "Less is better." if score.lower else "")
 
 
-def _evaluations(run: Run) -> Table:
+def _evaluations(run: Run) -> PageTable:
     """Every evaluation, as numbers."""
     s = run.summary
-    columns: list[tuple[str, str, Callable[[float], str | Cell]]]
+    columns: list[tuple[str, str, Callable[[float], str | PageCell]]]
     if s.scores:
         scores = [SCORES[name] for name in s.scores]
         columns = [(score.title, score.column, partial(fmt.metric, share=score.share)) for score in scores]
@@ -184,23 +184,23 @@ def _evaluations(run: Run) -> Table:
         columns += [("s.d. over clients", "accuracy std", fmt.standard_deviation), ("Loss", "loss mean", fmt.number)]
         caption = f"Each evaluation on {s.tested}" + (" and, where a column says so, on own rows" if own else "")
     columns += [("Sent up", "bytes up", _size_cell), ("Sent down", "bytes down", _size_cell)]
-    rows: list[tuple[int, list[Cell]]] = []
+    rows: list[tuple[int, list[PageCell]]] = []
     for stage in (START, *run.stages):
         found = [run.measured.get((column, "", stage), ([], [])) for _, column, _ in columns]
         for iteration, *values in zip(found[0][0], *(values for _, values in found), strict=True):
             texts = [form(value) for (_, _, form), value in zip(columns, values, strict=True)]
             rows.append((iteration, cells(fmt.whole(iteration), stage, *texts)))
     rows.sort(key=lambda row: row[0])
-    return Table(
+    return PageTable(
         caption, ("Iteration", "Stage", *(title for title, _, _ in columns)), [row for _, row in rows], words=2
     )
 
 
-def _size_cell(count: float) -> Cell:
-    return Cell(fmt.size(count), fmt.exactly(count))
+def _size_cell(count: float) -> PageCell:
+    return PageCell(fmt.size(count), fmt.exactly(count))
 
 
-def diagnostics(run: Run) -> Section | None:
+def diagnostics(run: Run) -> PageSection | None:
     """Agreement, loss and accuracy by class of clients; whatever the parties noted, and whether one collapsed."""
     joint, points = bool(run.summary.scores), []
     figures = _panels(run, () if joint else ("agreement", "loss mean"))
@@ -215,7 +215,7 @@ def diagnostics(run: Run) -> Section | None:
             "cheapest way to be near prototypes."
         ]
     figures += [] if joint else _classes(run, run.last)
-    return Section("Diagnostics", points=points, figures=figures, small=True)
+    return PageSection("Diagnostics", points=points, figures=figures, small=True)
 
 
 def _panels(run: Run, first: Sequence[str]) -> list[Figure]:

@@ -13,7 +13,7 @@ from fedloom.experiment.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.heatmaps import draw_shades, shade_legend
-from fedloom.report.page import Cell, Details, Figure, Section, Table, cells
+from fedloom.report.page import Details, Figure, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Level, Line
 from fedloom.report.read import Run
 from fedloom.report.styles import series_style
@@ -84,7 +84,7 @@ def side_by_side(alike: np.ndarray) -> np.ndarray:
     return np.array(order)
 
 
-def chosen(run: Run) -> Section | None:
+def chosen(run: Run) -> PageSection | None:
     """The section of a run whose clients mix models; None for others."""
     if not run.mixing or len(run.names) < 2 or run.partition.apart:
         return None
@@ -94,10 +94,10 @@ def chosen(run: Run) -> Section | None:
     last = list(found.values())[-1]
     figures = [_maps(run, side_by_side(alike)), _overlap(found, base), _number(found, len(alike))]
     details = Details("The numbers by round", table=_table(found, base))
-    return Section("Who learns from whom", text=[_said(last, base)], figures=figures, details=[details])
+    return PageSection("Who learns from whom", text=[_said(last, base)], figures=figures, details=[details])
 
 
-def of_methods(found: Comparison, runs: Sequence[Run]) -> list[Section]:
+def of_methods(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
     """What the methods of a comparison took from others in the last round, mean over clients and seeds, if any did."""
     rows = []
     for method in found.methods:
@@ -113,7 +113,7 @@ def of_methods(found: Comparison, runs: Sequence[Run]) -> list[Section]:
         rows.append(_row(method.name, own_weight, number, overlap, base))
     columns = ("Method", *MEASURES)
     caption = "Models taken in the last round, mean over clients: how much of its own class mix a client finds there"
-    return [Section("Who learns from whom", tables=[Table(caption, columns, rows)])] if rows else []
+    return [PageSection("Who learns from whom", tables=[PageTable(caption, columns, rows)])] if rows else []
 
 
 def _mean(values: Sequence[np.ndarray]) -> float:
@@ -122,7 +122,7 @@ def _mean(values: Sequence[np.ndarray]) -> float:
     return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
 
 
-def _row(name: str, own: float, number: float, overlap: float, base: float) -> list[Cell]:
+def _row(name: str, own: float, number: float, overlap: float, base: float) -> list[PageCell]:
     """A row under MEASURES."""
     texts = [f"{own:.3f}", f"{number:.2f}", fmt.percent(overlap), fmt.percent(base)]
     values = (own, number, overlap, base)
@@ -169,13 +169,13 @@ def _number(found: Mapping[int, Taken], clients: int) -> Figure:
     return Figure("From how many others does a client learn?", svg, legend, caption)
 
 
-def _table(found: Mapping[int, Taken], base: float) -> Table:
+def _table(found: Mapping[int, Taken], base: float) -> PageTable:
     rows = [
         _row(fmt.whole(round), _mean([one.own]), _mean([one.number]), _mean([one.overlap]), base)
         for round, one in found.items()
     ]
     columns = ("Round", *MEASURES)
-    return Table("Means over clients; whose models each client took is in mixing.csv", columns, rows)
+    return PageTable("Means over clients; whose models each client took is in mixing.csv", columns, rows)
 
 
 def _maps(run: Run, order: np.ndarray) -> Figure:

@@ -28,7 +28,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Cell:
+class PageCell:
     """A cell of a table.
 
     Attributes:
@@ -50,12 +50,12 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Rows under headings: the first `words` columns hold words, the others numbers. In `prose` words are sentences."""
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[PageCell]]
     words: int = 1
     prose: bool = False
 
@@ -76,18 +76,18 @@ class Details:
 
     summary: str
     text: str = ""
-    table: Table | None = None
+    table: PageTable | None = None
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of the page under a heading; a `legend` is that of all its figures."""
 
     heading: str
     text: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     legend: Sequence[Key] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[PageTable] = ()
     points: Sequence[str] = ()
     command: str = ""
     details: Sequence[Details] = ()
@@ -106,15 +106,15 @@ class Page:
     title: str
     subtitle: str
     lead: str
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     tiles: Sequence[Tile] = ()
     warning: str = ""
     footer: str = ""
 
 
-def cells(*values: str | Cell) -> list[Cell]:
+def cells(*values: str | PageCell) -> list[PageCell]:
     """A row of a table."""
-    return [value if isinstance(value, Cell) else Cell(value) for value in values]
+    return [value if isinstance(value, PageCell) else PageCell(value) for value in values]
 
 
 def render(page: Page) -> str:

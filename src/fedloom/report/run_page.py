@@ -11,7 +11,7 @@ from fedloom.report import unseen, vertical
 from fedloom.report.clients import of_one
 from fedloom.report.learning import diagnostics, learning
 from fedloom.report.mixing import chosen
-from fedloom.report.page import Details, Page, Section, Table, Tile, cells
+from fedloom.report.page import Details, Page, PageSection, PageTable, Tile, cells
 from fedloom.report.read import Run
 from fedloom.report.traffic import traffic
 
@@ -111,7 +111,7 @@ def _costs(s: RunSummary) -> Iterable[Tile]:
     yield Tile("Failures", fmt.whole(s.failures), "calls without a usable reply", f"{fmt.whole(s.messages)} messages")
 
 
-def _failures(run: Run) -> Section | None:
+def _failures(run: Run) -> PageSection | None:
     """Which calls gave no usable reply, and why."""
     if not run.failures:
         return None
@@ -123,11 +123,11 @@ def _failures(run: Run) -> Section | None:
         for (reason, kind), who in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]
     text = "A reply that is missing or not usable is dropped; the round goes on with the others."
-    table = Table("Calls without a usable reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2)
-    return Section("Failures", text=[text], tables=[table])
+    table = PageTable("Calls without a usable reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2)
+    return PageSection("Failures", text=[text], tables=[table])
 
 
-def _repeat(run: Run) -> Section:
+def _repeat(run: Run) -> PageSection:
     """The command, config, versions and hashes that give the same numbers again."""
     s, own = run.summary, run.summary.pretrained
     known = {**run.environment, "public_sha256": s.public_sha256, "state_sha256": s.state_sha256}
@@ -140,12 +140,12 @@ def _repeat(run: Run) -> Section:
         model = f"{own.model or 'one'}{f' (norm {own.norm})' if own.norm else ''}"
         source = f", from the file {own.file}" if own.file else ""
         text.append(f"The server's pretrained model is {model}{source}; its digest begins with {own.digest[:12]}.")
-    return Section(
+    return PageSection(
         "Repeat it",
         text=text,
         command="fedloom run config.toml",
         details=[
             Details("Resolved config", run.config),
-            Details("Environment and hashes", table=Table(caption, ("Name", "Value"), rows, words=2)),
+            Details("Environment and hashes", table=PageTable(caption, ("Name", "Value"), rows, words=2)),
         ],
     )

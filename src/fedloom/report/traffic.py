@@ -8,7 +8,7 @@ import numpy as np
 
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
-from fedloom.report.page import Cell, Figure, Section, Table, cells
+from fedloom.report.page import Figure, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Line
 from fedloom.report.read import Run
 from fedloom.report.schema import LedgerRow
@@ -20,14 +20,14 @@ ACTIVE_PARTY = (
 )
 
 
-def traffic(run: Run) -> Section:
+def traffic(run: Run) -> PageSection:
     """All messages by kind, and wall time by phase."""
     kinds: dict[tuple[str, str, str], list[LedgerRow]] = {}
     for flow in run.ledger:
         kinds.setdefault((flow.sender, flow.receiver, flow.kind), []).append(flow)
     columns = ("From → to", "Message", "What crosses", "Messages", "Tensor data", "On the wire")
     caption = "All messages of the run, by the method that they call or answer"
-    tables = [Table(caption, columns, [_kind(flows) for flows in kinds.values()], words=3)] if kinds else []
+    tables = [PageTable(caption, columns, [_kind(flows) for flows in kinds.values()], words=3)] if kinds else []
     phases = {phase: seconds for phase, seconds in run.summary.seconds.items() if phase != "total"}
     if phases:
         tables.append(_times(phases))
@@ -36,9 +36,9 @@ def traffic(run: Run) -> Section:
         "On the wire, names and framing come on top of the tensor data."
     )
     if not run.summary.scores:
-        return Section("Traffic and time", text=[text], tables=tables)
+        return PageSection("Traffic and time", text=[text], tables=tables)
     flows = _by_round(run)
-    return Section("Traffic and time", text=[text, ACTIVE_PARTY], tables=tables, figures=[flows] if flows else [])
+    return PageSection("Traffic and time", text=[text, ACTIVE_PARTY], tables=tables, figures=[flows] if flows else [])
 
 
 def _by_round(run: Run) -> Figure | None:
@@ -63,7 +63,7 @@ def _by_round(run: Run) -> Figure | None:
     return Figure("Tensor data of each round", svg, legend)
 
 
-def _kind(flows: Sequence[LedgerRow]) -> list[Cell]:
+def _kind(flows: Sequence[LedgerRow]) -> list[PageCell]:
     """One row for the messages of a kind, whose content may change during the run."""
     contents = list(dict.fromkeys(flow.what for flow in flows))
     more = f", and {fmt.times(len(contents) - 1, 'other form')}" if len(contents) > 1 else ""
@@ -71,17 +71,17 @@ def _kind(flows: Sequence[LedgerRow]) -> list[Cell]:
     return cells(
         f"{flows[0].sender} → {flows[0].receiver}",
         flows[0].kind,
-        Cell(contents[0] + more, title=" | ".join(contents[:20]) if more else ""),
+        PageCell(contents[0] + more, title=" | ".join(contents[:20]) if more else ""),
         fmt.whole(count),
-        Cell(fmt.size(size), fmt.exactly(size)),
-        Cell(fmt.size(wire), fmt.exactly(wire)),
+        PageCell(fmt.size(size), fmt.exactly(size)),
+        PageCell(fmt.size(wire), fmt.exactly(wire)),
     )
 
 
-def _times(phases: dict[str, float]) -> Table:
+def _times(phases: dict[str, float]) -> PageTable:
     total = sum(phases.values()) or 1.0
     rows = [
-        cells(phase, fmt.duration(seconds), Cell(fmt.percent(seconds / total), share=seconds / total))
+        cells(phase, fmt.duration(seconds), PageCell(fmt.percent(seconds / total), share=seconds / total))
         for phase, seconds in phases.items()
     ]
-    return Table("Wall time by phase", ("Phase", "Time", "Share"), rows)
+    return PageTable("Wall time by phase", ("Phase", "Time", "Share"), rows)

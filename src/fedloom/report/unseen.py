@@ -12,7 +12,7 @@ from fedloom.experiment.metrics import OWN, TRAINING
 from fedloom.experiment.result import Comparison, RunSummary
 from fedloom.report import formatting as fmt
 from fedloom.report import plots
-from fedloom.report.page import Cell, Figure, Section, Table, cells
+from fedloom.report.page import Figure, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Dots
 from fedloom.report.read import Run
 from fedloom.report.styles import series_style
@@ -22,7 +22,7 @@ NAMED = 20
 """At most so many clients are named."""
 
 
-def of_one(run: Run) -> Section | None:
+def of_one(run: Run) -> PageSection | None:
     """Who was unseen in a run, and the accuracy of both groups as they are and in each way."""
     s = run.summary
     if not s.unseen:
@@ -32,7 +32,7 @@ def of_one(run: Run) -> Section | None:
     text = [f"{who} took part in no round, got no message, and served for evaluation only: {names}."]
     pairs = _pairs(s)
     if not pairs:
-        return Section(HEADING, text=text)
+        return PageSection(HEADING, text=text)
     rows = [cells(way, _spread(a), _spread(b), fmt.points(float(a.mean() - b.mean()))) for way, (a, b) in pairs.items()]
     means = {way: (float(a.mean()), float(b.mean())) for way, (a, b) in pairs.items()}
     unseen, training = (s.chance_of(f"{OWN} way{end}") for end in ("", TRAINING))
@@ -41,8 +41,8 @@ def of_one(run: Run) -> Section | None:
         means[chance] = unseen, training
         rows.append(cells(chance, fmt.percent(unseen), fmt.percent(training), fmt.NONE))
     columns = ("Way", "Unseen clients", "Training clients", "Difference in points")
-    table = Table("Mean ± s.d. over clients", columns, rows)
-    return Section(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
+    table = PageTable("Mean ± s.d. over clients", columns, rows)
+    return PageSection(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
 
 
 def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
@@ -64,7 +64,7 @@ def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
     return Figure("Unseen and training clients", svg, legend, caption)
 
 
-def of_methods(found: Comparison) -> list[Section]:
+def of_methods(found: Comparison) -> list[PageSection]:
     """Who was unseen in a comparison, and what both groups reach by each method, in each way."""
     if not found.unseen:
         return []
@@ -76,16 +76,16 @@ def of_methods(found: Comparison) -> list[Section]:
         rows = []
         for number, m in enumerate(found.methods):
             each = [m.ways.get(way + end) for way in every]
-            bars = [Cell(fmt.NONE) if a is None else Cell(fmt.percent(a.mean), share=a.mean) for a in each]
-            rows.append(cells(Cell(m.name, key=series_style(number).key("").sample), *bars))
+            bars = [PageCell(fmt.NONE) if a is None else PageCell(fmt.percent(a.mean), share=a.mean) for a in each]
+            rows.append(cells(PageCell(m.name, key=series_style(number).key("").sample), *bars))
         measure = f"{OWN} way{end}"
         chance = found.chance_of(measure)
         over = any(len(m.seeds) > 1 for m in found.methods)
         caption = f"{who} clients: accuracy {found.describe(OWN)}, mean over clients{' and seeds' if over else ''}"
         if chance is not None:
             caption += f"; always answering {found.most_frequent(measure)} gives {fmt.percent(chance)}"
-        tables.append(Table(caption, ("Method", *(fmt.capital(way) for way in every)), rows))
-    return [Section(HEADING, text=text, tables=tables if every else [])]
+        tables.append(PageTable(caption, ("Method", *(fmt.capital(way) for way in every)), rows))
+    return [PageSection(HEADING, text=text, tables=tables if every else [])]
 
 
 def in_order(ways: Iterable[str]) -> list[str]:

@@ -12,7 +12,7 @@ from fedloom.experiment.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
 from fedloom.report.learning import iteration_axis
-from fedloom.report.page import Cell, Details, Figure, Section, Table, Tile, cells
+from fedloom.report.page import Details, Figure, PageCell, PageSection, PageTable, Tile, cells
 from fedloom.report.plots import Level, Line
 from fedloom.report.read import Run
 from fedloom.report.schema import PartyData, VerticalPartition
@@ -89,7 +89,7 @@ def tiles(run: Run) -> Iterable[Tile]:
         yield Tile("Chance", fmt.percent(s.chance), "always the most frequent class")
 
 
-def classes(run: Run) -> Section | None:
+def classes(run: Run) -> PageSection | None:
     """How many rows of each class are recognised, and classes that nobody could learn."""
     held, s = run.partition.parties, run.summary
     assert held is not None
@@ -101,12 +101,12 @@ def classes(run: Run) -> Section | None:
             name,
             fmt.whole(known),
             fmt.whole(tested),
-            Cell(fmt.NONE if math.isnan(share) else fmt.percent(share), share=None if math.isnan(share) else share),
+            PageCell(fmt.NONE if math.isnan(share) else fmt.percent(share), share=None if math.isnan(share) else share),
         )
         for name, known, tested, share in zip(run.partition.classes, aligned, test, recall, strict=True)
     ]
     heading = ("Class", "Aligned rows", "Test rows", "Recognised")
-    table = Table("Share of each class's test rows that is recognised at the end", heading, rows)
+    table = PageTable("Share of each class's test rows that is recognised at the end", heading, rows)
     points = []
     missing = (aligned == 0) & (test > 0)
     if missing.any() and not missing.all():
@@ -120,10 +120,10 @@ def classes(run: Run) -> Section | None:
         )
     few = len(rows) <= plots.ROWS
     details = [] if few else [Details(f"All {s.dataset} classes", table=table)]
-    return Section("Classes", tables=[table] if few else [], points=points, details=details)
+    return PageSection("Classes", tables=[table] if few else [], points=points, details=details)
 
 
-def holdings(run: Run, which: str = "") -> Section:
+def holdings(run: Run, which: str = "") -> PageSection:
     """Who holds which columns of how many rows, and how uneven the classes are; `which` run, if there are several."""
     held = run.partition.parties
     assert held is not None
@@ -138,10 +138,10 @@ def holdings(run: Run, which: str = "") -> Section:
     tables = [_table(run, held.parties, which)]
     details = [_columns(held.parties)] if any(_long(p) for p in held.parties) else []
     figures = [_picture(run, held, known)] if len(run.partition.classes) <= plots.ROWS else []
-    return Section("Who holds what", text=text, tables=tables, figures=figures, details=details)
+    return PageSection("Who holds what", text=text, tables=tables, figures=figures, details=details)
 
 
-def _table(run: Run, parties: Sequence[PartyData], which: str) -> Table:
+def _table(run: Run, parties: Sequence[PartyData], which: str) -> PageTable:
     """A row for each party."""
     networks = len(set(run.partition.architectures)) > 1
     measured = any(p.gamma is not None for p in parties)
@@ -156,27 +156,27 @@ def _table(run: Run, parties: Sequence[PartyData], which: str) -> Table:
         name = p.name if p.name == id else f"{id}: {p.name}"
         rows.append(cells(name, _holds(p), *([network] if networks else []), *counts, *values))
     network = "" if networks else f"; each party's network is {run.partition.architectures[0]}"
-    return Table(f"What each party holds{which}{network}", headings, rows, words=3 if networks else 2)
+    return PageTable(f"What each party holds{which}{network}", headings, rows, words=3 if networks else 2)
 
 
 def _long(p: PartyData) -> bool:
     return p.columns is not None and len(", ".join(p.columns)) > 50
 
 
-def _holds(p: PartyData) -> Cell:
+def _holds(p: PartyData) -> PageCell:
     """Its columns by name, or how many they are; or the shape of its pictures."""
     if p.columns is None and not p.input_shape:
-        return Cell("columns of its own", title="Nobody else knows them.")
+        return PageCell("columns of its own", title="Nobody else knows them.")
     if p.columns is None:
-        return Cell(" × ".join(map(str, p.input_shape)))
+        return PageCell(" × ".join(map(str, p.input_shape)))
     names = ", ".join(p.columns)
-    return Cell(fmt.times(len(p.columns), "column"), title=names) if _long(p) else Cell(names)
+    return PageCell(fmt.times(len(p.columns), "column"), title=names) if _long(p) else PageCell(names)
 
 
 def _columns(parties: Sequence[PartyData]) -> Details:
     """All columns by name."""
     rows = [cells(p.name, ", ".join(p.columns or ())) for p in parties]
-    return Details("The columns by name", table=Table("Each party's columns", ("Party", "Columns"), rows, words=2))
+    return Details("The columns by name", table=PageTable("Each party's columns", ("Party", "Columns"), rows, words=2))
 
 
 def _picture(run: Run, held: VerticalPartition, known: Sequence[PartyData]) -> Figure:
@@ -193,7 +193,7 @@ def _picture(run: Run, held: VerticalPartition, known: Sequence[PartyData]) -> F
     return Figure("Rows by class", svg, (heatmaps.rows_legend(most),), caption, len(shown) > 4)
 
 
-def alone(run: Run) -> Section | None:
+def alone(run: Run) -> PageSection | None:
     """What each party answers by itself, in each way in which it can."""
     if not run.summary.alone:
         return None
@@ -212,8 +212,8 @@ def alone(run: Run) -> Section | None:
             others = [fmt.NONE, fmt.NONE] if own is None else [fmt.percent(own[n]), _most(run, n)]
             rows.append(cells(name, fmt.percent(test[n]), *others))
         headings = ("Party", "On the test rows", "On its unaligned rows", "Most frequent class of these")
-        tables.append(Table(f"{prefix}Accuracy of each party alone at the end", headings, rows))
-    return Section("Each party alone", text=[PSEUDO], tables=tables, figures=figures)
+        tables.append(PageTable(f"{prefix}Accuracy of each party alone at the end", headings, rows))
+    return PageSection("Each party alone", text=[PSEUDO], tables=tables, figures=figures)
 
 
 def _most(run: Run, n: int) -> str:
@@ -234,7 +234,7 @@ def _by_party(run: Run, measure: str, title: str, levels: list[Level]) -> Figure
     return Figure(title, svg, legend)
 
 
-def attacks(run: Run) -> Section | None:
+def attacks(run: Run) -> PageSection | None:
     """How many labels of aligned rows the parties could find out."""
     found = {kind: attack for kind, attack in run.summary.attacks.items() if kind != CHANCE_ATTACK}
     if not found:
@@ -247,7 +247,7 @@ def attacks(run: Run) -> Section | None:
             fmt.capital(kind),
             KNOWS.get(kind, fmt.NONE),
             *(fmt.percent(attack.per_party[id]) if id in attack.per_party else fmt.NONE for id in ids),
-            Cell(fmt.percent(attack.mean), share=min(1.0, attack.mean)),
+            PageCell(fmt.percent(attack.mean), share=min(1.0, attack.mean)),
         )
         for kind, attack in found.items()
     ]
@@ -261,11 +261,11 @@ def attacks(run: Run) -> Section | None:
         for kind in found
         if any(len(run.curve(f"attack {kind}", run.last, id)[0]) > 1 for id in ids)
     ]
-    table = Table("Share of labels found out at the end", heading, rows, words=2)
-    return Section(LEAKS, text=[GUESSES + level], tables=[table], figures=figures)
+    table = PageTable("Share of labels found out at the end", heading, rows, words=2)
+    return PageSection(LEAKS, text=[GUESSES + level], tables=[table], figures=figures)
 
 
-def alone_by_method(found: Comparison) -> Section | None:
+def alone_by_method(found: Comparison) -> PageSection | None:
     """What parties answer by themselves, for the methods in which they can."""
     rows = []
     for m in found.methods:
@@ -274,11 +274,11 @@ def alone_by_method(found: Comparison) -> Section | None:
             own = fmt.NONE if on.own is None else fmt.spread(on.own.mean, on.own.std_over_seeds)
             rows.append(cells(name, fmt.spread(on.test.mean, on.test.std_over_seeds), own))
     columns = ("Method", "On the test rows", "On their unaligned rows")
-    table = Table("Accuracy of the parties alone at the end, mean over parties", columns, rows)
-    return Section("Each party alone", text=[PSEUDO], tables=[table]) if rows else None
+    table = PageTable("Accuracy of the parties alone at the end, mean over parties", columns, rows)
+    return PageSection("Each party alone", text=[PSEUDO], tables=[table]) if rows else None
 
 
-def attacks_by_method(found: Comparison, runs: Sequence[Run]) -> Section | None:
+def attacks_by_method(found: Comparison, runs: Sequence[Run]) -> PageSection | None:
     """What share of labels each attack finds out under each method, mean over parties and seeds."""
     rows = []
     for m in found.methods:
@@ -291,5 +291,5 @@ def attacks_by_method(found: Comparison, runs: Sequence[Run]) -> Section | None:
             mean = fmt.spread(float(np.mean(means)), deviation)
             rows.append(cells(m.name, kind, KNOWS.get(kind, fmt.NONE), mean, chance))
     columns = ("Method", "Attack", "What the attacker knows", "Labels found out", "Most frequent class")
-    table = Table("Share of labels found out at the end, mean over parties", columns, rows, words=3)
-    return Section(LEAKS, text=[GUESSES], tables=[table]) if rows else None
+    table = PageTable("Share of labels found out at the end, mean over parties", columns, rows, words=3)
+    return PageSection(LEAKS, text=[GUESSES], tables=[table]) if rows else None

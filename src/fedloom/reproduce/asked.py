@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.reproduce.read import Scale, shipped
 
 PLACES = ("engine.", "data.root=")
@@ -62,9 +62,9 @@ class Asked:
         if self.moved:
             yield f"Settings were changed: {', '.join(self.moved)}; this is not the file's scale."
         if self.only:
-            yield f"Only {words.together(self.only)} was asked for."
+            yield f"Only {fmt.together(self.only)} was asked for."
         if self.seeds is not None and self.seeds < usual:
-            yield f"{words.capital(words.times(self.seeds, 'seed'))} instead of the file's {usual}."
+            yield f"{fmt.capital(fmt.times(self.seeds, 'seed'))} instead of the file's {usual}."
 
 
 WHOLE = Asked()

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.comparison_page import BANDS
-from fedloom.report.page import Figure, Key, Section
+from fedloom.report.page import Figure, Key, PageSection
 from fedloom.report.plots import Dots, Line
-from fedloom.report.styles import series_style as look
+from fedloom.report.styles import series_style
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import drawn
 from fedloom.reproduce.picture import Picture, levels, of_cells, picture, row_look
@@ -46,7 +46,7 @@ def along(found: Found) -> Picture | None:
     lines = [*(ours if len(ours) <= BANDS else [replace(line, band=None) for line in ours]), *paper]
     if not ours:
         return None
-    ticks = {at: f"{value:g}".replace("-", words.MINUS) for at, value in zip(x, values, strict=True)}
+    ticks = {at: f"{value:g}".replace("-", fmt.MINUS) for at, value in zip(x, values, strict=True)}
     axis = of_cells(found)
     title = f"{axis.title} by {found.reproduction.across or 'column'}"
     alt = f"{title}; at the last value {axis.ends(lines)}."
@@ -61,7 +61,7 @@ def along(found: Found) -> Picture | None:
     )
     caption = f"Filled: ours, mean over seeds{' ± s.d.' if len(ours) <= BANDS else ''}; hollow and dashed: the paper's."
     caption += " The values stand at even distances." if even else ""
-    section = Section(f"Along {found.reproduction.across}", figures=[Figure(title, svg, legend, caption)])
+    section = PageSection(f"Along {found.reproduction.across}", figures=[Figure(title, svg, legend, caption)])
     header = ("row", "column", "value of column", "mean", "sd", "seeds", "paper", "paper sd", "unit")
     return Picture("columns", section, header, rows)
 
@@ -80,11 +80,11 @@ def bars(found: Found) -> Picture | None:
             rows += [(one[0], one[1], *one[3:]) for one in _dots_rows(found, row, [column], [0.0])]
         if not np.isfinite(ours).any():
             continue
-        series = [Dots("ours, mean over seeds ± s.d.", ours, look(0), np.array([sd[0] for _, sd in each]))]
+        series = [Dots("ours, mean over seeds ± s.d.", ours, series_style(0), np.array([sd[0] for _, sd in each]))]
         if np.isfinite(paper).any():
-            series.append(Dots("the paper's", paper, replace(look(1), shape="diamond", filled=False)))
+            series.append(Dots("the paper's", paper, replace(series_style(1), shape="diamond", filled=False)))
         said = [f"{name} {axis.text(y)}" for name, y in zip(names, ours, strict=True) if np.isfinite(y)]
-        alt = f"{column}: {words.together(said)}."
+        alt = f"{column}: {fmt.together(said)}."
         svg, legend = plots.dots(f"bars {number}", alt, names, series, form=axis.form or (lambda value: f"{value:.3g}"))
         figures.append(Figure(column, svg))
     header = ("row", "column", "mean", "sd", "seeds", "paper", "paper sd", "unit")

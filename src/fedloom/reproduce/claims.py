@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedloom.report import formatting as words
-from fedloom.report.statistics import confidence_interval as student
+from fedloom.report import formatting as fmt
+from fedloom.report.statistics import confidence_interval
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import Unit, as_printed
 from fedloom.reproduce.read import AT, Claim
@@ -24,7 +24,7 @@ SEEDS = 3
 ROUNDING = 1e-12
 """Two sides that differ by no more than this share of the larger are equal: the rest is what sums were rounded by."""
 RULE = (
-    f"A claim is held if, over at least three seeds, the whole 95{words.NBSP}% interval (Student's t) of the mean "
+    f"A claim is held if, over at least three seeds, the whole 95{fmt.NBSP}% interval (Student's t) of the mean "
     "paired difference lies on the side that is claimed, beyond the margin if the claim has one; differences that are "
     "infinite to one side in all seeds, as where one of the two never reaches a level, lie on that side beyond any "
     "margin. It is not testable here if its runs can't be made, any planned seed is missing, there is but one, or a "
@@ -93,7 +93,7 @@ def decide(differences: Sequence[float], rule: Literal["more", "less", "within"]
     mean = None if infinite else float(np.mean(differences))
     if len(differences) < 2:
         return Decision("not testable here", mean, None, "one seed says nothing about chance")
-    ends = None if infinite else student(differences)
+    ends = None if infinite else confidence_interval(differences)
     low, high = ends or (differences[0], differences[0])
     if rule == "less":
         low, high = -high, -low
@@ -251,10 +251,10 @@ def _compared(claim: Claim, columns: Sequence[str], left_out: Sequence[str], uni
     over = ""
     if rows and columns:
         over = f", {columns[0]}" if len(columns) == 1 else f", mean of {len(columns)} columns"
-        over += f" (without {words.together(left_out)})" if left_out else ""
+        over += f" (without {fmt.together(left_out)})" if left_out else ""
     margin = f"; margin {as_printed(claim.by, None)}{unit.apart}" if claim.by else ""
     measure = f"{claim.measure}: " if claim.measure else ""
-    return f"{measure}{claim.left} {words.MINUS} {times}{right}{over}{margin}"
+    return f"{measure}{claim.left} {fmt.MINUS} {times}{right}{over}{margin}"
 
 
 def _told(decision: Decision, unit: Unit, by: float, ratio: float | None) -> str:
@@ -268,7 +268,7 @@ def _told(decision: Decision, unit: Unit, by: float, ratio: float | None) -> str
         e != edge and round(e, decimals) == round(edge, decimals) for e in ends for edge in edges
     ):
         decimals += 1  # on which side of it an end lies must be seen
-    mean, *others = (words.number(value, f"+,.{decimals}f") for value in (decision.mean, *ends))
+    mean, *others = (fmt.number(value, f"+,.{decimals}f") for value in (decision.mean, *ends))
     text = f"{mean}{unit.apart}" + (f" ({' to '.join(others)})" if others else "")
     text += f", {ratio:,.3g} times" if ratio is not None else ""
     return f"{decision.words}: {text}" if decision.words else text

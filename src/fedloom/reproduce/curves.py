@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report import plots
 from fedloom.report.comparison_page import BANDS
-from fedloom.report.learning import ACROSS, ITERATION
+from fedloom.report.learning import ACROSS, ITERATION, sent
 from fedloom.report.page import Figure
 from fedloom.report.plots import Form, Level, Line
 from fedloom.report.read import Run
 from fedloom.reproduce.found import Found
-from fedloom.reproduce.measure import curve, drawn, sent
+from fedloom.reproduce.measure import curve, drawn
 from fedloom.reproduce.picture import Picture, levels, of_curves, picture, row_look
 
 POINTS = 40
@@ -78,7 +78,7 @@ def curves(found: Found) -> Picture | None:
             for seed, values in zip(one.seeds, one.y, strict=True)
             for x, y in zip(one.x, values, strict=True)
         ]
-        figures.append(_chart(found, f"curves {number}", column, lines, ACROSS, words.whole))
+        figures.append(_chart(found, f"curves {number}", column, lines, ACROSS, fmt.whole))
     text = f"{axis.title} by iteration, mean over seeds{_bands(every)}. {ITERATION}"
     return picture("curves", "Learning", text, figures, header, rows)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.experiment.config import RunConfig
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report.read import Run, read_run
 from fedloom.reproduce import measure as measures
 from fedloom.reproduce.asked import WHOLE, Asked
@@ -220,4 +220,4 @@ def missing(found: Found) -> Iterator[str]:
         for one in place.missing:
             problems.setdefault(one.problem, []).append(str(one.config.seed))
         for problem, which in problems.items():
-            yield f"{place.cell.name}, seed{'s' * (len(which) > 1)} {words.together(which)}: {problem}"
+            yield f"{place.cell.name}, seed{'s' * (len(which) > 1)} {fmt.together(which)}: {problem}"

@@ -10,8 +10,8 @@ from urllib.parse import quote
 
 from fedloom._version import __version__
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.report import formatting as words
-from fedloom.report.page import Cell, Page, Section, Table, Tile, cells, render
+from fedloom.report import formatting as fmt
+from fedloom.report.page import Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom.reproduce import table
 from fedloom.reproduce.asked import Asked
 from fedloom.reproduce.claims import RULE, VERDICTS, Judged
@@ -19,7 +19,7 @@ from fedloom.reproduce.outcome import Outcome, dumped, read_outcomes, repeated
 from fedloom.reproduce.read import SYSTEMS
 
 PAGE, TABLE, JSON = "index.html", "claims.md", "claims.json"
-COUNTS = ("Paper", "Tables and figures", *(words.capital(verdict) for verdict in VERDICTS), "Time")
+COUNTS = ("Paper", "Tables and figures", *(fmt.capital(verdict) for verdict in VERDICTS), "Time")
 Line = tuple[Outcome, Judged, str]
 """A claim of an outcome, and where it was counted before."""
 ONCE = "Claims that the same runs decide in the same way are counted once."
@@ -51,7 +51,7 @@ def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
     yield from Asked((*changes,), (*parts,)).warnings(0)
     for one in outcomes:
         if {*one.versions} - {__version__}:
-            yield f"The runs of {one.name} are of fedloom {words.together(one.versions)}."
+            yield f"The runs of {one.name} are of fedloom {fmt.together(one.versions)}."
 
 
 def _papers(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
@@ -75,7 +75,7 @@ def _verdicts(lines: Sequence[Line], systems: Collection[str]) -> list[int]:
 
 
 def _time(outcomes: Sequence[Outcome]) -> str:
-    return words.duration(sum(one.seconds for one in outcomes))
+    return fmt.duration(sum(one.seconds for one in outcomes))
 
 
 def _same(before: str) -> str:
@@ -87,39 +87,39 @@ def _verdict(claim: Judged, before: str) -> str:
 
 
 def _scale(outcomes: Sequence[Outcome]) -> str:
-    return words.together(sorted({one.scale for one in outcomes}))
+    return fmt.together(sorted({one.scale for one in outcomes}))
 
 
 def _page(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequence[str]) -> Page:
-    counts = Table(
+    counts = PageTable(
         "Claims by verdict, and the wall time of the runs", COUNTS, [cells(*line) for line in _counts(outcomes, lines)]
     )
-    sections = [Section("Papers", text=[RULE, ONCE], tables=[counts])]
+    sections = [PageSection("Papers", text=[RULE, ONCE], tables=[counts])]
     for system, own in _papers(outcomes).items():
         rows = [
             cells(
                 claim.text,
-                Cell(one.place, title=one.title, href=f"{quote(one.name)}/{PAGE}"),
-                Cell(claim.verdict, below=_same(before), strong=claim.verdict == "held" and not before),
+                PageCell(one.place, title=one.title, href=f"{quote(one.name)}/{PAGE}"),
+                PageCell(claim.verdict, below=_same(before), strong=claim.verdict == "held" and not before),
                 claim.found,
-                str(len(claim.seeds) or words.NONE),
+                str(len(claim.seeds) or fmt.NONE),
             )
             for one, claim, before in lines
             if one.system == system
         ]
-        tables = [Table("What the paper claims of each table and figure", CLAIMS, rows, words=4, prose=True)]
+        tables = [PageTable("What the paper claims of each table and figure", CLAIMS, rows, words=4, prose=True)]
         bare = [one for one in own if not one.claims]
         points = [f"{one.place}, {one.title}: no claim." for one in bare]
-        sections.append(Section(SYSTEMS[system], tables=tables if rows else [], points=points))
+        sections.append(PageSection(SYSTEMS[system], tables=tables if rows else [], points=points))
     verdicts = _verdicts(lines, SYSTEMS)
     tiles = [
-        Tile(words.capital(verdict), f"{count} of {sum(verdicts)}", "claims")
+        Tile(fmt.capital(verdict), f"{count} of {sum(verdicts)}", "claims")
         for verdict, count in zip(VERDICTS, verdicts, strict=True)
     ]
-    number = words.times(len(outcomes), "table or figure", "tables and figures")
+    number = fmt.times(len(outcomes), "table or figure", "tables and figures")
     return Page(
         title="Tables and figures, reproduced",
-        subtitle=f"{words.capital(_scale(outcomes))} scale · {number}",
+        subtitle=f"{fmt.capital(_scale(outcomes))} scale · {number}",
         lead="What papers claim of their numbers, and whether it is seen in ours.",
         warning=" ".join(notes),
         tiles=tiles,
@@ -133,7 +133,7 @@ def _markdown(outcomes: Sequence[Outcome], lines: Sequence[Line], notes: Sequenc
     parts += [RULE, ONCE, table.grid(COUNTS, _counts(outcomes, lines))]
     for system, own in _papers(outcomes).items():
         rows = [
-            [claim.text, one.place, _verdict(claim, before), claim.found, str(len(claim.seeds) or words.NONE)]
+            [claim.text, one.place, _verdict(claim, before), claim.found, str(len(claim.seeds) or fmt.NONE)]
             for one, claim, before in lines
             if one.system == system
         ]

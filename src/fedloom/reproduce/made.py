@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fedloom.core.errors import FedloomError
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 from fedloom.reproduce.cost import cost
 from fedloom.reproduce.found import Found
@@ -19,7 +19,7 @@ def warnings(found: Found) -> Iterator[str]:
         yield f"{lacking} of {len(distinct)} runs are missing, and so is what depends on them."
     versions = sorted({str(run.environment.get("fedloom")) for run in found.runs.values()})
     if len(versions) > 1:
-        names = words.together(versions)
+        names = fmt.together(versions)
         yield f"The runs were made by several versions of fedloom, {names}: differences between them may be of these."
 
 
@@ -34,16 +34,16 @@ def facts(found: Found) -> Iterator[tuple[str, str]]:
     started = sorted(str(run.environment.get("started", ""))[:10] for run in runs)
     yield "Date", started[0] if started[0] == started[-1] else f"{started[0]} to {started[-1]}"
     names = {"fedloom": "fedloom", "python": "Python", "torch": "PyTorch", "numpy": "NumPy"}
-    yield "Versions", words.together([f"{name} {_each(runs, key)}" for key, name in names.items()])
+    yield "Versions", fmt.together([f"{name} {_each(runs, key)}" for key, name in names.items()])
     yield "Machine", f"{_each(runs, 'platform')}, {_each(runs, 'processor')}, {_each(runs, 'cores')} cores"
     if accelerators := [name for name in {run.environment.get("cuda") for run in runs} if name]:
-        yield "Accelerator", words.together(sorted(map(str, accelerators)))
+        yield "Accelerator", fmt.together(sorted(map(str, accelerators)))
     if passes := _passes(found):
         yield "Sample passes", f"about {passes:,.2g}, by an estimate; a row in a training step counts 3"
-    yield "Wall time", words.duration(sum(run.summary.seconds.get("total", 0.0) for run in runs))
+    yield "Wall time", fmt.duration(sum(run.summary.seconds.get("total", 0.0) for run in runs))
     sizes = [sum(getattr(run.summary.bytes, way) for run in runs) for way in ("up", "down", "across")]
     ways = zip(("up", "down", "across"), sizes, strict=True)
-    yield "Tensor data", words.together([f"{words.size(size)} {way}" for way, size in ways if size]) or "none"
+    yield "Tensor data", fmt.together([f"{fmt.size(size)} {way}" for way, size in ways if size]) or "none"
 
 
 def _each(runs: Sequence[Run], key: str) -> str:

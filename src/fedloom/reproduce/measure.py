@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report.learning import sent
 from fedloom.report.read import Run
 from fedloom.reproduce.read import FACTORS, Reproduction
@@ -197,25 +197,23 @@ class Unit:
     def apart(self) -> str:
         """What differences are in, behind a number."""
         noun = "points" if self.name == "%" else self.name
-        return f"{words.NBSP}{noun}" if noun else ""
+        return f"{fmt.NBSP}{noun}" if noun else ""
 
     def number(self, value: float, like: float | None = None) -> str:
         """`81.2`, with as many decimals as a value `like` it has; `never` for what is infinite."""
         return (
-            "never"
-            if math.isinf(value)
-            else words.number(value, f",.{self.decimals(value if like is None else like)}f")
+            "never" if math.isinf(value) else fmt.number(value, f",.{self.decimals(value if like is None else like)}f")
         )
 
     def spread(self, mean: float, deviation: float | None) -> str:
         """`81.2 ± 0.7`, or the mean alone."""
         known = deviation is not None and math.isfinite(deviation)
-        behind = f"{words.NBSP}±{words.NBSP}{self.number(deviation or 0.0, mean)}" if known else ""
+        behind = f"{fmt.NBSP}±{fmt.NBSP}{self.number(deviation or 0.0, mean)}" if known else ""
         return f"{self.number(mean)}{behind}"
 
     def difference(self, value: float, like: float | None = None) -> str:
         """`+2.1`."""
-        return words.number(value, f"+,.{self.decimals(value if like is None else like)}f")
+        return fmt.number(value, f"+,.{self.decimals(value if like is None else like)}f")
 
     def decimals(self, size: float) -> int:
         """How many a number of that size has: one for percent; else so that it has three digits in all."""
@@ -231,5 +229,5 @@ def unit_of(reproduction: Reproduction) -> Unit:
 
 def as_printed(mean: float, deviation: float | None) -> str:
     """A number of a paper, with the digits it has there: `74.4 ± 0.7`."""
-    texts = [f"{value:,.10g}".replace("-", words.MINUS) for value in (mean, deviation) if value is not None]
-    return f"{words.NBSP}±{words.NBSP}".join(texts)
+    texts = [f"{value:,.10g}".replace("-", fmt.MINUS) for value in (mean, deviation) if value is not None]
+    return f"{fmt.NBSP}±{fmt.NBSP}".join(texts)

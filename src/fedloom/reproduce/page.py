@@ -11,8 +11,8 @@ from fedloom._version import __version__
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.record import write_csv
-from fedloom.report import formatting as words
-from fedloom.report.page import Cell, Details, Page, Section, Table, Tile, cells, render
+from fedloom.report import formatting as fmt
+from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom.reproduce import table
 from fedloom.reproduce.asked import WHOLE, Asked
 from fedloom.reproduce.claims import RULE, VERDICTS, Judged, judge
@@ -82,7 +82,7 @@ def page(found: Found, judged: Sequence[Judged], shown: Sequence[Picture], targe
     sections += [_made(found), _runs(found, target)]
     return Page(
         title=r.title,
-        subtitle=f"{words.capital(found.scale)} scale · {r.place} of {SYSTEMS[r.system]}",
+        subtitle=f"{fmt.capital(found.scale)} scale · {r.place} of {SYSTEMS[r.system]}",
         lead=_lead(judged),
         warning=" ".join(warnings(found)),
         tiles=list(_tiles(found, judged)),
@@ -96,14 +96,14 @@ def page(found: Found, judged: Sequence[Judged], shown: Sequence[Picture], targe
 def _lead(judged: Sequence[Judged]) -> str:
     if not judged:
         return "The paper claims nothing of these numbers that seeds could decide."
-    return f"{words.capital(counted(judged))}."
+    return f"{fmt.capital(counted(judged))}."
 
 
 def counted(judged: Sequence[Judged]) -> str:
     """`of three claims: two held and one not seen`."""
     counts = {verdict: sum(claim.verdict == verdict for claim in judged) for verdict in VERDICTS}
-    texts = [words.times(count, verdict, verdict) for verdict, count in counts.items() if count]
-    return f"of {words.times(len(judged), 'claim')}: {words.together(texts)}"
+    texts = [fmt.times(count, verdict, verdict) for verdict, count in counts.items() if count]
+    return f"of {fmt.times(len(judged), 'claim')}: {fmt.together(texts)}"
 
 
 def _tiles(found: Found, judged: Sequence[Judged]) -> Iterator[Tile]:
@@ -112,74 +112,74 @@ def _tiles(found: Found, judged: Sequence[Judged]) -> Iterator[Tile]:
         yield Tile("Claims held", f"{held} of {len(judged)}", "by paired differences over seeds")
     numbers = [n for n in found.numbers.values() if n.mean is not None]
     yield Tile("Cells", f"{len(numbers)} of {len(found.places)}", "have a number of ours")
-    yield Tile("Seeds", words.span(seeds(found)) if seeds(found) else words.NONE, "of each cell")
+    yield Tile("Seeds", fmt.span(seeds(found)) if seeds(found) else fmt.NONE, "of each cell")
     spent = sum(run.summary.seconds.get("total", 0.0) for run in found.runs.values())
-    yield Tile(
-        "Time", words.duration(spent), f"wall time of {words.times(len(found.runs), 'run')}, one after the other"
-    )
+    yield Tile("Time", fmt.duration(spent), f"wall time of {fmt.times(len(found.runs), 'run')}, one after the other")
 
 
-def _numbers(found: Found) -> Section:
+def _numbers(found: Found) -> PageSection:
     """The table, and why cells are empty."""
     text = [t for t in (found.reproduction.about, found.reproduction.scale(found.scale).about) if t]
     rows = [_row(found, row) for row in found.rows]
     chances = [table.chance(found, column) for column in found.columns]
     if any(chances):
-        rows.append(cells(Cell("chance", "always the most frequent class"), *(c or words.NONE for c in chances)))
-    shown = Table(table.caption(found), [table.corner(found), *found.columns], rows)
+        rows.append(cells(PageCell("chance", "always the most frequent class"), *(c or fmt.NONE for c in chances)))
+    shown = PageTable(table.caption(found), [table.corner(found), *found.columns], rows)
     points = [*untestable(found), *missing(found)]
-    return Section("The numbers", text=text, tables=[shown], points=points)
+    return PageSection("The numbers", text=text, tables=[shown], points=points)
 
 
-def _row(found: Found, row: str) -> list[Cell]:
+def _row(found: Found, row: str) -> list[PageCell]:
     """One method: in each column our number over the paper's."""
-    shown = [Cell(row, key=row_look(found, row).key("").sample)]
+    shown = [PageCell(row, key=row_look(found, row).key("").sample)]
     for column in found.columns:
         at = (row, column)
         if at not in found.places:
-            shown.append(Cell(words.NONE, title="not asked for"))
+            shown.append(PageCell(fmt.NONE, title="not asked for"))
             continue
         place = found.places[at]
         best = found.numbers[at].mean is not None and row in found.best(column)
         why = place.cell.untestable or "; ".join(dict.fromkeys(one.problem for one in place.missing))
-        shown.append(Cell(table.ours(found, *at), title=why, below=table.theirs(found, *at), strong=best))
+        shown.append(PageCell(table.ours(found, *at), title=why, below=table.theirs(found, *at), strong=best))
     return shown
 
 
-def _claims(judged: Sequence[Judged]) -> Section:
+def _claims(judged: Sequence[Judged]) -> PageSection:
     """Each claim with its verdict."""
     rows = [
-        cells(c.text, c.compared, Cell(c.verdict, strong=c.verdict == "held"), c.found, str(len(c.seeds) or words.NONE))
+        cells(
+            c.text, c.compared, PageCell(c.verdict, strong=c.verdict == "held"), c.found, str(len(c.seeds) or fmt.NONE)
+        )
         for c in judged
     ]
     columns = ("Claim", "Compared", "Verdict", table.DIFFERENCE, "Seeds")
-    shown = Table("What the paper claims of these numbers, and what ours say", columns, rows, words=4, prose=True)
-    return Section("What the paper claims", text=[RULE], tables=[shown])
+    shown = PageTable("What the paper claims of these numbers, and what ours say", columns, rows, words=4, prose=True)
+    return PageSection("What the paper claims", text=[RULE], tables=[shown])
 
 
-def _made(found: Found) -> Section:
+def _made(found: Found) -> PageSection:
     """The machine, what it cost, and how to repeat it."""
     rows = [cells(*pair) for pair in facts(found)]
-    return Section(
+    return PageSection(
         "How it was made",
-        tables=[Table("What the numbers may depend on, and what they cost", ("What", "Which"), rows, words=2)],
+        tables=[PageTable("What the numbers may depend on, and what they cost", ("What", "Which"), rows, words=2)],
         command=found.asked.command(found.name, found.scale),
     )
 
 
-def _runs(found: Found, target: Path) -> Section:
+def _runs(found: Found, target: Path) -> PageSection:
     """Every run: its cell, seed, value, hash and folder."""
     rows = []
     for place, one in found.tries:
         number = found.numbers[place.cell.row.name, place.cell.column.name].by_seed.get(one.config.seed)
         folder = quote(Path(os.path.relpath(one.folder, target)).as_posix())
         report = "report.html" if (one.folder / "report.html").is_file() else ""
-        link = Cell(one.folder.name, href=f"{folder}/{report}") if one.run else Cell(one.problem)
-        value = words.NONE if number is None else found.unit.number(number)
-        state = (one.run.summary.state_sha256 if one.run else None) or words.NONE
-        spent = words.duration(one.run.summary.seconds.get("total", 0.0)) if one.run else words.NONE
+        link = PageCell(one.folder.name, href=f"{folder}/{report}") if one.run else PageCell(one.problem)
+        value = fmt.NONE if number is None else found.unit.number(number)
+        state = (one.run.summary.state_sha256 if one.run else None) or fmt.NONE
+        spent = fmt.duration(one.run.summary.seconds.get("total", 0.0)) if one.run else fmt.NONE
         row = (place.cell.row.name, place.cell.column.name, link, str(one.config.seed), value, spent)
-        rows.append(cells(*row, Cell(state[:12], state)))
+        rows.append(cells(*row, PageCell(state[:12], state)))
     columns = ("Row", "Column", "Folder", "Seed", table.shown(found), "Time", "State hash")
-    every = Table("A folder's config.toml repeats its run: fedloom run config.toml", columns, rows, words=3)
-    return Section("Runs", details=[Details(f"All {len(rows)} runs, one by one", table=every)] if rows else [])
+    every = PageTable("A folder's config.toml repeats its run: fedloom run config.toml", columns, rows, words=3)
+    return PageSection("Runs", details=[Details(f"All {len(rows)} runs, one by one", table=every)] if rows else [])

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report import plots
-from fedloom.report.page import Figure, Key, Section
+from fedloom.report.page import Figure, Key, PageSection
 from fedloom.report.plots import Form, Level, Line
-from fedloom.report.styles import SeriesStyle as Look
-from fedloom.report.styles import series_style as look
+from fedloom.report.styles import SeriesStyle, series_style
 from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import Unit, drawn
 
@@ -27,7 +26,7 @@ class Picture:
     """
 
     name: str
-    section: Section
+    section: PageSection
     header: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
@@ -48,12 +47,12 @@ def picture(
     if not legend and len(texts) == 1 and len(figures) > 1 and name in ("curves", "bytes"):
         legend = figures[0].legend
         figures = [replace(figure, legend=()) for figure in figures]
-    return Picture(name, Section(heading, text=[text], figures=figures, legend=legend), header, rows)
+    return Picture(name, PageSection(heading, text=[text], figures=figures, legend=legend), header, rows)
 
 
-def row_look(found: Found, row: str) -> Look:
+def row_look(found: Found, row: str) -> SeriesStyle:
     """The look of a row, in all figures and in the table."""
-    return look([r.name for r in found.reproduction.rows].index(row))
+    return series_style([r.name for r in found.reproduction.rows].index(row))
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Axis:
     @property
     def title(self) -> str:
         """The measure at the beginning of a sentence."""
-        return words.capital(self.measure)
+        return fmt.capital(self.measure)
 
     @property
     def form(self) -> Form | None:
@@ -77,12 +76,12 @@ class Axis:
 
     def text(self, value: float) -> str:
         """Within a sentence."""
-        return f"{self.unit.number(self.unit.factor * value)}{words.NBSP}{self.unit.name}".rstrip()
+        return f"{self.unit.number(self.unit.factor * value)}{fmt.NBSP}{self.unit.name}".rstrip()
 
     def ends(self, lines: Sequence[Line]) -> str:
         """Each line's last value."""
         known = [(line.label, line.y[np.isfinite(line.y)]) for line in lines]
-        return words.together([f"{label} {self.text(float(y[-1]))}" for label, y in known if len(y)])
+        return fmt.together([f"{label} {self.text(float(y[-1]))}" for label, y in known if len(y)])
 
 
 def of_cells(found: Found) -> Axis:

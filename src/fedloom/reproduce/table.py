@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.reproduce.claims import RULE, Judged
 from fedloom.reproduce.found import Found, missing, seeds, untestable
 from fedloom.reproduce.made import facts, warnings
@@ -15,7 +15,7 @@ from fedloom.reproduce.read import SYSTEMS
 FILE = "table.md"
 OURS, PAPER = "★", "☆"
 """Behind the best number of a column."""
-DIFFERENCE = f"Difference (95{words.NBSP}% interval)"
+DIFFERENCE = f"Difference (95{fmt.NBSP}% interval)"
 HEADER = (
     "row",
     "column",
@@ -65,7 +65,7 @@ def ours(found: Found, row: str, column: str) -> str:
         if place.cell.untestable:
             return "can't be run here"
         return place.missing[0].problem.partition(":")[0] if place.missing else "not measured"
-    mark = f"{words.NBSP}{OURS}" if row in found.best(column) else ""
+    mark = f"{fmt.NBSP}{OURS}" if row in found.best(column) else ""
     return found.unit.spread(number.mean, number.deviation) + mark
 
 
@@ -74,8 +74,8 @@ def theirs(found: Found, row: str, column: str) -> str:
     number = found.numbers[row, column]
     texts = []
     if number.paper is not None:
-        mark = f"{words.NBSP}{PAPER}" if row in found.best(column, paper=True) else ""
-        texts.append(f"paper{words.NBSP}{as_printed(*number.paper)}{mark}")
+        mark = f"{fmt.NBSP}{PAPER}" if row in found.best(column, paper=True) else ""
+        texts.append(f"paper{fmt.NBSP}{as_printed(*number.paper)}{mark}")
     if number.difference is not None:
         texts.append(found.unit.difference(number.difference, number.mean))
     planned = len(found.places[row, column].tries)
@@ -94,7 +94,7 @@ def chance(found: Found, column: str) -> str:
 def shown(found: Found) -> str:
     """`Accuracy (%)`."""
     unit = found.reproduction.unit
-    return words.capital(found.reproduction.measure) + (f" ({unit})" if unit else "")
+    return fmt.capital(found.reproduction.measure) + (f" ({unit})" if unit else "")
 
 
 def corner(found: Found) -> str:
@@ -105,7 +105,7 @@ def corner(found: Found) -> str:
 def caption(found: Found) -> str:
     """What a cell of the table says."""
     counts = seeds(found)
-    over = f", mean ± s.d. over {words.span(counts)} seeds" if counts and counts[-1] > 1 else ", of one seed"
+    over = f", mean ± s.d. over {fmt.span(counts)} seeds" if counts and counts[-1] > 1 else ", of one seed"
     apart = "percentage points" if found.reproduction.unit == "%" else "the same unit"
     less = ", less is better" if found.reproduction.better == "less" else ""
     return (
@@ -123,11 +123,11 @@ def markdown(found: Found, judged: Sequence[Judged]) -> str:
     lines = [[row, *(_cell(found, row, column) for column in found.columns)] for row in found.rows]
     chances = [chance(found, column) for column in found.columns]
     if any(chances):
-        lines.append(["chance", *(text or words.NONE for text in chances)])
+        lines.append(["chance", *(text or fmt.NONE for text in chances)])
     parts += [f"{plain(caption(found))}.", grid([corner(found), *found.columns], lines, numbers=True)]
     parts += ["\n".join(f"- {plain(line)}" for line in (*untestable(found), *missing(found)))]
     if judged:
-        lines = [[c.text, c.compared, c.verdict, c.found, str(len(c.seeds) or words.NONE)] for c in judged]
+        lines = [[c.text, c.compared, c.verdict, c.found, str(len(c.seeds) or fmt.NONE)] for c in judged]
         heads = ["Claim", "Compared", "Verdict", DIFFERENCE, "Seeds"]
         parts += ["## Claims", RULE, grid(heads, lines)]
     parts += ["## How it was made", "\n".join(f"- {name}: {plain(text)}" for name, text in facts(found))]
@@ -152,7 +152,7 @@ def grid(
 
 def _cell(found: Found, row: str, column: str) -> str:
     if (row, column) not in found.places:
-        return words.NONE
+        return fmt.NONE
     own, below = ours(found, row, column), theirs(found, row, column)
     return f"{own}\n{below}" if below else own
 

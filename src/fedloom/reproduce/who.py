@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.report import formatting as words
-from fedloom.report.heatmaps import class_counts as holdings
-from fedloom.report.heatmaps import rows_legend as shades
+from fedloom.report import formatting as fmt
+from fedloom.report.heatmaps import class_counts, rows_legend
 from fedloom.report.mixing import chosen
 from fedloom.report.page import Figure
 from fedloom.report.read import Run
@@ -35,10 +34,10 @@ def holders(found: Found) -> Picture | None:
             counts = np.array([held.parties.aligned_counts, *(p.unaligned_counts for p in known)], dtype=int)
             parties = names = ["aligned", *(p.name for p in known)]
         most = max(most, int(counts.max()))
-        kinds = words.times(counts.shape[1], "class", "classes")
-        alt = f"{column}: rows of {kinds} at {words.times(len(counts), 'holder')}, at most {counts.max()} in a cell."
-        svg = holdings(f"holdings {number}", alt, counts, held.classes, names)
-        figures.append(Figure(column, svg, (shades(int(counts.max())),), wide=len(counts) > 20))
+        kinds = fmt.times(counts.shape[1], "class", "classes")
+        alt = f"{column}: rows of {kinds} at {fmt.times(len(counts), 'holder')}, at most {counts.max()} in a cell."
+        svg = class_counts(f"holdings {number}", alt, counts, held.classes, names)
+        figures.append(Figure(column, svg, (rows_legend(int(counts.max())),), wide=len(counts) > 20))
         rows += [
             (column, run.summary.seed, party, kind, int(count))
             for party, line in zip(parties, counts, strict=True)

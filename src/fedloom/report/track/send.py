@@ -32,7 +32,7 @@ PAUSE = 1.0
 
 
 @dataclass
-class Progress:
+class UploadState:
     """What a tracker has of a run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Sender:
         self.name = name
         self._wait = wait
         self._locks: dict[Path, int] = {}
-        self._open: dict[Path, tuple[Tracker, Progress]] = {}
+        self._open: dict[Path, tuple[Tracker, UploadState]] = {}
 
     def send(self, folder: Path) -> int:
         """Send what is new in a run's folder; how many rounds that are.
@@ -68,26 +68,26 @@ class Sender:
             Exception: whatever the tracker raises.
         """
         self._lock(folder)
-        tracker, progress = self._open.get(folder, (None, None))
-        progress = progress or sent_so_far(folder, self.name)
-        result = None if progress.finished else _result(folder)
-        new = [] if progress.finished else [(r, values) for r, values in rounds(folder) if r > progress.round]
+        tracker, state = self._open.get(folder, (None, None))
+        state = state or sent_so_far(folder, self.name)
+        result = None if state.finished else _result(folder)
+        new = [] if state.finished else [(r, values) for r, values in rounds(folder) if r > state.round]
         if new or result is not None:
             if tracker is None:
                 tracker = TRACKERS[self.name]()
-                progress.run = tracker.begin(info(folder), progress.run, progress.round)
-                self._open[folder] = tracker, progress
-                self._record(folder, progress)
+                state.run = tracker.begin(info(folder), state.run, state.round)
+                self._open[folder] = tracker, state
+                self._record(folder, state)
             for number, values in new:
                 tracker.measure(number, values)
-                progress.round = number
-                self._record(folder, progress)
+                state.round = number
+                self._record(folder, state)
             if result is not None:
                 tracker.end(result)
                 del self._open[folder]
-                progress.finished = True
-                self._record(folder, progress)
-        if progress.finished:
+                state.finished = True
+                self._record(folder, state)
+        if state.finished:
             os.close(self._locks.pop(folder))
         return len(new)
 
@@ -113,9 +113,9 @@ class Sender:
             raise DataError(f"{folder} is being sent to {self.name} by its run: wait for its end")
         self._locks[folder] = file
 
-    def _record(self, folder: Path, progress: Progress) -> None:
+    def _record(self, folder: Path, state: UploadState) -> None:
         draft = folder / f".tracked-{self.name}.json.draft"
-        draft.write_text(json.dumps(asdict(progress), indent=2) + "\n", encoding="utf-8")
+        draft.write_text(json.dumps(asdict(state), indent=2) + "\n", encoding="utf-8")
         draft.replace(folder / f"tracked-{self.name}.json")
 
 
@@ -241,7 +241,7 @@ def _result(folder: Path) -> dict[str, float] | None:
     return {**means, **s.scores, **sent, **{name: value for name, value in rest.items() if value is not None}}
 
 
-def sent_so_far(folder: Path, name: str) -> Progress:
+def sent_so_far(folder: Path, name: str) -> UploadState:
     """What a tracker has of a run.
 
     Raises:
@@ -249,9 +249,9 @@ def sent_so_far(folder: Path, name: str) -> Progress:
     """
     file = folder / f"tracked-{name}.json"
     try:
-        return Progress(**json.loads(file.read_text(encoding="utf-8")))
+        return UploadState(**json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
-        return Progress()
+        return UploadState()
     except (ValueError, TypeError) as error:
         raise DataError(f"{file} is damaged ({reason(error)}): remove it, and the run is sent anew") from None
 

@@ -15,9 +15,9 @@ from urllib.parse import quote
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import toml
 from fedloom.experiment.record import write_csv
-from fedloom.report import formatting as words
+from fedloom.report import formatting as fmt
 from fedloom.report.formatting import MINUS, NBSP, NONE
-from fedloom.report.page import Cell, Page, Section, Table, cells, render
+from fedloom.report.page import Page, PageCell, PageSection, PageTable, cells, render
 from fedloom.reproduce.claims import decide
 from fedloom.reproduce.sweep.pictures import pictures
 from fedloom.reproduce.sweep.read import shown, told
@@ -72,7 +72,7 @@ def lead(found: Found) -> str:
     if not found.ranked:
         return f"No setting is finished on all seeds with a finite {found.sweep.config.measure} yet."
     config, best, own = found.sweep.config, found.ranked[0], found.own
-    text = f"The best of {words.times(len(found.ranked), 'setting')} by {config.measure}, "
+    text = f"The best of {fmt.times(len(found.ranked), 'setting')} by {config.measure}, "
     text += f"mean over {_seeds(config.seeds)}: {told(best.setting)}, with {worth(found, best)}; "
     if found.own_is_best:
         text += "that is the file's own setting, and none that was tried is better."
@@ -128,19 +128,21 @@ def _page(found: Found, out: Path) -> Page:
     sweep, config = found.sweep, found.sweep.config
     sections = []
     if found.ranked:
-        text = [f"{words.capital(config.measure)} over seeds: see the table of all settings. To run the best alone:"]
-        sections.append(Section("Best setting", text=text, command=shlex.join(["fedloom", "run", str(out / BEST)])))
+        text = [f"{fmt.capital(config.measure)} over seeds: see the table of all settings. To run the best alone:"]
+        sections.append(PageSection("Best setting", text=text, command=shlex.join(["fedloom", "run", str(out / BEST)])))
     if differences := pairs(found):
         sections.append(_differences(found, differences))
     sections += pictures(found)
     sections.append(_all(found, out))
     if found.failed:
         rows = [cells(one.job.title, one.reason) for one in found.failed]
-        sections.append(Section("Failed runs", tables=[Table("What failed, and why", ("Run", "Why"), rows, words=2)]))
+        sections.append(
+            PageSection("Failed runs", tables=[PageTable("What failed, and why", ("Run", "Why"), rows, words=2)])
+        )
     return Page(
         title=sweep.title or f"Sweep {sweep.name}",
         subtitle=" · ".join(
-            (sweep.own().method, config.search, f"{words.times(len(found.trials), 'trial')}", _seeds(config.seeds))
+            (sweep.own().method, config.search, f"{fmt.times(len(found.trials), 'trial')}", _seeds(config.seeds))
         ),
         lead=lead(found),
         warning=warning(found),
@@ -154,7 +156,7 @@ def _warnings(found: Found) -> Iterator[str]:
     if found.stopped:
         yield "The sweep is not finished: the same command goes on."
     if found.failed:
-        yield f"{words.capital(words.times(len(found.failed), 'run'))} failed; the same command tries again."
+        yield f"{fmt.capital(fmt.times(len(found.failed), 'run'))} failed; the same command tries again."
     if not found.ranked:
         return
     yield (
@@ -174,7 +176,7 @@ def _warnings(found: Found) -> Iterator[str]:
     if len(config.seeds) == 1:
         yield "One seed says nothing about chance."
     if moved := found.sweep.moves_data:
-        yield f"{words.together(moved)} moves the data itself, so settings of one seed are not on the same rows."
+        yield f"{fmt.together(moved)} moves the data itself, so settings of one seed are not on the same rows."
 
 
 def _same_test(found: Found) -> bool:
@@ -185,7 +187,7 @@ def _same_test(found: Found) -> bool:
     return len(tests) == 1
 
 
-def _differences(found: Found, differences: Sequence[Pair]) -> Section:
+def _differences(found: Found, differences: Sequence[Pair]) -> PageSection:
     unit, factor = found.sweep.config.unit, found.sweep.config.unit.factor
     rows, points = [], []
     for pair in differences:
@@ -201,11 +203,11 @@ def _differences(found: Found, differences: Sequence[Pair]) -> Section:
     caption = f"Paired by seed, in {unit.apart.strip() or 'the units of the measure'}; 95 % interval of Student's t"
     columns = ("Difference", "Seeds of the", "Mean", "95 % interval", "Seeds")
     note = "On the seeds of the search the best is ahead by being chosen; only further seeds show by how much it is."
-    table = Table(caption, columns, rows, words=2)
-    return Section("Paired differences", text=[note], tables=[table], points=points)
+    table = PageTable(caption, columns, rows, words=2)
+    return PageSection("Paired differences", text=[note], tables=[table], points=points)
 
 
-def _all(found: Found, out: Path) -> Section:
+def _all(found: Found, out: Path) -> PageSection:
     """All settings, the file's own too: the best first, then those that lack a run or a finite value."""
     config = found.sweep.config
     lacking = [t for t in [found.own, *found.trials] if not math.isfinite(t.mean)]
@@ -216,26 +218,26 @@ def _all(found: Found, out: Path) -> Section:
         called = trial.name
         if trial.number and trial.folders == found.own.folders:
             called += f", {found.own.name}"
-        name = Cell(called, strong=bool(found.ranked) and trial is found.ranked[0])
+        name = PageCell(called, strong=bool(found.ranked) and trial is found.ranked[0])
         rows.append(cells(name, *settings, worth(found, trial), *each))
     seeds = [f"Seed {seed}" for seed in config.seeds] if len(config.seeds) <= 5 else []
-    columns = ("Setting", *config.keys, words.capital(config.measure), *seeds)
-    caption = f"{words.capital(config.measure)}, mean over {_seeds(config.seeds)}, ± s.d. of a sample; best first"
-    return Section("All settings", tables=[Table(caption, columns, rows, words=1 + len(config.keys))])
+    columns = ("Setting", *config.keys, fmt.capital(config.measure), *seeds)
+    caption = f"{fmt.capital(config.measure)}, mean over {_seeds(config.seeds)}, ± s.d. of a sample; best first"
+    return PageSection("All settings", tables=[PageTable(caption, columns, rows, words=1 + len(config.keys))])
 
 
-def _seed_cell(found: Found, trial: Trial, seed: int, out: Path) -> Cell:
+def _seed_cell(found: Found, trial: Trial, seed: int, out: Path) -> PageCell:
     """The value of one run, which leads to its folder."""
     if seed not in trial.values:
         ended = found.ended.get(trial.folders[seed])
-        return Cell(ended.state if ended else NONE)
+        return PageCell(ended.state if ended else NONE)
     href = quote(Path(os.path.relpath(trial.folders[seed], out)).as_posix())
     unit = found.sweep.config.unit
-    return Cell(unit.number(unit.factor * trial.values[seed]), href=href)
+    return PageCell(unit.number(unit.factor * trial.values[seed]), href=href)
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' * (len(seeds) > 1)} {words.together([str(seed) for seed in seeds])}"
+    return f"seed{'s' * (len(seeds) > 1)} {fmt.together([str(seed) for seed in seeds])}"
 
 
 def _csv(found: Found, out: Path) -> tuple[Sequence[str], list[list[Any]]]:
