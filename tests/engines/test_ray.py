@@ -39,7 +39,7 @@ from tests.toy import CLASSES, FEATURES, network, rows, sites
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from fedloom.engines import _ray_bundle, _ray_pool  # noqa: E402
+from fedloom.engines import _ray_bundle, _ray_cluster  # noqa: E402
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 # Ray leaves its own processes and sockets to the collector.
@@ -92,7 +92,7 @@ def copied(states: Any) -> Any:
 
 
 def pids(engine: RayEngine) -> list[int]:
-    workers = engine._ray_pool.workers.values()
+    workers = engine._cluster.workers.values()
     return ray.get([w.__ray_call__.remote(lambda shard: os.getpid()) for w in workers])
 
 
@@ -277,7 +277,7 @@ class TestResidents:
         }
         there = [engine.call([i], "where", {}, None, None)[0] for i in TALKERS]
         assert there[0] == there[1] != there[2] == there[3] and os.getpid() not in there
-        workers = engine._ray_pool.workers.values()
+        workers = engine._cluster.workers.values()
         left = ray.get([w.__ray_call__.remote(lambda shard: len(shard._left)) for w in workers])
         assert left == [0, 0]
 
@@ -436,11 +436,11 @@ def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPa
                     try:
                         for n, _ in enumerate(method.round(fed, server, engine.ids, cfg, t)):
                             if isinstance(engine, RayEngine) and (t, n, attempt) == (1, 0, 0):
-                                monkeypatch.setattr(_ray_pool, "PATIENCE", 1.0)
+                                monkeypatch.setattr(_ray_cluster, "PATIENCE", 1.0)
                                 cluster.remove_node(third)
                         if isinstance(engine, RayEngine) and (t, attempt) == (2, 0):
-                            monkeypatch.setattr(_ray_pool, "PATIENCE", 60.0)
-                            ray.kill(engine._ray_pool.workers[max(engine._ray_pool.workers)])
+                            monkeypatch.setattr(_ray_cluster, "PATIENCE", 60.0)
+                            ray.kill(engine._cluster.workers[max(engine._cluster.workers)])
                         mark = snapshot(fed, server)
                         break
                     except Lost as error:
@@ -462,7 +462,7 @@ def test_a_cluster_without_any_room_left_is_said_in_a_sentence(
     large = cluster.add_node(**{**NODE, "num_cpus": 2})
     builders = [partial(Talker, None, Site(id=i)) for i in range(2)]
     with on(cluster, workers=1, cpus=2.0)(builders) as engine:
-        monkeypatch.setattr(_ray_pool, "START", 2.0)
+        monkeypatch.setattr(_ray_cluster, "START", 2.0)
         cluster.remove_node(large)
         with pytest.raises(EngineError, match=r"all workers are lost, .* add nodes with `ray start"):
             engine.call([0], "echo", {}, None, (0, 0))
@@ -481,7 +481,7 @@ def refused(address: str | None = None, **options: Any) -> str:
 
 
 def test_a_bad_address_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ray_pool, "KNOCK", 1.0)
+    monkeypatch.setattr(_ray_cluster, "KNOCK", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         busy = f"127.0.0.1:{silent.getsockname()[1]}"
         assert f"there is no Ray cluster at '{busy}' (timed out)" in refused(busy)
@@ -507,7 +507,7 @@ def test_too_small_a_cluster_is_said_with_what_there_is(cluster: Cluster, monkey
     text = refused(cluster.address, workers=3)
     assert "2 CPUs and 0 GPUs on 2 nodes, too little for 3 workers of 1 CPU and 0 GPUs each" in text
     assert "too little for 1 worker of 1 CPU and 0.5 GPUs each" in refused(cluster.address, gpus=0.5)
-    monkeypatch.setattr(_ray_pool, "START", 1.0)
+    monkeypatch.setattr(_ray_cluster, "START", 1.0)
     text = refused(cluster.address, cpus=2.0)  # two in all, but one each
     assert "0 of 1 worker of 2 CPUs and 0 GPUs each could start within 1 s" in text and "2 CPUs and 0 GPUs are" in text
     assert "at least 1, not 0" in refused(cluster.address, workers=0)
@@ -518,7 +518,7 @@ def test_other_versions_are_said(cluster: Cluster, monkeypatch: pytest.MonkeyPat
         patch.setattr("ray._private.utils.compute_version_info", lambda: ("2.1.0", "3.9.7"))
         text = refused(cluster.address)
         assert "install the same Ray and Python here and on the cluster" in text and "2.1.0" in text
-    monkeypatch.setattr(_ray_pool, "versions", lambda: {"fedloom": "9.9", "torch": "9.8"})
+    monkeypatch.setattr(_ray_cluster, "versions", lambda: {"fedloom": "9.9", "torch": "9.8"})
     text = refused(cluster.address)
     assert "this one fedloom 9.9 and torch 9.8: install the same on every node" in text
 
@@ -527,7 +527,7 @@ def test_a_node_without_fedloom_is_said(cluster: Cluster, monkeypatch: pytest.Mo
     away = SimpleNamespace(__name__="not_there", Shard=type("Shard", (), {"about": lambda self: {}}))
     away.Shard.__module__, away.Shard.__qualname__ = "not_there", "Shard"
     monkeypatch.setitem(sys.modules, "not_there", away)  # type: ignore[arg-type]
-    monkeypatch.setattr(_ray_pool, "Shard", away.Shard)
+    monkeypatch.setattr(_ray_cluster, "Shard", away.Shard)
     text = refused(cluster.address)
     assert "ModuleNotFoundError: No module named 'not_there'" in text and "install fedloom" in text
 
@@ -544,7 +544,7 @@ def test_what_cant_be_sent_is_said(cluster: Cluster) -> None:
 
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    for name in ("_ray_pool", "_shard"):
+    for name in ("_ray_cluster", "_shard"):
         monkeypatch.delitem(sys.modules, f"fedloom.engines.{name}")
         monkeypatch.delattr(importlib.import_module("fedloom.engines"), name)
     assert "pip install 'fedloom[ray]'" in refused()

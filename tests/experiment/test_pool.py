@@ -12,13 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 from typing import Any
 
 import pytest
 
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.experiment import _pooled, pool
+from fedloom.experiment import _pool_job, _pool_processes, pool
 from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers
@@ -61,8 +61,13 @@ def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
     def stop() -> bool:
         if "0 5" not in rounds(page):
             return False
-        Timer(0.5, lambda: held.unlink(missing_ok=True)).start()  # once the worker knows
+        Thread(target=release, args=(held,)).start()
         return True
+
+    def release(held: Path) -> None:
+        while not list(tmp_path.glob(".stop-*")):
+            time.sleep(0.01)
+        held.unlink()
 
     stopped = run_all(jobs, workers=1, stop=stop)
     assert [one.state for one in stopped] == ["stopped", "left", "left"]
@@ -93,7 +98,7 @@ def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
         alone = execute(job.run).summary["state_sha256"]
         assert json.loads((job.folder / "result.json").read_text())["state_sha256"] == alone
 
-    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started
+    monkeypatch.setattr(_pool_processes, "Processes", None)  # no process is started
     assert {one.state for one in run_all(jobs)} == {"kept"}
     with pytest.raises(ConfigError, match="holds a run with other settings"):
         run_all([Job(a_run(page, seed=0, rounds=41), jobs[0].folder)])
@@ -126,8 +131,8 @@ def test_what_fails_is_told_in_a_line_without_data_and_the_others_go_on(page: Pa
 
 
 def test_a_worker_that_cannot_start_is_an_error(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(EngineError, match="a worker can't start"):
+    monkeypatch.setattr(_pool_processes, "_begin", os._exit)
+    with pytest.raises(EngineError, match="a worker process can't start"):
         run_all([Job(a_run(page), tmp_path / "a")], workers=1)
     with pytest.raises(ConfigError, match="can't share a folder"):
         run_all([Job(a_run(page), tmp_path / "a")] * 2)
@@ -198,11 +203,12 @@ def test_data_and_modules_of_ones_own_count_by_what_is_in_them(
 def test_a_folder_that_another_process_is_at_is_left_and_its_result_kept(page: Path, tmp_path: Path) -> None:
     run, folder = a_run(page, rounds=1), tmp_path / "a"
     folder.mkdir()
-    with _pooled._alone(folder) as alone:
-        ended = _pooled.do(run.model_dump_json(), str(folder), lambda: False)
-        assert alone and (ended["state"], ended["reason"]) == ("left", "another process is at it")
+    order = (run.model_dump_json(), str(folder), str(tmp_path / "flag"), execute)
+    with _pool_job._locked(folder) as locked:
+        ended = _pool_job.do(*order)
+        assert locked and (ended["state"], ended["reason"]) == ("left", "another process is at it")
         assert [file.name for file in folder.iterdir()] == [".lock"]
-    states = [_pooled.do(run.model_dump_json(), str(folder), lambda: False)["state"] for _ in range(2)]
+    states = [_pool_job.do(*order)["state"] for _ in range(2)]
     assert states == ["finished", "kept"]
 
 
@@ -248,7 +254,7 @@ def test_time_left_goes_by_the_cost_of_what_finished(page: Path, tmp_path: Path)
     runs = [a_run(page, seed=seed) for seed in range(3)]
     jobs = [Job(run, tmp_path / "x", cost=2.0**n, digest=digest(run)) for n, run in enumerate(runs)]
     seen: list[Standing] = []
-    board = pool.Board(jobs, seen.append, hands=2)
+    board = pool.Board(jobs, seen.append, workers=2)
     board.end(jobs[1], "kept")
     assert seen[-1].left is None  # of what was there before nobody knows how long it took
     board.end(jobs[0], "finished", seconds=3.0)

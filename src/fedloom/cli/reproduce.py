@@ -94,10 +94,13 @@ def reproduce(
         for name, reason in plan.problems.items():
             out.print(f"[bold red]can't be run here[/]  {escape(name)}: {escape(reason)}", soft_wrap=True)
         raise typer.Exit(2 if plan.problems else 0)
+    from fedloom.api import execute
     from fedloom.reproduce.work import work
 
     with stop_on_signal("the rounds under way, each saved first") as stop, PoolProgress(out) as many:
-        done = work(plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop)
+        done = work(
+            plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop, execute=execute
+        )
     _show(done)
     words, status = closing(done.ended)
     if words:

@@ -76,6 +76,7 @@ def sweep(
     _show_plan(asked, folder, workers)
     if plan:
         return
+    from fedloom.api import execute
     from fedloom.report.track.background import tracking
     from fedloom.reproduce.sweep.page import write
     from fedloom.reproduce.sweep.work import work
@@ -85,7 +86,7 @@ def sweep(
         stop_on_signal("the rounds under way, each saved first") as stop,
         PoolProgress(out) as many,
     ):
-        found = work(asked, folder, workers=workers, progress=many.show, stop=stop)
+        found = work(asked, folder, workers=workers, progress=many.show, stop=stop, execute=execute)
     page = write(found, folder)
     _show(found, page)
     words, status = closing(found.ended.values())

@@ -25,7 +25,7 @@ from fedloom.engines._ray_bundle import Depot, Gone, Packed, opened, packed
 from fedloom.engines._shared_buffer import spell
 
 if TYPE_CHECKING:
-    from fedloom.engines._ray_pool import Fleet
+    from fedloom.engines._ray_cluster import RayCluster
 
 _TRIES = 5
 """How often parties are made again, when workers die while they make them, until we give up."""
@@ -83,13 +83,13 @@ class RayEngine(Engine):
         self._losses = 0
         self._notes: dict[int, dict[str, Note]] = {i: {} for i in ids}
         self._ray = _ray()
-        self._ray_pool: Fleet = self._ray.Fleet(address, workers, cpus, gpus)
+        self._cluster: RayCluster = self._ray.RayCluster(address, workers, cpus, gpus)
         try:
-            self._ray_pool.start(workers)
-            self._common = self._ray_pool.put(self._depot.common())
-            found = self._house(ids, list(self._ray_pool.workers))
+            self._cluster.start(workers)
+            self._common = self._cluster.put(self._depot.common())
+            found = self._house(ids, list(self._cluster.workers))
         except BaseException as error:
-            self._ray_pool.close()
+            self._cluster.close()
             if isinstance(error, Gone):
                 raise EngineError(_DIED) from None
             raise
@@ -128,18 +128,18 @@ class RayEngine(Engine):
 
     def account(self) -> Account:
         """The workers; on how many nodes, how many parties lie on disk, how many workers were lost."""
-        nodes = len(set(self._ray_pool.nodes.values()))
-        spilled = sum(self._spilled.get(w, 0) for w in self._ray_pool.workers)
+        nodes = len(set(self._cluster.nodes.values()))
+        spilled = sum(self._spilled.get(w, 0) for w in self._cluster.workers)
         remarks = [f"{nodes} node{'s' * (nodes > 1)}"]
         if spilled:
             remarks.append(f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls")
         if self._losses:
             remarks.append(f"workers lost and their parties made again: {self._losses}")
-        return Account("ray", len(self._ray_pool.workers), self._device, tuple(remarks))
+        return Account("ray", len(self._cluster.workers), self._device, tuple(remarks))
 
     def close(self) -> None:
         """End all workers, and the cluster if it was started for them."""
-        self._ray_pool.close()
+        self._cluster.close()
 
     # -- tasks and replies --------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class RayEngine(Engine):
             sent = {name: _held(value) for name, value in task.each.items() if name not in plain}
             try:
                 if head is None:
-                    head = self._ray_pool.put(packed({"shared": dict(task.shared), "expect": spell(expect)}))
+                    head = self._cluster.put(packed({"shared": dict(task.shared), "expect": spell(expect)}))
                 order = _Order(n, replace(task, shared={}, each=sent), packed(plain))
             except MessageError as error:
                 results[n] = refusal(task, {**task.shared, **plain}, error)
@@ -190,7 +190,7 @@ class RayEngine(Engine):
 
     def _ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         try:
-            return self._ray_pool.ask(method, orders)
+            return self._cluster.ask(method, orders)
         except Gone:
             raise Lost(self._mend()) from None
 
@@ -199,15 +199,15 @@ class RayEngine(Engine):
         self._notes = {i: {} for i in self.ids}
         told = "what a worker had to hand over was lost"
         for _ in range(_TRIES):
-            self._losses += len(self._ray_pool.missing())
-            homeless = [i for i in self.ids if self._where[i] not in self._ray_pool.workers]
+            self._losses += len(self._cluster.missing())
+            homeless = [i for i in self.ids if self._where[i] not in self._cluster.workers]
             if not homeless:
                 return told
             dead = len({self._where[i] for i in homeless})
-            idle = sorted(self._ray_pool.workers.keys() - set(self._where.values()))  # of an attempt that failed
-            patience = self._ray.PATIENCE if self._ray_pool.workers else self._ray.START
-            hired = [*idle, *self._ray_pool.hire(dead - len(idle), patience)]
-            if not self._ray_pool.workers:
+            idle = sorted(self._cluster.workers.keys() - set(self._where.values()))  # of an attempt that failed
+            patience = self._ray.PATIENCE if self._cluster.workers else self._ray.START
+            hired = [*idle, *self._cluster.hire(dead - len(idle), patience)]
+            if not self._cluster.workers:
                 raise EngineError(
                     "all workers are lost, and the cluster has no room for a new one: add nodes with "
                     "`ray start --address=…` and go on with --resume"
@@ -215,7 +215,7 @@ class RayEngine(Engine):
             who = "new ones" if hired else "the others"
             told = f"{dead} of the cluster's workers died; parties that {who} have made again: {len(homeless)}"
             with contextlib.suppress(Gone):
-                self._house(homeless, hired or list(self._ray_pool.workers))
+                self._house(homeless, hired or list(self._cluster.workers))
         raise EngineError(_DIED)
 
     def _house(self, parties: Sequence[int], workers: Sequence[int]) -> dict[int, str]:
@@ -224,7 +224,7 @@ class RayEngine(Engine):
         dealt = {w: [parties[n] for n in piece] for w, piece in zip(workers, pieces, strict=True) if piece}
         place = (self._device, self._memory)
         with self._depot.by_value():
-            answers = self._ray_pool.ask(
+            answers = self._cluster.ask(
                 "house", {w: (self._common, self._depot.freight(piece), *place) for w, piece in dealt.items()}
             )
         found: dict[int, str] = {}
@@ -263,10 +263,10 @@ class _Order(NamedTuple):
 def _ray() -> ModuleType:
     """All that needs Ray, which is an extra."""
     try:
-        from fedloom.engines import _ray_pool
+        from fedloom.engines import _ray_cluster
     except ImportError as error:
         raise EngineError(f"the ray engine needs an extra ({error}): pip install 'fedloom[ray]'") from None
-    return _ray_pool
+    return _ray_cluster
 
 
 def _reply(sent: Any) -> Any:

@@ -1,6 +1,6 @@
 """Many runs side by side: in processes on this machine that are kept from run to run, or as tasks of a Ray cluster.
 
-A run that fails is told and the others go on. What is finished is not done again, and what is not goes on from its
+A run that fails leaves the others alone. A finished run is not done again, and an unfinished one resumes from its
 checkpoint, so that the same call after a stop or a kill ends with the same files.
 """
 
@@ -10,20 +10,23 @@ import hashlib
 import json
 import os
 import tomllib
+import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from fedloom.core.errors import ConfigError, EngineError, FedloomError
 from fedloom.data.cache import files_key
 from fedloom.data.sources import SOURCES
-from fedloom.experiment import _pooled_here
 from fedloom.experiment.config import RunConfig, validated
 from fedloom.experiment.node_party import config_sha256
+from fedloom.experiment.run import Result, execute
+from fedloom.experiment.view import FILE
 from fedloom.models import external
 
 State = Literal["kept", "finished", "failed", "stopped", "left"]
@@ -31,6 +34,8 @@ State = Literal["kept", "finished", "failed", "stopped", "left"]
 CHANGED = "its page, or another file of your own, was changed since this was planned: repeat the command"
 LOCAL = "local"
 """In place of a Ray cluster's address: one that is started on this machine."""
+PAUSE = 1.0
+"""Least seconds between two looks at how far jobs are."""
 TOGETHER = ("auto", "batched")
 """Engines that add up in another order."""
 
@@ -110,6 +115,7 @@ def run_all(
     gpus: float = 0.0,
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    execute: Callable[..., Result] = execute,
 ) -> list[Ended]:
     """Do all jobs that are not finished yet; how each ended, in their order.
 
@@ -119,8 +125,9 @@ def run_all(
         ray: do each as a task of a Ray cluster: its address, `auto`, or `local` for one on this machine. The folders
             must be on a disk that all its nodes share.
         gpus: of a GPU what each task on Ray takes; 0 for what the run's engine says.
-        progress: told of each change.
-        stop: asked again and again; when it says so, runs under way save a checkpoint after their round.
+        progress: called at each change.
+        stop: polled; once it returns True, runs under way save a checkpoint after their round.
+        execute: does one run; a function of a module, which workers import.
 
     Raises:
         ConfigError: a folder holds another run, two jobs share one, or a run is not valid.
@@ -139,11 +146,8 @@ def run_all(
             waiting.append(job)
     waiting.sort(key=lambda job: -job.cost)
     if waiting and not stop():
-        board.hands = max(1, min(workers or usual_workers([job.run for job in waiting]), len(waiting)))
-        if ray is None:
-            _pooled_here.run_all(waiting, board, stop)
-        else:
-            _on_ray(waiting, board, stop, ray, gpus)
+        board.workers = max(1, min(workers or usual_workers([job.run for job in waiting]), len(waiting)))
+        _work(waiting, board, stop, _executor(board, waiting, ray, gpus), gpus, execute)
     return [board.ended.get(id(job), Ended(job, "left")) for job in jobs]
 
 
@@ -229,13 +233,14 @@ def is_finished(run: RunConfig, folder: Path) -> bool:
 
 @dataclass
 class Board:
-    """What is known of all jobs, and who is told."""
+    """The state of all jobs, and who is notified of changes."""
 
     jobs: Sequence[Job]
-    tell: Callable[[Standing], None]
-    hands: int = 1
+    progress: Callable[[Standing], None]
+    workers: int = 1
     ended: dict[int, Ended] = field(default_factory=dict)
     under_way: dict[int, tuple[Job, float, float]] = field(default_factory=dict)
+    next_look: float = 0.0
 
     def is_due(self, job: Job) -> bool:
         """Whether it is still to be done; it has failed if it was changed."""
@@ -248,10 +253,15 @@ class Board:
         self.under_way[id(job)] = (job, monotonic(), 0.0)
         self._show()
 
-    def share(self, job: Job, share: float) -> None:
-        """So much of it is done."""
-        self.under_way[id(job)] = (job, self.under_way[id(job)][1], share)
-        self._show()
+    def look(self) -> None:
+        """See how far the jobs under way are, now and then."""
+        if monotonic() < self.next_look:
+            return
+        self.next_look = monotonic() + PAUSE
+        found = {key: (job, since, _share(job)) for key, (job, since, _) in self.under_way.items()}
+        if found != self.under_way:
+            self.under_way = found
+            self._show()
 
     def end(self, job: Job, state: State, reason: str = "", seconds: float = 0.0) -> None:
         """It has ended so; but a run that is finished and was changed meanwhile has failed, and leaves no result."""
@@ -267,7 +277,7 @@ class Board:
         kept, failed = states.count("kept"), states.count("failed")
         running = tuple((job.title, share) for job, _, share in self.under_way.values())
         done = kept + states.count("finished")
-        self.tell(Standing(len(self.jobs), done, kept, failed, running, self._left(), ended))
+        self.progress(Standing(len(self.jobs), done, kept, failed, running, self._left(), ended))
 
     def _left(self) -> float | None:
         """At the pace of what finished."""
@@ -277,13 +287,89 @@ class Board:
         pace = sum(e.seconds for e in new) / sum(e.job.cost for e in new)
         gone = {id(job): monotonic() - since for job, since, _ in self.under_way.values()}
         each = [max(j.cost * pace - gone.get(id(j), 0.0), 0.0) for j in self.jobs if id(j) not in self.ended]
-        return max(sum(each) / self.hands, max(each, default=0.0))
+        return max(sum(each) / self.workers, max(each, default=0.0))
 
 
-def _on_ray(waiting: Sequence[Job], board: Board, stop: Callable[[], bool], address: str, gpus: float) -> None:
-    """Do the jobs as tasks of a cluster."""
+class _Executor(Protocol):
+    """Processes or a cluster that do jobs.
+
+    Attributes:
+        room: how many more jobs can be submitted now.
+        shows_start: whether a job that is submitted begins at once.
+    """
+
+    shows_start: bool
+
+    @property
+    def room(self) -> float: ...
+
+    def submit(self, *order: Any, gpus: float) -> Any: ...
+
+    def wait(self, running: Sequence[Any]) -> Iterable[Any]: ...
+
+    def result(self, future: Any) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float) -> _Executor:
+    """What does the jobs."""
+    if ray is None:
+        from fedloom.experiment._pool_processes import Processes
+
+        return Processes(board.workers)
     try:
-        from fedloom.experiment import _pooled_ray
+        from fedloom.experiment._pool_ray import RayTasks
     except ImportError as error:
         raise EngineError(f"--ray needs an extra ({error}): pip install 'fedloom[ray]'") from None
-    _pooled_ray.run_all(waiting, board, stop, None if address == LOCAL else address, gpus)
+    tasks = RayTasks(None if ray == LOCAL else ray, board.workers, max(gpus or _gpus(job) for job in waiting))
+    board.workers = max(board.workers, min(len(waiting), tasks.cpus))
+    return tasks
+
+
+def _work(
+    waiting: Sequence[Job],
+    board: Board,
+    stop: Callable[[], bool],
+    executor: _Executor,
+    gpus: float,
+    execute: Callable[..., Result],
+) -> None:
+    """Do the jobs. A file, on a disk that all share, tells them to save and stop."""
+    flag = waiting[0].folder.resolve().parent / f".stop-{uuid.uuid4().hex}"
+    left, running = deque(waiting), dict[Any, Job]()
+    try:
+        while left or running:
+            if not flag.exists() and stop():
+                flag.parent.mkdir(parents=True, exist_ok=True)
+                flag.touch()
+                left.clear()
+            while left and executor.room:
+                job = left.popleft()
+                if not board.is_due(job):
+                    continue
+                order = (job.run.model_dump_json(), str(job.folder.resolve()), str(flag), execute)
+                running[executor.submit(*order, gpus=gpus or _gpus(job))] = job
+                if executor.shows_start:
+                    board.begin(job)
+            for done in executor.wait([*running]):
+                board.end(running.pop(done), **executor.result(done))
+            board.look()
+    finally:
+        executor.close()
+        flag.unlink(missing_ok=True)
+
+
+def _gpus(job: Job) -> float:
+    """What of a GPU the run's engine takes."""
+    engine = job.run.engine
+    return engine.gpus_per_worker or float(engine.device != "cpu")
+
+
+def _share(job: Job) -> float:
+    """How much of a run under way is done, as its folder shows."""
+    try:
+        seen = json.loads((job.folder / FILE).read_bytes())
+        return float(seen["round"] / seen["rounds"])
+    except (OSError, ValueError, KeyError):  # it has not begun
+        return 0.0

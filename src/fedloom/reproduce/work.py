@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment.pool import Ended, Job, Standing, run_all
+from fedloom.experiment.run import Result, execute
 from fedloom.reproduce.plan import Plan, absent, fetch, unlisted
 
 if TYPE_CHECKING:
@@ -39,12 +40,13 @@ def work(
     costs: Sequence[float] = (),
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    execute: Callable[..., Result] = execute,
 ) -> Done:
     """Do the runs that are not finished, and write the pages of all tables and figures.
 
     Args:
         plan: what to do.
-        workers, ray, gpus, progress, stop: see `fedloom.experiment.pool.run_all`.
+        workers, ray, gpus, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
         costs: how long each of the plan's runs takes, in any unit; empty for alike.
 
     Raises:
@@ -67,7 +69,7 @@ def work(
         Job(run, plan.out / "runs" / key, titles[key], cost, key)
         for (key, run), cost in zip(runs.items(), each, strict=True)
     ]
-    ended = run_all(jobs, workers=workers, ray=ray, gpus=gpus, progress=progress, stop=stop)
+    ended = run_all(jobs, workers=workers, ray=ray, gpus=gpus, progress=progress, stop=stop, execute=execute)
     outcomes = write(plan, {one.job.folder: one.reason for one in ended if one.state == "failed"})
     from fedloom.reproduce.index import write_index
 

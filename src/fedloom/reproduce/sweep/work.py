@@ -13,6 +13,7 @@ import numpy as np
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
+from fedloom.experiment.run import Result, execute
 from fedloom.report.read import read_run
 from fedloom.reproduce.measure import of
 from fedloom.reproduce.plan import absent, fetch
@@ -109,20 +110,21 @@ def work(
     workers: int | None = None,
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
+    execute: Callable[..., Result] = execute,
 ) -> Found:
     """Do what is not finished of a sweep. When it is stopped, what there is so far.
 
     Args:
         sweep: what to do.
         out: its folder; each run has one in `out/runs`, by its digest.
-        workers, progress, stop: see `fedloom.experiment.pool.run_all`.
+        workers, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
 
     Raises:
         ConfigError: no run has the measure; or a setting that was drawn is no valid run.
         DataError: a data set can't be had.
         EngineError: no process can be started; or every setting that was tried failed, or none has a finite value.
     """
-    hand = _Hand(sweep, out, workers, progress, stop)
+    hand = _Hand(sweep, out, workers, progress, stop, execute)
     config, best = sweep.config, Setting()
     (own,) = hand.try_all([(0, 0, {})], config.seeds)
     found = Found(sweep, own, ended=hand.ended)
@@ -160,6 +162,7 @@ class _Hand:
     workers: int | None
     progress: Callable[[Standing], None]
     stop: Callable[[], bool]
+    execute: Callable[..., Result]
     ended: dict[Path, Ended] = field(default_factory=dict)
 
     def try_all(self, settings: Sequence[tuple[int, int, Setting]], seeds: Sequence[int]) -> list[Trial]:
@@ -182,6 +185,7 @@ class _Hand:
             workers=self.workers,
             progress=lambda now: self.progress(self._whole(now, before)),
             stop=self.stop,
+            execute=self.execute,
         )
         self.ended |= {one.job.folder: one for one in ended}
         return [

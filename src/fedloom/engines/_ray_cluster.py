@@ -33,7 +33,7 @@ _LOSS: Final = (
 )
 
 
-class Fleet:
+class RayCluster:
     """Workers on a cluster, by number. A number is never used twice.
 
     Args:
