@@ -76,45 +76,45 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
     run, target = Path(run), Path(run) / "export" if out is None else Path(out)
     config = _config(run)
     _refuse_horizontal(config)
-    world = build(config)
-    done, states = _saved(run, world)
-    contributors = world.method.contributors or tuple(range(len(world.clients)))
+    plan = build(config)
+    done, states = _saved(run, plan)
+    contributors = plan.method.contributors or tuple(range(len(plan.clients)))
     names = [*(f"party-{m}" for m in contributors), ACTIVE]
     there = [name for name in names if (target / name / MANIFEST).exists()]
     if there and not force:
         raise ConfigError(f"{target / there[0]} exists already; add --force to replace it, or choose another --out")
-    parties = _restored(world, states, contributors)
-    embedded = {m: _embeddings(world, party) for m, party in parties.items() if m is not None}
-    inputs: dict[int | None, Any] = {None: None, **{m: _input_spec(world, m) for m in embedded}}
-    data = [folders.encoded({"state": exported(party), **_scaling(world, m)}) for m, party in parties.items()]
-    page = _page(world.run)
+    parties = _restored(plan, states, contributors)
+    embedded = {m: _embeddings(plan, party) for m, party in parties.items() if m is not None}
+    inputs: dict[int | None, Any] = {None: None, **{m: _input_spec(plan, m) for m in embedded}}
+    data = [folders.encoded({"state": exported(party), **_scaling(plan, m)}) for m, party in parties.items()]
+    page = _page(plan.run)
     common = {
         "fedloom": __version__,
-        "parties": len(world.clients),
+        "parties": len(plan.clients),
         "needs": contributors,
         "federation": digest("".join(map(digest, data)).encode()),
         "round": done,
-        "method": f"{page.name}:{world.method.name}" if page else world.method.name,
+        "method": f"{page.name}:{plan.method.name}" if page else plan.method.name,
         "page_sha256": digest(page.read_bytes()) if page else None,
-        "preset": world.run.preset,
-        "params": world.cfg.model_dump(mode="json"),
+        "preset": plan.run.preset,
+        "params": plan.cfg.model_dump(mode="json"),
         "width": next(iter(embedded.values())).shape[1],
-        "classes": world.data.classes,
+        "classes": plan.data.classes,
     }
     with _staging(target) as staging:  # folders that predict otherwise than the run must not replace others
         for name, m, tensors in zip(names, parties, data, strict=True):
             own = {"role": ACTIVE if m is None else "party", "party": m, "inputs": inputs[m]}
             folders.write(staging / name, {**common, **own}, tensors)
-        trust = [*world.architectures, *([str(page)] if page else [])]
+        trust = [*plan.architectures, *([str(page)] if page else [])]
         tried = _verify(staging, parties, embedded, trust)
         _install(staging, target, names)
     return Exported(
         target,
         {name: sum(file.stat().st_size for file in (target / name).iterdir()) for name in names},
-        {f"party-{m}": world.architectures[m] for m in contributors},
+        {f"party-{m}": plan.architectures[m] for m in contributors},
         done,
-        world.rounds,
-        hasattr(world.method.client, "alone"),
+        plan.rounds,
+        hasattr(plan.method.client, "alone"),
         tried,
     )
 
@@ -163,10 +163,10 @@ def _config(run: Path) -> RunConfig:
     return check({"run": values}).run
 
 
-def _saved(run: Path, world: RunPlan) -> tuple[int, Mapping[str, Any]]:
+def _saved(run: Path, plan: RunPlan) -> tuple[int, Mapping[str, Any]]:
     """The newest round that was saved, and the states of all after it."""
     try:
-        found, _ = checkpoint.newest(run / "checkpoints", fingerprint(world))
+        found, _ = checkpoint.newest(run / "checkpoints", fingerprint(plan))
     except CheckpointError as error:
         raise CheckpointError(
             f"{run} can't be exported: none of its checkpoints is sound and of the data, config.toml and version of "
@@ -187,42 +187,42 @@ def _refuse_horizontal(config: RunConfig) -> None:
         )
 
 
-def _restored(world: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[Any]]:
+def _restored(plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[Any]]:
     """The parties as they were after the last round, by number; None is the active party."""
-    assert world.server is not None
+    assert plan.server is not None
     active, *others = states  # the active party's comes first, then by number
-    world.server.load(states[active])
-    parties: dict[int | None, Party[Any]] = {m: world.clients[m]() for m in contributors}
+    plan.server.load(states[active])
+    parties: dict[int | None, Party[Any]] = {m: plan.clients[m]() for m in contributors}
     for m in contributors:
         parties[m].load(states[others[m]])
-    return {**parties, None: world.server}
+    return {**parties, None: plan.server}
 
 
-def _embeddings(world: RunPlan, party: Party[Any]) -> torch.Tensor:
+def _embeddings(plan: RunPlan, party: Party[Any]) -> torch.Tensor:
     """Embeddings (n, d) of the test rows, as the active party receives them."""
     found = contribution(party, on="test")
     if not isinstance(found, torch.Tensor) or found.dim() != 2:
-        raise ConfigError(f"parties of {world.method.name} send no embeddings (n, d), so they can't be exported")
+        raise ConfigError(f"parties of {plan.method.name} send no embeddings (n, d), so they can't be exported")
     return found
 
 
-def _view(world: RunPlan, m: int) -> PartyView:
-    assert world.data.parties is not None
-    return world.data.parties.views[m]
+def _view(plan: RunPlan, m: int) -> PartyView:
+    assert plan.data.parties is not None
+    return plan.data.parties.views[m]
 
 
-def _scaling(world: RunPlan, m: int | None) -> dict[str, torch.Tensor]:
+def _scaling(plan: RunPlan, m: int | None) -> dict[str, torch.Tensor]:
     """Shift and scale of a passive party."""
     if m is None:
         return {}
-    view = _view(world, m)
+    view = _view(plan, m)
     return {"shift": torch.from_numpy(view.shift), "scale": torch.from_numpy(view.scale)}
 
 
-def _input_spec(world: RunPlan, m: int) -> dict[str, Any]:
-    view = _view(world, m)
-    norm = world.run.models.norm
-    return {"model": world.architectures[m], "norm": norm, "shape": view.input_shape, "recipe": view.recipe}
+def _input_spec(plan: RunPlan, m: int) -> dict[str, Any]:
+    view = _view(plan, m)
+    norm = plan.run.models.norm
+    return {"model": plan.architectures[m], "norm": norm, "shape": view.input_shape, "recipe": view.recipe}
 
 
 def _page(run: RunConfig) -> Path | None:

@@ -53,7 +53,7 @@ def execute_all(
     """
     runs = experiment.runs()
     methods = [run.resolve()[0] for run in runs]
-    _check_one_setting({method.name: method.setting == "vertical" for method in methods})
+    _check_one_setting({method.name: method.setting for method in methods})
     names = [folder_name(run) for run in runs]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
@@ -95,7 +95,7 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         ConfigError: runs of one seed differ in data, public set, clients or unseen clients; some parties share rows,
             others columns; or only some runs have unseen clients.
     """
-    _check_one_setting({s.name: bool(s.scores) for s in summaries})
+    _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
     for seed in {s.seed for s in summaries}:
         of_seed = [s for s in summaries if s.seed == seed]
         for key in SAME:
@@ -136,12 +136,13 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
     )
 
 
-def _check_one_setting(joint: Mapping[str, bool]) -> None:
-    """Refuse methods whose parties share rows beside methods whose parties share columns; by name, which it is."""
-    first = {kind: next((name for name, own in joint.items() if own is kind), None) for kind in (True, False)}
-    if all(first.values()):
+def _check_one_setting(settings: Mapping[str, str]) -> None:
+    """Refuse methods whose parties share rows beside methods whose parties share columns, by name the setting."""
+    first = {setting: name for name, setting in reversed([*settings.items()])}
+    if len(first) > 1:
+        vertical, horizontal = first["vertical"], first["horizontal"]
         raise ConfigError(
-            f"{first[True]} can't be compared with {first[False]}: its parties hold different columns and give one "
+            f"{vertical} can't be compared with {horizontal}: its parties hold different columns and give one "
             "answer together, those of the other hold different rows and answer one by one; compare methods of one kind"
         )
 

@@ -1,4 +1,4 @@
-"""From a world to the engine that runs its parties: what `[engine]` asks for, or what `auto` picks."""
+"""From a plan to the engine that runs its parties: what `[engine]` asks for, or what `auto` picks."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.private import PrivateData
 
 
-def start(world: RunPlan) -> Engine:
+def start(plan: RunPlan) -> Engine:
     """The engine of a run on this machine, or on workers that this machine starts. Close it at the end.
 
     Raises:
         ConfigError, EngineError: it cannot be had here.
     """
-    run, asked = world.run, world.run.engine
+    run, asked = plan.run, plan.run.engine
     check(asked)
     if asked.name == "net":
         raise EngineError("the net engine needs nodes: start the run by fedloom.run() or by the command fedloom run")
     common = {"seed": run.seed, "faults": run.faults}
     memory = None if asked.memory_mb is None else asked.memory_mb * 10**6
-    parties = (make() for make in world.clients)
+    parties = (make() for make in plan.clients)
     if asked.name == "isolated":
-        return IsolatedEngine(world.clients, **common)  # type: ignore[arg-type]
+        return IsolatedEngine(plan.clients, **common)  # type: ignore[arg-type]
     if asked.name == "ray":
         from fedloom.engines.ray import RayEngine
 
         return RayEngine(
-            world.clients,
-            ids=range(len(world.clients)),
+            plan.clients,
+            ids=range(len(plan.clients)),
             workers=asked.workers,
             address=asked.address,
             gpus=asked.gpus_per_worker,

@@ -18,18 +18,13 @@ from fedloom.core import message
 from fedloom.core.engine import UNREACHABLE, Engine, Failure
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Shape, Template, Tree, floats
+from fedloom.experiment.metrics import ATTACK, GLOBAL, OWN, TRAINING
 from fedloom.experiment.plan import RunPlan
-
-GLOBAL, OWN = "accuracy", "own accuracy"
-"""What the accuracy on the global test set, and on each client's own test rows, is called in `metrics.csv`."""
-TRAINING = "training"
-"""The last word of a measure over the clients that train, where others are unseen."""
-
 
 CHANCE = "chance"
 """What the accuracy of always answering the most frequent class is called there, where only clients know it."""
 MEASURES = (
-    *(GLOBAL, OWN, "loss mean", CHANCE, "agreement", "recall", "attack", "bytes"),
+    *(GLOBAL, OWN, "loss mean", CHANCE, "agreement", "recall", ATTACK.strip(), "bytes"),
     *("balanced accuracy", "auc", "seen accuracy", "rare recall"),
 )
 """How the names of all measures of a run begin, which no party may give to what it notes."""
@@ -67,7 +62,7 @@ def groups(what: str, way: str, plan: RunPlan) -> dict[str, list[int]]:
     """Whom a measure is of: all clients, or in a method's ways those unseen, and under another name the others."""
     if not way or not plan.unseen:
         return {what: list(range(len(plan.clients)))}
-    return {what: [*plan.unseen], f"{what} {TRAINING}": [*plan.training]}
+    return {what: [*plan.unseen], f"{what}{TRAINING}": [*plan.training]}
 
 
 def spread(what: str, each: Mapping[int, float], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:

@@ -45,7 +45,7 @@ class Live:
 
     Args:
         folder: the run's; None writes nothing.
-        world, engine, fed, record: the run's own, read between rounds.
+        plan, engine, fed, record: the run's own, read between rounds.
         measure: the accuracy that counts.
         where: engine, workers and device, in a few words.
     """
@@ -53,7 +53,7 @@ class Live:
     def __init__(
         self,
         folder: Path | None,
-        world: RunPlan,
+        plan: RunPlan,
         engine: Engine,
         fed: Federation,
         record: Record,
@@ -65,10 +65,10 @@ class Live:
         self._timer: threading.Timer | None = None
         self._view: View | None = None
         self._ids = {engine.name(i): i for i in engine.ids}
-        self._always = _always(world, measure)
+        self._always = _always(plan, measure)
         self._about = {"measure": measure, "engine": where, "started": time(), "process": own_process()}
-        self._of_party = world.setting.party_measures(world)
-        self._home = () if world.server is None else (fed.home,)
+        self._of_party = plan.setting.party_measures(plan)
+        self._home = () if plan.server is None else (fed.home,)
         self._points: dict[int, float] = {}
         self._accuracies: dict[str, float] = {}
         self._read = 0
@@ -198,12 +198,12 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [*points[:: step or 1], *(points[-1:] if step > 1 and (len(points) - 1) % step else ())]
 
 
-def _always(world: RunPlan, measure: str) -> dict[str, Any]:
+def _always(plan: RunPlan, measure: str) -> dict[str, Any]:
     """What does not change during a run."""
-    run, held = world.run, world.data
-    chance = world.chance if measure == "accuracy" and "test" in held.labels else world.own_chance()
-    about = {"name": run.name or run.method, "method": world.method.name, "dataset": held.name, "seed": run.seed}
-    return {**about, "rounds": world.rounds, "chance": chance}
+    run, held = plan.run, plan.data
+    chance = plan.chance if measure == "accuracy" and "test" in held.labels else plan.own_chance()
+    about = {"name": run.name or run.method, "method": plan.method.name, "dataset": held.name, "seed": run.seed}
+    return {**about, "rounds": plan.rounds, "chance": chance}
 
 
 def _ending(error: BaseException) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from fedloom.core.party import Party
 from fedloom.experiment.assignment import DataAssignment
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.private import PrivateData
+from fedloom.experiment.result import Final
 
 Metric = tuple[str, float, str]
 """A measure, its value, and the party that it is of; "" where it is of the whole federation."""
@@ -78,6 +79,9 @@ class Setting(Protocol):
             PartiesMissing: no party can be evaluated; or one can't, where all are needed.
             MethodError: a party that is not at a node fails.
         """
+
+    def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+        """The fields of `RunSummary` that depend on the setting, from the last values and the parties' names."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,11 +50,11 @@ def execute(
     with _alone():
         started = perf_counter()
         found = backend(run, folder, resume=resume, stop=stop)
-        world = build(run, found.files, secret=found.secret)
-        with found.start(world) as engine:
+        plan = build(run, found.files, secret=found.secret)
+        with found.start(plan) as engine:
             if not engine.remote:  # whose parties have been compared already
-                _steadily(lambda: agree(engine, world.data.public_digest))
-            session = Session(world, engine, folder)
+                _steadily(lambda: agree(engine, plan.data.public_digest))
+            session = Session(plan, engine, folder)
             _steadily(lambda: session.begin(resume))
             session.record.spend("setup", perf_counter() - started)
             with session.live.until_the_end(session.done):

@@ -98,23 +98,21 @@ class Result:
 
 
 class Session:
-    """A run under way: the world, its record and its folder."""
+    """A run under way: the plan, its record and its folder."""
 
-    def __init__(self, world: RunPlan, engine: Engine, folder: Path | None) -> None:
-        self.world = world
+    def __init__(self, plan: RunPlan, engine: Engine, folder: Path | None) -> None:
+        self.plan = plan
         self.engine = engine
         self.folder = folder
-        self.home = world.setting.server_name(world)
-        graph = None if world.graph is None else dict(enumerate(world.graph))
-        self.fed = Federation(
-            engine, seed=world.run.seed, home=self.home, graph=graph, form=world.form, house=world.house
-        )
+        self.home = plan.setting.server_name(plan)
+        graph = None if plan.graph is None else dict(enumerate(plan.graph))
+        self.fed = Federation(engine, seed=plan.run.seed, home=self.home, graph=graph, form=plan.form, house=plan.house)
         self.record = Record()
         self.done = 0
-        self.main = world.setting.main_measure(world)
+        self.main = plan.setting.main_measure(plan)
         self.accuracy = float("nan")
-        self.where = account(engine, world.run.engine)
-        self.live = Live(folder, world, engine, self.fed, self.record, self.main, str(self.where))
+        self.where = account(engine, plan.run.engine)
+        self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))
         engine.changed = self.live.touch
         self._mark: tuple[Any, ...] = ()
         self._warned: set[tuple[str, int]] = set()
@@ -130,7 +128,7 @@ class Session:
         """Begin a folder, or go on in one."""
         if self.folder is None:
             return
-        mark = fingerprint(self.world)
+        mark = fingerprint(self.plan)
         found = None
         if resume:
             found, complaints = checkpoint.newest(self.folder / "checkpoints", mark)
@@ -148,31 +146,31 @@ class Session:
         if resume:
             self._restore()
         self.folder.mkdir(parents=True, exist_ok=True)
-        text = config.toml(self.world.run)
+        text = config.toml(self.plan.run)
         checkpoint.write_atomically(self.folder / "config.toml", text.encode())
         write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
-        neighbours = {} if self.world.graph is None else {"neighbours": self.world.graph}
-        write_json(self.folder / "partition.json", {**partition(self.world), **neighbours})
+        neighbours = {} if self.plan.graph is None else {"neighbours": self.plan.graph}
+        write_json(self.folder / "partition.json", {**partition(self.plan), **neighbours})
 
     def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
         """The rounds that are left, and the end."""
-        world = self.world
-        points = _evenly(world.run.evaluate.points or 100, world.rounds)
-        milestones = _evenly(MILESTONES, world.rounds)
-        step = world.cfg.iterations_per_round
+        plan = self.plan
+        points = _evenly(plan.run.evaluate.points or 100, plan.rounds)
+        milestones = _evenly(MILESTONES, plan.rounds)
+        step = plan.cfg.iterations_per_round
         if self.done == 0:
             self._surely(lambda: self._evaluate(0, 0, "start"))
-        for t in range(self.done, world.rounds):
+        for t in range(self.done, plan.rounds):
             self._surely(partial(self._round, t, step, look_at=t + 1 in points))
             self.done = t + 1
-            if self.done == world.rounds or self._worth_saving(self.done in milestones):
+            if self.done == plan.rounds or self._worth_saving(self.done in milestones):
                 self._save()
             self.live.show(self.done)
             progress(
                 Status(
-                    world.run,
+                    plan.run,
                     self.done,
-                    world.rounds,
+                    plan.rounds,
                     self.done * step,
                     self.main,
                     self.accuracy,
@@ -181,11 +179,11 @@ class Session:
                     str(self.where),
                 )
             )
-            if self.done < world.rounds and stop():
+            if self.done < plan.rounds and stop():
                 self._save()
                 raise Stopped(self.done, self.folder)
-        self.where = account(self.engine, world.run.engine)
-        summary = summarise(world, self.fed, self.record, self.done, self._digests(), self.where)
+        self.where = account(self.engine, plan.run.engine)
+        summary = summarise(plan, self.fed, self.record, self.done, self._digests(), self.where)
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
@@ -222,13 +220,13 @@ class Session:
         """What every party's state after the last round comes to, in the order of `_states`."""
         if self._mark:
             return {who: message.digest(state) for who, state in self._mark[0].items()}
-        own = {self.home: message.digest(self.world.server.state())} if self.world.server else {}
+        own = {self.home: message.digest(self.plan.server.state())} if self.plan.server else {}
         return {**own, **{self.engine.name(i): found for i, found in sorted(self.engine.digests().items())}}
 
     def _snapshot(self) -> tuple[Any, ...]:
         """All that a round changes."""
         states: Mapping[str, Tree] = self._states()
-        if self.world.run.engine.memory_mb is not None:
+        if self.plan.run.engine.memory_mb is not None:
             states = Spool(states)
         else:
             states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in states.items()}
@@ -239,8 +237,8 @@ class Session:
         self.fed.round = t
         clock = perf_counter()
         stage = ""
-        world, clients = self.world, self.world.run.churn.present(self.world.training, t)
-        for stage in world.method.round(self.fed, world.server, clients, world.cfg, t):
+        plan, clients = self.plan, self.plan.run.churn.present(self.plan.training, t)
+        for stage in plan.method.round(self.fed, plan.server, clients, plan.cfg, t):
             self.record.spend(stage, perf_counter() - clock)
             if look_at:
                 self._evaluate(t + 1, (t + 1) * step, stage)
@@ -254,8 +252,8 @@ class Session:
 
     def _note(self, round: int, iteration: int, stage: str, look_at: bool) -> None:
         """What the parties noted in this round: the server's own, the mean over clients, and who mixed whose models."""
-        if self.world.server is not None:
-            for name, value in self.world.server.take_notes().items():
+        if self.plan.server is not None:
+            for name, value in self.plan.server.take_notes().items():
                 if not isinstance(value, list):
                     self.record.measure(round, iteration, stage, name, value, self.home)
         gathered: dict[str, list[float]] = {}
@@ -282,7 +280,7 @@ class Session:
 
     def _warn(self, note: str, value: float, party: int) -> None:
         """Tell the user, once for each party, of a note that means something is wrong."""
-        text = self.world.cfg.warnings.get(note)
+        text = self.plan.cfg.warnings.get(note)
         if text and value > 0 and (note, party) not in self._warned:
             self._warned.add((note, party))
             name = self.engine.name(party)
@@ -291,9 +289,9 @@ class Session:
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
         try:
-            found = [*self.world.setting.evaluate(self.world, self.engine)]
+            found = [*self.plan.setting.evaluate(self.plan, self.engine)]
         except PartiesMissing as away:
-            if round in (0, self.world.rounds):  # a result needs the last one, and a curve its beginning
+            if round in (0, self.plan.rounds):  # a result needs the last one, and a curve its beginning
                 raise EngineError(
                     f"{away} what its model is worth after round {round}, which the run's result needs: when it is "
                     "back, go on with --resume"
@@ -310,14 +308,14 @@ class Session:
 
     def _states(self) -> dict[str, dict[str, Tree]]:
         """The state of every party, or of those that the engine has it of; the server's first, then by number."""
-        own = {self.home: self.world.server.state()} if self.world.server else {}
+        own = {self.home: self.plan.server.state()} if self.plan.server else {}
         return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
 
     def _load(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._states().keys():
             raise CheckpointError("the checkpoint holds other parties than this run has")
-        if self.world.server is not None:
-            self.world.server.load(states[self.home])
+        if self.plan.server is not None:
+            self.plan.server.load(states[self.home])
         held = [i for i in self.engine.ids if self.engine.name(i) in states]
         for start in range(0, len(held), AT_ONCE):
             self.engine.load({i: states[self.engine.name(i)] for i in held[start : start + AT_ONCE]})
@@ -331,7 +329,7 @@ class Session:
         if self.folder is None:
             return
         clock = perf_counter()
-        mark = fingerprint(self.world)
+        mark = fingerprint(self.plan)
         records = self.record.state(self.fed)
         checkpoint.save(self.folder / "checkpoints", self.done, mark, self._latest(), records)
         self.engine.saved(self.done)
@@ -352,7 +350,7 @@ def _evenly(points: int, rounds: int) -> set[int]:
     return {round(rounds * k / points) for k in range(1, points + 1)}
 
 
-def fingerprint(world: RunPlan) -> str:
+def fingerprint(plan: RunPlan) -> str:
     """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
-    held = f"{world.method.name}\n{world.data.digest}\n{world.graph}\n{world.pretrained}"
-    return hashlib.sha256(f"{config_sha256(world.run, world.cfg)}\n{held}".encode()).hexdigest()
+    held = f"{plan.method.name}\n{plan.data.digest}\n{plan.graph}\n{plan.pretrained}"
+    return hashlib.sha256(f"{config_sha256(plan.run, plan.cfg)}\n{held}".encode()).hexdigest()

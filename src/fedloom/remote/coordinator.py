@@ -88,11 +88,11 @@ def node_set(federation: FederationConfig, *, stop: Callable[[], bool] = lambda:
     return NodeSet([node.member for node in federation.nodes], wire, waiting, own, federation.secret_draw)
 
 
-def at_nodes(world: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
+def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
     """An engine whose parties are at nodes, except those colocated with the coordinator.
 
     Args:
-        world: of the run.
+        plan: of the run.
         nodes: where the parties are; how many of them a round needs is found here.
         folder: of the run, by which nodes recognise it; None for a run that will not be resumed.
         resume: whether the run may have begun before.
@@ -101,26 +101,26 @@ def at_nodes(world: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resu
         ConfigError: the run has a setting that nodes cannot fulfil, or another number of parties than there are nodes.
         EngineError: a node cannot be reached.
     """
-    run = world.run
+    run = plan.run
     if run.evaluate.attacks is not None:
         raise ConfigError(
             "evaluate.attacks: nodes never show the embeddings of aligned people. Leave it out, and measure attacks in "
             "a run on one machine"
         )
-    guests = [i for i in range(len(world.clients)) if i not in world.house]
-    check_node_count(len(guests), len(nodes.members), len(world.house))
+    guests = [i for i in range(len(plan.clients)) if i not in plan.house]
+    check_node_count(len(guests), len(nodes.members), len(plan.house))
     number = next_start(folder)
     engine = NetEngine(
         dict(zip(guests, nodes.members, strict=True)),
-        [world.clients[i]() for i in world.house],
-        world.names,
-        config=for_nodes(world).model_dump_json(),
-        differences=lambda i, theirs: differences(expected(world, i), theirs, run.data.name if run.data.own else ""),
-        run=world.known_as or run_id(run, world.cfg, nodes.own, folder),
+        [plan.clients[i]() for i in plan.house],
+        plan.names,
+        config=for_nodes(plan).model_dump_json(),
+        differences=lambda i, theirs: differences(expected(plan, i), theirs, run.data.name if run.data.own else ""),
+        run=plan.known_as or run_id(run, plan.cfg, nodes.own, folder),
         wire=nodes.wire,
         resume=resume,
         start=number,
-        waiting=replace(nodes.waiting, fewest=world.setting.min_nodes(world, len(guests))),
+        waiting=replace(nodes.waiting, fewest=plan.setting.min_nodes(plan, len(guests))),
         seed=run.seed,
         faults=run.faults,
     )

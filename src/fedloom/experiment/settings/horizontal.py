@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,6 @@ from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.evaluate import (
     CHANCE,
-    GLOBAL,
-    OWN,
-    TRAINING,
     ask,
     check_score,
     groups,
@@ -36,9 +33,11 @@ from fedloom.experiment.evaluate import (
     recalls,
     spread,
 )
+from fedloom.experiment.metrics import GLOBAL, OWN, TRAINING
 from fedloom.experiment.networks import architectures_of, group_sites, networks, replace_black_boxes
 from fedloom.experiment.plan import Metric, RunPlan
 from fedloom.experiment.private import PrivateData
+from fedloom.experiment.result import Final, over_clients
 
 
 class Horizontal:
@@ -133,13 +132,27 @@ class Horizontal:
     def party_measures(self, plan: RunPlan) -> set[str]:
         """The main measure, of the clients that train and of the others."""
         main = self.main_measure(plan)
-        return {main, f"{main} {TRAINING}"}
+        return {main, f"{main}{TRAINING}"}
 
     def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
         """Every client by itself, on the global test set, on its own rows, and there in each of the method's ways; or,
         where nobody else has its rows, by its own score."""
         handout = plan.server.handout() if plan.server is not None else {}
         return _by_scores(plan, engine, handout) if plan.run.data.own else _by_predictions(plan, engine, handout)
+
+    def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+        """What `RunSummary` has of clients that predict one by one: accuracies, as they are and in each way."""
+        measured = [groups(f"{OWN} {way}", way, plan) for way in plan.cfg.ways]
+        ways = {
+            metric.removeprefix(f"{OWN} "): over_clients(final, metric, parties, clients)
+            for those in zip(*(group.items() for group in measured), strict=True)
+            for metric, clients in those
+        }
+        return {
+            "accuracy": over_clients(final, GLOBAL, parties),
+            "own_accuracy": over_clients(final, OWN, parties),
+            "ways": {way: found for way, found in ways.items() if found is not None},
+        }
 
 
 def _by_predictions(plan: RunPlan, engine: Engine, handout: Mapping[str, Any]) -> Iterator[Metric]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,11 +24,13 @@ from fedloom.data.party_files import PartyFile
 from fedloom.data.vertical import PartyView, VerticalDataset
 from fedloom.experiment.assignment import DataAssignment, digest, sample, schema
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.evaluate import GLOBAL, OWN, ask, check_predictions, judge, recalls
+from fedloom.experiment.evaluate import ask, check_predictions, judge, recalls
+from fedloom.experiment.metrics import GLOBAL, OWN
 from fedloom.experiment.networks import EXTRACTORS
 from fedloom.experiment.plan import Metric, RunPlan
 from fedloom.experiment.pretrained import PretrainedConfig
 from fedloom.experiment.private import PrivateData
+from fedloom.experiment.result import Final, joint_scores
 from fedloom.experiment.settings.attacks import leaks
 
 PARTIES = 4
@@ -137,6 +139,10 @@ class Vertical:
                 yield f"{what} {way} mean", float(np.mean(each)), ""
         if plan.run.evaluate.attacks is not None:
             yield from leaks(plan, _contributions(plan, engine, "aligned"), engine.name)
+
+    def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+        """What `RunSummary` has of a joint prediction: its scores, each party's alone, and attacks."""
+        return joint_scores(final, parties, plan.cfg.ways)
 
 
 def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:

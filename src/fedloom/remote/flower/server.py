@@ -120,12 +120,12 @@ def backend(
     async def connect(member: NodeAddress, changed: Callable[[str, bool], None]) -> GridClient:
         return GridClient(post, member.name, partial(changed, member.name))
 
-    def start(world: RunPlan) -> Engine:
-        if world.method.server is None:
+    def start(plan: RunPlan) -> Engine:
+        if plan.method.server is None:
             raise ConfigError(
-                f"{world.method.name} goes from peer to peer, and SuperNodes know no peers: run it with the engine net"
+                f"{plan.method.name} goes from peer to peer, and SuperNodes know no peers: run it with the engine net"
             )
-        return at_nodes(world, nodes, folder, resume=resume)
+        return at_nodes(plan, nodes, folder, resume=resume)
 
     members = [NodeAddress(name) for name in asked.nodes]
     waiting = replace(asked.waiting, stop=stop)
