@@ -24,7 +24,7 @@ from fedloom.experiment.run import execute
 from fedloom.remote import rpc_errors
 from fedloom.report import write
 from tests.experiment.nodes import Nodes
-from tests.node.hosts import Asked, node, opening
+from tests.node.hosts import RunRequest, node, opening
 
 FORM: dict[str, Any] = {
     "columns": ["a", "b", {"name": "c", "words": ["x", "y"]}],
@@ -163,7 +163,7 @@ def test_a_node_s_policy_has_enough_rows_on_both_sides(
 ) -> None:
     path, text = tmp_path / "own.csv", for_nodes(build(run(method="local", data=data), PrivateData())).model_dump_json()
     rows(path, rows_each, 3)
-    asked = Asked(node(tmp_path, methods=["local"], data={"wards": {"rows": path}}))
+    asked = RunRequest(node(tmp_path, methods=["local"], data={"wards": {"rows": path}}))
     try:
         if refused:
             found = asked.refused("open", opening(text))

@@ -565,12 +565,12 @@ def test_a_published_model_is_made_when_it_is_asked_for(
 ) -> None:
     calls: list[Any] = []
 
-    def build(*arguments: Any, seed: int | None = None) -> nn.Module:
+    def published(*arguments: Any, seed: int | None = None) -> nn.Module:
         calls.append((arguments, seed))
         return models.build("mlp", (1, 8, 8), 10, seed=seed or 0)
 
     monkeypatch.setattr("fedloom.models.external.check_name", lambda name: None)
-    monkeypatch.setattr("fedloom.models.external.build", build)
+    monkeypatch.setattr("fedloom.models.external.build", published)
     built = build(a_run(server=0, model="hf:some/vit"))
     assert not calls and "nothing is known of what hf:some/vit was trained on" in caplog.text
     built.server.site.teacher()  # type: ignore[union-attr]

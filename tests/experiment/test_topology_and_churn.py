@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from fedloom.experiment.topology import Away, ChurnConfig
 
 from fedloom.cli import main
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MethodError
 from fedloom.core.message import leaves
 from fedloom.experiment.build import build
-from fedloom.experiment.config import Away, ChurnConfig, RunConfig
+from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute

@@ -9,23 +9,22 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.simulation import simulate
 from fedloom.data.tables import read_csv
 from fedloom.data.vertical import VerticalDataset
+from fedloom.experiment.section import Section
 
 ALIGNED = 200
 CUT = ("unaligned", "held", "grid", "balanced", "ratio", "majority", "rare", "rare_rows")
 """Settings of how a known data set is cut, which mean nothing where the parties' own data is read."""
 
 
-class ColumnsConfig(BaseModel):
+class ColumnsConfig(Section):
     """`[columns]`: a known data set cut into columns; or each party's own CSV file; or a manifest of images; or files
     that lie where the parties are."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     aligned: int | None = Field(None, ge=1)
     """People whom all parties hold, and whose labels the first one knows; None for 200, or all there are of files."""

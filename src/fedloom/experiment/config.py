@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fedloom import methods, models
-from fedloom.core import graphs
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
-from fedloom.core.graphs import Graph
 from fedloom.core.method import Method, problems
 from fedloom.core.rng import stream
 from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.form import FormConfig
 from fedloom.experiment.pretrained import PretrainedConfig
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
-
+from fedloom.experiment.section import Section
+from fedloom.experiment.topology import ChurnConfig, TopologyConfig
 
 SHARED = ("root", "partition", "options", "own_test_rows")
 """Settings of how a known data set is shared out."""
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     """`[data]`: which rows, and who holds them."""
 
     name: str = "digits"
@@ -111,7 +105,7 @@ class DataConfig(_Section):
         return tuple(sorted(drawn.tolist()))
 
 
-class BlackBoxConfig(_Section):
+class BlackBoxConfig(Section):
     """`[models.black_box]`: how the clients of a pool that have no network take part."""
 
     learn: bool = True
@@ -124,7 +118,7 @@ class BlackBoxConfig(_Section):
     """The weight of a public row in a fit; an own row has 1."""
 
 
-class ModelsConfig(_Section):
+class ModelsConfig(Section):
     """`[models]`: each client draws its architecture from a list."""
 
     pool: tuple[str, ...] | None = Field(None, min_length=1)
@@ -134,130 +128,7 @@ class ModelsConfig(_Section):
     black_box: BlackBoxConfig = BlackBoxConfig()
 
 
-class TopologyConfig(_Section):
-    """`[topology]`: which clients may speak to each other. Methods that speak through a server don't look at it."""
-
-    kind: Literal["full", "regular", "ring", "small-world", "groups", "edges"] = "full"
-    """`full`: everybody to everybody. `regular`: each to `degree` others, drawn by chance. `ring`: to the two next to
-    it. `small-world`: a ring of Watts and Strogatz. `groups`: to all of its group, as the partition of that name has
-    them. `edges`: as a file says."""
-    degree: int | None = Field(None, ge=1)
-    """Neighbours of a client (regular, small-world); None for half of the others, in a small world for 4."""
-    rewire: float = Field(0.1, ge=0, le=1)
-    """The probability that a link is led elsewhere (small-world)."""
-    number: int = Field(5, ge=1)
-    """How many groups (groups)."""
-    file: str | None = None
-    """One link a line, as two ids from 0 such as `0,1` (edges)."""
-
-    @model_validator(mode="after")
-    def _belongs(self) -> TopologyConfig:
-        owners = {
-            "degree": ("regular", "small-world"),
-            "rewire": ("small-world",),
-            "number": ("groups",),
-            "file": ("edges",),
-        }
-        for name, kinds in owners.items():
-            given = getattr(self, name) != type(self).model_fields[name].default
-            if given and self.kind not in kinds:
-                raise ValueError(f"{name} belongs to the kind {' or '.join(kinds)}, not to {self.kind}: leave it away")
-        if self.kind == "edges" and self.file is None:
-            raise ValueError("the kind edges reads its links from a file: name it with file")
-        return self
-
-    def check(self, clients: int) -> None:
-        """Refuse a graph that there can't be, without drawing it.
-
-        Raises:
-            ConfigError: with what to change.
-        """
-        if self.kind == "regular":
-            graphs.regular_degree(clients, self.degree)
-        elif self.kind == "small-world":
-            graphs.small_world_degree(clients, self.degree)
-        elif self.kind == "groups":
-            graphs.groups(clients, self.number)
-        elif self.kind == "edges":
-            self._edges(clients)
-
-    def graph(self, clients: int, seed: int) -> Graph | None:
-        """The neighbours of each client; None where everybody is everybody's.
-
-        Raises:
-            ConfigError: there is no such graph.
-        """
-        if self.kind == "ring":
-            return graphs.ring(clients)
-        if self.kind == "groups":
-            return graphs.groups(clients, self.number)
-        if self.kind == "regular":
-            return graphs.regular(clients, self.degree, seed=seed)
-        if self.kind == "small-world":
-            return graphs.small_world(clients, self.degree, self.rewire, seed=seed)
-        return self._edges(clients) if self.kind == "edges" else None
-
-    def _edges(self, clients: int) -> Graph:
-        try:
-            text = Path(self.file or "").read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"{self.file} can't be read ({reason}): name a file with one link a line") from None
-        try:
-            return graphs.edges(text, clients)
-        except ConfigError as error:
-            raise ConfigError(f"{self.file}: {error}") from None
-
-
-class Away(_Section):
-    """A client is not there from round `start` to before round `end`. The first round is 0."""
-
-    client: int = Field(ge=0)
-    """Its number."""
-    start: int = Field(0, ge=0)
-    """The first round without it. One that joins late is away from 0."""
-    end: int | None = Field(None, ge=0)
-    """The first round with it again; None for good."""
-
-    @model_validator(mode="after")
-    def _order(self) -> Away:
-        if self.end is not None and self.end <= self.start:
-            raise ValueError(f"end must be after start, but {self.end} is not after {self.start}")
-        return self
-
-    def covers(self, t: int) -> bool:
-        """Whether it is away in round t."""
-        return self.start <= t and (self.end is None or t < self.end)
-
-
-class ChurnConfig(_Section):
-    """`[churn]`: clients that join late, leave, or are gone for a while. A round never speaks to who is away."""
-
-    away: tuple[Away, ...] = ()
-    """Who is away when. A client may be named several times."""
-
-    def present(self, clients: Sequence[int], t: int) -> tuple[int, ...]:
-        """Those of the clients that are there in round t, in their order."""
-        gone = {a.client for a in self.away if a.covers(t)}
-        return tuple(i for i in clients if i not in gone)
-
-    def check(self, clients: int, rounds: int, unseen: Sequence[int] = ()) -> None:
-        """Refuse an absence of somebody who does not exist, and a round with nobody but perhaps the unseen.
-
-        Raises:
-            ConfigError: with what to change.
-        """
-        named = {a.client for a in self.away}
-        if named and max(named) >= clients:
-            raise ConfigError(f"there is no client {max(named)} to be away: the {clients} have the numbers from 0")
-        training = sorted({*range(clients)} - {*unseen})
-        if named.issuperset(training):
-            for t in sorted({a.start for a in self.away}):  # the round with the fewest begins an absence
-                if t < rounds and not self.present(training, t):
-                    raise ConfigError(f"everybody is away in round {t}: let at least one client stay")
-
-
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """`[engine]`: where the parties run. It changes no number, but for the order of sums in `batched`."""
 
     name: Literal["local", "auto", "batched", "ray", "isolated", "net"] = "local"
@@ -282,7 +153,7 @@ class EngineConfig(_Section):
     """The file that says where the nodes are, such as `fedloom certs` makes (net)."""
 
 
-class EvaluateConfig(_Section):
+class EvaluateConfig(Section):
     """`[evaluate]`: when the test sets are looked at."""
 
     points: int | None = Field(None, ge=1)
@@ -291,7 +162,7 @@ class EvaluateConfig(_Section):
     """Measure what each party with columns could infer about labels if it knew so many of each class; None: don't."""
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """One run of one method with one seed."""
 
     name: str = ""
@@ -391,7 +262,7 @@ def refuse_settings(run: RunConfig) -> None:
         )
 
 
-class CompareConfig(_Section):
+class CompareConfig(Section):
     """`[compare]`: the same run by several methods and seeds, on identical splits."""
 
     methods: tuple[str | dict[str, Any], ...] = Field(min_length=1)
@@ -400,7 +271,7 @@ class CompareConfig(_Section):
     """One run for each method and seed."""
 
 
-class Experiment(_Section):
+class Experiment(Section):
     """A file: one run, or a comparison."""
 
     title: str = ""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom.data.encoder import OneHot, RawNumber
 from fedloom.data.schema import DataSchema
+from fedloom.experiment.section import Section
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ColumnConfig(_Section):
+class ColumnConfig(Section):
     """A column."""
 
     name: str = Field(min_length=1)
@@ -23,7 +20,7 @@ class ColumnConfig(_Section):
     """All words that it may hold; "?" stands for none. Without them it holds numbers."""
 
 
-class FormConfig(_Section):
+class FormConfig(Section):
     """`[data.form]`: what the rows of all parties look like, where each has its own.
 
     Columns of numbers are scaled by the public rows, the same for all; without such, each party's by its own rows.

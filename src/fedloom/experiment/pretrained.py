@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from fedloom import models
@@ -24,6 +24,7 @@ from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment import weights
 from fedloom.experiment.pretraining import Training, trained
+from fedloom.experiment.section import Section
 from fedloom.models import external
 from fedloom.models.parts import Norm
 from fedloom.models.rescaled import Level, Rescaled
@@ -34,10 +35,8 @@ TRAINING = ("epochs", "lr", "batch_size", "seed")
 """Settings of a training, which mean nothing where the model is there already."""
 
 
-class PretrainedConfig(BaseModel):
+class PretrainedConfig(Section):
     """`[pretrained]`: the server's own model: a file, or one that is trained on the server's rows before the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     file: str | None = None
     """A safetensors file, such as `fedloom pretrain` writes. A plain one of a state dict needs `model` and `norm`."""
