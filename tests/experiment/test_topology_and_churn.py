@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from fedloom.experiment.topology import Away, ChurnConfig
 
 from fedloom.cli import main
 from fedloom.core import message
@@ -21,6 +20,7 @@ from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
 from fedloom.experiment.session import Session, fingerprint
+from fedloom.experiment.topology import Away, ChurnConfig
 
 PAGE = """
 import torch
