@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import execute
 from fedloom.methods import registry
 from fedloom.reproduce.cost import cost
-from fedloom.reproduce.speed import Operations
 
 SMALL: dict[str, Any] = {"clients": 6, "public": 100, "test_fraction": 0.5, "test_rows": 60, "own_test_rows": 20}
 LONGER: tuple[dict[str, Any], ...] = (
@@ -77,9 +77,9 @@ def counted(run: RunConfig) -> float:
     """The operations that a run comes to; a pretrained model is there before."""
     if run.pretrained.given:
         execute(run.model_copy(update={"rounds": 1, "iterations": None}))
-    with Operations() as found:
+    with FlopCounterMode(display=False) as found:
         execute(run)
-    return float(found.total)
+    return float(found.get_total_flops())
 
 
 def main(names: Sequence[str] = ()) -> None:

@@ -78,9 +78,12 @@ def test_ctrl_c_writes_the_page_and_the_same_command_does_what_is_left(
     fedloom: Callable[..., Done], tmp_path: Path
 ) -> None:
     page = write(tmp_path)
-    held = hold(page, 0, 5)
     (tmp_path / "tiny.toml").write_text(TINY.replace('method = "fedal"', f'method = "{page}"'))
     command = ["reproduce", "tiny.toml", "--only", "α = 5", "--seeds", "1", "--workers", "1", "-s", "rounds=60"]
+    shown = fedloom(*command, "--plan").stdout
+    assert "timing a few small rounds of" in shown
+    page.with_name("rounds").unlink()  # those of the timing
+    held = hold(page, 0, 5)
     with subprocess.Popen(
         [sys.executable, "-m", "fedloom", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
 
 from fedloom.core.errors import ConfigError, FedloomError
@@ -193,21 +194,21 @@ def _counts(one: Planned, finished: set[str]) -> tuple[str, str, str]:
 
 
 def _costs(plan: Plan) -> dict[str, Cost]:
-    """What each run comes to, by digest; that of one seed stands for all."""
+    """What each run comes to, by digest; that of one seed stands for all. Empty if a run can't be done: whoever does it
+    says why."""
     from fedloom.experiment.pool import digest
-    from fedloom.reproduce.cost import cost
+    from fedloom.reproduce.cost import cost, unmeasured
 
-    known: dict[str, Cost] = {}
-    found = {}
-    for key, run in plan.runs.items():
-        alike = digest(run.model_copy(update={"seed": 0}))
-        if alike not in known:
-            try:
-                known[alike] = cost(run)
-            except FedloomError:  # whatever is wrong is told by who runs it
-                return {}
-        found[key] = known[alike]
-    return found
+    alike = {key: run.model_copy(update={"seed": 0}) for key, run in plan.runs.items()}
+    try:
+        runs = {digest(run): run for run in alike.values()}
+        if number := unmeasured(runs.values()):
+            out.print(f"timing a few small rounds of {number} kind{'s' * (number != 1)} of run, once on this machine")
+        shown = track(runs.items(), "timing", console=out, transient=True, disable=not (number and out.is_terminal))
+        known = {key: cost(run) for key, run in shown}
+        return {key: known[digest(run)] for key, run in alike.items()}
+    except FedloomError:
+        return {}
 
 
 def _show(done: Done) -> None:

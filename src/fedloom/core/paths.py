@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +32,12 @@ def callable_at(path: str, error: type[FedloomError]) -> Callable[..., Any]:
         return found  # type: ignore[no-any-return]
     kind = "nothing" if found is None else f"of type {type(found).__name__}"
     raise error(f"{path!r}: {name} must be a function or class, but is {kind}")
+
+
+def cache_folder(kind: str) -> Path:
+    """Where the user's computer keeps what can be made again: `$XDG_CACHE_HOME/fedloom/KIND`, or in `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fedloom" / kind
 
 
 def refuse_file(folder: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.core.paths import cache_folder
 from fedloom.data.dataset import Dataset
 
 # Part of every key: raise it when what is decoded from the same files changes.
@@ -30,7 +30,7 @@ def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
     An entry that is damaged counts as absent, and a folder that can't be written to is no error:
     the cache only saves time.
     """
-    entry = _folder() / key
+    entry = cache_folder("data") / key
     found = _fetch(entry)
     if found is None:
         found = build()
@@ -49,11 +49,6 @@ def files_key(path: Path, *parts: object) -> str:
     stats = [(file, file.stat()) for file in files]
     listing = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
     return key_of(str(path.resolve()), listing, *parts)
-
-
-def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "fedloom" / "data"
 
 
 def _fetch(entry: Path) -> Dataset | None:

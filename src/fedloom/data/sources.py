@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -113,9 +114,14 @@ SOURCES: dict[str, Source] = {
 }
 
 
+NOISE = re.compile(r"noise:(\d+)x(\d+(?:x\d+x\d+)?):(\d+)")
+"""`noise:ROWSxSHAPE:CLASSES`, such as noise:1000x1x8x8:10: synthetic rows, to measure the cost of a run before
+its data set is here."""
+
+
 def check_name(name: str) -> None:
     """Raise DataError unless `load` knows the name, or it is the path of something that exists."""
-    if name not in SOURCES and not Path(name).expanduser().exists():
+    if name not in SOURCES and not NOISE.fullmatch(name) and not Path(name).expanduser().exists():
         raise DataError(
             f"{name!r} is neither the name of a known data set nor a file or folder that exists."
             f"{did_you_mean(name, SOURCES)}"
@@ -148,7 +154,7 @@ def load(name: str, *, root: Path | None = None) -> Dataset:
         data = read()
         return encode_table(data) if isinstance(data, RawTable) else data
 
-    return remember(key, encoded)
+    return remember(key, encoded) if key else encoded()
 
 
 def load_raw(name: str, *, root: Path | None = None) -> Dataset | RawTable:
@@ -157,14 +163,17 @@ def load_raw(name: str, *, root: Path | None = None) -> Dataset | RawTable:
     Raises:
         DataError: as `load` does.
     """
-    source = SOURCES.get(name)
-    table = source.kind == "table" if source else bool(table_endings(Path(name).expanduser()))
+    source, noise = SOURCES.get(name), NOISE.fullmatch(name)
+    table = source.kind == "table" if source else bool(noise) or bool(table_endings(Path(name).expanduser()))
     return _reader(name, root)[1]() if table else load(name, root=root)
 
 
 def _reader(name: str, root: Path | None) -> tuple[str, Callable[[], Dataset | RawTable]]:
-    """The cache key of a data set, and a function that reads it."""
+    """The cache key of a data set, empty if it is not kept, and a function that reads it."""
     source = SOURCES.get(name)
+    if sizes := NOISE.fullmatch(name):
+        rows, shape, classes = int(sizes[1]), tuple(map(int, sizes[2].split("x"))), int(sizes[3])
+        return "", lambda: _noise(name, rows, shape, classes)
     if source is None:
         return _path_reader(name)
     if source.hub is None:  # scikit-learn takes seconds to import, its data a moment to read
@@ -174,6 +183,18 @@ def _reader(name: str, root: Path | None) -> tuple[str, Callable[[], Dataset | R
         return open_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
     key = files_key(folder, name, config, repr(hints))
     return key, lambda: read_files(folder, name=name, hints=hints, config=config)
+
+
+def _noise(name: str, rows: int, shape: tuple[int, ...], classes: int) -> Dataset | RawTable:
+    """Images (C, H, W) or table rows (F,): half of each is its class's, the other half its own, both random."""
+    rng = np.random.default_rng(0)
+    y, names = rng.integers(classes, size=rows), tuple(map(str, range(classes)))
+    if len(shape) == 3:
+        x = rng.integers(128, size=(classes, *shape), dtype=np.uint8)[y]
+        return image_dataset(name, x + rng.integers(128, size=x.shape, dtype=np.uint8), y, names)
+    columns = rng.standard_normal((*shape, classes), dtype=np.float32)[:, y]
+    columns += rng.standard_normal(columns.shape, dtype=np.float32)
+    return RawTable(name, {f"column {number}": column for number, column in enumerate(columns)}, y, names, None)
 
 
 def _folder(repository: str, root: Path | None) -> Path | None:

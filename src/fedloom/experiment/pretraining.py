@@ -36,7 +36,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, MessageError, Mode
 from fedloom.core.message import Limits
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD
-from fedloom.core.paths import callable_at, lock
+from fedloom.core.paths import cache_folder, callable_at, lock
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
 from fedloom.experiment import weights
@@ -132,9 +132,7 @@ class Training:
 
 def cached(training: Training) -> Path:
     """Where a model is kept that a run trains for itself: beside the decoded data sets."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = (Path(base) if base else Path.home() / ".cache") / "fedloom" / "models"
-    return folder / f"{training.key}.safetensors"
+    return cache_folder("models") / f"{training.key}.safetensors"
 
 
 def trained(training: Training) -> Path:

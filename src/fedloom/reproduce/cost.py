@@ -1,37 +1,55 @@
 """What a run will cost, before it is begun and without its data: passes, operations, hours.
 
-The passes come from what each method declares (`fedloom.reproduce.declared`), the operations of a pass from counting
-them once for each network, and the seconds from timing a few steps of that network here. An estimate, to choose a scale
-by: within a factor of two for networks, without that of black boxes, which nobody counts.
+Three rounds of a miniature of the run are done and timed: the same method with the same settings, on random rows and
+with a small network that counts what is sent through it. What a round and an evaluation came to is scaled to the run's
+rounds and clients, and to its own networks by timing a few steps of each (`fedloom.reproduce.speed`). So a method costs
+what it does, whoever wrote it. An estimate, to choose a scale by: within a factor of two where all clients fit into the
+miniature; rounds that are unlike the first three are not seen.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TypeAlias
+from time import process_time
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from fedloom import models
+from fedloom.core.engine import Engine
+from fedloom.core.faults import Faults
 from fedloom.core.method import Method
+from fedloom.core.paths import cache_folder
 from fedloom.data.image_grid import default_grid
 from fedloom.data.sources import load
-from fedloom.experiment.config import RunConfig
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.config import BlackBoxConfig, ChurnConfig, EngineConfig, EvaluateConfig, RunConfig, validated
+from fedloom.experiment.engine import Backend, start
 from fedloom.experiment.networks import COMMON, EXTRACTORS, architectures_of
-from fedloom.experiment.pretrained import AUTO
+from fedloom.experiment.pool import digest
+from fedloom.experiment.pretrained import AUTO, PretrainedConfig
+from fedloom.experiment.run import execute
+from fedloom.experiment.session import Status
+from fedloom.experiment.world import World
 from fedloom.models import BLACK_BOXES, MODELS
-from fedloom.reproduce.declared import testing, training
-from fedloom.reproduce.passes import Scene, epochs
-from fedloom.reproduce.speed import JUDGE, PARTY, SETUP, Cost, Shape, speed
+from fedloom.models.mlp import mlp
+from fedloom.models.parts import Classifier
+from fedloom.reproduce.speed import Passes, Shape, Speed, speed
 
-__all__ = ["Cost", "cost", "describe"]
-
-Sizes: TypeAlias = tuple[Shape, int, int, int]
-KNOWN: dict[str, Sizes] = {
+CLIENTS = 16
+"""The most clients of a miniature; more cost in proportion."""
+ROUNDS = 3
+"""Of a miniature: the second is timed without an evaluation, and the third with one."""
+DataSize = tuple[Shape, int, int, int]
+KNOWN: dict[str, DataSize] = {
     "digits": ((1, 8, 8), 10, 1_797, 0),
     "breast_cancer": ((30,), 2, 569, 0),
     "wine": ((13,), 3, 178, 0),
@@ -52,34 +70,83 @@ KNOWN: dict[str, Sizes] = {
 """Shape of a row, classes, training rows, and rows of the official test split, of each registered data set."""
 OWNERS = {"femnist": 226, "celeba": 20}
 """Rows that one owner has on average, where the partition is by owner."""
-UNSEEN: Sizes = ((64,), 10, 5_000, 0)
+UNSEEN: DataSize = ((64,), 10, 5_000, 0)
 """In place of data that lies elsewhere."""
+COUNTED_COLUMNS = {"aligned", "unaligned", "held", "grid"}
+"""Settings of `[columns]` that move a cost; the others say of which classes rows are."""
+STAND_IN = "fedloom.reproduce.cost:stand_in"
+"""The network of a miniature."""
 
 
-def cost(run: RunConfig, *, rate: float | None = None) -> Cost:
-    """What a run will cost; it is not begun, and no data is read but files of one's own.
+@dataclass(frozen=True)
+class Cost:
+    """Passes, operations and seconds of runs.
 
-    Args:
-        run: the run.
-        rate: operations a second of a core; None: as fast as this machine turns out to be.
+    Attributes:
+        passes: of one row forward through a network; a row in a training step counts 3.
+        flops: floating-point operations of matrix products and convolutions, a product and its addition as two.
+        seconds: on one core of this machine.
+        gpu: seconds on one GPU, roughly: see `GPU_RATE`, `GPU_STEP` of `fedloom.reproduce.speed`.
+        once: a pretraining that other runs may share, by what it is.
+    """
+
+    passes: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
+    gpu: float = 0.0
+    once: tuple[tuple[str, Cost], ...] = ()
+
+    def __add__(self, other: Cost) -> Cost:
+        """Both; a pretraining that they share counts once."""
+        mine, theirs = self, other
+        return Cost(
+            mine.passes + theirs.passes,
+            mine.flops + theirs.flops,
+            mine.seconds + theirs.seconds,
+            mine.gpu + theirs.gpu,
+            tuple(sorted({**dict(mine.once), **dict(theirs.once)}.items(), key=lambda item: item[0])),
+        )
+
+    def whole(self) -> Cost:
+        """With the pretraining."""
+        return sum((cost for _, cost in self.once), replace(self, once=()))
+
+
+def cost(run: RunConfig) -> Cost:
+    """What a run will cost; it is not begun, and no data is read but files of one's own. What was measured for it is
+    kept in the user's cache.
 
     Raises:
-        ConfigError: the run is not valid.
+        FedloomError: the run is not valid, or its method fails.
     """
     method, cfg, rounds = run.resolve()
-    shape, classes, rows, test = _sizes(run)
-    names = (_taught(run, shape),) if "pretrained encoder" in method.needs else _architectures(run, method, shape)
-    scene = _scene(run, method, cfg, rounds, (shape, classes, rows, test), names)
-    work = training(method.name, scene) + testing(
-        method.name, scene, run.evaluate.points, (method.setting == "vertical")
-    )
+    size = _size(run)
+    shape, classes, _, _ = size
+    networks = _networks(run, method, shape)
+    mini = miniature(run)
+    setup, first, second, last = measured(mini)
+    evaluation = last.minus(second)
+    evaluations = 1 + min(run.evaluate.points or 100, rounds) if rounds else 1
+    clients = run.data.clients / mini.data.clients
+    participants = cfg.participants(run.data.training) / cfg.participants(mini.data.training)
+    work = (setup + evaluation * (evaluations - 1) + first.minus(second)) * clients
+    work += second * (rounds * participants)
     if method.setting == "vertical":
         shape, classes = _part(run, shape), cfg.learnt
-    total = Cost(seconds=SETUP + PARTY * scene.clients + JUDGE * (method.setting == "vertical"))
-    for name, count in Counter(names).items():
-        share = count / len(names)
-        total += speed(name, shape, classes, run.models.norm).cost(work * share, rate) if _is_network(name) else Cost()
-    return replace(total, once=_pretraining(run, method, scene, shape, classes, rate))
+    small = speed(STAND_IN, mini_shape(shape), classes, None)
+    total = Cost(seconds=work.seconds)
+    for name, count in Counter(networks).items():
+        if name not in BLACK_BOXES:  # those are in the miniature as they are
+            share = work * (count / len(networks))
+            total += _cost(speed(name, shape, classes, run.models.norm), share, small)
+    return replace(total, once=_pretraining(run, method, cfg, size))
+
+
+def _cost(real: Speed, work: Passes, small: Speed | None = None) -> Cost:
+    """What passes of a network come to, over what they came to with a small one that was timed in its place."""
+    flops = work.asked * real.forward + work.trained * real.training
+    seconds = real.seconds(work) - (small.seconds(work) if small else 0.0)
+    return Cost(work.asked + 3 * work.trained, flops, max(0.0, seconds), real.gpu(work))
 
 
 def describe(costs: Iterable[Cost], workers: int = 1) -> str:
@@ -91,11 +158,11 @@ def describe(costs: Iterable[Cost], workers: int = 1) -> str:
     """
     every = list(costs)
     total = sum(every, Cost()).whole()
-    told = f"{len(every)} run{'s' * (len(every) != 1)}, {_power(total.passes)} sample passes, "
-    told += f"about {_lasting(total.seconds / workers)} on {workers} core{'s' * (workers != 1)}"
+    text = f"{len(every)} run{'s' * (len(every) != 1)}, {_power(total.passes)} sample passes, "
+    text += f"about {_lasting(total.seconds / workers)} on {workers} core{'s' * (workers != 1)}"
     if total.seconds / workers > 2 * 3600:
-        told += f", some {_lasting(total.gpu)} on one GPU (rough)"
-    return told
+        text += f", some {_lasting(total.gpu)} on one GPU (rough)"
+    return text
 
 
 def _power(number: float) -> str:
@@ -110,10 +177,147 @@ def _lasting(seconds: float) -> str:
     return f"{max(1, round(seconds))} second{'s' * (round(seconds) > 1)}"
 
 
+# -- a miniature of the run ------------------------------------------------------------------------
+
+
+class _CountRows(nn.Module):
+    """Passes rows (B, ...) on, and counts them."""
+
+    total = Passes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same rows."""
+        new = Passes(trained=len(x), steps=1) if torch.is_grad_enabled() else Passes(asked=len(x), asks=1)
+        _CountRows.total += new
+        return x
+
+
+def stand_in(input_shape: Shape, classes: int) -> Classifier:
+    """A network of one hidden layer that counts the rows it is given."""
+    network = mlp(input_shape, classes, "none", (64,))
+    network.body = nn.Sequential(_CountRows(), *network.body.children())
+    return network
+
+
+def miniature(run: RunConfig) -> RunConfig:
+    """Three rounds of the run on synthetic rows with small networks and at most 16 clients, each with as many rows as
+    in the run. Equal for runs that differ in their networks, length or number of clients alone."""
+    method, cfg, _ = run.resolve()
+    shape, classes, rows, official = _size(run)
+    data = run.data
+    if method.setting == "vertical":
+        clients, rows = data.clients, rows + official
+        split: dict[str, Any] = {"test_fraction": official / rows if official else data.test_fraction}
+        split |= {"test_rows": data.test_rows}
+    else:
+        clients, server = min(data.clients, CLIENTS), data.server_rows(rows)
+        held = official or int((rows - server) * data.test_fraction)
+        left = max(rows - server - (0 if official else held), 1)
+        public = min(1000, left // 5) if data.public is None else data.public
+        test = min(held, data.test_rows or held) or 1
+        own, partition = _shared_out(run, method, max(left - public, 0) // data.clients)
+        rows = server + public + clients * own + test
+        split = {"server": server, "public": public, "test_fraction": (test + 0.5) / (rows - server)}
+        split |= {**partition, "unseen": data.unseen if clients == data.clients else 0.0}
+    pool = [name if name in BLACK_BOXES else STAND_IN for name in dict.fromkeys(_networks(run, method, shape))]
+    pretrained = PretrainedConfig(model=STAND_IN, epochs=1) if run.pretrained.given else PretrainedConfig()
+    topology = run.topology.model_dump()
+    if clients < data.clients:
+        topology["kind"] = "full" if topology["kind"] == "edges" else topology["kind"]
+        topology |= {"file": None, "degree": topology["degree"] and min(topology["degree"], clients - 1)}
+        if topology["kind"] == "groups":
+            topology["number"] = max(1, topology["number"] * clients // data.clients)
+    mini: RunConfig = validated(
+        RunConfig,
+        {
+            **run.model_dump(include={"method", "preset", "params"}),
+            "columns": {} if run.columns.own_data else run.columns.model_dump(include=COUNTED_COLUMNS),
+            "rounds": max(ROUNDS, cfg.least_rounds + 2),
+            "data": {
+                "name": f"noise:{rows}x{'x'.join(map(str, mini_shape(shape)))}:{classes}",
+                "clients": clients,
+                "own_test_rows": data.own_test_rows,
+                **split,
+            },
+            "models": {
+                "pool": tuple(dict.fromkeys(pool)),
+                "black_box": run.models.black_box if {*pool} & BLACK_BOXES.keys() else BlackBoxConfig(),
+            },
+            "pretrained": pretrained,
+            "topology": topology,
+            "churn": ChurnConfig(),
+            "engine": EngineConfig(),
+            "evaluate": EvaluateConfig(points=1, attacks=run.evaluate.attacks),
+            "faults": Faults(),
+        },
+    )
+    return mini
+
+
+def mini_shape(shape: Shape) -> Shape:
+    """An image (C, H, W) in grey and at most 16 by 16; a row of a table as it is."""
+    return shape if len(shape) == 1 else (1, *(min(16, side) for side in shape[1:]))
+
+
+def measured(mini: RunConfig) -> tuple[Passes, Passes, Passes, Passes]:
+    """What a miniature came to here: what comes before its rounds, its first round with the evaluation before it, the
+    mean of those between, and its last with the evaluation behind it. Kept in the user's cache."""
+    kept = _kept(mini)
+    with suppress(OSError, ValueError, TypeError):
+        found = [Passes(**each) for each in json.loads(kept.read_text(encoding="utf-8"))]
+        setup, first, between, last = found
+        return setup, first, between, last
+    import sklearn.metrics  # noqa: F401  # an evaluation imports it, once in a process and not once in a run
+
+    marks = [_now()]
+
+    def begin(world: World) -> Engine:
+        marks.append(replace(marks[0], seconds=_now().seconds))  # without the passes of a pretraining
+        engine = start(world)
+        marks.append(_now())
+        return engine
+
+    def mark(_: Status) -> None:
+        marks.append(_now())
+
+    log = logging.getLogger("fedloom")
+    silent, log.disabled = log.disabled, True  # what is to be said of the run it will say itself
+    try:
+        execute(mini, progress=mark, backend=lambda *_, **__: Backend(start=begin))
+    finally:
+        log.disabled = silent
+    _, _, *ends = marks
+    rounds = [after.minus(before) for before, after in pairwise(ends)]
+    first, *between_rounds, last = rounds
+    between = sum(between_rounds, Passes()) * (1 / len(between_rounds))
+    found = [Passes(seconds=marks[1].seconds - marks[0].seconds), first, between, last]
+    with suppress(OSError):  # the cache only saves time
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps([asdict(each) for each in found]).encode())
+    return found[0], first, between, last
+
+
+def _kept(mini: RunConfig) -> Path:
+    return cache_folder("costs") / f"{digest(mini)}.json"
+
+
+def unmeasured(runs: Iterable[RunConfig]) -> int:
+    """How many miniatures must be timed to tell the cost of runs.
+
+    Raises:
+        FedloomError: a run is not valid.
+    """
+    return sum(not file.is_file() for file in {_kept(miniature(run)) for run in runs})
+
+
+def _now() -> Passes:
+    return replace(_CountRows.total, seconds=process_time())
+
+
 # -- the numbers of a run --------------------------------------------------------------------------
 
 
-def _sizes(run: RunConfig) -> Sizes:
+def _size(run: RunConfig) -> DataSize:
     """Of the run's data; of files that are not here, a guess."""
     if run.data.form is not None:
         form = run.data.form.form()
@@ -128,69 +332,30 @@ def _sizes(run: RunConfig) -> Sizes:
     return data.input_shape, len(data.classes), len(data.train), 0 if data.test is None else len(data.test)
 
 
-def _scene(run: RunConfig, method: Method, cfg: object, rounds: int, sizes: Sizes, names: tuple[str, ...]) -> Scene:
-    _, classes, rows, official = sizes
-    data = run.data
-    server = data.server_rows(rows) if method.setting == "horizontal" else 0
-    left = max(rows - server, 0)  # too few rows are told by who runs it
-    held = official or int(left * data.test_fraction)
-    rest = left - (0 if official else held)
-    public = min(1000, rest // 5) if data.public is None else data.public
-    test = min(held, data.test_rows or held)
-    present = data.training
-    own = _share(run, max(rest - public, 0) / data.clients)
-    aligned = 0
-    if method.setting == "vertical":
-        aligned = min(run.columns.aligned or 200, rest)
-        each = (rest - aligned) // data.clients
-        own = aligned + min(each if run.columns.unaligned is None else run.columns.unaligned, each)
-    return Scene(
-        cfg=cfg,
-        rounds=rounds,
-        clients=data.clients,
-        present=present,
-        chosen=min(present, getattr(cfg, "clients_per_round", None) or present),
-        near=min(present - 1, _degree(run, present)),
-        rows=max(1, own),
-        aligned=aligned,
-        classes=classes,
-        public=public,
-        server=server,
-        test=test,
-        own_test=own - aligned if (method.setting == "vertical") else min(data.own_test_rows, test),
-        groups=len(set(names)),
-        even=(method.setting == "vertical") or bool(data.options.get("rows")) or data.partition == "iid",
-        width=_width(names[0], sizes[0], classes),
-    )
-
-
-def _share(run: RunConfig, even: float) -> int:
-    """Rows of a client."""
+def _shared_out(run: RunConfig, method: Method, even: int) -> tuple[int, dict[str, Any]]:
+    """Rows that there are for each client of a miniature, and how they are shared out. Only peers, who may choose whom
+    they ask by their rows, get an uneven mix of classes."""
     options, name = run.data.options, run.data.partition
-    if name == "random-classes":
-        return int(1.5 * options.get("rows", 20))
     if name == "natural":
-        return OWNERS.get(run.data.name, int(even))
-    return int(min(even, options.get("rows") or even))
+        return OWNERS.get(run.data.name, max(1, even)), {"partition": "iid"}
+    if method.server is None:
+        return max(1, even), {"partition": name, "options": options}
+    drawn = int(1.5 * options.get("rows", 20)) if name == "random-classes" else min(even, options.get("rows") or even)
+    return max(1, drawn), {"partition": "iid"}
 
 
-def _degree(run: RunConfig, clients: int) -> int:
-    """Neighbours of a client."""
-    topology = run.topology
-    usual = {"ring": 2, "groups": max(1, clients // topology.number) - 1, "small-world": topology.degree or 4}
-    usual["regular"] = topology.degree or (clients - 1) // 2
-    return usual.get(topology.kind, clients - 1)
-
-
-def _architectures(run: RunConfig, method: Method, shape: Shape) -> tuple[str, ...]:
+def _networks(run: RunConfig, method: Method, shape: Shape) -> tuple[str, ...]:
+    """Each client's, or the pool that parties draw from."""
     kind = "image" if len(shape) == 3 else "table"
+    if "pretrained encoder" in method.needs:
+        return (_teacher(run, shape),)
     return (
-        (run.models.pool or EXTRACTORS[kind]) if (method.setting == "vertical") else architectures_of(run, method, kind)
+        (run.models.pool or EXTRACTORS[kind]) if method.setting == "vertical" else architectures_of(run, method, kind)
     )
 
 
 def _part(run: RunConfig, shape: Shape) -> Shape:
-    """What a party with columns sees of a row."""
+    """What a party of a vertical federation sees of a row."""
     if run.columns.own_data:
         return shape
     parties = run.data.clients
@@ -201,43 +366,24 @@ def _part(run: RunConfig, shape: Shape) -> Shape:
     return (shape[0] * held, -(-shape[1] // down), -(-shape[2] // right))
 
 
-def _width(name: str, shape: Shape, classes: int) -> int:
-    """Of a network's features."""
-    if not _is_network(name):
-        return 0
-    with torch.device("meta"):
-        return int(getattr(getattr(models.build(name, shape, classes), "head", None), "in_features", 64))
-
-
-def _taught(run: RunConfig, shape: Shape) -> str:
+def _teacher(run: RunConfig, shape: Shape) -> str:
     """The server's pretrained network, if it is one of ours; else a small one in its place."""
     pool = {*(run.models.pool or ())}
     usual = pool.pop() if len(pool) == 1 else COMMON["image" if len(shape) == 3 else "table"][0]
     return run.pretrained.model if run.pretrained.model in MODELS else usual
 
 
-def _pretraining(
-    run: RunConfig, method: Method, scene: Scene, shape: Shape, classes: int, rate: float | None
-) -> tuple[tuple[str, Cost], ...]:
+def _pretraining(run: RunConfig, method: Method, cfg: Any, size: DataSize) -> tuple[tuple[str, Cost], ...]:
     """Of the server's model, which is kept: once for all runs that share it."""
-    own = run.pretrained
-    taught = getattr(scene.cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs}))
-    if (
-        (method.setting == "vertical")
-        or not (taught and scene.server)
-        or own.file
-        or own.model is None
-        or own.model not in {*MODELS, AUTO}
-    ):
+    own, (shape, classes, rows, _) = run.pretrained, size
+    needed = getattr(cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs}))
+    if method.setting == "vertical" or not needed or own.file or own.model not in {*MODELS, AUTO}:
         return ()
-    name = _taught(run, shape)
-    if not _is_network(name):
+    server, name = run.data.server_rows(rows), _teacher(run, shape)
+    if not server or name in BLACK_BOXES:
         return ()
-    work = epochs(scene.server, own.batch_size, own.epochs)
     norm = own.norm or (run.models.norm if own.model == AUTO else None)
-    key = f"{run.data.name} {scene.server} {name} {norm} {own.epochs} {own.batch_size} {own.lr} {own.seed}"
-    return ((key, speed(name, shape, classes, norm).cost(work, rate)),)
-
-
-def _is_network(name: str) -> bool:
-    return name not in BLACK_BOXES
+    key = f"{run.data.name} {server} {name} {norm} {own.epochs} {own.batch_size} {own.lr} {own.seed}"
+    steps = -(-server // own.batch_size) * own.epochs
+    work = Passes(trained=steps * own.batch_size, steps=steps)
+    return ((key, _cost(speed(name, shape, classes, norm), work)),)

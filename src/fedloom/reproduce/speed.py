@@ -5,30 +5,24 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom import models
 from fedloom.core.network import Network
 from fedloom.core.optim import Adam
 from fedloom.models import Norm
-from fedloom.reproduce.passes import Passes
 
 Shape: TypeAlias = tuple[int, ...]
 GPU_RATE = 1e13
 """Operations a second that convolutions keep up on one GPU of the H100's class: assumed, not measured."""
 GPU_STEP = 1e-3
 """Seconds of a step there at the least, of one party after the other."""
-CALL, SETUP, PARTY = 2.5e-4, 0.25, 2e-3
-"""Seconds of a message here, of the beginning of a run, and of making a party: measured on digits."""
-JUDGE = 1.5
-"""Seconds until what judges methods with columns is imported."""
 DIRECT = 3e8
 """Operations of the largest step that is timed; beyond, a network that is alike tells how fast they are."""
 LARGE = 1_000_000
@@ -40,37 +34,32 @@ LIKE = ("resnet8", (3, 32, 32))
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What runs come to.
+class Passes:
+    """Rows that go through networks, and how long all of it took.
 
     Attributes:
-        passes: of one row forward through a network; a row in a training step counts 3.
-        flops: floating-point operations of matrix products and convolutions, a product and its addition as two.
-        seconds: on one core of this machine.
-        gpu: seconds on one GPU, roughly: see `GPU_RATE`, `GPU_STEP`.
-        once: a pretraining that other runs may share, by what it is.
+        trained: rows that went forward and back.
+        steps: batches of these, and updates of weights.
+        asked: rows that went forward alone.
+        asks: batches of these.
+        seconds: of a core, with all that is done beside the networks.
     """
 
-    passes: float = 0.0
-    flops: float = 0.0
+    trained: float = 0.0
+    steps: float = 0.0
+    asked: float = 0.0
+    asks: float = 0.0
     seconds: float = 0.0
-    gpu: float = 0.0
-    once: tuple[tuple[str, Cost], ...] = ()
 
-    def __add__(self, other: Cost) -> Cost:
-        """Both; a pretraining that they share counts once."""
-        mine, theirs = self, other
-        return Cost(
-            mine.passes + theirs.passes,
-            mine.flops + theirs.flops,
-            mine.seconds + theirs.seconds,
-            mine.gpu + theirs.gpu,
-            tuple(sorted({**dict(mine.once), **dict(theirs.once)}.items(), key=lambda item: item[0])),
-        )
+    def __add__(self, other: Passes) -> Passes:
+        return Passes(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def whole(self) -> Cost:
-        """With the pretraining."""
-        return sum((cost for _, cost in self.once), replace(self, once=()))
+    def __mul__(self, times: float) -> Passes:
+        return Passes(*(a * times for a in astuple(self)))
+
+    def minus(self, other: Passes) -> Passes:
+        """What is left of it, nothing below zero."""
+        return Passes(*(max(0.0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -84,16 +73,15 @@ class Speed:
     ask: float
     asked: float
 
-    def cost(self, work: Passes, rate: float | None) -> Cost:
-        """What passes of it come to, at so many operations a second or as fast as here."""
-        flops = work.asked * self.forward + work.trained * self.training + work.beside
-        seconds = work.steps * self.step + work.asks * self.ask + work.calls * CALL
-        if rate:
-            seconds += flops / rate
-        else:
-            seconds += work.trained * self.trained + work.asked * self.asked + work.beside / _products()
-        gpu = flops / GPU_RATE + (work.steps + work.asks) * GPU_STEP
-        return Cost(work.asked + 3 * work.trained, flops, seconds, gpu)
+    def seconds(self, work: Passes) -> float:
+        """Of a core, for the passes alone."""
+        rows = work.trained * self.trained + work.asked * self.asked
+        return rows + work.steps * self.step + work.asks * self.ask
+
+    def gpu(self, work: Passes) -> float:
+        """Seconds on a GPU."""
+        flops = work.asked * self.forward + work.trained * self.training
+        return flops / GPU_RATE + (work.steps + work.asks) * GPU_STEP
 
 
 @lru_cache(maxsize=256)
@@ -148,32 +136,6 @@ def _seconds(work: Callable[[], object]) -> float:
     return statistics.median(found)
 
 
-@lru_cache(maxsize=1)
-def _products() -> float:
-    """Operations a second of a matrix product here."""
-    a = torch.randn(256, 256)
-    return 2 * 256**3 / _seconds(lambda: a @ a)
-
-
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts floating-point operations as they are done: torch's own counter, but it looks at what counts alone.
-
-    Attributes:
-        total: of matrix products and convolutions so far.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.total += int(count(*args, **(kwargs or {}), out_val=out))
-        return out
-
-
 @lru_cache(maxsize=256)
 def flops(name: str, shape: Shape, classes: int, norm: Norm | None) -> tuple[float, float, int]:
     """Floating-point operations of a row, forward and in a training step, counted without any being done; and weights.
@@ -184,9 +146,9 @@ def flops(name: str, shape: Shape, classes: int, norm: Norm | None) -> tuple[flo
     with torch.device("meta"):
         network = models.build(name, shape, classes, norm=norm)
         x = torch.empty(2, *shape)
-        with Operations() as forward:
+        with FlopCounterMode(display=False) as forward:
             out = network(x)
-        with Operations() as back:
+        with FlopCounterMode(display=False) as back:
             out.sum().backward()
-    once = forward.total / 2
-    return once, once + back.total / 2, sum(p.numel() for p in network.parameters())
+    once = forward.get_total_flops() / 2
+    return once, once + back.get_total_flops() / 2, sum(p.numel() for p in network.parameters())
