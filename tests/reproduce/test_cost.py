@@ -73,7 +73,9 @@ def test_twice_the_work_is_twice_the_cost(change: dict[str, Any]) -> None:
 def test_a_paper_s_run_is_measured_without_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of no data set that is not here a byte is asked for; and of a hundred clients sixteen are timed."""
     read = []
-    monkeypatch.setattr("fedloom.experiment.stock.load", lambda name, **rest: read.append(name) or load(name, **rest))
+    monkeypatch.setattr(
+        "fedloom.experiment.settings.horizontal.load", lambda name, **rest: read.append(name) or load(name, **rest)
+    )
     values = {
         "method": "fedavg",
         "iterations": 2000,

@@ -34,11 +34,11 @@ from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import BlackBoxConfig, ChurnConfig, EngineConfig, EvaluateConfig, RunConfig, validated
 from fedloom.experiment.engine import Backend, start
 from fedloom.experiment.networks import COMMON, EXTRACTORS, architectures_of
+from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.pool import digest
 from fedloom.experiment.pretrained import AUTO, PretrainedConfig
 from fedloom.experiment.run import execute
 from fedloom.experiment.session import Status
-from fedloom.experiment.world import World
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.models.mlp import mlp
 from fedloom.models.parts import Classifier
@@ -271,7 +271,7 @@ def measured(mini: RunConfig) -> tuple[Passes, Passes, Passes, Passes]:
 
     marks = [_now()]
 
-    def begin(world: World) -> Engine:
+    def begin(world: RunPlan) -> Engine:
         marks.append(replace(marks[0], seconds=_now().seconds))  # without the passes of a pretraining
         engine = start(world)
         marks.append(_now())
