@@ -53,7 +53,7 @@ from torch.nn import functional as F
 
 from fedloom.core.federation import Federation
 from fedloom.core.losses import kl
-from fedloom.core.message import Template, Tree
+from fedloom.core.message import Template, Tree, map_tensors
 from fedloom.core.method import Method
 from fedloom.core.optim import Adam
 from fedloom.core.party import Party
@@ -172,8 +172,8 @@ def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
     cfg = client.cfg
     for k in range(cfg.pretrain):
         client.train(partial(cross_entropy, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
-    weights = {"params": client.params, "buffers": client.buffers} if cfg.remembers else {}
-    return {"done": True, **{part: steps.cloned(tensors) for part, tensors in weights.items()}}
+    weights: Any = {"params": client.params, "buffers": client.buffers} if cfg.remembers else {}
+    return {"done": True, **map_tensors(torch.clone, weights)}  # type: ignore[dict-item]
 
 
 def pretrained_logits(client: Party[FCCLConfig], pretrained: Mapping[str, Any], x: Tensor) -> Tensor:

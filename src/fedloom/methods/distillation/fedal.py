@@ -143,7 +143,8 @@ def transfer_step(
     f = client.forward(x)
     terms = {}
     if cfg.kd:
-        terms["kd"] = cfg.kd * kd_gradient(target_of(f, mean, n, client), f, cfg)
+        kd_gradient = kl_gradient if cfg.kl_direction == "forward" else reverse_kl_gradient
+        terms["kd"] = cfg.kd * kd_gradient(target_of(f, mean, n, client), f, cfg.kd_temperature)
     if gradient is not None:
         terms["adv"] = cfg.adv * capped(gradient, client)
     if cfg.lf_global and i:
@@ -165,12 +166,6 @@ def target_of(f: Tensor, mean: Tree, n: int, client: Party[FedALConfig]) -> Tens
     if cfg.average == "logits":
         return F.softmax((average if cfg.include_self else steps.mean_of_others(own, average, n)) / temperature, -1)
     return average if cfg.include_self else steps.mean_of_others(F.softmax(own / temperature, -1), average, n)
-
-
-def kd_gradient(target: Tensor, f: Tensor, cfg: FedALConfig) -> Tensor:
-    """Gradient (B, K) per row of the distillation term of (18)."""
-    gradient = kl_gradient if cfg.kl_direction == "forward" else reverse_kl_gradient
-    return gradient(target, f, cfg.kd_temperature)
 
 
 def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:

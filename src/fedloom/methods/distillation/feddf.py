@@ -44,12 +44,12 @@ from torch.nn import functional as F
 from fedloom.core.context import Site
 from fedloom.core.federation import Federation
 from fedloom.core.losses import kl
-from fedloom.core.message import Shape, Tree, weighted_mean
+from fedloom.core.message import Shape, Tree, map_tensors, weighted_mean
 from fedloom.core.method import Method
 from fedloom.core.network import Network
 from fedloom.core.optim import Adam
 from fedloom.core.party import Party
-from fedloom.methods.distillation.steps import TrainingConfig, cloned
+from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.steps import cross_entropy
 
 Model: TypeAlias = dict[str, dict[str, Tensor]]
@@ -89,14 +89,14 @@ class FedDFClient(Party[TrainingConfig]):
 
     def update(self, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> dict[str, Tree]:
         """τ steps on own rows, from the group's model."""
-        load_model(self, weights, statistics)
+        load_model(self.net, weights, statistics)
         self.train(partial(cross_entropy, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
-        return {**model_of(self), "rows": self.row_count}
+        return {**model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
         """Before an evaluation: take the group's model."""
         if handout:
-            load_model(self, **handout[str(self.group)])  # type: ignore[arg-type]
+            load_model(self.net, **handout[str(self.group)])  # type: ignore[arg-type]
 
 
 @final
@@ -146,7 +146,7 @@ class FedDFServer(Party[FedDFConfig]):
         teachers, logits = group_networks(self), {}
         for n, reply in replies.items():
             teacher = teachers[str(self.site.groups[n])]
-            set_model(teacher, reply)
+            load_model(teacher, reply["weights"], reply["statistics"])
             logits[n] = teacher.infer(x)
         finite = {n: f for n, f in logits.items() if f.isfinite().all()}
         self.note("teachers left out", len(logits) - len(finite))
@@ -155,11 +155,12 @@ class FedDFServer(Party[FedDFConfig]):
     def distil(self, t: int, logits: Mapping[int, Tensor]) -> None:
         """Distil the ensemble into the model of each group, on the public batches of round t."""
         x, batches = distinct_rows(self, t)
-        target, models, losses = F.softmax(torch.stack([*logits.values()]).mean(0), -1), {}, []
+        target, losses = F.softmax(torch.stack([*logits.values()]).mean(0), -1), []
+        models: dict[str, Any] = {}
         for g, network in group_networks(self).items():
-            set_model(network, self.models[g])
+            load_model(network, **self.models[g])
             losses.append(distil(network, x, target, batches))
-            models[g] = get_model(network)
+            models[g] = map_tensors(torch.clone, model_of(network))
         self.models = models
         self.note("distillation loss", torch.stack(losses).mean())
 
@@ -237,27 +238,16 @@ def replies_like(models: Mapping[int, Model]) -> dict[int, Any]:
     return {n: {**model, "rows": Shape("int64")} for n, model in models.items()}
 
 
-def model_of(party: Party[Any]) -> Model:
-    """The model of a party's network."""
-    return {"weights": party.params, "statistics": floats_of(party.buffers)}
+def model_of(network: Network) -> Model:
+    """The model of a network: views of its tensors."""
+    state = network.state()
+    return {"weights": state["params"], "statistics": floats_of(state["buffers"])}
 
 
-def load_model(party: Party[Any], weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> None:
-    """Load a model into a party's network."""
-    party.params = weights
-    party.buffers = {**party.buffers, **statistics}
-
-
-def set_model(network: Network, model: Mapping[str, Any]) -> None:
+def load_model(network: Network, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
     """Load a model into a network."""
-    network.load("params", model["weights"])
-    network.load("buffers", {**network.state()["buffers"], **model["statistics"]})
-
-
-def get_model(network: Network) -> Model:
-    """A copy of the model of a network."""
-    weights, statistics = network.state()["params"], floats_of(network.state()["buffers"])
-    return {"weights": cloned(weights), "statistics": cloned(statistics)}
+    network.load("params", weights)
+    network.load("buffers", {**network.state()["buffers"], **statistics})
 
 
 def floats_of(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -56,7 +56,7 @@ class FedDFALClient(Party[FedALConfig]):
 
     def begin(self, *, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> None:
         """Take the group's model."""
-        feddf.load_model(self, weights, statistics)
+        feddf.load_model(self.net, weights, statistics)
 
     def local_train(self, *, t: int) -> None:
         """The local stage."""
@@ -74,12 +74,12 @@ class FedDFALClient(Party[FedALConfig]):
 
     def give(self) -> dict[str, Tree]:
         """The own model, and the number of own rows."""
-        return {**feddf.model_of(self), "rows": self.row_count}
+        return {**feddf.model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
         """Before an evaluation: take the group's model, if there is one today."""
         if handout:
-            feddf.load_model(self, **handout[str(self.group)])  # type: ignore[arg-type]
+            feddf.load_model(self.net, **handout[str(self.group)])  # type: ignore[arg-type]
 
 
 @final

@@ -139,11 +139,6 @@ def mean_of_others(own: Tensor, mean: Tensor, n: int) -> Tensor:
     return (n * mean - own) / (n - 1)
 
 
-def cloned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of named tensors."""
-    return {k: x.clone() for k, x in values.items()}
-
-
 # -- black boxes -----------------------------------------------------------------------------------------------------
 
 
