@@ -430,7 +430,7 @@ def test_what_is_said_in_the_home_s_own_house_is_not_counted(isolated: bool) -> 
 def test_fault_probabilities_are_checked() -> None:
     with pytest.raises(ValidationError, match="less than or equal to 1"):
         Faults(nan=1.5)
-    with pytest.raises(ValidationError, match=r"at most 1 together, but come to 1\.2"):
+    with pytest.raises(ValidationError, match=r"must sum to at most 1, not 1\.2"):
         Faults(nan=0.6, late=0.6)
 
 

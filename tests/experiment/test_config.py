@@ -213,7 +213,7 @@ def test_flags_speak_for_a_whole_comparison() -> None:
 def test_faults_are_checked_with_all_the_rest() -> None:
     with pytest.raises(ConfigError) as error:
         read("fedal", ["faults.nan=0.7", "faults.late=0.7", "params.tua=1"])
-    assert "faults: the probabilities must be at most 1 together, but come to 1.4" in str(error.value)
+    assert "faults: the probabilities must sum to at most 1, not 1.4" in str(error.value)
     assert "params.tua" in str(error.value)
     with pytest.raises(ConfigError, match=r"faults\.nam: there is no such setting. Did you mean 'nan'"):
         read("fedal", ["faults.nam=0.7"])

@@ -156,7 +156,7 @@ def test_a_graph_that_changed_is_not_resumed(page: str, tmp_path: Path) -> None:
             {"kind": "rnig"},
             "topology.kind: input should be 'full', 'regular', 'ring', 'small-world', 'groups' or 'edges'",
         ),
-        ({"kind": "regular", "degree": 6}, "topology: a peer of 6 can't have 6 neighbours: take degree 1 to 5"),
+        ({"kind": "regular", "degree": 6}, "topology: a peer of 6 cannot have 6 neighbours: take degree 1 to 5"),
         ({"kind": "regular", "degree": 0}, "topology.degree: input should be greater than or equal to 1, not 0"),
         ({"kind": "small-world", "degree": 3}, "topology: the degree of a small world must be even"),
         ({"kind": "small-world", "rewire": 1.5}, "topology.rewire: input should be less than or equal to 1"),
@@ -178,7 +178,7 @@ def test_a_bad_topology_is_told_with_all_the_rest(topology: dict[str, Any], text
 def test_a_bad_file_of_links_is_told_with_its_line(tmp_path: Path) -> None:
     links = tmp_path / "links.csv"
     for content, text in (
-        (b"0,1\n2,6\n", "links.csv: line 2 links '2,6', but the 6 peers"),
+        (b"0,1\n2,6\n", "links.csv: line 2 links '2,6', but the ids of the 6 peers"),
         (b"\xff\xfe", "is no text"),
     ):
         links.write_bytes(content)
@@ -193,7 +193,7 @@ def test_a_bad_file_of_links_is_told_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
-        ("topology={kind='regular', degree=3}", "topology: 9 peers of degree 3 are an odd number of ends"),
+        ("topology={kind='regular', degree=3}", "topology: no graph gives 9 peers 3 neighbours each"),
         ("churn.away=[{client=9}]", "churn: there is no client 9 to be away"),
     ],
 )

@@ -97,10 +97,10 @@ def test_other_weights_are_the_same_ones_each_time_in_the_same_architecture() ->
 @pytest.mark.parametrize(
     ("name", "shape", "why"),
     [
-        ("torchvision:eleven", COLOUR, "can't be had .ValueError: Unknown model eleven.; check its name"),
+        ("torchvision:eleven", COLOUR, "cannot be loaded .ValueError: Unknown model eleven.; check its name"),
         ("torchvision:odd", COLOUR, "before its last layer"),
-        ("torchvision:ten", (30,), "takes pictures in grey or colour"),
-        ("torchvision:ten", (4, 8, 8), "takes pictures in grey or colour"),
+        ("torchvision:ten", (30,), "takes grey or colour images"),
+        ("torchvision:ten", (4, 8, 8), "takes grey or colour images"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, shape: tuple[int, ...], why: str) -> None:
@@ -193,5 +193,5 @@ def test_its_size_may_be_said_in_several_ways(size: Any, transformers: SimpleNam
 
 def test_a_file_without_all_weights_is_refused(transformers: SimpleNamespace) -> None:
     transformers.missing = ["pooler.bias"]
-    with pytest.raises(ModelError, match=r"lacks 1 weights that its network has, such as pooler\.bias.*noise"):
+    with pytest.raises(ModelError, match=r"lacks 1 weights of the network, such as pooler\.bias.*random"):
         external.build("hf:some/net", COLOUR, 4, *PIXELS)

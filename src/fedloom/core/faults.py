@@ -1,7 +1,6 @@
-"""Faults on purpose: parties that drop out, raise, answer rubbish, or answer too late.
+"""Fault injection: parties that drop out, raise, send invalid replies, or reply too late.
 
-The draw for one call depends on (seed, round, call, party) alone, so a run with faults is as repeatable as one
-without.
+The draw for a call depends only on (seed, round, call, party), so a run with faults is as reproducible as one without.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ from fedloom.core.rng import stream
 
 
 class Faults(BaseModel):
-    """The probability of each fault, for every call of a party; at most 1 together."""
+    """The probability of each fault in every call of a party; their sum is at most 1."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     dropout: float = Field(0.0, ge=0, le=1)
-    """The party is not there: it neither works nor answers."""
+    """The party is absent: it neither works nor replies."""
     crash: float = Field(0.0, ge=0, le=1)
-    """It raises while it works; its state stays as before the call."""
+    """It raises while it works; its state stays as it was before the call."""
     nan: float = Field(0.0, ge=0, le=1)
-    """It works, but a number in each float tensor of its answer is NaN; an answer without such arrives as it is."""
+    """It works, but one number in each float tensor of its reply is NaN; a reply without float tensors is unchanged."""
     inf: float = Field(0.0, ge=0, le=1)
-    """It works, but a number in each float tensor of its answer is infinite; one without such arrives as it is."""
+    """It works, but one number in each float tensor of its reply is infinite; a reply without is unchanged."""
     shape: float = Field(0.0, ge=0, le=1)
-    """It works, but answers tensors of another shape."""
+    """It works, but replies with tensors of another shape."""
     type: float = Field(0.0, ge=0, le=1)
-    """It works, but answers something that is not a message."""
+    """It works, but replies with something that is not a message."""
     late: float = Field(0.0, ge=0, le=1)
-    """It works, but the answer comes after the deadline."""
+    """It works, but the reply arrives after the deadline."""
 
     @model_validator(mode="after")
     def _together(self) -> Faults:
         total = sum(p for _, p in self)
         if total > 1:
-            raise ValueError(f"the probabilities must be at most 1 together, but come to {total:g}")
+            raise ValueError(f"the probabilities must sum to at most 1, not {total:g}")
         return self
 
     def draw(self, seed: int, round: int, call: int, party: int) -> str | None:
-        """The fault of this call at this party, or None."""
+        """The fault of this party in this call, or None."""
         if not any(p for _, p in self):
             return None
         u = stream(seed, "faults", round, call, party).random()
@@ -59,7 +58,7 @@ class Crash(Exception):
 
 
 def spoil(reply: Tree, fault: str) -> object:
-    """What a party with this fault answers instead of `reply`."""
+    """The reply of a party with this fault instead of `reply`."""
     if fault == "type":
         return object()
     if fault == "shape":

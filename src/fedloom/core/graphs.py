@@ -1,4 +1,4 @@
-"""Who may speak to whom: graphs between m peers, numbered from 0. Random ones are the same for everybody on a seed."""
+"""Topologies: undirected graphs of m peers, numbered from 0. Random ones depend only on the seed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.rng import stream
 
 Graph: TypeAlias = tuple[tuple[int, ...], ...]
-"""The neighbours of each peer, rising. It has no direction: if j is among i's neighbours, i is among j's."""
+"""The sorted neighbours of each peer. It is undirected: if j is a neighbour of i, i is a neighbour of j."""
 
 DRAWS = 100
-"""How often a random graph is drawn, until one is connected."""
+"""How often a random graph is drawn at most, until one is connected."""
 
 
 class Others(Sequence[int]):
-    """Everybody but one, rising: the neighbours in a complete graph of m peers, in no memory."""
+    """All peers but one, sorted: the neighbours in a complete graph of m peers, without storing them."""
 
     def __init__(self, m: int, but: int) -> None:
         self._numbers, self._but = range(m - 1), but
@@ -40,31 +40,31 @@ class Others(Sequence[int]):
 
 
 def ring(m: int) -> Graph:
-    """Each peer between the one before and the one after it."""
+    """Each peer is linked to the previous and the next one."""
     return tuple(tuple(sorted({(i - 1) % m, (i + 1) % m} - {i})) for i in range(m))
 
 
 def groups(m: int, number: int) -> Graph:
-    """Everybody in a group linked to all of it, and to nobody else: groups one after the other, as even as can be.
+    """Complete groups without links between them: consecutive peers, group sizes as equal as possible.
 
     Raises:
         ConfigError: there are fewer peers than groups.
     """
     if number > m:
-        raise ConfigError(f"{m} peers can't be in {number} groups: take fewer groups")
+        raise ConfigError(f"{m} peers cannot form {number} groups: take at most {m} groups")
     ends = [m // number * g + min(g, m % number) for g in range(number + 1)]
     group = [g for g in range(number) for _ in range(ends[g], ends[g + 1])]
     return tuple(tuple(j for j in range(ends[g], ends[g + 1]) if j != i) for i, g in enumerate(group))
 
 
 def regular(m: int, degree: int | None = None, *, seed: int = 0) -> Graph:
-    """A connected graph in which every peer has `degree` neighbours, drawn by chance; None for half of the others.
+    """A connected random graph in which every peer has `degree` neighbours; None for half of the others.
 
     Raises:
         ConfigError: there is no such graph, or none of those drawn is connected.
     """
     degree, networkx = regular_degree(m, degree), _networkx()
-    few = min(degree, m - 1 - degree)  # the other half of such graphs is what the first leaves away
+    few = min(degree, m - 1 - degree)  # the complement of a regular graph is regular
 
     def draw(seed: int) -> Any:
         found = networkx.random_regular_graph(few, m, seed=seed)
@@ -74,10 +74,10 @@ def regular(m: int, degree: int | None = None, *, seed: int = 0) -> Graph:
 
 
 def small_world(m: int, degree: int | None = None, rewire: float = 0.1, *, seed: int = 0) -> Graph:
-    """A ring on which each peer knows its `degree` nearest, with each link led elsewhere with probability `rewire`.
+    """A ring that links each peer to its `degree` nearest; each link is rewired with probability `rewire`.
 
     Watts and Strogatz, "Collective dynamics of small-world networks", Nature 1998. Connected. None is degree 4, or
-    less where there are too few peers.
+    less if there are too few peers.
 
     Raises:
         ConfigError: there is no such graph, or none of those drawn is connected.
@@ -91,12 +91,12 @@ def small_world(m: int, degree: int | None = None, rewire: float = 0.1, *, seed:
 
 
 def edges(text: str, m: int) -> Graph:
-    """The graph of a text with one link a line: two ids, split by a comma or blanks. `#` begins a comment.
+    """The graph of a text with one link per line: two ids, separated by a comma or blanks. `#` starts a comment.
 
-    A peer without a link learns alone; the graph need not be connected.
+    A peer without links learns alone; the graph need not be connected.
 
     Raises:
-        ConfigError: with the number of the line that is wrong.
+        ConfigError: a line is invalid; the message has its number.
     """
     near: list[set[int]] = [set() for _ in range(m)]
     for number, line in enumerate(text.splitlines(), 1):
@@ -105,24 +105,24 @@ def edges(text: str, m: int) -> Graph:
             continue
         found = re.fullmatch(r"([0-9]+)(?:\s*,\s*|\s+)([0-9]+)", content, re.ASCII)
         if found is None:
-            raise ConfigError(f"line {number} must hold the ids of two peers, such as 0,1, not {content[:40]!r}")
+            raise ConfigError(f"line {number} must have the ids of two peers, such as 0,1, not {content[:40]!r}")
         a, b = (int(word) if len(word) < 10 else m for word in found.groups())
         if max(a, b) >= m:
-            raise ConfigError(f"line {number} links {content[:40]!r}, but the {m} peers have the ids 0 to {m - 1}")
+            raise ConfigError(f"line {number} links {content[:40]!r}, but the ids of the {m} peers are 0 to {m - 1}")
         if a == b:
-            raise ConfigError(f"line {number} links peer {a} to itself: leave it away")
+            raise ConfigError(f"line {number} links peer {a} to itself: remove it")
         near[a].add(b)
         near[b].add(a)
     if not any(near):
-        raise ConfigError("it holds no link: write one a line, such as 0,1")
+        raise ConfigError("it has no links: write one per line, such as 0,1")
     return tuple(tuple(sorted(peers)) for peers in near)
 
 
 def regular_degree(m: int, degree: int | None) -> int:
-    """The degree of `regular`, or why there is no such graph.
+    """The degree of `regular`.
 
     Raises:
-        ConfigError: as said; or networkx is not installed.
+        ConfigError: there is no such graph, or networkx is not installed.
     """
     _networkx()
     if degree is None:
@@ -131,43 +131,43 @@ def regular_degree(m: int, degree: int | None) -> int:
     _in_range(m, degree)
     if degree * m % 2:
         raise ConfigError(
-            f"{m} peers of degree {degree} are an odd number of ends, and a link has two: take degree {degree + 1}, "
-            "or one client more"
+            f"no graph gives {m} peers {degree} neighbours each, as the product is odd: take degree {degree + 1}, "
+            "or one more client"
         )
     return degree
 
 
 def small_world_degree(m: int, degree: int | None) -> int:
-    """The degree of `small_world`, or why there is no such graph.
+    """The degree of `small_world`.
 
     Raises:
-        ConfigError: as said; or networkx is not installed.
+        ConfigError: there is no such graph, or networkx is not installed.
     """
     _networkx()
     if degree is None:
         degree = min(4, (m - 1) // 2 * 2)
         if m < 3:
-            raise ConfigError(f"a small world needs 3 peers, not {m}: take the kind full")
+            raise ConfigError(f"a small world needs at least 3 peers, not {m}: take the kind full")
         return degree
     _in_range(m, degree)
     if degree % 2:
-        raise ConfigError(f"the degree of a small world must be even, as many to each side, not {degree}")
+        raise ConfigError(f"the degree of a small world must be even, half to each side, not {degree}")
     return degree
 
 
 def _in_range(m: int, degree: int) -> None:
     if not 0 < degree < m:
-        raise ConfigError(f"a peer of {m} can't have {degree} neighbours: take degree 1 to {m - 1}, or more clients")
+        raise ConfigError(f"a peer of {m} cannot have {degree} neighbours: take degree 1 to {m - 1}, or more clients")
 
 
 def _connected(m: int, draw: Callable[[int], Any], seed: int, what: str) -> Graph:
-    """The first connected graph of those that `draw` gives for a seed."""
+    """The first connected graph that `draw` returns."""
     rng, networkx = stream(seed, "topology"), _networkx()
     for _ in range(DRAWS):
         graph = draw(int(rng.integers(2**31)))
         if networkx.is_connected(graph):
             return tuple(tuple(sorted(graph[i])) for i in range(m))
-    raise ConfigError(f"{what} between {m} peers was connected in {DRAWS} draws: raise topology.degree")
+    raise ConfigError(f"{what} with {m} peers was connected in {DRAWS} draws: raise topology.degree")
 
 
 def _networkx() -> Any:
@@ -175,7 +175,6 @@ def _networkx() -> Any:
         import networkx
     except ImportError:
         raise ConfigError(
-            "random graphs between peers are drawn by networkx, which is not installed; "
-            'run: pip install "fedloom[graphs]"'
+            'random topologies need networkx, which is not installed; run: pip install "fedloom[graphs]"'
         ) from None
     return networkx

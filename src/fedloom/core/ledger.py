@@ -1,7 +1,6 @@
-"""The ledger: who sent what to whom, how often, how many bytes.
+"""The ledger: the sender, receiver, content, number and bytes of all messages.
 
-It gives the communication figures of a report, and it is what the privacy tests read: a method sends nothing that
-no line of the ledger names.
+Reports take their communication figures from it, and privacy tests read it: every message of a method has an entry.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Entry:
     Attributes:
         sender, receiver: roles, such as `client` and `server`.
         kind: the method that the message calls, or whose reply it is.
-        what: names, dtypes and shapes of what crossed.
+        what: names, dtypes and shapes of the content.
         count: messages.
         bytes: tensor data, as papers count it.
         wire_bytes: the exact size of the encoded messages, names and framing included.
@@ -41,7 +40,7 @@ COLUMNS = tuple(f.name for f in fields(Entry))
 
 
 class Ledger:
-    """All messages of a run: by round, roles, kind and content; and in all by the two parties.
+    """All messages of a run: by round, roles, kind and content; and their totals by sender and receiver.
 
     Attributes:
         pairs: for each (sender, receiver) the number of messages and the bytes of tensor data.
@@ -52,7 +51,7 @@ class Ledger:
         self.pairs: dict[tuple[str, str], list[int]] = {}
 
     def record(self, round: int, sender: str, receiver: str, kind: str, tree: Tree) -> None:
-        """Count one message between two parties, named like `client-3`."""
+        """Count one message between two parties, with names such as `client-3`."""
         self.add(round, sender, receiver, kind, message.describe(tree), message.size(tree))
 
     def add(self, round: int, sender: str, receiver: str, kind: str, what: str, size: Size) -> None:
@@ -85,7 +84,7 @@ class Ledger:
         return {"entries": entries, "pairs": [[*pair, *sums] for pair, sums in self.pairs.items()]}
 
     def mark(self) -> tuple[int, dict[tuple[str, str], list[int]]]:
-        """Where it stands between two rounds, for `rollback`. Unlike `state` it costs nothing for past rounds."""
+        """The position between two rounds, for `rollback`. Unlike `state` it does not copy past rounds."""
         return len(self._entries), {pair: [*sums] for pair, sums in self.pairs.items()}
 
     def rollback(self, mark: tuple[int, dict[tuple[str, str], list[int]]]) -> None:
@@ -96,12 +95,12 @@ class Ledger:
         self.pairs = {pair: [*sums] for pair, sums in pairs.items()}
 
     def load(self, state: dict[str, Sequence[Iterable[Any]]]) -> None:
-        """Begin from what `state()` gave."""
+        """Restore the result of `state()`."""
         found = [Entry(*row) for row in state["entries"]]
         self._entries = {(e.round, e.sender, e.receiver, e.kind, e.what): e for e in found}
         self.pairs = {(a, b): [count, size] for a, b, count, size in state["pairs"]}
 
 
 def role(party: str) -> str:
-    """`client` of `client-3`; `server` stays."""
+    """The role in a party's name: `client` of `client-3`, `server` of `server`."""
     return party.partition("-")[0]

@@ -16,7 +16,7 @@ def kl(target: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:
     Args:
         target: (B, K) probabilities, a constant.
         logits: (B, K).
-        temperature: E > 0. There is no E² in front.
+        temperature: E > 0. The loss is not multiplied by E².
     """
     return F.kl_div(F.log_softmax(logits / temperature, -1), target, reduction="batchmean")
 

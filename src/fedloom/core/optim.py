@@ -13,22 +13,22 @@ import torch
 from torch import Tensor
 
 Rate: TypeAlias = float | Tensor
-"""A number of one step; a tensor () where many parties step at once and each has its own."""
+"""A number of one step; a tensor () if many parties step at once, each with its own."""
 
 
 class Optimiser(Protocol):
-    """What a network needs of an optimiser: fresh slots, and one step in place, in two parts."""
+    """What a network needs of an optimiser: new slots, and a step in place, in two parts."""
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """The optimiser's memory for a parameter vector `flat (P,)`: named tensors, (P,) or ()."""
         ...
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
-        """Begin a step: advance what is one for all weights (the slots of shape ()), give this step's numbers."""
+        """Begin a step: advance the slots of shape (), which all weights share; returns the numbers of this step."""
         ...
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
-        """Move weights `w` along `g`, in place with their part of the slots: elementwise, so any part of `flat`."""
+        """Update weights `w` along `g`, and their part of the slots, in place: elementwise, so any part of `flat`."""
         ...
 
 
@@ -98,10 +98,10 @@ class Adam:
 
 
 def _number(count: Tensor) -> Rate:
-    """A counter as a plain number, where that costs nothing; off the CPU it would wait for all work in flight."""
+    """A counter as a plain number if that is free; on a GPU reading it would wait for all queued work."""
     if count.device.type == "cpu":
         try:
             return int(count)
-        except RuntimeError:  # many parties at once: each has its own
+        except RuntimeError:  # under vmap: one counter for each party
             pass
     return count.double()

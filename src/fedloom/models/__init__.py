@@ -1,7 +1,7 @@
-"""The networks that the papers name, as plain `nn.Module`s: `(B, ...)` → logits `(B, K)`.
+"""The networks of the papers, as plain `nn.Module`s: `(B, ...)` → logits `(B, K)`.
 
-`build` makes one by its name, or one of yours by its import path. `fedloom.models.parts` says what the
-networks have in common. What is no network stands in `fedloom.models.black_boxes`.
+`build` makes one by its name, or one of yours by its import path. The conventions of the networks are in
+`fedloom.models.parts`, models without a network in `fedloom.models.black_boxes`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class ModelSpec:
     """One network of the registry.
 
     Attributes:
-        title: what it is, in a line.
+        title: a description in one line.
         builder: `(input_shape, classes, norm)` → the network.
-        source: the paper that names it, or none.
+        source: the paper that uses it, or "none".
         inputs: "table" `(d,)`, "image" `(C, H, W)`.
-        norm: the default normalisation, of each convolution or, without any, of each hidden layer.
-        smallest: the least height and width of an image.
+        norm: the default normalisation of each convolution, or of each hidden layer of a network without convolutions.
+        smallest: the smallest height and width of an image.
     """
 
     title: str
@@ -150,19 +150,18 @@ def build(
             is called with `(input_shape, classes)`.
         input_shape: of one row: `(d,)` or `(C, H, W)`.
         classes: K, the number of logits.
-        norm: how layers are normalised; None is the network's default. `linear` has none to normalise,
-            and your own networks decide for themselves.
-        seed: of the initial weights: equal seeds give equal weights, and torch's global generator is
-            left as it was. None draws from the global generator.
+        norm: the normalisation; None is the network's default. It does not apply to `linear` or to your own networks.
+        seed: of the initial weights: equal seeds give equal weights, and torch's global generator does
+            not change. None draws from the global generator.
 
     Raises:
-        ModelError: for an unknown name, a shape that does not fit, or a network of yours that does not
-            give logits.
+        ModelError: the name is unknown, the shape does not fit, or a network of yours does not output
+            logits.
     """
     input_shape = tuple(input_shape)
     check_name(name)
     if not input_shape or not all(_natural(n) for n in (*input_shape, classes)):
-        raise ModelError(f"a network needs lengths and classes from 1, not shape {input_shape}, {classes} classes")
+        raise ModelError(f"input_shape and classes must be positive integers, not {input_shape} and {classes!r}")
     if norm is not None and norm not in get_args(Norm):
         raise ModelError(f"norm must be one of {', '.join(get_args(Norm))}, not {norm!r}")
     with _seeded(seed):
@@ -175,11 +174,14 @@ def build(
 
 
 def check_name(name: str, *, black_boxes: bool = False) -> None:
-    """Raise ModelError unless `build` knows the name, or its import path leads to something callable.
+    """Check the name of a model.
 
     Args:
-        name: of a network.
-        black_boxes: whether that of a black box will do too.
+        name: a key of `MODELS`, or an import path.
+        black_boxes: whether a key of `BLACK_BOXES` is valid too.
+
+    Raises:
+        ModelError: the name is unknown, or its import path does not lead to a callable.
     """
     known = {**MODELS, **(BLACK_BOXES if black_boxes else {})}
     if ":" in name:
@@ -204,7 +206,7 @@ def _misfit(name: str, spec: ModelSpec, input_shape: tuple[int, ...]) -> str:
 
 @contextlib.contextmanager
 def _seeded(seed: int | None) -> Iterator[None]:
-    """Draw from the CPU generator, seeded for a while. Other devices' generators are not touched."""
+    """Within it the CPU generator is seeded. Generators of other devices do not change."""
     if seed is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Classifiers without a network: `fit` and `predict_proba` are all that they offer.
+"""Black boxes: classifiers that offer only `fit` and `predict_proba`.
 
-`forest`, `boosting` and `knn` are scikit-learn's, of one thread and seeded. One of yours is `package.module:factory`,
-called with `(input_shape, classes)`, whose product has the two methods; rows come to it as (n, d) float32.
+`forest`, `boosting` and `knn` are scikit-learn's, seeded and on one thread. One of yours is `package.module:factory`,
+which is called with `(input_shape, classes)` and returns an object with the two methods; rows are (n, d) float32.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class BlackBoxSpec:
     """One black box of the registry.
 
     Attributes:
-        title: what it is, in a line.
-        builder: the seed → the object, not fitted.
+        title: a description in one line.
+        builder: the seed → the unfitted object.
     """
 
     title: str
@@ -30,7 +30,7 @@ class BlackBoxSpec:
 
 
 def _forest(seed: int) -> Any:
-    from sklearn.ensemble import RandomForestClassifier  # it takes a second to import
+    from sklearn.ensemble import RandomForestClassifier  # its import takes a second
 
     return RandomForestClassifier(50, n_jobs=1, random_state=seed)
 
@@ -44,11 +44,11 @@ def _boosting(seed: int) -> Any:
 
 
 def _knn(seed: int) -> Any:
-    return _Neighbours()
+    return _KNeighbors()
 
 
-class _Neighbours:
-    """The five nearest rows, or as many as there are; near ones count more."""
+class _KNeighbors:
+    """Up to five nearest neighbours, weighted by their inverse distance."""
 
     def fit(self, x: Any, y: Any) -> None:
         from sklearn.neighbors import KNeighborsClassifier
@@ -68,31 +68,26 @@ BLACK_BOXES: dict[str, BlackBoxSpec] = {
 
 
 def is_black_box(name: str, input_shape: tuple[int, ...], classes: int) -> bool:
-    """Whether a name of a pool means a black box and not a network. An own factory is tried.
+    """Whether a name of a pool is that of a black box, not of a network. A factory of yours is called to find out.
 
     Raises:
-        ModelError: an own factory can't be called so, or its product is neither; or it gives one object twice.
+        ModelError: the factory fails, its product is neither, or it returns the same object twice.
     """
     if ":" not in name:
         return name in BLACK_BOXES
     made = custom.make(name, input_shape, classes)
     if isinstance(made, nn.Module):
         return False
-    if not offers(made):
+    if not all(callable(getattr(made, method, None)) for method in ("fit", "predict_proba")):
         raise ModelError(
             f"{name!r} must return a torch.nn.Module, or an object with fit and predict_proba, not a "
             f"{type(made).__name__}"
         )
     if custom.make(name, input_shape, classes) is made:
-        raise ModelError(f"{name!r} must return a new object at each call: it gave the same one twice")
+        raise ModelError(f"{name!r} must return a new object at each call, but returned the same one twice")
     return True
 
 
 def make(name: str, input_shape: tuple[int, ...], classes: int, seed: int) -> Any:
-    """A new object of that name, not fitted. Raises ModelError."""
+    """A new, unfitted object of this name. Raises ModelError."""
     return custom.make(name, input_shape, classes) if ":" in name else BLACK_BOXES[name].builder(seed)
-
-
-def offers(made: object) -> bool:
-    """Whether an object has what a black box needs."""
-    return all(callable(getattr(made, method, None)) for method in ("fit", "predict_proba"))

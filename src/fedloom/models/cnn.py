@@ -1,7 +1,7 @@
 """Small convolutional networks.
 
 `celeba_cnn` is the network of LEAF for CelebA: Caldas et al. (2018), "LEAF: A Benchmark for Federated
-Settings". The others stand for the "small CNN" and "4-layer CNN" that papers use without naming layers.
+Settings". The others represent the "small CNN" and "4-layer CNN" that papers use without giving their layers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def cnn(shape: tuple[int, ...], classes: int, norm: Norm, widths: tuple[int, ...
 def strided(shape: tuple[int, ...], classes: int, norm: Norm, widths: tuple[int, ...], hidden: int) -> Classifier:
     """The image halved, a 3x3 convolution of stride 2, norm and ReLU for each width, then `hidden` ReLU units.
 
-    Halving and striding make a step cheap: for many clients on few cores.
+    Both keep a step cheap, for many clients on few cores.
     """
     channels, height, width = shape[0], shape[1] // 2, shape[2] // 2
     layers: list[nn.Module] = [nn.AvgPool2d(2)]
@@ -50,7 +50,7 @@ def celeba_cnn(shape: tuple[int, ...], classes: int, norm: Norm) -> Classifier:
 
     Pooling rounds up, as LEAF's does: 84 pixels become 42, 21, 11, 6.
 
-    Differs: convolutions that a norm follows have no bias.
+    Differs: convolutions before a norm have no bias.
     """
     channels, height, width = shape
     layers: list[nn.Module] = []

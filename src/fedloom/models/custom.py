@@ -1,4 +1,4 @@
-"""Networks of the user: `package.module:factory`, called as `factory(input_shape, classes)`."""
+"""Models of the user: `package.module:factory`, called as `factory(input_shape, classes)`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find(path: str) -> Callable[..., object]:
 
 
 def make(path: str, input_shape: tuple[int, ...], classes: int) -> object:
-    """Whatever the user's factory makes. Raises ModelError if it fails."""
+    """The product of the user's factory. Raises ModelError if the factory fails."""
     factory = find(path)
     try:
         return factory(input_shape, classes)
@@ -31,7 +31,7 @@ def make(path: str, input_shape: tuple[int, ...], classes: int) -> object:
 
 
 def build(path: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The user's network, tried on a batch of zeros. Raises ModelError unless logits come out."""
+    """The user's network, tested on a batch of zeros. Raises ModelError unless it outputs logits."""
     model = make(path, input_shape, classes)
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path!r} must return a torch.nn.Module, not a {type(model).__name__}")

@@ -1,8 +1,8 @@
-"""Networks that others have trained, behind the two names of `fedloom.models.parts`: features and head.
+"""Pretrained networks of other libraries, with the interface of `fedloom.models.parts`: features and head.
 
 `torchvision:resnet50` is a network of torchvision with its best published weights. `hf:NAME` is one of the Hugging Face
-hub, or of a local folder; only safetensors files are read, and no code. Both need the extra `vision`, and take
-pictures: whatever a run's pictures are, they reach the network in colour, in its size and standardised as it was.
+hub, or of a local folder; only safetensors files are read, and no code runs. Both need the extra `vision` and take
+images: a run's images are converted to colour, resized and standardised as in the network's training.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch.nn import functional as F
 from fedloom.core.errors import ModelError
 
 LIBRARIES = {"torchvision": "torchvision", "hf": "transformers"}
-"""What stands before the colon, and what must be installed."""
+"""The prefix of a name, and the package that it needs."""
 HALF = ([0.5] * 3, [0.5] * 3)
-"""Mean and scale where a network of the hub does not say."""
+"""Default mean and standard deviation of a network of the hub."""
 SIDE = 224
-"""Pixels a side, likewise."""
+"""Its default image size, in pixels."""
 _NO_CODE = {"trust_remote_code": False}
-"""Where nothing is said, transformers asks whoever sits there whether a stranger's code may run."""
+"""Without it transformers asks the user whether downloaded code may run."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A network without its head (B, 3, *size) → (B, d), the head if it has one, and what it takes."""
+    """A network without its head (B, 3, *size) → (B, d), its head if there is one, and the format of its inputs."""
 
     body: nn.Module
     head: nn.Linear | None
@@ -42,7 +42,7 @@ class _Found:
 
 
 class External(nn.Module):
-    """A foreign network that takes a run's standardised pictures (B, C, H, W)."""
+    """A network of another library for a run's standardised images (B, C, H, W)."""
 
     shift: Tensor
     scale: Tensor
@@ -59,7 +59,7 @@ class External(nn.Module):
             self.register_buffer(key, torch.tensor(values).view(-1, 1, 1), persistent=False)
 
     def prepare(self, x: Tensor) -> Tensor:
-        """Pictures (B, C, H, W) as the network was trained on them: (B, 3, *size)."""
+        """Images (B, C, H, W) in the format of the network's training: (B, 3, *size)."""
         pixels = (x * self.scale + self.shift) / (self.scale + self.shift)  # 0 to 1
         colour = pixels.expand(-1, 3, -1, -1)
         sized = F.interpolate(colour, self.size, mode="bilinear", align_corners=False, antialias=True)
@@ -86,15 +86,15 @@ class External(nn.Module):
 
 
 def is_external(name: str) -> bool:
-    """Whether the name is one of another library's network."""
+    """Whether the name is that of a network of another library."""
     library, colon, rest = name.partition(":")
     return bool(colon and rest) and library in LIBRARIES
 
 
 def check_name(name: str) -> None:
-    """Raise ModelError unless the library that the name asks for is installed."""
+    """Raise ModelError unless the library of the name is installed."""
     needed = LIBRARIES[name.partition(":")[0]]
-    with contextlib.suppress(ValueError):  # a module without a spec, which is there
+    with contextlib.suppress(ValueError):  # a loaded module without a spec
         if find_spec(needed) is None:
             raise ModelError(f"{name} needs {needed}, which is not installed: pip install 'fedloom[vision]'")
 
@@ -107,38 +107,38 @@ def build(
     scale: tuple[float, ...],
     seed: int | None = None,
 ) -> External:
-    """A foreign network for pictures (C, H, W) that are given as (pixel - shift) / scale.
+    """A network of another library for images (C, H, W) that are given as (pixel - shift) / scale.
 
     Args:
         name: `torchvision:NAME` or `hf:NAME`.
-        input_shape: of one picture.
+        input_shape: of one image.
         classes: K of the run.
         shift, scale: (C,) each.
-        seed: of other weights than the published ones, drawn by chance; None for the published.
+        seed: of random weights; None for the published ones.
 
     Raises:
-        ModelError: there is no such network here, or it does not fit.
+        ModelError: the network does not exist or cannot be loaded, or it does not fit.
     """
     check_name(name)
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
-        raise ModelError(f"{name} takes pictures in grey or colour, not rows of shape {input_shape}")
+        raise ModelError(f"{name} takes grey or colour images, not rows of shape {input_shape}")
     library, _, what = name.partition(":")
     with _drawn(seed):
         try:
             found = _torchvision(what, seed is None) if library == "torchvision" else _hub(what, seed is None)
         except ModelError as error:
             raise ModelError(f"{name}: {error}") from None
-        except Exception as error:  # whatever a library raises for a wrong name, a missing file or a lost network
+        except Exception as error:  # libraries raise many types for a wrong name, a missing file, a lost connection
             text = next(iter(str(error).splitlines()), "")[:300]
             raise ModelError(
-                f"{name} can't be had ({type(error).__name__}: {text}); check its name, and, of the hub, "
+                f"{name} cannot be loaded ({type(error).__name__}: {text}); check its name, and for the hub "
                 "that it has a safetensors file"
             ) from error
     model = External(name, found, classes, shift, scale).eval()
     with torch.no_grad():
         width = tuple(model.features(torch.zeros(2, *input_shape)).shape)
     if len(width) != 2 or (found.head is not None and width[1] != found.head.in_features):
-        raise ModelError(f"{name} gives {width[1:]} numbers for a picture before its last layer, not one row: {_OTHER}")
+        raise ModelError(f"{name} has features of shape {width[1:]} for an image, not (d,): {_OTHER}")
     return model
 
 
@@ -163,7 +163,7 @@ def _torchvision(name: str, trained: bool) -> _Found:
 
 
 def _cut_head(net: nn.Module) -> nn.Linear:
-    """The last linear layer; in its place the network passes on what it was given."""
+    """Replace the last linear layer by the identity, and return it."""
     linear = [(name, layer) for name, layer in net.named_modules() if isinstance(layer, nn.Linear)]
     if not linear or not linear[-1][0]:
         raise ModelError(f"it has no linear layer at its end: {_OTHER}")
@@ -173,14 +173,14 @@ def _cut_head(net: nn.Module) -> nn.Linear:
 
 
 class _Hub(nn.Module):
-    """A network of transformers whose answer is a tensor (B, d)."""
+    """A network of transformers that outputs a tensor (B, d)."""
 
     def __init__(self, net: nn.Module, classifies: bool) -> None:
         super().__init__()
         self.net, self.classifies = net, classifies
 
     def forward(self, x: Tensor) -> Tensor:
-        """What it gives for logits with its head cut off; else its pooled state, or that of its first token."""
+        """The input of the head that was cut off; without a head, the pooled state or that of the first token."""
         out: Any = self.net(pixel_values=x)
         pooled = out.logits if self.classifies else getattr(out, "pooler_output", None)
         found: Tensor = out.last_hidden_state[:, 0] if pooled is None else pooled
@@ -199,8 +199,8 @@ def _hub(name: str, trained: bool) -> _Found:
         net, told = kind.from_pretrained(where, use_safetensors=True, output_loading_info=True, **_NO_CODE)
         if missing := sorted(told["missing_keys"]):
             raise ModelError(
-                f"its file lacks {len(missing)} weights that its network has, such as {missing[0]}, which would be "
-                "noise; take a checkpoint with all of them"
+                f"its file lacks {len(missing)} weights of the network, such as {missing[0]}, which would be random; "
+                "take a checkpoint with all weights"
             )
     else:
         net = kind.from_config(config, **_NO_CODE)
@@ -209,7 +209,7 @@ def _hub(name: str, trained: bool) -> _Found:
 
 
 def _takes(where: str, config: Any) -> tuple[tuple[int, int], list[float], list[float]]:
-    """Size, mean and scale of the pictures that a network of the hub takes, as its preprocessor's file says."""
+    """Size, mean and standard deviation of the images that a network of the hub takes, by its preprocessor file."""
     from transformers.image_processing_base import ImageProcessingMixin
 
     try:

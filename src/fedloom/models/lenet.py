@@ -1,8 +1,8 @@
 """LeNet-5: LeCun et al. (1998), "Gradient-Based Learning Applied to Document Recognition".
 
-Differs: ReLU, max pooling and a plain linear output, as today's papers mean it. 28x28 images are
+Differs: ReLU, max pooling and a plain linear output, as in current papers. 28x28 images are
 padded to the original 32x32, which makes 61,706 parameters for 10 classes. Below 16 pixels the second
-convolution is padded as well, or nothing would be left of an 8x8 image.
+convolution is padded as well, so that an 8x8 image keeps some pixels.
 """
 
 from __future__ import annotations

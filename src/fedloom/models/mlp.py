@@ -1,4 +1,4 @@
-"""Fully connected networks. They flatten whatever they are given, so tables and images both fit.
+"""Fully connected networks. They flatten their inputs, so tables and images both fit.
 
 McMahan et al. (2017), "Communication-Efficient Learning of Deep Networks from Decentralized Data",
 AISTATS: their "2NN" has two hidden layers of 200 (here `mlp-large`).
@@ -15,7 +15,7 @@ from fedloom.models.parts import Classifier, Norm, normalise
 
 
 def mlp(shape: tuple[int, ...], classes: int, norm: Norm, hidden: tuple[int, ...]) -> Classifier:
-    """Linear, norm and ReLU for each hidden width; without any, softmax regression."""
+    """Linear, norm and ReLU for each hidden width; softmax regression without hidden layers."""
     widths = (math.prod(shape), *hidden)
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(widths):

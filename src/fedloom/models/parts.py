@@ -1,8 +1,8 @@
-"""What the networks of this package share: body and head, and their normalisation.
+"""The parts that the networks of this package share: body, head, and normalisation.
 
-By convention a network here answers `features(x)`, the input `(B, d)` of its last layer, and has that
+By convention a network has a method `features(x)`, the input `(B, d)` of its last layer, and has that
 layer as `head`, an `nn.Linear`; its output is `head(features(x))`. Methods that share a body, fit a
-head or compare prototypes need no more than this, so any module with the two names will do.
+head or compare prototypes accept any module with these two names.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Literal, Protocol
 from torch import Tensor, nn
 
 Norm = Literal["group", "batch", "none"]
-MOST_GROUPS = 8
+MAX_GROUPS = 8
 
 
 class HasHead(Protocol):
-    """A network in two parts: `(B, ...)` → features `(B, d)` → logits `(B, K)`."""
+    """A network with separate features and head: `(B, ...)` → features `(B, d)` → logits `(B, K)`."""
 
     @property
     def head(self) -> nn.Linear:
@@ -30,10 +30,10 @@ class HasHead(Protocol):
 
 
 class Classifier(nn.Module):
-    """A body and a linear head, which is all that the networks here differ in."""
+    """A body and a linear head; the networks of this package differ only in these."""
 
     channels_last = True
-    """It works in this memory format as well, which is faster on a CPU: see `fedloom.core.network`."""
+    """It supports this memory format, which is faster on a CPU: see `fedloom.core.network`."""
 
     def __init__(self, body: nn.Module, width: int, classes: int) -> None:
         """`body` maps `(B, ...)` to `(B, width)`."""
@@ -53,9 +53,9 @@ class Classifier(nn.Module):
 
 
 def conv(inputs: int, outputs: int, kernel: int, norm: Norm, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the size, save by its stride.
+    """A convolution that keeps the size, except for its stride.
 
-    It has a bias only where no normalisation follows, which would take the bias out again.
+    It has a bias only if no normalisation follows, which would remove the bias.
     """
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=norm == "none")
 
@@ -72,7 +72,7 @@ def normalise(norm: Norm, channels: int, dims: Literal[1, 2] = 2) -> nn.Module:
 def groups(channels: int) -> int:
     """The number of GroupNorm's groups: the largest divisor of `channels` that is at most 8.
 
-    Each group has two channels or more: a group of one value, as a 1x1 image has, would be all 0.
+    Each group has at least two channels: one channel of a 1x1 image would always be normalised to 0.
     """
-    most = max(1, min(MOST_GROUPS, channels // 2))
+    most = max(1, min(MAX_GROUPS, channels // 2))
     return next(g for g in range(most, 0, -1) if channels % g == 0)

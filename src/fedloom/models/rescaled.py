@@ -1,4 +1,4 @@
-"""A network behind another standardisation than the one that it was trained with."""
+"""A network whose inputs are standardised differently from its training."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor, nn
 from fedloom.models.parts import HasHead
 
 Level = tuple[tuple[float, ...], tuple[float, ...]]
-"""Shift and scale of each channel or column: a network gets (value - shift) / scale."""
+"""Mean and standard deviation of each channel or column: a network receives (value - mean) / std."""
 
 
 class Rescaled(nn.Module):
-    """`net` as it is, for inputs that come at another level."""
+    """`net` for inputs of another standardisation."""
 
     factor: Tensor
     offset: Tensor
 
     def __init__(self, net: nn.Module, given: Level, wanted: Level, dims: int) -> None:
-        """`given` is the level of the inputs, `wanted` that of its training; an input has `dims` dimensions."""
+        """`given` is the standardisation of the inputs, `wanted` that of training; an input has `dims` dimensions."""
         super().__init__()
         self.net: Any = net
         (shift, scale), (own_shift, own_scale) = (torch.tensor(level, dtype=torch.float64) for level in (given, wanted))

@@ -4,9 +4,9 @@ Zagoruyko, Komodakis (2016), "Wide Residual Networks", BMVC: WRN-d-k has three s
 blocks and 16k, 32k, 64k channels, with normalisation before each convolution.
 
 He et al. (2016), "Deep Residual Learning for Image Recognition", CVPR: ResNet-18 and -34, here with the
-stem that is usual for 32x32 images: one 3x3 convolution with stride 1 and no pooling. Their networks for CIFAR-10 have
+usual stem for 32x32 images: one 3x3 convolution with stride 1 and no pooling. Their networks for CIFAR-10 have
 6n + 2 layers: three stages of n blocks. Tian, Krishnan, Isola (2020), "Contrastive Representation Distillation", ICLR,
-have them with 1x1 convolutions as shortcuts, and "8x4" with 32, 64, 128, 256 channels: teachers and students of many
+use 1x1 convolutions as shortcuts, and "8x4" networks of 32, 64, 128, 256 channels, the teachers and students of many
 papers on distillation.
 """
 
@@ -78,8 +78,8 @@ def resnet(shape: tuple[int, ...], classes: int, norm: Norm, depths: tuple[int, 
 def cifar_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, widths: tuple[int, ...]) -> Classifier:
     """Three stages of n = (depth - 2) / 6 basic blocks; `widths` are the channels of the stem and of each stage.
 
-    Without a norm the second convolution of each block begins at 1 / n of its weights, so that what a stage adds up
-    does not grow with n: 32 layers would else stay at chance. With n = 1 that changes nothing.
+    Without a norm the second convolution of each block starts at 1 / n of its usual weights, so that the sum over a
+    stage does not grow with n: otherwise 32 layers would stay at chance accuracy. With n = 1 nothing changes.
     """
     first, *stages = widths
     each = (depth - 2) // 6
@@ -99,7 +99,7 @@ def _blocks(
     depths: list[int] | tuple[int, ...],
     norm: Norm,
 ) -> list[nn.Module]:
-    """The blocks of all stages; each stage but the first begins by halving the image."""
+    """The blocks of all stages; each stage but the first starts by halving the image."""
     blocks: list[nn.Module] = []
     for stage, (outputs, depth) in enumerate(zip(widths, depths, strict=True)):
         for i in range(depth):

@@ -1,1 +1,1 @@
-"""What keeps a message from telling too much: clipping, noise, and what can be proved about them."""
+"""Privacy and compression of messages: clipping, noise, differential privacy, codings, and label-inference attacks."""

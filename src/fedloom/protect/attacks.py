@@ -1,8 +1,8 @@
-"""Label inference: what a party with columns and no labels can read about labels from what it is told.
+"""Label inference: a passive party guesses labels from the messages that it receives.
 
-The attacker is curious and passive. It follows the protocol, and guesses the classes of the aligned people from what
-it is told at one time. Who keeps what it is told over many rounds can do better, as fresh noise averages out. Each
-function says what it is assumed to know. Symbols: n aligned people, Z classes, d numbers a row.
+The attacker is honest but curious. It follows the protocol, and guesses the classes of the aligned samples from the
+messages of one moment. An attacker that keeps messages of many rounds can do better, because fresh noise averages out.
+Each function states the attacker's knowledge. Symbols: n aligned samples, Z classes, d numbers per row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 FITTING = 30
-"""Steps of a logistic regression; each lowers its loss."""
+"""Newton steps of a logistic regression; each lowers its loss."""
 PASSES = 10
 """Fits of `completion`, each with more of the unlabelled rows."""
 RIDGE = 0.03
@@ -23,10 +23,10 @@ RIDGE = 0.03
 
 
 def direct(gradients: Tensor) -> Tensor:
-    """The coordinate with the lowest gradient.
+    """The coordinate with the smallest gradient.
 
-    The attacker knows: the gradient (n, Z) of each row's cross-entropy by the logits that it sent, and that the home
-    adds up all parties' logits. That gradient is p - onehot(label), p the home's answer: below 0 at the label alone.
+    The attacker knows: the gradient (n, Z) of each row's cross-entropy in the logits that it sent, and that the active
+    party sums all parties' logits. That gradient is p - onehot(label), p the prediction: negative only at the label.
     Source: C. Fu et al., "Label Inference Attacks Against Vertical Federated Learning", USENIX Security 2022.
 
     Returns:
@@ -36,12 +36,12 @@ def direct(gradients: Tensor) -> Tensor:
 
 
 def nearest(received: Tensor, known: Tensor, labels: Tensor) -> Tensor:
-    """The class of the nearest row by cosine among those whose class is known.
+    """The class of the nearest row by cosine, among rows of known class.
 
     The attacker knows: a vector for each row, (n, d), and the classes `labels` (k,) of the rows `known` (k,), such as
-    one of each class. The vectors are gradients that it was sent: those of one class point the same way, as O. Li et
-    al. found, "Label Leakage and Protection in Two-party Split Learning", ICLR 2022. Or they are its own embeddings:
-    then this is a control, what these labels are worth to somebody who is told nothing.
+    one of each class. The vectors are gradients that it received: those of one class point in the same direction, see
+    O. Li et al., "Label Leakage and Protection in Two-party Split Learning", ICLR 2022. With its own embeddings as
+    vectors this is a control: the success of the same known labels without any message.
 
     Returns:
         The guessed classes (n,).
@@ -52,8 +52,8 @@ def nearest(received: Tensor, known: Tensor, labels: Tensor) -> Tensor:
 def to_prototypes(embedded: Tensor, prototypes: Tensor) -> Tensor:
     """The class of the nearest prototype by cosine.
 
-    The attacker knows: its own embeddings (n, d), the prototypes (Z, d) that it was sent, and what it needs for the
-    protocol itself, which class each of them stands for. It knows no label. A class without a prototype has zeros.
+    The attacker knows: its own embeddings (n, d), the prototypes (Z, d) that it received, and the class of each, which
+    the protocol needs. It knows no label. A class without a prototype has zeros.
 
     Returns:
         The guessed classes (n,).
@@ -63,15 +63,15 @@ def to_prototypes(embedded: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def completion(embedded: Tensor, known: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Passive model completion: a head on the attacker's own extractor, learnt from few labels and many rows without.
+    """Passive model completion: a head on the attacker's own extractor, learned from few labelled and many other rows.
 
-    The attacker knows: its own embeddings (n, d), and the classes `labels` (k,) of the rows `known` (k,). It is told
-    nothing: what helps it is that its extractor was trained in the federation. Rows that nobody asks about, such as its
-    unaligned ones, may stand among the n.
-    Source: C. Fu et al., as `direct`. They learn from rows without labels by MixMatch, and train the extractor on.
-    Here it stays as it is, and a logistic regression learns from its own guesses: of those for each class the surest
-    tenth, then the surest two tenths, until all count, together as much as the known rows do. That needs no step size
-    and no chance, and takes a fraction of a second. What it finds is no bound on what the original would find.
+    The attacker knows: its own embeddings (n, d), and the classes `labels` (k,) of the rows `known` (k,). It uses no
+    message: its advantage is an extractor that was trained in the federation. The n rows may include others, such as
+    its unaligned ones.
+    Source: C. Fu et al., see `direct`. They use MixMatch for the unlabelled rows, and train the extractor further. Here
+    it is frozen, and a logistic regression learns from its own guesses: the most confident tenth of each class, then
+    two tenths, until all count, with the same total weight as the known rows. That needs neither a step size nor
+    randomness, and takes a fraction of a second. Its success is no bound on that of the original.
 
     Returns:
         The guessed classes (n,).
@@ -91,14 +91,14 @@ def completion(embedded: Tensor, known: Tensor, labels: Tensor, classes: int) ->
 
 
 def known_rows(labels: Tensor, each: int, rng: np.random.Generator) -> Tensor:
-    """Numbers (k,) of rows whose labels (n,) an attacker is given: `each` of every class, or all that there are."""
+    """Numbers (k,) of rows whose labels (n,) an attacker is given: `each` of every class, or all of a smaller class."""
     order = torch.from_numpy(rng.permutation(len(labels))).to(labels.device)
     picked = [order[labels[order] == label][:each] for label in set(labels.tolist())]
     return torch.cat(picked).sort().values
 
 
 def success(guesses: Tensor, labels: Tensor, known: Tensor) -> float:
-    """The share of right guesses (n,) among the rows whose labels (n,) were not known before."""
+    """The share of correct guesses (n,) among the rows whose labels (n,) were not known."""
     return float((guesses == labels)[_others(labels, known)].double().mean())
 
 
@@ -116,7 +116,7 @@ def _others(labels: Tensor, known: Tensor) -> Tensor:
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosines (n, k) of the rows of a (n, d) and b (k, d); gradients may be too small to be squared as they are."""
+    """Cosines (n, k) of the rows of a (n, d) and b (k, d), in float64: small gradients underflow when squared."""
     a, b = (x.double() for x in (a, b))
     return F.normalize(a, dim=-1, eps=1e-150) @ F.normalize(b, dim=-1, eps=1e-150).T
 
@@ -124,7 +124,7 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
 def _logistic(x: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Tensor:
     """Coefficients (d, Z) of a logistic regression on rows x (n, d) of these classes (n,) with these weights (n,).
 
-    Newton steps with one matrix that is never too small: D. Böhning, "Multinomial logistic regression algorithm", 1992.
+    Newton steps with one upper bound of the Hessian: D. Böhning, "Multinomial logistic regression algorithm", 1992.
     """
     x, labels, weights = x[weights > 0], labels[weights > 0], weights[weights > 0]
     targets, weighted = F.one_hot(labels, classes).to(x), (x * (weights / weights.sum())[:, None]).T
@@ -137,7 +137,7 @@ def _logistic(x: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Tenso
 
 
 def _surest(sureness: Tensor, guesses: Tensor, classes: int, share: float) -> Tensor:
-    """A mask (n,) of this share of the rows that are guessed to be of each class, the surest first."""
+    """A mask (n,) of this share of the rows of each guessed class, the most confident first."""
     taken = torch.zeros(len(guesses), dtype=torch.bool, device=guesses.device)
     for label in range(classes):
         rows = (guesses == label).nonzero()[:, 0]

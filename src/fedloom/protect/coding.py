@@ -1,17 +1,17 @@
-"""Shorter messages: rows of numbers (B, K) as float16, as int8, or by their largest entries.
+"""Compression of messages: rows of numbers (B, K) as float16, as int8, or by their largest entries.
 
-`encode` gives what crosses, `decode` what the receiver takes it for. A sender that has to know what the others saw of
-its rows decodes its own. The ledger counts the bytes of what crosses, for each row of K numbers:
+`encode` makes the message, `decode` the receiver's rows. A sender that needs the receiver's view of its rows decodes
+its own message. The ledger counts these bytes for each row of K numbers:
 
     float32  4 K
     float16  2 K       relative error 2^-11
     int8     K + 4     error of half a step, the row's largest absolute value / 127
-    top-k    3 k + 2   (4 k + 2 where K > 256, 6 k + 2 where K > 32,768): k logits as float16 with their places, and
-                       the log of the mean exponential of all others, so that softmax gives the k and the rest
-                       together their true shares; how the rest share theirs is lost
+    top-k    3 k + 2   (4 k + 2 if K > 256, 6 k + 2 if K > 32,768): k logits as float16 with their indices, and the
+                       log of the mean exponential of all others, so that softmax gives the k entries and the sum of
+                       the others their true probabilities; the distribution among the others is lost
 
-A number that float16 can't hold, beyond 65,504, is infinite in it: as any reply that is not finite, it is refused. What
-a receiver decodes is finite whatever finite message came, and so is a mean of many.
+A number beyond 65,504 overflows float16 to infinity, and a reply that is not finite is refused. The rows decoded from
+any finite message are finite, and so is a mean of many.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fedloom.core.message import Shape, Template, floats
 
 Coding: TypeAlias = Literal["float32", "float16", "int8", "top-k"]
 LARGEST = 1e30
-"""The largest absolute value that a receiver believes: sums and differences of many such are finite."""
+"""Decoded values are clipped to ± this, so that sums and differences of many are finite."""
 
 
 def encode(rows: Tensor, coding: Coding, top_k: int | None = None) -> Any:
-    """What crosses for rows (B, K).
+    """The message for rows (B, K).
 
     Args:
-        rows: logits, or with any coding but top-k any numbers.
-        coding: how.
-        top_k: k of top-k; with k >= K all cross, and nothing is left.
+        rows: logits; with any coding but top-k, any numbers.
+        coding: the coding.
+        top_k: k of top-k; with k >= K all entries are sent.
     """
     if coding == "float32":
         return rows
     if coding == "float16":
         return rows.half()
     if coding == "int8":
-        scale = (rows.abs().amax(-1) / 127).clamp_min(torch.finfo(rows.dtype).tiny)  # a row of zeros has one too
+        scale = (rows.abs().amax(-1) / 127).clamp_min(torch.finfo(rows.dtype).tiny)  # above 0 also for a row of zeros
         return {"steps": (rows / scale[..., None]).round().clamp(-127, 127).to(torch.int8), "scale": scale}
     k = min(top_k or 1, rows.shape[-1])
     values, places = rows.topk(k, -1)
@@ -54,7 +54,7 @@ def encode(rows: Tensor, coding: Coding, top_k: int | None = None) -> Any:
 
 
 def decode(message: Any, coding: Coding, width: int) -> Tensor:
-    """Rows (B, K) float32 from what crossed; `width` is K. A place beyond a row counts from its start again."""
+    """Rows (B, K) float32 of a message; `width` is K. An index beyond K - 1 is taken modulo K."""
     rows: Tensor
     if coding == "float32":
         rows = message
@@ -69,7 +69,7 @@ def decode(message: Any, coding: Coding, width: int) -> Tensor:
 
 
 def like(size: int, width: int, coding: Coding, top_k: int | None = None) -> Template:
-    """Template of what crosses for `size` rows of `width` numbers."""
+    """Template of the message for `size` rows of `width` numbers."""
     if coding == "float32":
         return floats(size, width)
     if coding == "float16":
@@ -85,5 +85,5 @@ def like(size: int, width: int, coding: Coding, top_k: int | None = None) -> Tem
 
 
 def _places(width: int) -> torch.dtype:
-    """The smallest type that holds a place in a row."""
+    """The smallest type that holds an index into a row."""
     return torch.uint8 if width <= 256 else torch.int16 if width <= 1 << 15 else torch.int32

@@ -1,8 +1,8 @@
 """Soft labels in few bits: probabilities (B, K) as multiples of 1 / (2^b - 1), b from 1 to 8.
 
-Labels here are (B, K) uint8, each row with the sum 2^b - 1; for b = 1 they are one-hot. What crosses is their bits, one
-after the other: ceil(B K b / 8) bytes. To one who knows earlier labels of the same rows only those cross that changed,
-and a bit for each row that says whether it did. A row is never all zeros, so zeros stand for what is not known.
+Labels here are (B, K) uint8, each row with the sum 2^b - 1; for b = 1 they are one-hot. They are sent as packed bits:
+ceil(B K b / 8) bytes. A receiver that holds earlier labels of the same rows is sent only the rows that changed, and a
+mask of one bit per row. A row is never all zeros, so zeros mean an unknown label.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedloom.core.errors import MessageError
 
 
 def quantised(p: Tensor, bits: int) -> Tensor:
-    """Labels (B, K) nearest to probabilities (B, K) by L1: all rounded down, then those up that lost most.
+    """Labels (B, K) nearest to probabilities (B, K) in L1: all rounded down, then those with the largest error up.
 
     A row that is not finite becomes zeros, which every receiver refuses.
     """
@@ -36,23 +36,23 @@ def probabilities(labels: Tensor) -> Tensor:
 
 
 def checked(labels: Tensor, bits: int) -> Tensor:
-    """The labels (B, K), each row of which has its sum.
+    """The labels (B, K), if every row has the right sum.
 
     Raises:
-        MessageError: one has not.
+        MessageError: a row has another sum.
     """
     if (labels.sum(-1) != 2**bits - 1).any():
-        raise MessageError(f"a row of labels of {bits} bits must sum to {2**bits - 1}, and some row does not")
+        raise MessageError(f"rows of {bits}-bit labels must sum to {2**bits - 1}, but some row does not")
     return labels
 
 
 def size_of(numbers: int, bits: int) -> int:
-    """Bytes of so many numbers."""
+    """Bytes of packed numbers."""
     return -(-numbers * bits // 8)
 
 
 def pack(numbers: Tensor, bits: int) -> Tensor:
-    """Numbers (n, K) below 2^bits in ceil(n K bits / 8) bytes, row by row, the highest bit first; the rest is 0."""
+    """Numbers (n, K) below 2^bits in ceil(n K bits / 8) bytes, row by row, the highest bit first; padded with 0."""
     taken = (numbers[..., None] >> _places(bits, numbers)) & 1
     whole = size_of(numbers.numel(), bits)
     eights = F.pad(taken.flatten(), (0, 8 * whole - taken.numel())).view(whole, 8)
@@ -63,7 +63,7 @@ def unpack(packed: Tensor, bits: int, n: int, width: int) -> Tensor:
     """The numbers (n, width) from their bytes.
 
     Raises:
-        MessageError: there are too many bytes, or too few.
+        MessageError: the number of bytes is wrong.
     """
     if len(packed) != size_of(n * width, bits):
         raise MessageError(
@@ -79,16 +79,16 @@ def _places(bits: int, like: Tensor) -> Tensor:
 
 
 def changes(labels: Tensor, known: Tensor, bits: int) -> dict[str, Tensor]:
-    """Labels (B, K) for one who knows others of these rows: which rows are `changed`, and these `rows`, packed."""
+    """Labels (B, K) for a receiver that holds `known` ones: a mask of the `changed` rows, and these `rows`, packed."""
     changed = (labels != known).any(-1)
     return {"changed": pack(changed[:, None].to(torch.uint8), 1), "rows": pack(labels[changed], bits)}
 
 
 def merged(message: Mapping[str, Tensor], known: Tensor, bits: int) -> Tensor:
-    """Labels (B, K) from what is known (B, K) and what changed.
+    """Labels (B, K) from the `known` ones (B, K) and a message of `changes`.
 
     Raises:
-        MessageError: the message does not hold what it says, or a row is not known and did not come.
+        MessageError: the message is inconsistent, or lacks a row that is not known.
     """
     changed = unpack(message["changed"], 1, len(known), 1)[:, 0].bool()
     labels = known.clone()

@@ -1,4 +1,4 @@
-"""Clipping and Gaussian noise, and the differential privacy that they earn.
+"""Clipping and Gaussian noise, and the differential privacy that they give.
 
 The accountant is Rényi's: I. Mironov, "Rényi Differential Privacy", CSF 2017; its conversion to (ε, δ) is that of
 B. Balle et al., "Hypothesis Testing Interpretations and Renyi Differential Privacy", AISTATS 2020, Theorem 21.
@@ -18,7 +18,7 @@ ORDERS = (*(1 + k / 10 for k in range(1, 100)), *range(11, 257), *(2.0**k for k 
 
 
 def clipped_tree(tree: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
-    """The tensors of a message scaled down to an L2 norm of at most `most` together; a shorter one stays as it is."""
+    """The tensors of a message, scaled to a joint L2 norm of at most `most`; a shorter one is unchanged."""
     norm = torch.stack([x.norm() for x in tree.values()]).norm()
     return {k: x * (most / norm.clamp_min(most)) for k, x in tree.items()}
 
@@ -30,15 +30,15 @@ def noisy(x: Tensor, sigma: float, rng: np.random.Generator) -> Tensor:
 
 
 def epsilon(multiplier: float, releases: int, delta: float) -> float:
-    """ε of (ε, δ)-differential privacy after so many Gaussian releases, none of them subsampled.
+    """ε of (ε, δ)-differential privacy after `releases` Gaussian releases, without subsampling.
 
     Args:
-        multiplier: standard deviation of the noise over the sensitivity of what is released; > 0.
-        releases: how many; the same row may be in all.
+        multiplier: noise multiplier: standard deviation of the noise over the sensitivity; > 0.
+        releases: their number; the same row may be in all.
         delta: δ in (0, 1).
 
     Returns:
-        The least ε that the orders tried prove; 0 for no release.
+        The smallest ε that the tried orders prove; 0 for no release.
     """
     if not releases:
         return 0.0

@@ -59,16 +59,16 @@ class CFDConfig(LogitsConfig):
     server_lr: float = Field(1e-3, gt=0)
     """Adam's rate at the server."""
     bits: int | None = Field(None, ge=1, le=8)
-    """Bits of a probability on its way up; None for logits as `coding` has them."""
+    """Bits of a client's probability; None for logits in the `coding`."""
     bits_down: int | None = Field(None, ge=1, le=8)
-    """Bits of a probability on its way down; None for logits. With `bits_down` alone `coding` says the way up."""
+    """Bits of the server's probability; None for logits. With `bits_down` alone clients send logits in the `coding`."""
     delta: bool = False
-    """Whether a quantised row crosses only where it changed since it last did."""
+    """Whether a quantised row is sent only if it changed since it was last sent."""
 
     @model_validator(mode="after")
     def _check_bits(self) -> CFDConfig:
         if self.bits is not None and self.coding != "float32":
-            raise ValueError('bits already says how labels go up: take coding = "float32" with it')
+            raise ValueError('bits replaces the coding of clients\' answers: set coding = "float32" with it')
         if self.delta and self.bits is None and self.bits_down is None:
             raise ValueError("delta = true compares quantised rows: set bits or bits_down")
         return self

@@ -77,7 +77,7 @@ class FCCLConfig(LogitsConfig):
     inter: float = Field(1.0, ge=0)
     """Weight of the divergence from the previous model."""
     correlation: float = Field(1.0, ge=0)
-    """Weight of the cross-correlation loss; at 0 no logits cross."""
+    """Weight of the cross-correlation loss; at 0 no logits are sent."""
     off_diagonal: float = Field(0.0051, ge=0)
     """Weight in it of pairs of different classes."""
     pretrain: int = Field(100, ge=0)

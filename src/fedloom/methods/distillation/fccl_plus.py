@@ -63,15 +63,15 @@ class FCCLPlusConfig(LogitsConfig):
     inter: float = Field(1.0, ge=0)
     """Weight of the divergence from the previous model."""
     correlation: float = Field(1.0, ge=0)
-    """Weight of the cross-correlation loss; at 0 no logits cross."""
+    """Weight of the cross-correlation loss; at 0 no logits are sent."""
     off_diagonal: float = Field(0.0051, ge=0)
     """Weight in it of pairs of different classes."""
     inter_temperature: float = Field(3.0, gt=0)
     """T."""
     similarity: float = Field(3.0, ge=0)
-    """Weight of the divergence of cosines; at 0 none cross."""
+    """Weight of the divergence of cosines; at 0 none are sent."""
     similarity_temperature: float = Field(0.02, gt=0)
-    """What cosines are divided by."""
+    """Temperature of the softmax of cosines."""
 
     @property
     def looks_back(self) -> bool:

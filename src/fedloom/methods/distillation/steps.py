@@ -69,10 +69,10 @@ class LogitsConfig(MethodConfig):
     clients_per_round: int | None = Field(None, ge=1)
     """Participants of a round; None for all."""
     coding: Coding = "float32"
-    """How logits cross: as float32, float16, int8 (a scale for each row), or the largest `top_k` of a row. With top-k
-    what comes down is float16."""
+    """How logits are sent: as float32, float16, int8 (with a scale for each row), or the largest `top_k` of a row. With
+    top-k the server's messages are float16."""
     top_k: int | None = Field(None, ge=1)
-    """With coding = "top-k": how many logits of a row go up; what is left goes up as one number."""
+    """With coding = "top-k": how many logits of a row are sent; the others are sent as one number."""
 
     @model_validator(mode="after")
     def _check_top_k(self) -> LogitsConfig:
