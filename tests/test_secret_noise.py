@@ -16,7 +16,7 @@ from fedloom.experiment.build import build
 from fedloom.experiment.node_party import build_party, for_nodes
 from fedloom.experiment.reading import check
 from fedloom.methods import find
-from fedloom.methods.vertical.proto_evfl_steps import noisy_embeddings
+from fedloom.methods.vertical.proto_evfl_steps import with_noise
 from fedloom.methods.vertical.steps import aligned_rows
 from tests.toy import Toy, common, sites
 
@@ -104,7 +104,7 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     distances = [float((a - b).std()) for a, b in ((said[0], said[1]), (said[1], said[2]))]
     assert all(0.5 < d < 1.0 for d in distances)  # two independent noises of 0.5 differ by 0.71
     f = one.infer(aligned_rows(one))
-    rounds = [noisy_embeddings(one, aligned_rows(one), "embeddings", t) for t in range(5)]
+    rounds = [with_noise(one, f, "embeddings", t) for t in range(5)]
     assert all(torch.equal(rounds[0], r) for r in rounds)
     louder = sent.model_copy(update={"params": {"width": 8, "embedding_noise": 1.0}})
     again = build_party(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]

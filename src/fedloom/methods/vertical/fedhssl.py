@@ -48,30 +48,10 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
 from fedloom.core.method import Method
 from fedloom.core.party import Party
-from fedloom.methods.vertical.steps import (
-    Extractor,
-    PrincipalComponents,
-    ScheduledOptimiser,
-    SplitConfig,
-    aligned_batch,
-    at_rate,
-    disagreement,
-    embeddings,
-    exposed_gradients,
-    joint,
-    passes,
-    predictor,
-    principal_components,
-    projector,
-    reset,
-    siamese,
-    steps_per_pass,
-    top_model,
-    views,
-)
+from fedloom.methods.vertical import steps
 
 
-class FedHSSLConfig(SplitConfig):
+class FedHSSLConfig(steps.SplitConfig):
     """Settings of FedHSSL."""
 
     optimiser: Literal["adamw", "sgd"] = "sgd"
@@ -135,14 +115,14 @@ class HybridNetwork(nn.Module):
     """Two encoders and their heads: (B, ...) to features (B, 2, d) of the cross and of the local one."""
 
     def __init__(
-        self, cross: nn.Module, local: nn.Module, principal: PrincipalComponents | None, cfg: FedHSSLConfig
+        self, cross: nn.Module, local: nn.Module, principal: steps.PrincipalComponents | None, cfg: FedHSSLConfig
     ) -> None:
         super().__init__()
         self.channels_last = getattr(cross, "channels_last", False)
-        self.cross = Extractor(cross, cfg.learnt, cfg.centred, principal)
-        self.cross_projector, self.cross_predictor = projector(cfg.learnt, cfg.projection), predictor(cfg.projection)
-        self.local = Extractor(local, cfg.learnt, cfg.centred, principal)
-        self.local_projector, self.local_predictor = projector(cfg.learnt, cfg.projection), predictor(cfg.projection)
+        self.cross = steps.Extractor(cross, cfg.learnt, cfg.centred, principal)
+        self.cross_projector, self.cross_predictor = steps.heads(cfg.learnt, cfg.projection)
+        self.local = steps.Extractor(local, cfg.learnt, cfg.centred, principal)
+        self.local_projector, self.local_predictor = steps.heads(cfg.learnt, cfg.projection)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, 2, d)."""
@@ -159,9 +139,8 @@ TOP = (HEAD, "local_projector.", "local_predictor.")
 def top_template(cfg: FedHSSLConfig) -> dict[str, Template]:
     """Template of what a party sends to be averaged. The active party does not know how wide the bottoms are."""
     with torch.device("meta"):
-        heads = nn.ModuleDict(
-            {"local_projector": projector(cfg.learnt, cfg.projection), "local_predictor": predictor(cfg.projection)}
-        )
+        projector, predictor = steps.heads(cfg.learnt, cfg.projection)
+    heads = nn.ModuleDict({"local_projector": projector, "local_predictor": predictor})
     last: dict[str, Template] = {f"{HEAD}weight": floats(cfg.learnt, None), f"{HEAD}bias": floats(cfg.learnt)}
     return {**last, **{k: p.detach() for k, p in heads.named_parameters()}}
 
@@ -182,8 +161,8 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
             for module in local.modules():
                 if callable(reinitialise := getattr(module, "reset_parameters", None)):
                     reinitialise()
-            network = HybridNetwork(cross, local, principal_components(self), self.cfg)
-            self.network(network, ScheduledOptimiser(self.cfg))
+            network = HybridNetwork(cross, local, steps.principal_components(self), self.cfg)
+            self.network(network, steps.ScheduledOptimiser(self.cfg))
         if self.cfg.aggregate and set(self.part((HEAD,))) != {f"{HEAD}weight", f"{HEAD}bias"}:
             raise MethodError(
                 "fedhssl averages a network's last layer, a linear module `head` with a bias, which this network does "
@@ -203,29 +182,28 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
 
     def project(self, *, number: int, step: int) -> Tensor:
         """Cross projections (B, p) of this batch."""
-        features = self.forward(aligned_batch(self, number, step))
+        features = self.forward(steps.aligned_batch(self, number, step))
         z: Tensor = self.net.module.cross_projector(self.learnt(features)[0])  # type: ignore[operator]
         return z
 
     def agree(self, *, t: int, number: int, step: int, others: Tensor) -> None:
         """One step of the cross part towards projections (K, B, p) of the same people by others."""
-        self.opt = at_rate(self.opt, self.cfg.rate(t))
-        x = aligned_batch(self, number, step)
+        self.opt = steps.at_rate(self.opt, self.cfg.rate(t))
+        x = steps.aligned_batch(self, number, step)
         self.note("cross loss", self.minimise(self._cross_loss, x, others, only=self.part(CROSS)))
 
     def _cross_loss(self, x: Tensor, others: Tensor) -> Tensor:
         heads = self.net.module
         p = heads.cross_predictor(heads.cross_projector(self.learnt(self.model(x))[0]))  # type: ignore[operator]
-        return torch.stack([disagreement(p, z) for z in others]).mean()
+        return torch.stack([steps.disagreement(p, z) for z in others]).mean()
 
     def improve(self, *, t: int) -> None:
         """Steps of the local part on own rows."""
-        cfg, names, losses = self.cfg, self.part(LOCAL), []
-        self.opt = at_rate(self.opt, cfg.rate(t))
+        cfg, names = self.cfg, self.part(LOCAL)
+        self.opt = steps.at_rate(self.opt, cfg.rate(t))
         all_aligned = len(self.data) == self.site.aligned
-        for x in self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_aligned):
-            pair = views(x, shift=cfg.shift, noise=cfg.noise, erase=cfg.erase, corrupt=cfg.corrupt)
-            losses.append(self.minimise(self._local_loss, *pair, only=names))
+        batches = self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_aligned)
+        losses = [self.minimise(self._local_loss, *steps.views(x, cfg), only=names) for x in batches]
         self.note("local loss", torch.stack(losses).mean())
 
     def _local_loss(self, one: Tensor, two: Tensor) -> Tensor:
@@ -233,10 +211,11 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
         cross, local = zip(*[self.learnt(self.model(x)) for x in (one, two)], strict=True)
         z = [heads.local_projector(f) for f in local]  # type: ignore[operator]
         p = [heads.local_predictor(each) for each in z]  # type: ignore[operator]
-        loss = 2 * cfg.local_ratio * siamese((p[0], p[1]), (z[0], z[1]))
+        loss = 2 * cfg.local_ratio * steps.siamese((p[0], p[1]), (z[0], z[1]))
         if cfg.constraint_ratio:
             guides = [heads.cross_projector(f) for f in cross]  # type: ignore[operator]
-            loss = loss + cfg.constraint_ratio * (disagreement(p[0], guides[0]) + disagreement(p[1], guides[1]))
+            apart = [steps.disagreement(each, guide) for each, guide in zip(p, guides, strict=True)]
+            loss = loss + cfg.constraint_ratio * (apart[0] + apart[1])
         return loss
 
     def top(self) -> dict[str, Tensor | dict[str, Tensor]]:
@@ -254,19 +233,19 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
     def embed(self, *, number: int, step: int) -> Tensor:
         """Forward to the cut (B, d) or (B, 2d), at first with a fresh optimiser."""
         if not self.supervised:
-            self.supervised, self.opt = True, reset(self.opt, self.cfg.lr)
-        return self.pooled(self.forward(aligned_batch(self, number, step)))
+            self.supervised, self.opt = True, steps.reset(self.opt, self.cfg.lr)
+        return self.pooled(self.forward(steps.aligned_batch(self, number, step)))
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
         """Backward from the cut: one step along the gradient of the loss by what was sent."""
         both = cut.view(len(cut), -1, self.cfg.width).expand(-1, 2, -1)
         if self.cfg.features == "mean":
             both = both / 2
-        self.descend(aligned_batch(self, number, step), both)
+        self.descend(steps.aligned_batch(self, number, step), both)
 
     def contribution(self, *, on: str) -> Tensor:
         """Embeddings (n, d) or (n, 2d) for a joint evaluation."""
-        return self.pooled(embeddings(self, on))
+        return self.pooled(steps.embeddings(self, on))
 
     def pooled(self, features: Tensor) -> Tensor:
         """What is sent of features (n, 2, d)."""
@@ -282,15 +261,15 @@ class FedHSSLActive(Party[FedHSSLConfig]):
 
     def setup(self) -> None:
         """A classifier of all that parties send."""
-        self.network(top_model(self, self.site.parties * self.cfg.sent), self.cfg.optimise())
+        self.network(steps.top_model(self, self.site.parties * self.cfg.sent), self.cfg.optimise())
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
         """Logits (n, Z) from what each party contributes."""
-        return self.infer(joint(contributions))
+        return self.infer(steps.joint(contributions))
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
         """The gradients that each party would receive for its contribution of the aligned people."""
-        return exposed_gradients(self, contributions)
+        return steps.exposed_gradients(self, contributions)
 
 
 def top_means(tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) -> dict[int, dict[str, Tree]]:
@@ -319,7 +298,7 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
     """Across parties, within each, and the mean of tops with one shape; later, split learning."""
     if t < cfg.pretrain:
         for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
-            for step in range(steps_per_pass(active)):
+            for step in range(steps.steps_per_pass(active)):
                 cross(fed, parties, cfg, t, number, step)
         fed.call(parties, "improve", shared={"t": t}, expect=None)
         if cfg.aggregate:
@@ -331,7 +310,7 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
                 fed.call(list(found), "share", each=means, expect=None)
     else:
         first = (t - cfg.pretrain) * cfg.epochs
-        passes(fed, active, parties, range(first, first + cfg.epochs), width=cfg.sent, need=active.site.parties)
+        steps.passes(fed, active, parties, range(first, first + cfg.epochs), width=cfg.sent, need=active.site.parties)
     yield "round"
 
 

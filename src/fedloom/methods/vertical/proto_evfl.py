@@ -40,31 +40,12 @@ from fedloom.core.message import floats
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.methods.steps import class_means
-from fedloom.methods.vertical.proto_evfl_steps import (
-    ProtoEVFLConfig,
-    contribution,
-    logits,
-    mixed_prior,
-    noisy_embeddings,
-    optimiser,
-    perturbed,
-    rollback_on_collapse,
-    transport_cost,
-)
-from fedloom.methods.vertical.steps import (
-    aligned_rows,
-    batch_indices,
-    calibrate,
-    classifier,
-    extractor,
-    joint,
-    labels,
-    steps_per_pass,
-)
+from fedloom.methods.vertical import proto_evfl_steps as proto
+from fedloom.methods.vertical import steps
 
 
 @final
-class ProtoEVFLPassive(Party[ProtoEVFLConfig]):
+class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
     """Party m: an extractor, and its prototypes and prior."""
 
     STATE = ("params", "buffers", "opt", "prototypes", "prior")
@@ -74,35 +55,35 @@ class ProtoEVFLPassive(Party[ProtoEVFLConfig]):
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
-        self.network(extractor(self), optimiser(self.cfg, self.cfg.lr, self.cfg.weight_decay))
+        self.network(steps.extractor(self), proto.optimiser(self.cfg, self.cfg.lr, self.cfg.weight_decay))
         self.prototypes = torch.zeros(self.site.classes, self.cfg.width, device=self.site.device)
         self.prior = torch.full((self.site.classes,), 1 / self.site.classes, device=self.site.device)
 
     def introduce(self) -> Tensor:
         """Round 0: centre, and embed the aligned people (N_a, d)."""
-        calibrate(self)
-        return noisy_embeddings(self, aligned_rows(self), "first embeddings")
+        steps.calibrate(self)
+        return proto.sent_embeddings(self, "first embeddings")
 
     def improve(self, *, t: int, prototypes: Tensor, prior: Tensor) -> dict[str, Tensor]:
         """Lines 2-10."""
         cfg = self.cfg
         self.prototypes = prototypes  # line 2
-        self.prior = mixed_prior(self, t, prototypes, self.prior, prior)  # line 4
-        with rollback_on_collapse(self, t, self.prototypes, self.prior):  # lines 5-8
+        self.prior = proto.mixed_prior(self, t, prototypes, self.prior, prior)  # line 4
+        with proto.rollback_on_collapse(self, t, self.prototypes, self.prior):  # lines 5-8
             for x in self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=cfg.local_rows == "all"):
                 self.minimise(self._cost, x)
-        return {"embedded": noisy_embeddings(self, aligned_rows(self), "embeddings", t), "prior": self.prior}
+        return {"embedded": proto.sent_embeddings(self, "embeddings", t), "prior": self.prior}
 
     def _cost(self, x: Tensor) -> Tensor:
-        return transport_cost(self.model(x), self.prototypes, self.prior, self.cfg)
+        return proto.transport_cost(self.model(x), self.prototypes, self.prior, self.cfg)
 
     def alone(self, embedded: Tensor) -> Tensor:
         """Logits (n, Z) of this party alone from its embeddings (n, d)."""
-        return logits(embedded, self.prototypes, self.prior, self.cfg)
+        return proto.logits(embedded, self.prototypes, self.prior, self.cfg)
 
     def contribution(self, *, on: str) -> Tensor:
         """Embeddings (n, d) for a joint evaluation."""
-        return contribution(self, on, begun=bool(self.prototypes.any()))
+        return proto.contribution(self, on, begun=bool(self.prototypes.any()))
 
 
 # -- the active party ----------------------------------------------------------------------------------------------
@@ -111,7 +92,7 @@ class ProtoEVFLPassive(Party[ProtoEVFLConfig]):
 class Fusion(nn.Module):
     """Adaptors R, gate G and classifier C: embeddings (B, M, d) to logits (B, Z)."""
 
-    def __init__(self, parties: int, width: int, classes: int, cfg: ProtoEVFLConfig) -> None:
+    def __init__(self, parties: int, width: int, classes: int, cfg: proto.ProtoEVFLConfig) -> None:
         super().__init__()
         linear = cfg.adaptor == "linear"
         adaptors = [nn.Linear(width, width) if linear else Residual(width) for _ in range(parties)]
@@ -120,7 +101,7 @@ class Fusion(nn.Module):
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
         self.scale = parties if cfg.gate == "scaled" else 1
-        self.classifier = classifier(parties * width, classes)
+        self.classifier = steps.classifier(parties * width, classes)
 
     def adapt(self, f: Tensor) -> Tensor:
         """Equation 12: (B, M, d)."""
@@ -152,7 +133,7 @@ class Residual(nn.Module):
 
 
 @final
-class ProtoEVFLActive(Party[ProtoEVFLConfig]):
+class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
     """The party with the labels: the last replies of all parties, and the prototypes of each."""
 
     STATE = ("params", "opt", "embedded", "priors", "prototypes", "prior", "begun")
@@ -164,9 +145,9 @@ class ProtoEVFLActive(Party[ProtoEVFLConfig]):
         parties, classes, width = site.parties, site.classes, cfg.width
         with self.seeded("fusion"):
             fusion = Fusion(parties, width, classes, cfg)
-        self.network(fusion, optimiser(cfg, cfg.active_lr))
+        self.network(fusion, proto.optimiser(cfg, cfg.active_lr))
         self.embedded = torch.zeros(site.aligned, parties, width, device=site.device)
-        present = torch.bincount(labels(self), minlength=classes) > 0
+        present = torch.bincount(steps.labels(self), minlength=classes) > 0
         self.prior = present / present.sum()
         self.priors = self.prior.repeat(parties, 1)
         self.prototypes = torch.zeros(parties, classes, width, device=site.device)
@@ -180,7 +161,7 @@ class ProtoEVFLActive(Party[ProtoEVFLConfig]):
 
     def _class_means(self, embedded: Tensor) -> Tensor:
         """Class means (M, Z, d) of embeddings (N_a, M, d)."""
-        return torch.stack([class_means(f, labels(self), self.site.classes)[0] for f in embedded.unbind(1)])
+        return torch.stack([class_means(f, steps.labels(self), self.site.classes)[0] for f in embedded.unbind(1)])
 
     def store(self, embedded: Mapping[int, Tensor], priors: Mapping[int, Tensor]) -> None:
         """Line 11. The last reply of a silent party still counts, and so does its last prior that was valid."""
@@ -195,9 +176,9 @@ class ProtoEVFLActive(Party[ProtoEVFLConfig]):
     def learn(self, t: int) -> None:
         """Lines 12-20: passes over the aligned rows; embeddings are constants."""
         for number in range(t * self.cfg.epochs, (t + 1) * self.cfg.epochs):
-            for step in range(steps_per_pass(self)):
-                rows = batch_indices(self, number, step)
-                self.note("loss", self.minimise(self._loss, self.embedded[rows], labels(self, rows)))
+            for step in range(steps.steps_per_pass(self)):
+                rows = steps.batch_indices(self, number, step)
+                self.note("loss", self.minimise(self._loss, self.embedded[rows], steps.labels(self, rows)))
 
     def _loss(self, f: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.model(f), y)  # equation 14
@@ -208,7 +189,7 @@ class ProtoEVFLActive(Party[ProtoEVFLConfig]):
             adapted = self.net.module.adapt(self.embedded)  # type: ignore[operator]
         rho, moved = self.cfg.rho, []
         for mu, f in zip(self.prototypes, adapted.unbind(1), strict=True):
-            means, counts = class_means(f, labels(self), self.site.classes)
+            means, counts = class_means(f, steps.labels(self), self.site.classes)
             following = mu + rho * means if self.cfg.prototypes == "sum" else torch.lerp(mu, means, rho)
             moved.append(torch.where(counts[:, None] > 0, following, mu))
         if self.cfg.prototypes != "fixed":
@@ -218,19 +199,19 @@ class ProtoEVFLActive(Party[ProtoEVFLConfig]):
     def prototypes_for(self, t: int) -> dict[int, dict[str, Tensor]]:
         """The prototypes (Z, d) that each party is sent in round t."""
         kappa = self.cfg.prototype_noise
-        sent = perturbed(self.prototypes, kappa, self.noise([self.prototypes, kappa], "prototype noise", t))
+        sent = proto.perturbed(self.prototypes, kappa, self.noise([self.prototypes, kappa], "prototype noise", t))
         return {m: {"prototypes": mu} for m, mu in enumerate(sent)}
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
         """Logits (n, Z) from the embeddings (n, d) of each party."""
-        return self.infer(joint(contributions))
+        return self.infer(steps.joint(contributions))
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
         """The prototypes (Z, d) that each party would receive, with noise, from the embeddings (N_a, d) of the aligned
         people; zeros for classes without aligned rows, which the prior reveals."""
-        means = self.prototypes if self.begun else self._class_means(joint(contributions))
+        means = self.prototypes if self.begun else self._class_means(steps.joint(contributions))
         kappa = self.cfg.prototype_noise
-        sent = perturbed(means, kappa, self.noise([means, kappa], "exposed prototypes"))
+        sent = proto.perturbed(means, kappa, self.noise([means, kappa], "exposed prototypes"))
         return {"prototypes": dict(zip(contributions, sent * (self.prior > 0)[:, None], strict=True))}
 
 
@@ -238,7 +219,7 @@ class ProtoEVFLActive(Party[ProtoEVFLConfig]):
 
 
 def round(
-    fed: Federation, active: ProtoEVFLActive, parties: Sequence[int], cfg: ProtoEVFLConfig, t: int
+    fed: Federation, active: ProtoEVFLActive, parties: Sequence[int], cfg: proto.ProtoEVFLConfig, t: int
 ) -> Iterator[str]:
     """Algorithm 1 for one t, once all parties have introduced themselves."""
     classes, aligned = active.site.classes, active.site.aligned
@@ -288,7 +269,7 @@ METHODS = (
         title="Proto-EVFL: prototypes down, embeddings up, and unaligned rows used",
         paper="W. Guo et al.: Enhanced Vertical Federated Learning via Dual Prototype with Extremely Unaligned Data",
         family="vertical",
-        config=ProtoEVFLConfig,
+        config=proto.ProtoEVFLConfig,
         round=round,
         client=ProtoEVFLPassive,
         server=ProtoEVFLActive,

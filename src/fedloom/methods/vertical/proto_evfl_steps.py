@@ -236,9 +236,14 @@ def collapsed(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> bool:
     return found
 
 
-def noisy_embeddings(party: Party[Any], x: Tensor, purpose: str, t: int = 0) -> Tensor:
-    """Embeddings (n, d) of inputs x (n, ...) as they leave the party: with `embedding_noise`."""
-    f, kappa = party.infer(x), party.cfg.embedding_noise
+def sent_embeddings(party: Party[Any], purpose: str, t: int = 0) -> Tensor:
+    """Embeddings (N_a, d) of the aligned people, with noise."""
+    return with_noise(party, party.infer(aligned_rows(party)), purpose, t)
+
+
+def with_noise(party: Party[Any], f: Tensor, purpose: str, t: int = 0) -> Tensor:
+    """Embeddings f (n, d) as they leave the party, with `embedding_noise`."""
+    kappa = party.cfg.embedding_noise
     return perturbed(f, kappa, party.noise([f, kappa], purpose, t))
 
 
@@ -251,7 +256,7 @@ def contribution(party: Party[Any], on: str, *, begun: bool) -> Tensor:
     """Embeddings (n, d) for a joint evaluation, with noise; of the aligned people without it, since that is what the
     party itself would attack with. Before it has `begun`, the party has not calibrated yet."""
     if on != "aligned":
-        return noisy_embeddings(party, party.site.tests[on].every, f"{on} embeddings")
+        return with_noise(party, party.infer(party.site.tests[on].every), f"{on} embeddings")
     with party.scratch():
         if not begun:
             calibrate(party)

@@ -25,20 +25,11 @@ from torch.nn import functional as F
 
 from fedloom.core.method import Method
 from fedloom.core.party import Party
-from fedloom.methods.vertical import proto_evfl
-from fedloom.methods.vertical.proto_evfl_steps import (
-    ProtoEVFLConfig,
-    contribution,
-    logits,
-    mixed_prior,
-    noisy_embeddings,
-    optimiser,
-    rollback_on_collapse,
-)
-from fedloom.methods.vertical.steps import aligned_rows, calibrate, extractor
+from fedloom.methods.vertical import proto_evfl, steps
+from fedloom.methods.vertical import proto_evfl_steps as proto
 
 
-class ProtoStudentConfig(ProtoEVFLConfig):
+class ProtoStudentConfig(proto.ProtoEVFLConfig):
     """Settings of Proto-EVFL but for its selection, and how sure a name must be."""
 
     selection: Literal["both"] = "both"
@@ -74,22 +65,22 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
         site, cfg = self.site, self.cfg
         with self.seeded("head"):
             head = nn.Linear(cfg.width, site.classes)
-        self.network(extractor(self, head), optimiser(cfg, cfg.lr, cfg.weight_decay))
+        self.network(steps.extractor(self, head), proto.optimiser(cfg, cfg.lr, cfg.weight_decay))
         self.prototypes = torch.zeros(site.classes, cfg.width, device=site.device)
         self.prior = torch.full((site.classes,), 1 / site.classes, device=site.device)
 
     def introduce(self) -> Tensor:
         """Round 0: centre, and embed the aligned people (N_a, d)."""
-        calibrate(self)
-        return noisy_embeddings(self, aligned_rows(self), "first embeddings")
+        steps.calibrate(self)
+        return proto.sent_embeddings(self, "first embeddings")
 
     def improve(self, *, t: int, prototypes: Tensor, prior: Tensor) -> dict[str, Tensor]:
         """Lines 2-10 of Proto-EVFL's Algorithm 1, with training on pseudo-labels in place of lines 5-8."""
         self.prototypes = prototypes
-        self.prior = mixed_prior(self, t, prototypes, self.prior, prior)
-        with rollback_on_collapse(self, t, self.prototypes, self.prior):
+        self.prior = proto.mixed_prior(self, t, prototypes, self.prior, prior)
+        with proto.rollback_on_collapse(self, t, self.prototypes, self.prior):
             self._fit(t)
-        return {"embedded": noisy_embeddings(self, aligned_rows(self), "embeddings", t), "prior": self.prior}
+        return {"embedded": proto.sent_embeddings(self, "embeddings", t), "prior": self.prior}
 
     def _fit(self, t: int) -> None:
         """Learn the pseudo-labels of the most confident rows."""
@@ -105,11 +96,11 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
 
     def alone(self, embedded: Tensor) -> Tensor:
         """Logits (n, Z) of this party alone from its embeddings (n, d)."""
-        return logits(embedded, self.prototypes, self.prior, self.cfg)
+        return proto.logits(embedded, self.prototypes, self.prior, self.cfg)
 
     def contribution(self, *, on: str) -> Tensor:
         """Embeddings (n, d) for a joint evaluation."""
-        return contribution(self, on, begun=bool(self.prototypes.any()))
+        return proto.contribution(self, on, begun=bool(self.prototypes.any()))
 
 
 def most_confident(beliefs: Tensor, share: float) -> tuple[Tensor, Tensor]:

@@ -20,20 +20,11 @@ from torch import Tensor
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.core.party import Party
-from fedloom.methods.vertical.steps import (
-    SplitConfig,
-    aligned_batch,
-    embeddings,
-    exposed_gradients,
-    extractor,
-    joint,
-    passes,
-    top_model,
-)
+from fedloom.methods.vertical import steps
 
 
 @final
-class SplitPassive(Party[SplitConfig]):
+class SplitPassive(Party[steps.SplitConfig]):
     """A party's part of the network, below the cut."""
 
     STATE = ("params", "buffers", "opt")
@@ -42,23 +33,23 @@ class SplitPassive(Party[SplitConfig]):
 
     def setup(self) -> None:
         """Its extractor."""
-        self.network(extractor(self), self.cfg.optimise())
+        self.network(steps.extractor(self), self.cfg.optimise())
 
     def embed(self, *, number: int, step: int) -> Tensor:
         """Forward to the cut: embeddings (B, d) of this batch."""
-        return self.forward(aligned_batch(self, number, step))
+        return self.forward(steps.aligned_batch(self, number, step))
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
         """Backward from the cut: one step along the gradient (B, d) of the loss by what was sent."""
-        self.descend(aligned_batch(self, number, step), cut)
+        self.descend(steps.aligned_batch(self, number, step), cut)
 
     def contribution(self, *, on: str) -> Tensor:
         """Embeddings (n, d) for a joint evaluation."""
-        return embeddings(self, on)
+        return steps.embeddings(self, on)
 
 
 @final
-class SplitActive(Party[SplitConfig]):
+class SplitActive(Party[steps.SplitConfig]):
     """The active party's part of the network, above the cut, and its labels."""
 
     STATE = ("params", "opt")
@@ -66,19 +57,19 @@ class SplitActive(Party[SplitConfig]):
 
     def setup(self) -> None:
         """A classifier of all embeddings."""
-        self.network(top_model(self, self.site.parties * self.cfg.width), self.cfg.optimise())
+        self.network(steps.top_model(self, self.site.parties * self.cfg.width), self.cfg.optimise())
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
         """Logits (n, Z) from the embeddings (n, d) of each party."""
-        return self.infer(joint(contributions))
+        return self.infer(steps.joint(contributions))
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
         """The gradients (N_a, d) that each party would receive for the embeddings (N_a, d) of the aligned people."""
-        return exposed_gradients(self, contributions)
+        return steps.exposed_gradients(self, contributions)
 
 
 @final
-class LocalActive(Party[SplitConfig]):
+class LocalActive(Party[steps.SplitConfig]):
     """The active party of `active-only`, which classifies the embeddings of its own columns alone."""
 
     STATE = ("params", "opt")
@@ -86,30 +77,32 @@ class LocalActive(Party[SplitConfig]):
 
     def setup(self) -> None:
         """A classifier of the first party's embeddings."""
-        self.network(top_model(self, self.cfg.width), self.cfg.optimise())
+        self.network(steps.top_model(self, self.cfg.width), self.cfg.optimise())
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
         """Logits (n, Z) from its own embeddings (n, d)."""
-        return self.infer(joint({0: contributions[0]}))
+        return self.infer(steps.joint({0: contributions[0]}))
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
         """Gradients for its own columns alone: nobody else receives anything."""
-        return exposed_gradients(self, {0: contributions[0]})
+        return steps.exposed_gradients(self, {0: contributions[0]})
 
 
-def round(fed: Federation, active: SplitActive, parties: Sequence[int], cfg: SplitConfig, t: int) -> Iterator[str]:
+def round(
+    fed: Federation, active: SplitActive, parties: Sequence[int], cfg: steps.SplitConfig, t: int
+) -> Iterator[str]:
     """Some passes over the aligned rows."""
     numbers = range(t * cfg.epochs, (t + 1) * cfg.epochs)
-    passes(fed, active, parties, numbers, width=cfg.width, need=active.site.parties)
+    steps.passes(fed, active, parties, numbers, width=cfg.width, need=active.site.parties)
     yield "round"
 
 
 def round_alone(
-    fed: Federation, active: LocalActive, parties: Sequence[int], cfg: SplitConfig, t: int
+    fed: Federation, active: LocalActive, parties: Sequence[int], cfg: steps.SplitConfig, t: int
 ) -> Iterator[str]:
     """The same with the first party alone, if it is present."""
     first = [m for m in parties if m == 0]
-    passes(fed, active, first, range(t * cfg.epochs, (t + 1) * cfg.epochs), width=cfg.width, need=len(first))
+    steps.passes(fed, active, first, range(t * cfg.epochs, (t + 1) * cfg.epochs), width=cfg.width, need=len(first))
     yield "round"
 
 
@@ -118,7 +111,7 @@ SPLIT = Method(
     title="Split learning: embeddings up, gradients down",
     paper="P. Vepakomma et al.: Split learning for health: Distributed deep learning without sharing raw data, 2018",
     family="vertical",
-    config=SplitConfig,
+    config=steps.SplitConfig,
     round=round,
     client=SplitPassive,
     server=SplitActive,

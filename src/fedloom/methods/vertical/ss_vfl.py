@@ -36,26 +36,11 @@ from torch.nn import functional as F
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.core.party import Party
+from fedloom.methods.vertical import steps
 from fedloom.methods.vertical.split import SplitActive
-from fedloom.methods.vertical.steps import (
-    Extractor,
-    PrincipalComponents,
-    ScheduledOptimiser,
-    SplitConfig,
-    aligned_batch,
-    at_rate,
-    embeddings,
-    passes,
-    predictor,
-    principal_components,
-    projector,
-    reset,
-    siamese,
-    views,
-)
 
 
-class SSVFLConfig(SplitConfig):
+class SSVFLConfig(steps.SplitConfig):
     """Settings of SS-VFL."""
 
     pretrain: int = Field(5, ge=0)
@@ -89,15 +74,15 @@ def info_nce(z: Tensor, corrupted: Tensor, temperature: float) -> Tensor:
     return F.cross_entropy(s, torch.arange(len(s), device=s.device))
 
 
-class PretrainedExtractor(Extractor):
+class PretrainedExtractor(steps.Extractor):
     """An extractor and its heads: for pictures a projector and a predictor, for tables a projector."""
 
     def __init__(
-        self, body: nn.Module, cfg: SSVFLConfig, principal: PrincipalComponents | None, *, pictures: bool
+        self, body: nn.Module, cfg: SSVFLConfig, principal: steps.PrincipalComponents | None, *, pictures: bool
     ) -> None:
         super().__init__(body, cfg.learnt, cfg.centred, principal)
-        self.projector = projector(cfg.learnt, cfg.projection)
-        self.predictor = predictor(cfg.projection) if pictures else nn.Identity()
+        self.projector = steps.projector(cfg.learnt, cfg.projection)
+        self.predictor = steps.predictor(cfg.projection) if pictures else nn.Identity()
 
 
 @final
@@ -113,16 +98,15 @@ class SSVFLPassive(Party[SSVFLConfig]):
         self.supervised = self.cfg.pretrain == 0
         body, pictures = self.site.build(), self.data.pool.dim() == 4
         with self.seeded("heads"):
-            network = PretrainedExtractor(body, self.cfg, principal_components(self), pictures=pictures)
-        self.network(network, ScheduledOptimiser(self.cfg))
+            network = PretrainedExtractor(body, self.cfg, steps.principal_components(self), pictures=pictures)
+        self.network(network, steps.ScheduledOptimiser(self.cfg))
 
     def teach(self, *, t: int) -> None:
         """Phase 1: steps on batches of all own rows."""
-        cfg, losses = self.cfg, []
-        self.opt = at_rate(self.opt, cfg.pretrain_lr)
-        for x in self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size):
-            pair = views(x, shift=cfg.shift, noise=cfg.noise, erase=cfg.erase, corrupt=cfg.corrupt)
-            losses.append(self.minimise(self._loss, *pair))
+        cfg = self.cfg
+        self.opt = steps.at_rate(self.opt, cfg.pretrain_lr)
+        batches = self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size)
+        losses = [self.minimise(self._loss, *steps.views(x, cfg)) for x in batches]
         self.note("pretraining loss", torch.stack(losses).mean())
 
     def _loss(self, one: Tensor, two: Tensor) -> Tensor:
@@ -130,21 +114,21 @@ class SSVFLPassive(Party[SSVFLConfig]):
         a, b = (heads.projector(self.model(x)[:, fixed:]) for x in (one, two))  # type: ignore[operator]
         if one.dim() == 2:
             return info_nce(a, b, self.cfg.temperature)
-        return siamese((heads.predictor(a), heads.predictor(b)), (a, b))  # type: ignore[operator]
+        return steps.siamese((heads.predictor(a), heads.predictor(b)), (a, b))  # type: ignore[operator]
 
     def embed(self, *, number: int, step: int) -> Tensor:
         """Phase 2: forward to the cut (B, d), at first with a fresh optimiser."""
         if not self.supervised:
-            self.supervised, self.opt = True, reset(self.opt, self.cfg.lr)
-        return self.forward(aligned_batch(self, number, step))
+            self.supervised, self.opt = True, steps.reset(self.opt, self.cfg.lr)
+        return self.forward(steps.aligned_batch(self, number, step))
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
         """Phase 2: backward from the cut, one step along the gradient (B, d) of the loss by what was sent."""
-        self.descend(aligned_batch(self, number, step), cut)
+        self.descend(steps.aligned_batch(self, number, step), cut)
 
     def contribution(self, *, on: str) -> Tensor:
         """Embeddings (n, d) for a joint evaluation."""
-        return embeddings(self, on)
+        return steps.embeddings(self, on)
 
 
 def round(fed: Federation, active: SplitActive, parties: Sequence[int], cfg: SSVFLConfig, t: int) -> Iterator[str]:
@@ -153,7 +137,7 @@ def round(fed: Federation, active: SplitActive, parties: Sequence[int], cfg: SSV
         fed.call(parties, "teach", shared={"t": t}, expect=None)
     else:
         first = (t - cfg.pretrain) * cfg.epochs
-        passes(fed, active, parties, range(first, first + cfg.epochs), width=cfg.width, need=active.site.parties)
+        steps.passes(fed, active, parties, range(first, first + cfg.epochs), width=cfg.width, need=active.site.parties)
     yield "round"
 
 

@@ -321,6 +321,11 @@ def siamese(p: tuple[Tensor, Tensor], z: tuple[Tensor, Tensor]) -> Tensor:
     return disagreement(p[0], z[1]) / 2 + disagreement(p[1], z[0]) / 2
 
 
+def heads(inputs: int, width: int) -> tuple[nn.Sequential, nn.Sequential]:
+    """A projector and a predictor."""
+    return projector(inputs, width), predictor(width)
+
+
 def projector(inputs: int, width: int) -> nn.Sequential:
     """Features (B, inputs) to projections (B, width)."""
     return nn.Sequential(*_normalised(inputs, width), nn.ReLU(), *_normalised(width, width))
@@ -336,26 +341,19 @@ def _normalised(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs, bias=False), nn.BatchNorm1d(outputs, track_running_stats=False)]
 
 
-def views(x: Tensor, *, shift: float, noise: float, erase: float, corrupt: float) -> tuple[Tensor, Tensor]:
+def views(x: Tensor, cfg: Any) -> tuple[Tensor, Tensor]:
     """Two views of a batch of pictures (B, C, H, W), or of rows of a table (B, F); the table's first one is x itself.
 
-    Both come from torch's generator, which engines seed for each call.
-
-    Args:
-        x: the batch.
-        shift: pictures move by up to this share of a side.
-        noise: standard deviation of Gaussian noise on pictures.
-        erase: upper bound of the erased rectangle's sides, as a share of the picture's.
-        corrupt: share of a table row's columns that are replaced.
+    They come from torch's generator, which engines seed for each call. `cfg` has `shift`, `noise`, `erase`, `corrupt`.
     """
-    if x.dim() != 4:
-        return x, corrupted(x, corrupt)
+    return (picture_view(x, cfg), picture_view(x, cfg)) if x.dim() == 4 else (x, corrupted(x, cfg.corrupt))
 
-    def view() -> Tensor:
-        moved = erased(shifted(x, shift), erase)
-        return moved + noise * torch.randn_like(moved)
 
-    return view(), view()
+def picture_view(x: Tensor, cfg: Any) -> Tensor:
+    """A view (B, C, H, W) of pictures."""
+    x = erased(shifted(x, cfg.shift), cfg.erase)
+    noise: Tensor = cfg.noise * torch.randn_like(x)
+    return x + noise
 
 
 def shifted(x: Tensor, share: float) -> Tensor:
