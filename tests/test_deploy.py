@@ -295,7 +295,7 @@ def test_rows_that_do_not_fit_get_a_sentence(proto: Trained, tmp_path: Path) -> 
         ({**good, names[0]: 7.0}, f"Column '{names[0]}' must be a list of values"),
         ({**good, names[0]: [1, 2, 1e99]}, "within"),
         ({**good, names[0]: [{}, 2, 3]}, "holds something else"),
-        ({name: [] for name in names}, "at least one row"),
+        ({name: [] for name in names}, "At least one row"),
         (np.zeros((3, len(names)), np.float32), "rows of a table"),
         (tmp_path / "nowhere.csv", "can't be read"),
         (tmp_path, "can't be read"),
@@ -368,8 +368,8 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
     for bad, text in [
         (whole.astype(np.float32), "uint8"),
         (whole[:, :, :5], "Images must be"),
-        (whole[:0], "at least one row"),
-        ([], "at least one row"),
+        (whole[:0], "At least one row"),
+        ([], "At least one row"),
         ([1, 2], "list of files"),
         ([tmp_path / "no.png"], "can't be decoded"),
         ({"path": ["a"]}, "This party takes pictures"),
@@ -461,9 +461,9 @@ def test_what_can_not_be_exported(tmp_path: Path, proto: Trained) -> None:
     fedloom.run("local", out=tmp_path / "rows", rounds=1, data={"clients": 2}, models={"pool": ["linear"]})
     with pytest.raises(ConfigError, match=r"local is a horizontal method.*proto-evfl"):
         export(tmp_path / "rows", tmp_path / "out")
-    with pytest.raises(ConfigError, match="is no run's folder"):
+    with pytest.raises(ConfigError, match="is not a run's folder"):
         export(tmp_path / "nowhere")
-    with pytest.raises(ConfigError, match=r"these are: .*rows"):
+    with pytest.raises(ConfigError, match=r"choose one of: .*rows"):
         export(tmp_path)
     assert not (tmp_path / "out").exists()
     before = (proto.out / "party-0" / MANIFEST).stat().st_mtime_ns
@@ -527,7 +527,7 @@ def test_a_folder_of_the_wrong_kind(reader: Callable[[Path], object], proto: Tra
         reader(proto.out / wrong)
     with pytest.raises(CheckpointError, match="name one of its folders, active, party-0, party-1"):
         reader(proto.out)
-    with pytest.raises(CheckpointError, match="fedloom export makes some"):
+    with pytest.raises(CheckpointError, match="fedloom export writes them"):
         reader(tmp_path)
 
 
@@ -559,9 +559,9 @@ def test_torn_altered_and_oversize_files(folder: Path, monkeypatch: pytest.Monke
 CARDS: list[tuple[dict[str, Any], str]] = [
     ({"format": "fedloom-party/9"}, "format"),
     ({"extra": 1}, "there is no such setting"),
-    ({"party": 4}, "numbers from 0 to 3"),
+    ({"party": 4}, "valid parties are 0–3"),
     ({"party": -1}, "party"),
-    ({"party": None}, "a party has a number"),
+    ({"party": None}, "a party needs a number"),
     ({"parties": 10**9}, "parties"),
     ({"classes": ["a"]}, "classes"),
     ({"classes": ["a", "b", "c"]}, "does not hold together"),
@@ -586,7 +586,7 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"norm": "odd"}, "norm"),
     ({"recipe": {}}, "kind"),
     ({"recipe": {"kind": "table"}}, "damaged"),
-    ({"recipe": {"kind": "code"}}, "rows of the kind 'code'"),
+    ({"recipe": {"kind": "code"}}, "table, cells or pictures, not 'code'"),
     ({"recipe": {"kind": "table", "dropped": [], "columns": "abc"}}, "damaged"),
     (
         {"recipe": {"kind": "table", "dropped": [], "columns": [{"name": "a", "log": 0, "fill": 10**400}]}},
@@ -646,7 +646,7 @@ def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(proto.out / "active", tmp_path / "active"))
     card, good = (folder / MANIFEST).read_bytes(), content(folder)
     for change_to, text in [
-        ({"needs": [0, 9]}, "numbers from 0 to 3"),
+        ({"needs": [0, 9]}, "valid parties are 0–3"),
         ({"needs": []}, "needs"),
         ({"parties": 3, "needs": [0]}, "does not hold together"),
         ({"classes": ["a", "b", "c"]}, "does not hold together"),
@@ -741,5 +741,5 @@ def test_a_method_that_predicts_with_more_than_is_kept_is_refused(tmp_path: Path
     fedloom.run(str(tmp_path / "elsewhere.py"), out=tmp_path / "run", rounds=1, params={"width": 4}, data=data)
     with pytest.raises(CheckpointError, match="the folder active predicts otherwise than the run"):
         export(tmp_path / "run")
-    with pytest.raises(CheckpointError, match="is no party's folder"):
+    with pytest.raises(CheckpointError, match="is not a party's folder"):
         load_active(tmp_path / "run" / "export" / "active")

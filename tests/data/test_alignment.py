@@ -137,7 +137,7 @@ def test_missing_and_repeated_ids_are_counted_for_all_parties_and_shown_of_ones_
 
 @pytest.mark.parametrize("value", [1.5, True, b"a", ["a"], np.bool_(False)])
 def test_ids_of_other_types_are_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=rf"party 1: ids are text or whole numbers, not {type(value).__name__}"):
+    with pytest.raises(DataError, match=rf"party 1: ids must be text or whole numbers, not {type(value).__name__}"):
         align([["a"], [value]])
 
 

@@ -73,7 +73,7 @@ def test_a_client_without_rows_is_refused() -> None:
 
 
 def test_what_a_partitioner_raises_is_passed_on_in_our_words() -> None:
-    with pytest.raises(DataError, match="ByColumn can't share out 8 rows"):
+    with pytest.raises(DataError, match="ByColumn can't partition 8 rows"):
         from_flwr(ByColumn("no such column"), LABELS)
 
 

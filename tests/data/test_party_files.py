@@ -100,7 +100,7 @@ def test_the_truth_is_known_where_labels_are(files: list[Path]) -> None:
         ({"id": ["id", "id"]}, "one id or one for each"),
         ({"label": "risc"}, "Did you mean 'risk'"),
         ({"label": "income"}, r"at least 1 test row, equally many, but have \[0, 0, 0\]"),
-        ({"aligned": 40}, "only 22 can be"),
+        ({"aligned": 40}, "only 22 rows can be"),
         ({"aligned": 0}, "at least 1"),
         ({"test_fraction": 0.0}, "test_fraction"),
         ({"align": lambda ids: [np.arange(3)] * 2}, "each of 3 parties"),
@@ -121,7 +121,7 @@ def test_a_typo_is_refused_and_a_constant_column_is_told(files: list[Path], capl
     assert len(caplog.records) == 1 and "party 'phone': dropped 1 columns" in caplog.text
     lines[9] = lines[9].replace(",3,", ",3o,")
     files[2].write_text("\n".join(lines))
-    with pytest.raises(DataError, match=r"Party 'phone': Column 'calls' .* 1 of its \d+ values are none, such as '3o'"):
+    with pytest.raises(DataError, match=r"Party 'phone': Column 'calls' .* 1 of its \d+ values are not, such as '3o'"):
         gather(files)
 
 

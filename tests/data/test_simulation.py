@@ -240,7 +240,7 @@ def test_raw_tables_are_what_load_encodes() -> None:
         ({"unaligned": -1}, "unaligned must be"),
         ({"test_fraction": 1.0}, "test_fraction"),
         ({"test_rows": 0}, "test_rows"),
-        ({"aligned": 5000}, "only 1346 can be"),
+        ({"aligned": 5000}, "only 1346 rows can be"),
         ({"unaligned": 400}, r"at most 32\d rows for each"),
         ({"unaligned": 200, "ratio": 50}, "at most"),
         ({"ratio": [2, 2]}, "one for each of 4 parties"),

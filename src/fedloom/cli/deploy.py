@@ -24,7 +24,7 @@ SHOWN = 10
 
 
 def export(run: Path, target: Path | None, force: bool, out: Console) -> None:
-    """Write the folders, and say whose they are."""
+    """Write the folders, and print their owners."""
     found = export_run(run, target, force=force)
     table = Table("folder", "for", "holds", box=None, header_style="bold", pad_edge=False)
     table.add_column("kB", justify="right")
@@ -38,7 +38,7 @@ def export(run: Path, target: Path | None, force: bool, out: Console) -> None:
     if found.round < found.rounds:
         unfinished = f"{found.round} of {found.rounds} rounds"
         out.print(f"The run is not finished: these are its parties after {unfinished}.", soft_wrap=True)
-    out.print(f"read back: they answer as the run does on {found.tried} test rows")
+    out.print(f"verified: they predict as the run does on {found.tried} test rows")
     out.print(f"written  {found.folder}", soft_wrap=True)
 
 
@@ -70,7 +70,7 @@ def predict(
     trust: Collection[str],
     out: Console,
 ) -> None:
-    """Predict with all parties, or with one alone; write or show what comes of it."""
+    """Predict with all parties, or with one alone; write or print the predictions."""
     if target is not None:
         _free(target, force)
     ids: list[str] | None
@@ -108,9 +108,9 @@ def _jointly(
     """Classes, probabilities (n, Z), and ids of the people if a file with them was given."""
     if not embeddings or (rows is None) != (id is None):
         raise ConfigError(
-            f"{folder} is the active party's folder, which predicts from everybody's embeddings: give a file of each "
-            "party, --embeddings 0=e0.safetensors --embeddings 1=e1.safetensors …; a CSV file goes with --id, and only "
-            "says whose rows they are"
+            f"{folder} is the active party's folder, which predicts from all parties' embeddings: give a file for "
+            "each, --embeddings 0=e0.safetensors --embeddings 1=e1.safetensors …; a CSV file, for the ids of the rows, "
+            "needs --id"
         )
     active = load_active(folder, trust=trust)
     ids = None if rows is None or id is None else read_csv(rows, needed=[id])[id]
@@ -123,14 +123,14 @@ def _jointly(
     )
     if not sure:
         out.print(
-            "The embeddings were made without --id: nobody checked that their rows are of the same people.",
+            "The embeddings were made without --id: their rows are not checked to be of the same people.",
             soft_wrap=True,
         )
     return active.classes, found, ids
 
 
 def _named(text: str) -> tuple[Path, int | None]:
-    """`0=e0.safetensors`, or the file alone, which knows whose it is."""
+    """`0=e0.safetensors`, or the file alone, which names its party."""
     number, equals, file = text.partition("=")
     return (Path(file), int(number)) if equals and number.isdecimal() else (Path(text), None)
 
@@ -150,9 +150,9 @@ def _show(heading: str, names: Sequence[str], classes: Sequence[str], found: np.
 
 
 def _free(target: Path, force: bool) -> None:
-    """Refuse to write over something, such as the rows themselves."""
+    """Refuse to overwrite a file or folder."""
     if target.exists() and not (force and target.is_file()):
-        what = "is there already; add --force to replace it, or" if target.is_file() else "is a folder;"
+        what = "exists already; add --force to replace it, or" if target.is_file() else "is a folder;"
         raise ConfigError(f"{target} {what} choose another --out")
     if not target.absolute().parent.is_dir():
-        raise ConfigError(f"there is no folder {target.parent} to write to; make it, or choose another --out")
+        raise ConfigError(f"the folder {target.parent} does not exist; make it, or choose another --out")

@@ -1,4 +1,4 @@
-"""The steps that partitions are made of: how many rows go to whom, and which."""
+"""Allocation of rows to clients: the steps that partitions are made of."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fedloom.core.errors import DataError
 
 
 def check_rows(labels: np.ndarray, clients: int, each: int) -> None:
-    """Raise DataError unless there is a client, and there are rows enough for `each` of them."""
+    """Raise DataError unless there is a client and every client can have `each` rows."""
     if clients < 1:
-        raise DataError(f"There must be at least 1 client, but clients is {clients}.")
+        raise DataError(f"clients must be at least 1, but is {clients}.")
     if len(labels) < clients * each:
         raise DataError(
             f"{clients} clients need at least {each} rows each, {clients * each} in all, but there are "
@@ -19,7 +19,7 @@ def check_rows(labels: np.ndarray, clients: int, each: int) -> None:
 
 
 def check_classes(there: int, wanted: int) -> None:
-    """Raise DataError if a client is to hold more classes than there are."""
+    """Raise DataError if the data has fewer classes than each client must hold."""
     if there < wanted:
         raise DataError(f"Each client must hold {wanted} classes, but the data has {there}; use fewer.")
 
@@ -30,7 +30,7 @@ def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> list[np.n
 
 
 def deal(queues: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-    """Hand the rows of each class out from the front of its queue; counts is (N, K)."""
+    """Allocate the rows of each class from the front of its queue; counts is (N, K)."""
     ends = np.cumsum(counts, axis=0)
     return [
         np.sort(np.concatenate([queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]))
@@ -43,7 +43,7 @@ def proportional(
 ) -> np.ndarray:
     """(N,) whole numbers that sum to total and are as near to total * shares / sum(shares) as can be.
 
-    With a tiny alpha all shares may underflow to 0. In that limit one client takes all, so a random one does.
+    With a tiny alpha all shares may underflow to 0. In that limit one client has all, so a random one gets all.
     """
     weight = shares.sum()
     if weight < 1e-200:

@@ -1,7 +1,6 @@
-"""Decoded data sets on disk, so that only the first run pays for decoding.
+"""A cache of decoded data sets on disk, under `$XDG_CACHE_HOME/fedloom/data` or `~/.cache/fedloom/data`.
 
-The entries lie under `$XDG_CACHE_HOME/fedloom/data`, or `~/.cache/fedloom/data`. Removing them is
-always safe.
+Removing entries is always safe.
 """
 
 from __future__ import annotations
@@ -20,15 +19,14 @@ from fedloom.core.errors import DataError
 from fedloom.core.paths import cache_folder
 from fedloom.data.dataset import Dataset
 
-# Part of every key: raise it when what is decoded from the same files changes.
+# Part of every key: increment it when decoding changes.
 _VERSION = 1
 
 
 def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
-    """The data set kept under a key, else a newly built one, which is then kept.
+    """The data set cached under a key; otherwise a newly built one, which is then cached.
 
-    An entry that is damaged counts as absent, and a folder that can't be written to is no error:
-    the cache only saves time.
+    A damaged entry is rebuilt, and a folder that can't be written to is no error.
     """
     entry = cache_folder("data") / key
     found = _fetch(entry)
@@ -39,7 +37,7 @@ def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
 
 
 def key_of(*parts: object) -> str:
-    """A key from texts and numbers that together decide what a data set holds."""
+    """A key from text and numbers that determine the content of a data set."""
     return hashlib.sha256(json.dumps([_VERSION, *parts]).encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""A pool of labelled rows in memory: what every partition, method and report starts from."""
+"""A pool of labelled rows in memory, from which partitions, methods and reports start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Literal["image", "table"]
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """One pool of labelled rows in memory, decoded once; training and test rows together.
+    """Labelled rows in memory, decoded; training and test rows together.
 
     Raises:
         DataError: the arrays contradict each other, a label is out of range, or a number is not

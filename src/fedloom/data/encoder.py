@@ -19,8 +19,8 @@ from fedloom.data.tables import MISSING, RawTable, is_number, texts
 
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
-_LARGEST = 1e30  # so that squares and float32 can hold what comes of it
-_MOSTLY = 0.9  # of a column's words; where so many are numbers, the others are taken for mistakes
+_LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
+_MOSTLY = 0.9  # of a column's words; where so many are numbers, the others are probably errors
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
 _MOST_CATEGORIES = 1000
 SHOWN = 5
@@ -127,7 +127,7 @@ class TableEncoder:
             DataError: no columns, words that are nearly all different, or a type that is neither.
         """
         if not columns:
-            raise DataError("A table needs at least one column besides the label, but there is none.")
+            raise DataError("A table needs at least one column besides the label, but has none.")
         rules: list[ColumnEncoder] = []
         for name, values in columns.items():
             values = typed(name, values)
@@ -175,11 +175,11 @@ class TableEncoder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """F names of what comes out."""
+        """F names of the encoded columns."""
         return tuple(name for rule in self.columns for name in rule.names)
 
     def transform(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """(n, F) float32, C-contiguous and finite. Columns that have no rule are passed over.
+        """(n, F) float32, C-contiguous and finite. Columns without a rule are ignored.
 
         Raises:
             DataError: a column is missing, is of another type than it was, or has another length.
@@ -195,7 +195,7 @@ class TableEncoder:
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def to_dict(self) -> dict[str, Any]:
-        """The rules as JSON can hold them."""
+        """The rules as plain JSON values."""
         columns = [
             asdict(rule) | ({"words": list(rule.words)} if isinstance(rule, OneHot) else {}) for rule in self.columns
         ]
@@ -203,7 +203,7 @@ class TableEncoder:
 
     @classmethod
     def from_dict(cls, rules: Mapping[str, Any]) -> TableEncoder:
-        """The encoder that `to_dict` wrote down.
+        """The encoder whose rules `to_dict` returned.
 
         Raises:
             DataError: the rules are incomplete or of other types.
@@ -273,12 +273,12 @@ def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNu
 
 
 def _refuse_mistakes(name: str, words: np.ndarray) -> None:
-    """Numbers with some words between them: as words, nearly all would be rare, and the numbers would be lost."""
+    """Raise DataError for numbers among which a few words stand: as words nearly all would be rare."""
     known = words[words != MISSING]
     odd = [word for word in known if not is_number(word)]
     if odd and len(known) - len(odd) >= _MOSTLY * len(known):
         raise DataError(
-            f"Column {name!r} holds numbers, but {len(odd)} of its {len(known)} values are none, such as "
+            f"Column {name!r} holds numbers, but {len(odd)} of its {len(known)} values are not, such as "
             f"{odd[0][:40]!r}; correct them, or leave them empty (if the numbers are codes, put a letter before each)."
         )
 
@@ -295,13 +295,13 @@ def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | str:
     log = bool(skew > _SKEW and abs(_skewness(_log(there, True))) < skew)
     filled = _log(np.where(np.isnan(numbers), fill, numbers), log)
     scale = float(filled.std())
-    if not scale > 0:  # numbers that differ by less than a float64 can tell
+    if not scale > 0:  # numbers that differ by less than float64 resolves
         return name
     return ScaledNumber(name, log, fill, float(filled.mean()), scale, gaps)
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """(n,) float64, with NaN for what is missing."""
+    """(n,) float64, with NaN for missing values."""
     if values.dtype.kind in "biuf":
         numbers: np.ndarray = values.astype(np.float64)
     else:

@@ -1,4 +1,4 @@
-"""Partitions of one's own, and the partitioners of Flower's `flwr-datasets`, beside ours."""
+"""Partitions from user code, and adapters for the partitioners of Flower's `flwr-datasets`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedloom.data.partitions import PartitionFunction
 
 
 def partition_at(path: str) -> PartitionFunction:
-    """The partition that `package.module:name` stands for, called with (labels (n,), clients, rng, **options).
+    """The partition at `package.module:name`, called with (labels (n,), clients, rng, **options).
 
     It is a function of that form, or a partitioner class such as `flwr_datasets.partitioner:ShardPartitioner`:
     that is made with the options, and with `num_partitions`, `seed` and `partition_by="label"` where it takes them.
 
     Raises:
-        DataError: nothing callable stands there.
+        DataError: there is no callable of that name.
     """
     found = callable_at(path, DataError)
     return partial(_made_by, found) if hasattr(found, "load_partition") else found
@@ -44,8 +44,8 @@ def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None
     """What a `flwr_datasets.partitioner.Partitioner` makes of these labels, as sorted row numbers of each
     client.
 
-    Through its public face only: it is given a table with the columns "label", "group" and "row", and what
-    comes back in "row" is read. So `partition_by` must be "label" or "group". For `fedloom.data.split`:
+    Only its public API is used: it is given a table with the columns "label", "group" and "row", and returns rows
+    of it. So `partition_by` must be "label" or "group". For `fedloom.data.split`:
 
         split(data, clients=10, seed=0, partition=lambda labels, clients, rng: from_flwr(
             DirichletPartitioner(num_partitions=clients, partition_by="label", alpha=0.5), labels))
@@ -67,7 +67,7 @@ def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None
             'run: pip install "fedloom[partitions]"'
         ) from error
     if partitioner.is_dataset_assigned():
-        raise DataError("A partitioner can be given data once, but this one has data already; make a new one.")
+        raise DataError("This partitioner has data already; make a new one.")
     columns = {"label": labels, "row": np.arange(len(labels))}
     if groups is not None:
         columns["group"] = groups
@@ -76,7 +76,7 @@ def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None
         parts = [partitioner.load_partition(i) for i in range(partitioner.num_partitions)]
         rows = [np.sort(np.array(part["row"], dtype=np.int64)) for part in parts]
     except Exception as error:  # whatever a partitioner of somebody else's raises
-        raise DataError(f"{type(partitioner).__name__} can't share out {len(labels)} rows: {error}") from error
+        raise DataError(f"{type(partitioner).__name__} can't partition {len(labels)} rows: {error}") from error
     empty = [client for client, part in enumerate(rows) if not len(part)]
     if empty:
         raise DataError(

@@ -34,7 +34,7 @@ _TEST_NAMES = ("test", "validation", "valid", "val")
 
 @dataclass(frozen=True)
 class Hints:
-    """What the files of a data set don't say themselves."""
+    """What the files of a data set do not specify."""
 
     test: str | None = None
     """The official test split; None: the first there is of test, validation, valid and val."""
@@ -81,8 +81,8 @@ def open_hub(
 
     Args:
         repository: "owner/name".
-        name: what the data set is called here.
-        hints: what the files don't say.
+        name: the name of the data set in fedloom.
+        hints: what the files do not specify.
         config: the hub's name of one of several versions of the data set.
         folder: where no local copy was found, or None if there is no data root; for the error message.
 
@@ -134,7 +134,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
-    """A CSV file, or the files of a folder, whose splits are told by the files' and folders' names as on the hub."""
+    """A CSV file, or the CSV files of a folder, whose names say their splits as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.is_file() else sorted(path.rglob("*.csv")):
         words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
@@ -194,7 +194,7 @@ def _build(
 
     Args:
         name: of the data set.
-        hints: what the files don't say.
+        hints: what the files do not specify.
         columns: their names.
         values: a column's name -> (n,) values.
         held_out: row numbers of the test split, if there is one.
@@ -222,7 +222,7 @@ def _build(
 
 
 def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) -> tuple[Any, Any]:
-    """The two splits that are used, the second perhaps None. Others ("extra", ...) are left alone."""
+    """The two splits that are used, the second perhaps None. Others ("extra", ...) are ignored."""
     if len(splits) == 1 and wanted is None:
         return next(iter(splits.values())), None
     if "train" not in splits or (wanted is not None and wanted not in splits):
@@ -259,9 +259,9 @@ def _labels(
         fit = values.dtype.kind in "biu"
     if not fit:
         raise DataError(
-            f"Labels must be complete, and text, whole numbers or truth values, but column {column!r} "
-            f"of data set {name!r} ({values.dtype}) has gaps, decimals or other things; choose or make "
-            "a column of classes."
+            f"Labels must be complete, and text, whole numbers or booleans, but column {column!r} "
+            f"of data set {name!r} ({values.dtype}) has missing values, decimals or other types; choose "
+            "or make a column of classes."
         )
     if names is not None:
         return values.astype(np.int64), tuple(names)
@@ -274,12 +274,12 @@ def _labels(
 
 
 def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
-    """The images of a column as they lie in the files."""
+    """The encoded images of a column."""
     import datasets
 
     raw = pool.select_columns([column]).cast_column(column, datasets.Image(decode=False))
     for batch in raw.iter(batch_size=256):
         for item in batch[column]:
             if item is None:
-                raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
+                raise DataError(f"Each row must have an image, but column {column!r} lacks some; drop those rows.")
             yield item["bytes"] if item["bytes"] is not None else Path(item["path"])

@@ -37,7 +37,7 @@ def decode_images(files: Iterable[bytes | Path], *, size: int | None = None, cha
     pixels = np.empty((len(planes), 1 if grey else 3, height, width), dtype=np.uint8)
     for number, plane in enumerate(planes):
         pixels[number] = _channels(plane, grey)
-        planes[number] = pixels[number]  # a large set should not be in memory twice
+        planes[number] = pixels[number]  # so that a large set is not in memory twice
     return pixels
 
 

@@ -1,4 +1,4 @@
-"""How uneven the classes of a vertical federation are: measures, and a description for reports."""
+"""Class imbalance of a vertical federation: measures, and a description for reports."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def weighted_cosine(counts: Sequence[Sequence[float]] | np.ndarray) -> float:
 
 
 def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
-    """What each party holds and how uneven it is, as JSON can hold it.
+    """Each party's data and its class imbalance, as plain JSON values.
 
     "unaligned_counts" and the measures are of a party's unaligned rows where their classes are known (a simulation
     knows them), else None; "all" is of those of all parties together. "aligned_counts" and "test_counts" are of the

@@ -1,7 +1,7 @@
-"""A vertical federation of pictures: each party has its own views of an object, and a CSV file says which.
+"""A vertical federation of images: each party has its own views of an object, listed in a CSV file.
 
-The file's columns are `sample_id,party,view,path,label`, and perhaps `split`. Parties are numbered from 0, the active
-one, whose rows alone have labels; paths are relative to the file's folder. All views of an object at a party become
+The file's columns are `sample_id,party,view,path,label`, and perhaps `split`. Party 0 is the active
+one, and only its rows have labels; paths are relative to the file's folder. All views of an object at a party become
 channels of one image, in the order of the views' names (numbers by size).
 """
 

@@ -1,8 +1,7 @@
-"""Who holds which rows: pure functions from labels to one sorted array of row numbers for each client.
+"""Partitions of rows among clients, as pure functions from labels to a sorted array of row numbers for each client.
 
 All take `labels` (n,) int64, the number of clients and a generator, and return a list of (m_i,) int64 numbers
-into `labels`. No row has two owners and no client is empty; what can't be done raises `DataError` with the
-numbers.
+into `labels`. No row has two owners and no client is empty. Settings that can't be met raise `DataError`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Option:
 
 @dataclass(frozen=True)
 class PartitionScheme:
-    """A way to share out rows, with its options; `function` also takes `groups` if `needs_groups`."""
+    """A registered partition with its options; `function` also takes `groups` if `needs_groups`."""
 
     title: str
     function: PartitionFunction
@@ -69,7 +68,7 @@ def dirichlet(
         alpha: above 0; large is even, small gives each client few classes.
         rows: with a number, each client gets that many: multinomial(rows, q_n) without replacement. Where a
             class runs out, the shortfall is drawn again from the other classes by q_n renormalised, or evenly
-            if q_n is 0 on all that are left. With None, every row is handed out: those of class k in
+            if q_n is 0 on all that are left. With None, every row is allocated: those of class k in
             proportion to q_n[k].
         min_rows: with rows=None, clients that got fewer are given random rows of the largest client.
     """
@@ -86,7 +85,7 @@ def dirichlet_classwise(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float = 0.5, min_rows: int = 1
 ) -> list[np.ndarray]:
     """Each class k is shared out by its own p_k ~ Dir(alpha, ..., alpha) over the clients; every row is
-    handed out.
+    allocated.
 
     The split of NIID-Bench (Li et al., arXiv:2102.02079) and PFLlib. As there, a client that already holds
     its fair share n / N gets no rows of the classes that follow.
@@ -109,10 +108,10 @@ def dirichlet_classwise(
 def pathological(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, classes: int = 2, rows: int | None = None
 ) -> list[np.ndarray]:
-    """Each client holds exactly `classes` classes, each of which is divided evenly among those who hold it.
+    """Each client holds exactly `classes` classes, each of which is divided evenly among its holders.
 
     Every class is held by the same number of clients, or by one more. Rows of a class that nobody holds,
-    which happens only if clients * classes is less than the number of classes, are left out. With `rows`, no
+    which happens only if clients * classes is less than the number of classes, are dropped. With `rows`, no
     client gets more than that, evenly of its classes.
     """
     check_rows(labels, clients, classes)
@@ -130,11 +129,11 @@ def pathological(
 def groups(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, number: int = 5, rows: int | None = None
 ) -> list[np.ndarray]:
-    """Clients in so many groups, one after the other and as even as can be; each group has classes of its own.
+    """Consecutive clients form `number` groups of about equal size; each group has classes of its own.
 
-    The classes are dealt to the groups at random, and each is divided evenly among the clients of its group. With
-    `rows`, no client gets more than that, evenly of its classes. Who is in a client's group would be its best
-    friends: the planted groups on which methods that choose neighbours can be held to the truth.
+    The classes are assigned to groups at random, and each is divided evenly among the clients of its group. With
+    `rows`, no client gets more than that, evenly of its classes. The groups are the ground truth for methods that
+    choose neighbours.
     """
     check_rows(labels, clients, 1)
     queues = shuffled_by_class(labels, rng)
@@ -159,9 +158,9 @@ def label_sets(
     sets: Sequence[Sequence[int]],
     rows: int | None = None,
 ) -> list[np.ndarray]:
-    """Client n holds the classes `sets[n]`, each of which is divided evenly among those who hold it.
+    """Client n holds the classes `sets[n]`, each of which is divided evenly among its holders.
 
-    Rows of a class that nobody holds are left out. With `rows`, no client gets more than that, evenly of its classes.
+    Rows of a class that nobody holds are dropped. With `rows`, no client gets more than that, evenly of its classes.
     A run names it `fedloom.data.partitions:label_sets`, as options of the partitions below are numbers.
     """
     check_rows(labels, clients, 1)
@@ -175,7 +174,7 @@ def label_sets(
 
 
 def _to_holders(queues: list[np.ndarray], holders: list[list[int]], clients: int, rows: int | None) -> list[np.ndarray]:
-    """Each class divided evenly among those who hold it, to at most `rows` of a client."""
+    """Divide each class evenly among its holders, with at most `rows` for a client."""
     counts = np.zeros((clients, len(queues)), dtype=np.int64)
     for k, (queue, those) in enumerate(zip(queues, holders, strict=True)):
         if len(queue) < len(those):
@@ -200,7 +199,7 @@ def random_classes(
 ) -> list[np.ndarray]:
     """Each client holds D ~ U{rows, ..., 2 rows} rows, evenly of `classes` random classes, as in AugFL, section VI-A.
 
-    The classes are drawn from those that still have enough rows. Rows that nobody drew are left out.
+    The classes are drawn from those that still have enough rows. Other rows are dropped.
     """
     check_rows(labels, clients, rows)
     if rows < classes:
@@ -241,7 +240,7 @@ def natural(
         clients: how many.
         rng: where all draws come from.
         groups: (n,) int64, the owner of each row.
-        min_rows: owners of fewer rows are passed over.
+        min_rows: owners of fewer rows are ignored.
     """
     check_rows(labels, clients, 1)
     if groups is None:
@@ -317,8 +316,7 @@ def find_partition(name: str) -> PartitionScheme:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, OptionValue]:
-    """All options of a partition, those that were given and the defaults of the others, with their right
-    types.
+    """All options of a partition: the given ones and the defaults of the others, converted to their types.
 
     Raises:
         DataError: an option is unknown, of the wrong type, or not above 0; the text lists every problem.

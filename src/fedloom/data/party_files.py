@@ -19,14 +19,14 @@ Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, eq=False)
 class PartyFile:
-    """What stands in one party's file.
+    """The content of one party's file.
 
     Attributes:
-        name: the stem of the file's.
+        name: the stem of the file's name.
         ids: of its n rows.
         columns: name -> the text of each row; without ids and labels.
-        labels: (n,) int64 classes of the active party's rows, -1 where there is none; without entries at others.
-        classes: their names.
+        labels: (n,) int64 classes of the active party's rows, -1 where missing; empty for other parties.
+        classes: their names; empty for other parties.
     """
 
     name: str
@@ -71,9 +71,9 @@ def from_files(
     """Read each party's CSV file and match their people.
 
     People whom all parties have and who have a label are aligned or tested. Any other row is an unaligned row of its
-    party. So two of three parties may have unaligned rows of one person, who is not known to the third; and rows of
-    the first party that are not aligned stay without their label in training, even where the file has it. A column is
-    numbers if all its values that are there can be read as numbers, else words. Each party's encoder is fitted on its
+    party. So two of three parties may have unaligned rows of a person whom the third does not have; and unaligned rows
+    of the first party are trained on without their labels, even if the file has them. A column holds numbers if all
+    its known values can be read as numbers, else words. Each party's encoder is fitted on its
     aligned and unaligned rows.
 
     Args:
@@ -92,7 +92,9 @@ def from_files(
     """
     keys = [id] * len(files) if isinstance(id, str) else list(id)
     if len(files) < 2 or len(keys) != len(files):
-        raise DataError(f"There must be at least 2 files, and one id or one for each, not {len(files)} and {keys}.")
+        raise DataError(
+            f"from_files needs at least 2 files, and one id or one for each, not {len(files)} files and ids {keys}."
+        )
     held = [PartyFile.active(Path(files[0]), keys[0], label)]
     held += [PartyFile.passive(Path(file), key, label) for file, key in zip(files[1:], keys[1:], strict=True)]
     ids, y, classes = [own.ids for own in held], held[0].labels, held[0].classes
@@ -111,7 +113,7 @@ def from_files(
 
 
 def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:
-    """What an alignment gave, if it can be right, in the order of the first party's rows."""
+    """An alignment's rows in the order of the first party's. Raises DataError if they can't be right."""
     lengths = [rows.shape for rows in common]
     fit = len(common) == len(sizes) and len(set(lengths)) == 1 and all(rows.ndim == 1 for rows in common)
     fit = fit and all(rows.dtype.kind in "iu" or len(rows) == 0 for rows in common)

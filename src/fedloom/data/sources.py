@@ -1,4 +1,4 @@
-"""Where data comes from: names that are known, and files of one's own."""
+"""Sources of data: known names, and files of the user's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOT_VARIABLE = "FEDLOOM_DATA"
 
 @dataclass(frozen=True)
 class Source:
-    """One data set that is known by name."""
+    """A data set that is known by name."""
 
     title: str
     kind: Kind
@@ -36,7 +36,7 @@ class Source:
 
     @property
     def bundled(self) -> bool:
-        """Whether it is there without a network."""
+        """Whether it needs no network."""
         return self.hub is None
 
     @property
@@ -129,11 +129,11 @@ def check_name(name: str) -> None:
 
 
 def load(name: str, *, root: Path | None = None) -> Dataset:
-    """Load a data set by its name in `SOURCES`, or from files of one's own.
+    """Load a data set by its name in `SOURCES`, or from files.
 
     A set of the Hugging Face hub is read from the folder `<root>/<owner>/<name>` if there is one,
-    else from the hub. What was decoded is kept on disk (`fedloom.data.cache`), so that only the
-    first time is slow. Its training and test split are used; others are left alone.
+    else from the hub. Decoded data is cached on disk (`fedloom.data.cache`). The training and test
+    split are used; others are ignored.
 
     Own files may be a .parquet or .csv file, a folder of them in the hub's layout, or a folder of
     class folders of PNG or JPEG files, with or without train/ and test/ above. In a table, text

@@ -84,7 +84,7 @@ def split(
     test, kept = (pool[places] for places in held)
     pool = np.setdiff1d(pool, test, assume_unique=True)
     if public >= len(pool):
-        raise DataError(f"The public set must leave rows to train on, but takes {public} of {len(pool)}; use fewer.")
+        raise DataError(f"public must leave rows to train on, but takes {public} of {len(pool)}; use fewer.")
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
     shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
@@ -117,7 +117,7 @@ def hold_out(
 def public_hash(dataset: Dataset, split: Split) -> str:
     """SHA-256 of the public rows in their order: type, shape and bytes, no labels.
 
-    Parties that must hold the same public set can compare it without sending the rows.
+    With it parties can compare their public rows without sending them.
     """
     return rows_hash(dataset.x[split.public])
 
@@ -159,7 +159,7 @@ def _partition(
     partition: str | PartitionFunction,
     options: Mapping[str, Any],
 ) -> list[np.ndarray]:
-    """The parts as numbers into pool, checked: a partition may be somebody else's."""
+    """The parts as validated positions in the pool: a partition may be user code."""
     rng, labels = stream(seed, "data.partition"), dataset.y[pool]
     if isinstance(partition, str):
         extra: dict[str, Any] = dict(check_options(partition, options))

@@ -41,7 +41,7 @@ class PartyView:
     truth: np.ndarray | None
     """(N_u,) int64 classes of the unaligned rows where they are known. For measuring only: no method may see them."""
     recipe: dict[str, Any]
-    """How raw rows become x, as JSON can hold it, for `prepare`."""
+    """How raw rows become x, as plain JSON values, for `prepare`."""
 
     def __post_init__(self) -> None:
         for problem in _view_problems(self):
@@ -156,11 +156,11 @@ def _view_problems(view: PartyView) -> Iterator[str]:
     if len(rows) and (rows.min() < 0 or rows.max() >= n):
         yield f"aligned, unaligned and test must hold row numbers from 0 to {n - 1}"
     if twice := len(rows) - len(np.unique(rows)):
-        yield f"aligned, unaligned and test must share no row, but {twice} come again"
+        yield f"aligned, unaligned and test must share no row, but {twice} occur twice"
     if view.truth is not None and (view.truth.dtype != np.int64 or view.truth.shape != view.unaligned.shape):
         yield f"truth must be int64 and give a class for each of the {len(view.unaligned)} unaligned rows"
     if not _is_json(view.recipe):
-        yield "the recipe must be what JSON can hold"
+        yield "the recipe must consist of plain JSON values"
 
 
 def _dataset_problems(data: VerticalDataset) -> Iterator[str]:

@@ -15,7 +15,7 @@ from fedloom.data.split import check_settings, hold_out
 
 @dataclass(frozen=True, eq=False)
 class VerticalSplit:
-    """Row numbers of each party's own list."""
+    """Row numbers of each party, into its own list."""
 
     aligned: list[np.ndarray]
     """The same people at the same place."""
@@ -39,7 +39,7 @@ def split_parties(
     test_rows: int | None,
     balanced: bool,
 ) -> VerticalSplit:
-    """Test rows and aligned rows from the people that all parties have and whose class is known.
+    """Draw test rows and aligned rows from the people whom all parties have and whose class is known.
 
     All other rows of a party are unaligned: people that some party lacks, and people without a label, whom several
     parties may have. If fewer people are to be aligned than could be, the others are dealt in turn, each to one party
@@ -90,11 +90,11 @@ def split_parties(
 
 
 def alignment_order(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndarray:
-    """(n,) all row numbers in the order in which they become aligned: so 200 rows are the first of 600.
+    """(n,) all row numbers in the order in which they are aligned, so that 200 rows are the first of 600.
 
     Args:
         labels: (n,) int64.
-        balanced: the classes take turns while they have rows, else the rows come as chance has it.
+        balanced: the classes alternate while they have rows; otherwise the order is random.
         seed: of the run.
     """
     rng = stream(seed, "columns.people")
@@ -105,15 +105,15 @@ def alignment_order(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndar
 def first_rows(
     order: np.ndarray, labels: np.ndarray, count: int, *, rare: Sequence[int] = (), rare_rows: int = 0
 ) -> np.ndarray:
-    """(count,) the first of an order, but at most `rare_rows` of each rare class; others fill their places.
+    """(count,) the first of an order, but at most `rare_rows` of each rare class, replaced by others.
 
     Raises:
-        DataError: there are not so many rows.
+        DataError: there are too few rows.
     """
     lined = labels[order]
     able = order[~np.isin(lined, rare) | (_turns(lined) < rare_rows)]
     if count > len(able):
-        raise DataError(f"{count} aligned rows were asked for, but only {len(able)} can be; ask for fewer.")
+        raise DataError(f"aligned is {count}, but only {len(able)} rows can be aligned; use fewer.")
     return able[:count]
 
 

@@ -1,8 +1,8 @@
-"""Use after training: what a run of parties with columns has learnt, one folder for each party, each on its own.
+"""Use after training: a vertical run exported to one self-contained folder for each party.
 
 from fedloom.deploy import export, load_active, load_party
 
-export("runs/mine", "parties")                            # party-0, party-1, …, active: each goes to whom it belongs
+export("runs/mine", "parties")                            # party-0, party-1, …, active: one for each owner
 party = load_party("parties/party-1")
 party.embed("rows.csv")                                   # (n, d), for the active party
 party.predict_alone("rows.csv")                           # (n, Z), where the method has prototypes

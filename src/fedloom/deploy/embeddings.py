@@ -1,7 +1,7 @@
 """Files exchanged after training: embeddings, which parties send to the active one, and tables of predictions.
 
-A file of embeddings is a message (`fedloom.core.message`). It says whose they are, of which export, and in which order
-of people, as the SHA-256 of all ids in turn: enough to refuse what does not fit, and no list of people.
+A file of embeddings is a message (`fedloom.core.message`). It names the party, the export, and the order of people as
+the SHA-256 of their ids: enough to refuse files that don't belong together, and no list of people.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Embeddings:
     """The embeddings of some people at one party.
 
     Attributes:
-        party: whose.
+        party: its number.
         federation: of which export, see `PartyManifest`.
         order: of the people, see `order_digest`; "" if they have no ids.
         values: (n, d) float32.
@@ -57,7 +57,7 @@ def order_digest(ids: Sequence[str], what: str = "The rows") -> str:
 def write_embeddings(
     path: Path, manifest: PartyManifest, values: np.ndarray, ids: Sequence[str] | None = None
 ) -> Embeddings:
-    """Write a party's embeddings (n, d) of people, whose ids are not in the file but their order is.
+    """Write a party's embeddings (n, d) of people. The file has no ids, only the digest of their order.
 
     Raises:
         DataError: the file can't be written, or an id is missing or comes twice.
@@ -78,7 +78,7 @@ def read_embeddings(path: Path) -> Embeddings:
     """The embeddings of a file.
 
     Raises:
-        DataError: it can't be read, or is no such file.
+        DataError: it can't be read, or is not a file of embeddings.
     """
     template: Template = {
         "format": str,

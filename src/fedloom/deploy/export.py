@@ -1,4 +1,4 @@
-"""A run's parties, each into a folder of its own."""
+"""Export of a run's parties, each to a folder of its own."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
 
 TRIED = 256
-"""Test rows on which folders are compared with the run, at most."""
+"""Most test rows on which folders are compared with the run."""
 CLOSE = 1e-5
-"""How far two probabilities, or numbers of an embedding of length about 1, may be apart."""
+"""Tolerance of probabilities, and of embeddings relative to their largest number."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Exported:
         folder: where.
         sizes: bytes of each folder by its name.
         models: each party's network by its folder's name.
-        round, rounds: after so many of them.
+        round, rounds: rounds that were done, and planned.
         alone: whether a party can predict alone.
         tried: test rows on which the folders predict as the run does.
     """
@@ -60,18 +60,18 @@ class Exported:
 def export(run: str | Path, out: str | Path | None = None, *, force: bool = False) -> Exported:
     """Write one folder for each party of a run: `party-0`, `party-1`, …, and `active` with the classifier.
 
-    Each holds what its owner needs after training, and nothing of another's: no row, no label, nobody else's weights
-    or prototypes. They come from the run's newest checkpoint, and are read back and compared with it.
+    Each holds what its owner needs after training, and nothing of another party: no rows, labels, weights or
+    prototypes. The state is that of the run's newest checkpoint; each folder is loaded and compared with it.
 
     Args:
-        run: a run's folder. Its data must be where it was: that is where each party's recipe comes from.
+        run: a run's folder. Its data must still be there, because the recipes are computed from it.
         out: None for `export` in the run's folder.
-        force: replace folders that are there, once the new ones were compared, and remove those of other parties.
+        force: replace existing folders once the new ones are verified, and remove those of other parties.
 
     Raises:
-        ConfigError: the run's method shares rows and not columns, or folders are there already.
-        CheckpointError: the run has no checkpoint that can be used.
-        FedloomError: the run can't be built again.
+        ConfigError: the run's method is not vertical, or folders exist already.
+        CheckpointError: the run has no usable checkpoint.
+        FedloomError: the run can't be rebuilt.
     """
     run, target = Path(run), Path(run) / "export" if out is None else Path(out)
     config = _config(run)
@@ -149,12 +149,12 @@ def _install(staging: Path, target: Path, names: Sequence[str]) -> None:
 
 
 def _config(run: Path) -> RunConfig:
-    """The config of a run's folder, to be run on this machine's CPU whatever it ran on."""
+    """The config in a run's folder, for this machine's CPU."""
     path = run / "config.toml"
     if not path.is_file():
         inside = sorted(str(found.parent) for found in run.glob("*/config.toml"))
-        hint = f"; these are: {', '.join(inside[:8])}" if inside else "; fedloom run … --out writes one"
-        raise ConfigError(f"{run} is no run's folder: it has no config.toml{hint}")
+        hint = f"; choose one of: {', '.join(inside[:8])}" if inside else "; fedloom run … --out writes one"
+        raise ConfigError(f"{run} is not a run's folder: it has no config.toml{hint}")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -164,16 +164,16 @@ def _config(run: Path) -> RunConfig:
 
 
 def _saved(run: Path, plan: RunPlan) -> tuple[int, Mapping[str, Any]]:
-    """The newest round that was saved, and the states of all after it."""
+    """The number of rounds in the newest checkpoint, and all parties' states after them."""
     try:
         found, _ = checkpoint.newest(run / "checkpoints", fingerprint(plan))
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run} can't be exported: none of its checkpoints is sound and of the data, config.toml and version of "
-            f"fedloom that are here now\n{error}"
+            f"{run} can't be exported: none of its checkpoints is valid for the present data, config.toml and "
+            f"version of fedloom\n{error}"
         ) from None
     if found is None:
-        raise CheckpointError(f"{run} has no checkpoint yet; let it do a round first")
+        raise CheckpointError(f"{run} has no checkpoint yet; let it finish a round first")
     return found[0], found[1]
 
 
@@ -233,7 +233,7 @@ def _page(run: RunConfig) -> Path | None:
 def _verify(
     folder: Path, parties: Mapping[int | None, Party[Any]], embedded: Mapping[int, torch.Tensor], trust: Sequence[str]
 ) -> int:
-    """Load the folders and compare what they predict with the run's parties; on how many test rows.
+    """Load the folders and compare what they predict with the run's parties; return the number of test rows.
 
     Raises:
         CheckpointError: the predictions differ.

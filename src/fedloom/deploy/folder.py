@@ -1,4 +1,4 @@
-"""The folder of one party: `party.json` says what it is, `state.safetensors` holds its numbers.
+"""The folder of one party: a manifest, `party.json`, and tensors, `state.safetensors`.
 
 The tensors are a message (`fedloom.core.message`): a safetensors file that holds no code, with one encoding. The
 manifest names its SHA-256. Both are validated as untrusted input.
@@ -26,13 +26,13 @@ ACTIVE = "active"
 WIDEST, ALL = 1 << 11, 1 << 18
 """Most numbers of an embedding, of one party and of all together, so that no manifest can ask for more memory."""
 LARGEST_MANIFEST = 1 << 26
-"""Bytes of a `party.json`."""
+"""Most bytes of a `party.json`."""
 _LIMITS = Limits(max_bytes=1 << 36)
 _HEX = Field(pattern="^[0-9a-f]{64}$")
 
 
 class InputSpec(BaseModel):
-    """How a party's raw rows become what its network takes."""
+    """The input of a party's network, and the recipe that encodes raw rows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -47,7 +47,7 @@ class InputSpec(BaseModel):
         for side in self.shape:
             values *= side
         if min(self.shape) < 1 or values > 1 << 24:
-            raise ValueError("a row has from 1 to 2**24 numbers")
+            raise ValueError("a row must have 1 to 2**24 numbers")
         return self
 
 
@@ -64,9 +64,9 @@ class PartyManifest(BaseModel):
     """Its number; None for the active party's classifier."""
     parties: int = Field(ge=1, le=1024)
     needs: tuple[int, ...] = Field(min_length=1)
-    """The parties without which there is no joint prediction."""
+    """The parties whose embeddings a joint prediction needs."""
     federation: str = _HEX
-    """The same in the folders of one export: embeddings of another one mean something else."""
+    """The same in all folders of one export, whose embeddings belong together."""
     round: int = Field(ge=0)
     method: str
     """A name of `fedloom list methods`, or `FILE.py:NAME`."""
@@ -76,7 +76,7 @@ class PartyManifest(BaseModel):
     params: dict[str, Any]
     """All settings of the method, those of the preset too."""
     width: int = Field(ge=1, le=2 * WIDEST)
-    """Numbers of an embedding as it is sent."""
+    """Dimension of an embedding."""
     classes: tuple[str, ...] = Field(min_length=2, max_length=1 << 16)
     inputs: InputSpec | None
     """Of a party."""
@@ -86,9 +86,9 @@ class PartyManifest(BaseModel):
     @model_validator(mode="after")
     def _role(self) -> PartyManifest:
         if (self.role == "party") != (self.party is not None and self.inputs is not None):
-            raise ValueError("a party has a number and inputs, the active party's classifier has neither")
+            raise ValueError("a party needs a number and inputs, the active party's classifier has neither")
         if max(self.party or 0, *self.needs) >= self.parties or min(self.needs) < 0:
-            raise ValueError(f"the parties have the numbers from 0 to {self.parties - 1}")
+            raise ValueError(f"valid parties are 0–{self.parties - 1}")
         return self
 
 
@@ -103,11 +103,11 @@ def encoded(state: Tree) -> bytes:
 
 
 def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
-    """Write a folder: the state first, so that a crash between the two leaves what a reader refuses.
+    """Write a folder: the state first, so that readers refuse what a crash in between leaves.
 
     Args:
         folder: made if it is not there.
-        values: of a `PartyManifest`, less what it says of the state.
+        values: of a `PartyManifest`, except those of the state.
         state: from `encoded`.
 
     Raises:
@@ -115,7 +115,7 @@ def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
     """
     try:
         manifest = PartyManifest(**values, state_sha256=digest(state), state_bytes=len(state))
-    except ValidationError as error:  # such as more parties than a reader takes
+    except ValidationError as error:  # such as more parties than a manifest allows
         raise ConfigError("\n".join(["this run can't be exported:", *problems(error, PartyManifest)])) from None
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
@@ -127,17 +127,17 @@ def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
 
 
 def read_manifest(folder: Path) -> PartyManifest:
-    """What a folder's `party.json` says.
+    """The content of a folder's `party.json`.
 
     Raises:
-        CheckpointError: there is none, or it is not as an export writes it.
+        CheckpointError: it is missing or invalid.
     """
     path = folder / MANIFEST
     if not path.is_file():
         inside = sorted(found.parent.name for found in folder.glob(f"*/{MANIFEST}"))
         hint = f": name one of its folders, {', '.join(inside)}" if inside else ""
         raise CheckpointError(
-            f"{folder} is no party's folder, it has no {MANIFEST}{hint or '; fedloom export makes some'}"
+            f"{folder} is not a party's folder: it has no {MANIFEST}{hint or '; fedloom export writes them'}"
         )
     with _readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
@@ -151,11 +151,11 @@ def read_manifest(folder: Path) -> PartyManifest:
         return PartyManifest(**values)
     except ValidationError as error:
         lines = (line[:300] for line in problems(error, PartyManifest))
-        raise CheckpointError("\n".join([f"{path} is not as fedloom export writes it:", *lines])) from None
+        raise CheckpointError("\n".join([f"{path} is not valid:", *lines])) from None
 
 
 def read(folder: Path, role: Literal["party", "active"]) -> tuple[PartyManifest, Tree]:
-    """A folder's manifest and state, whose checksum is right and whose numbers are finite.
+    """A folder's manifest and state, with its checksum verified and all numbers finite.
 
     Raises:
         CheckpointError: it is incomplete, altered, or of the other role.
@@ -189,7 +189,7 @@ def _readable(path: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{path} can't be read ({error.strerror}); copy the folder again") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{path} is no JSON in UTF-8 ({error}); copy the folder again") from None
+        raise CheckpointError(f"{path} is not JSON in UTF-8 ({error}); copy the folder again") from None
 
 
 @contextlib.contextmanager

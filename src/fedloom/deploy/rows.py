@@ -1,4 +1,4 @@
-"""New raw rows, as a user has them, to what a party's network takes."""
+"""New raw rows, from files or memory, to the inputs of a party's network."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ or one for each view, that lists them."""
 
 
 def check_inputs(inputs: InputSpec) -> None:
-    """Refuse a recipe that does not give rows of the shape that the network takes.
+    """Check that a recipe gives rows of the shape that the network takes.
 
     Raises:
-        DataError, or what a recipe of other types makes: it is damaged.
+        DataError, KeyError, TypeError, ValueError: the recipe is damaged.
     """
     recipe, shape = inputs.recipe, inputs.shape
     kind = recipe["kind"]
@@ -39,15 +39,15 @@ def check_inputs(inputs: InputSpec) -> None:
     elif kind == "cells":
         (channels, height, width), grid = recipe["shape"], tuple(recipe["grid"])
         if max(height, width) > 1 << 14 or grid[0] * grid[1] > 1 << 12:
-            raise DataError("a picture of more than 2**14 pixels a side, or of more than 2**12 cells")
+            raise DataError("its pictures must have at most 2**14 pixels a side and 2**12 cells")
         cells = grid_cells((height, width), (grid[0], grid[1]))
         gives = (channels * len([cells[number] for number in recipe["cells"]]), *cells[0][2:])
     elif kind == "pictures":
         gives = tuple(recipe["shape"])
         if gives[0] % len(recipe["views"]) or gives[1:] != (recipe["size"],) * 2:
-            raise DataError(f"pictures of {recipe['size']} pixels a side don't make rows of shape {gives}")
+            raise DataError(f"pictures of {recipe['size']} pixels a side can't make rows of shape {gives}")
     else:
-        raise DataError(f"rows of the kind {kind!r}")
+        raise DataError(f"its recipe must be of the kind table, cells or pictures, not {kind!r}")
     if gives != shape:
         raise DataError(f"its recipe gives rows of shape {gives}, but its network takes {shape}")
 
@@ -99,7 +99,7 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
         given = f"an array of {rows.dtype}" if isinstance(rows, np.ndarray) else f"a {type(rows).__name__}"
         raise DataError(f"This party takes rows of a table: a CSV file, or column -> values, not {given}.")
     if not len(x):
-        raise DataError("There must be at least one row, but there is none.")
+        raise DataError("At least one row is needed, but there is none.")
     return x
 
 
@@ -145,7 +145,7 @@ def _encode_pictures(inputs: InputSpec, rows: np.ndarray | list[Any]) -> np.ndar
             return np.require(rows, requirements=("C", "W"))  # a file's pages can't be written to
         return prepare(recipe, rows)
     if not rows:
-        raise DataError("There must be at least one row, but there is none.")
+        raise DataError("At least one row is needed, but there is none.")
     if recipe["kind"] == "pictures":
         views = list(recipe["views"])
         if not all(isinstance(files, Mapping) for files in rows):

@@ -13,14 +13,13 @@ The first party is the active one. With the backend `openmined` the parties exch
    ids common to all.
 5. Active → every passive: a session key of 32 random bytes, and the HMAC-SHA256 under it of each id common to all,
    sorted (32 bytes an id). A passive party computes the same of its own ids and finds its rows. These are ids that the
-   receiver has itself: it learns that all the others have them too, and nothing of the rest.
+   receiver has itself: it learns that all the others have them too, and nothing else.
 
-The order is that of the HMACs, so it tells nothing of the order of anybody's file. Whoever reads along in step 5 could
-try out ids, so the channel must be encrypted. All this is for parties that keep to the protocol: one that adds invented
-ids to its list learns whether they are in the other's.
+The order is that of the HMACs, so it reveals nothing about the order of a file. An eavesdropper on step 5 could test
+ids, so the channel must be encrypted. The protocol is secure against honest-but-curious parties: one that adds
+invented ids to its list learns whether they are in the other's.
 
-No processes share the work: openmined.psi keeps threads out, and between organisations every pair has two machines
-anyway.
+The work is not parallel: openmined.psi holds the GIL, and between organisations every pair has two machines anyway.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ Progress = Callable[[int, int, str], None]
 """Called after each step with the steps done, their total, and the name of the step."""
 
 _STEPS = 4  # of a shard: request, setup, response, intersection
-_HERE = "This is what the messages tell. Here all roles ran on one machine, and whoever runs it had every list."
+_HERE = "The above holds for the messages. All roles ran on this machine, whose user had every list."
 
 
 class Count(NamedTuple):
@@ -79,7 +78,7 @@ class Alignment:
     Attributes:
         aligned: for each party (N,) int64, places in its own list; place i is the same person for all.
         rest: for each party its other places, int64, ascending.
-        backend: what found them.
+        backend: how they were found.
         learnt: sentences on what each side has learnt.
     """
 
@@ -114,7 +113,7 @@ def align(
             compared after `normalise`.
         backend: "openmined" (private) or "plain" (a set intersection, not private).
         names: what to call the parties; by default "party 0" and so on.
-        local: the parties, by place, whose own ids may stand as examples in an error.
+        local: the parties, by place, whose own ids may be shown in an error as examples.
         key: 16 bytes or more, for the same order again; by default a new random one.
         shard: ids of the larger side in a shard, about, at most; not above SHARD.
         progress: called after each step.
@@ -181,7 +180,7 @@ def shard_count(one: int, other: int, shard: int = SHARD) -> int:
 
 
 def shards(digests: Sequence[bytes], cuts: int) -> list[list[int]]:
-    """Places by shard, and within it by digest: neither tells the order of the list."""
+    """Positions by shard, and within it by digest: neither reveals the order of the list."""
     found: list[list[int]] = [[] for _ in range(cuts)]
     for place in sorted(range(len(digests)), key=digests.__getitem__):
         found[int.from_bytes(digests[place][-8:], "big") % cuts].append(place)
@@ -204,7 +203,7 @@ def learnt_privately(names: Sequence[str], cuts: Sequence[int]) -> list[str]:
     ]
     return [
         *said,
-        "Nobody was shown an id that it does not have itself, as long as all keep to the protocol: whoever adds "
+        "No party was shown an id that it does not have, as long as all follow the protocol: one that adds "
         "invented ids to its list learns whether the other side has them.",
     ]
 

@@ -15,7 +15,7 @@ _EXAMPLES = 3
 
 
 def normalise(value: Any) -> str:
-    """The spelling under which an id is compared; "" if there is none: None, NaN, or nothing but space.
+    """The normalised id for comparison; "" if it is missing: None, NaN, or only whitespace.
 
     Unicode's NFKC without case, no space at the ends and one where there were several. Whole numbers become text.
     Words such as "nan" and "null" are ids like others.
@@ -26,14 +26,14 @@ def normalise(value: Any) -> str:
     if isinstance(value, str):
         if value.isascii():
             return " ".join(value.lower().split())
-        # Folding can take a character apart that NFKC puts together, so it stands between two.
+        # Case folding can decompose a character that NFKC composes, so NFKC is applied before and after.
         folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold())
         return " ".join(folded.split())
     if isinstance(value, Integral) and not isinstance(value, bool):
         return str(int(value))
     if value is None or (isinstance(value, Real) and value != value):
         return ""
-    raise TypeError(f"ids are text or whole numbers, not {type(value).__name__}")
+    raise TypeError(f"ids must be text or whole numbers, not {type(value).__name__}")
 
 
 def digests(lists: Sequence[Sequence[Any]], names: Sequence[str], local: Collection[int] = ()) -> list[list[bytes]]:
@@ -41,8 +41,8 @@ def digests(lists: Sequence[Sequence[Any]], names: Sequence[str], local: Collect
 
     Args:
         lists: the ids of each party.
-        names: what to call them in an error.
-        local: the parties, by place, whose own ids may stand in an error as examples.
+        names: their names in an error.
+        local: the parties, by place, whose ids may be shown in an error as examples.
 
     Raises:
         DataError: ids are missing, are there twice after normalising, or are neither text nor whole numbers. One line

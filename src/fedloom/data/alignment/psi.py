@@ -18,7 +18,7 @@ import numpy as np
 from fedloom.core.errors import DataError, MessageError
 
 LARGEST = 4_000_000
-"""Bytes of a message at most: about 114,000 ids, and below what gRPC takes unless told otherwise."""
+"""Bytes of a message at most: about 114,000 ids, and below gRPC's default limit."""
 
 _MARK = 32  # bytes of an HMAC-SHA256
 
@@ -49,7 +49,7 @@ class PSIClient:
             response: the client's ids under both keys.
 
         Raises:
-            MessageError: a message is too large, or is none that an honest server would send.
+            MessageError: a message is too large, or is not what an honest server sends.
         """
         theirs = _parse(self._library.ServerSetup, setup)
         mine = _parse(self._library.Response, response)
@@ -155,18 +155,18 @@ def _ascends(values: Sequence[bytes]) -> bool:
 
 
 def _parse(kind: Any, message: bytes) -> Any:
-    """A message of the library from bytes that may come from anyone."""
+    """A message of the library from untrusted bytes."""
     if len(message) > LARGEST:
-        raise MessageError(f"a message of an intersection may have {LARGEST:,} bytes, but has {len(message):,}")
+        raise MessageError(f"a message of an intersection may have at most {LARGEST:,} bytes, but has {len(message):,}")
     return _refuse(kind.FromString, message)
 
 
 def _refuse(work: Any, *given: Any) -> Any:
-    """What the library makes of foreign bytes; its complaint as a MessageError."""
+    """Call the library with untrusted bytes; raise its errors as MessageError."""
     try:
         return work(*given)
     except Exception as error:  # protobuf's DecodeError, the library's RuntimeError for what is no point on its curve
-        raise MessageError(f"this is no message of a private intersection: {str(error).splitlines()[0]}") from error
+        raise MessageError(f"invalid message of a private intersection: {str(error).splitlines()[0]}") from error
 
 
 def _expect(holds: bool, otherwise: str) -> None:
