@@ -16,6 +16,7 @@ from fedloom.experiment.build import build
 from fedloom.experiment.node_party import build_party, for_nodes
 from fedloom.experiment.reading import check
 from fedloom.methods import find
+from fedloom.methods.peer.selection import private, proxy
 from fedloom.methods.vertical.proto_evfl_steps import with_noise
 from fedloom.methods.vertical.steps import aligned_rows
 from tests.toy import Toy, common, sites
@@ -63,18 +64,18 @@ def test_a_secret_has_128_bits() -> None:
     assert np.isfinite(hidden_stream(0, "x", b"").standard_normal())
 
 
-def test_a_proxy_is_not_the_mean_of_what_is_said_of_it() -> None:
+def test_averaging_the_replies_does_not_remove_the_noise_of_a_proxy() -> None:
     params = {"dp": {"target": "phi", "sigma": 1.0, "clip": 0.1}, "probe_rows": 1000}  # all rows, in every round
 
-    def said(secret: int | None) -> list[torch.Tensor]:
+    def noises(secret: int | None) -> list[torch.Tensor]:
         places = [replace(site, secret=secret) for site in sites(3, make=common)]
         method = find("afind-plus")
         peer: Any = method.party_at(places[1])(method.configure("recommended", params), places[1])
-        phi = peer.proxy(0)[0]
-        assert all(torch.equal(peer.proxy(t)[0], phi) for t in range(5))
-        return [peer.private(phi, t, torch.tensor(by)) - phi for t in range(5) for by in (0, 2)]
+        phi = proxy(peer, 0)[0]
+        assert all(torch.equal(proxy(peer, t)[0], phi) for t in range(5))
+        return [private(peer, peer.friends, phi, t, torch.tensor(by))[1] - phi for t in range(5) for by in (0, 2)]
 
-    plain, hidden = said(None), said(SECRET)
+    plain, hidden = noises(None), noises(SECRET)
     assert len({tuple(noise.tolist()) for noise in plain}) == 10  # each round and asker has its own
     assert all(torch.equal(noise, hidden[0]) and noise.any() for noise in hidden)
 

@@ -11,6 +11,7 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.engines._shared_buffer import spell
 from fedloom.experiment.reading import check
+from fedloom.methods import steps
 from fedloom.remote import payload
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.service import NodeService
@@ -78,7 +79,7 @@ def doing(
     task for each of further ones."""
     party: Any = host._node_runs[RUN].party
     if shared is None:
-        shared = {"t": round, "weights": party.shared() if hasattr(party, "shared") else {}}
+        shared = {"t": round, "weights": steps.shared_weights(party) if hasattr(party.cfg, "personal_head") else {}}
     task: dict[str, Any] = {"each": None, "parcels": {}, "fault": None, "seed": 7}
     head = {
         "run": RUN,

@@ -167,12 +167,11 @@ def test_only_what_a_page_defines_can_be_called(method: str, ask: RunRequest) ->
     assert known(ask) == before
 
 
-HELPERS = ["adopt", "average", "fine_tune", "local_update", "loss_of", "meta_gradient", "models", "passes", "shared"]
-
-
 @pytest.mark.parametrize("leave", [False, True])
-@pytest.mark.parametrize("method", HELPERS)
-def test_helpers_of_a_page_are_not_called(method: str, leave: bool, ask: RunRequest) -> None:
+@pytest.mark.parametrize("method", ["load_personal", "personalise", "proximal_loss", "snapshot"])
+def test_helpers_of_a_page_are_not_called(method: str, leave: bool, hosts: Callable[..., RunRequest]) -> None:
+    ask = hosts(methods=["ditto"])
+    ask("open", opening(config(method="ditto", **{"models.pool": ["mlp"]}, params={"batch_size": 8})))
     before = known(ask)
     assert callable(getattr(ask.host._node_runs[RUN].party, method))
     refusal = ask.refused("do", doing(1, ask.host, method=method, leave=leave))
