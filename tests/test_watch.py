@@ -115,7 +115,7 @@ def test_a_run(tmp_path: Path) -> None:
         ),
         ({"state": "failed", "words": "disk full"}, NOW, "failed after round 12: disk full"),
         ({"process": ELSEWHERE}, NOW + 100, "no sign of life for 100 s"),
-        ({"process": own_process().model_copy(update={"born": "1"})}, NOW + 3, "its process is gone"),
+        ({"process": own_process().model_copy(update={"born": 1.0})}, NOW + 3, "its process is gone"),
         ({"pace": 0.01}, NOW, "100 rounds a second"),
         ({"pace": 3600.0, "ends": NOW + 4 * 3600}, NOW, "60 min 0 s a round, 4 h 0 min to go"),
     ],
@@ -176,7 +176,7 @@ def test_when_a_comparison_is_over(tmp_path: Path) -> None:
     old = time.time() - 1000  # of a comparison that is resumed
     os.utime(tmp_path / "comparison.json", (old, old))
     assert not take(tmp_path, time.time()).over
-    gone = own_process().model_copy(update={"born": "1"})
+    gone = own_process().model_copy(update={"born": 1.0})
     put(tmp_path / "a", view(16, state="finished", updated=NOW, process=gone))
     assert take(tmp_path, NOW + 1).over
     put(tmp_path / "a", view(16, state="finished", updated=NOW, process=ELSEWHERE))
@@ -267,7 +267,7 @@ def test_it_ends_with_the_run(
         ({"state": "failed"}, 1),
         ({"state": "stopped"}, 1),
         ({"process": ELSEWHERE, "updated": NOW}, 0),  # perhaps it goes on
-        ({"process": own_process().model_copy(update={"born": "1"})}, 1),
+        ({"process": own_process().model_copy(update={"born": 1.0})}, 1),
     ],
 )
 @pytest.mark.parametrize("how", ["--once", "--json"])
@@ -548,7 +548,7 @@ def test_a_run_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             "topped after round 12 while nodes were waited for; the same command with --resume goes on",
         ),
         ({"state": "failed", "words": "disk full"}, "failed", "Failed after round 12: disk full"),
-        ({"process": Process(host=own_process().host, id=1, born="?")}, "no sign of life", "its process is gone"),
+        ({"process": Process(host=own_process().host, id=1, born=1.0)}, "no sign of life", "its process is gone"),
     ],
 )
 def test_the_end_of_a_run_in_a_browser(

@@ -53,7 +53,8 @@ def folder() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="fl", dir="/tmp")  # a socket's path must be short
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TMPDIR", folder)
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in _ray_cluster.ENVIRONMENT.items():
+            patch.setenv(name, value)
         yield
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -61,8 +62,9 @@ def folder() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """Two nodes of one CPU."""
-    cluster = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    cluster.add_node(**NODE)
+    cluster = Cluster()
+    _ray_cluster._start(lambda: cluster.add_node(**NODE, include_dashboard=False))
+    _ray_cluster._start(lambda: cluster.add_node(**NODE))
     yield cluster
     ray.shutdown()
     cluster.shutdown()
@@ -139,7 +141,7 @@ def test_a_cluster_of_our_own_gives_the_loops_bits_and_is_gone_after() -> None:
     assert account.engine == "ray" and account.workers == len(processes) == 2
     assert account.remarks[0] == "1 node" and "of 5 parties lies on disk" in account.remarks[1]
     assert not ray.is_initialized()
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while any(map(alive, processes)):
         assert time.monotonic() < end, "a worker outlived its engine"
         time.sleep(0.05)
@@ -401,14 +403,14 @@ def test_parties_are_dealt_by_their_rows() -> None:
 
 
 def snapshot(fed: Federation, server: Party[Any]) -> Any:
-    return copied({"server": server.state(), **by_text(fed.engine)}), fed.ledger.state(), len(fed.failures)
+    return copied({"server": server.state(), **by_text(fed.engine)}), fed.ledger.mark(), len(fed.failures)
 
 
 def back(fed: Federation, server: Party[Any], mark: Any) -> None:
     states, ledger, failures = mark
     server.load(states["server"])
     fed.engine.load({i: states[str(i)] for i in fed.engine.ids})
-    fed.ledger.load(ledger)
+    fed.ledger.rollback(ledger)
     del fed.failures[failures:]
 
 
@@ -480,9 +482,24 @@ def refused(address: str | None = None, **options: Any) -> str:
     return text
 
 
+def test_a_start_that_timed_out_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    failures = [RuntimeError("The current node timed out during startup.")] * 2
+
+    def start() -> None:
+        if failures:
+            raise failures.pop()
+
+    _ray_cluster._start(start)
+    assert not failures and caplog.text.count("starting it again") == 2
+    failures += [RuntimeError("no memory")] * 2
+    with pytest.raises(RuntimeError, match="no memory"):
+        _ray_cluster._start(start)
+    assert len(failures) == 1
+
+
 def test_a_bad_address_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ray_cluster, "KNOCK", 1.0)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
+        patch.setattr(_ray_cluster, "KNOCK", 1.0)
         busy = f"127.0.0.1:{silent.getsockname()[1]}"
         assert f"there is no Ray cluster at '{busy}' (timed out)" in refused(busy)
     with socket.create_server(("127.0.0.1", 0)) as other:

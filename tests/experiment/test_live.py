@@ -229,7 +229,7 @@ def test_signs_of_life(tmp_path: Path) -> None:
     until(lambda: signs(of_child, now + 5), lambda found: found == (True, 5.0))  # gone, though nobody asked for its end
     child.communicate()
     assert signs(of_child, now + 5) == (True, 5.0)
-    reused = own.model_copy(update={"process": own.process.model_copy(update={"born": "1"})})
+    reused = own.model_copy(update={"process": own.process.model_copy(update={"born": 1.0})})
     assert signs(reused, now + 5) == (True, 5.0)
     elsewhere = own.model_copy(update={"process": own.process.model_copy(update={"host": "another"})})
     assert signs(elsewhere, now + QUIET - 1) == (False, None)

@@ -1,4 +1,4 @@
-"""All that the driver has to do with Ray: join a cluster, place workers on it, ask them, and learn of their loss."""
+"""The driver's side of Ray: join a cluster, place workers on it, call them, and notice their loss."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import ray
@@ -24,6 +24,17 @@ PATIENCE: Final = 20.0
 """Seconds that a worker in a lost one's place may take, before the others take over."""
 KNOCK: Final = 5.0
 """Seconds that the head of a cluster may take to answer."""
+STARTS: Final = 4
+"""How often a cluster on this machine is started, when Ray finds a busy machine too slow."""
+ENVIRONMENT: Final = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # nothing calls home
+    "RAY_raylet_start_wait_time_s": "300",
+    "RAY_gcs_server_port_wait_time_s": "300",
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_agent_register_timeout_ms": "300000",
+    "RAY_health_check_timeout_ms": "60000",
+}
+"""Settings of a cluster that is started here, unless the user has set them: a busy machine is no failure."""
 _LOSS: Final = (
     lost.RayActorError,
     lost.ObjectLostError,
@@ -163,7 +174,7 @@ class RayCluster:
 
 def _join(address: str | None, cpus: int) -> None:
     """Make this process part of a cluster."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing calls home
+    os.environ.update(ENVIRONMENT | os.environ)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
         _knock(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address)
@@ -171,7 +182,7 @@ def _join(address: str | None, cpus: int) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
-            ray.init("local", num_cpus=max(1, cpus), include_dashboard=False, **quiet)
+            _start(lambda: ray.init("local", num_cpus=max(1, cpus), include_dashboard=False, **quiet))
         else:
             ray.init(address, **quiet)
     except (Exception, SystemExit) as error:
@@ -187,6 +198,19 @@ def _join(address: str | None, cpus: int) -> None:
     finally:
         if main and callable(before):  # a run that is asked to stop saves first; Ray would end it at once
             signal.signal(signal.SIGTERM, before)
+
+
+def _start(start: Callable[[], object]) -> None:
+    """Start a cluster on this machine, again where Ray gave up waiting for its own processes."""
+    for attempt in range(1, STARTS + 1):
+        try:
+            start()
+            return
+        except Exception as error:
+            if "timed out" not in str(error) or attempt == STARTS:
+                raise
+            logging.getLogger("fedloom").warning("Ray's start timed out on this busy machine; starting it again")
+            ray.shutdown()
 
 
 def _knock(address: str) -> None:

@@ -9,6 +9,7 @@ import platform
 from pathlib import Path
 from typing import Literal
 
+import psutil
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.errors import DataError
@@ -16,7 +17,8 @@ from fedloom.core.errors import DataError
 FILE = "live.json"
 QUIET = 60.0
 """Seconds without news after which a run on another machine shows no sign of life. A round may take longer."""
-UNKNOWN = "unknown"
+CLOCK = 60.0
+"""Seconds by which the machine's clock may have been set since a process began."""
 
 
 class _Shown(BaseModel):
@@ -53,7 +55,7 @@ class Process(_Shown):
 
     host: str
     id: int = Field(gt=0, lt=1 << 31)
-    born: str
+    born: float
 
 
 class View(_Shown):
@@ -137,12 +139,12 @@ def alive(process: Process) -> bool | None:
     if process.host != _host():
         return None
     born = _born(process.id)
-    return bool(born) and (UNKNOWN in (born, process.born) or born == process.born)
+    return born is not None and abs(born - process.born) < CLOCK
 
 
 def own_process() -> Process:
     """This one."""
-    return Process(host=_host(), id=os.getpid(), born=_born(os.getpid()))
+    return Process(host=_host(), id=os.getpid(), born=_born(os.getpid()) or 0.0)
 
 
 def _host() -> str:
@@ -153,16 +155,11 @@ def _host() -> str:
     return hashlib.sha256(f"{platform.node()} {space}".encode()).hexdigest()[:16]
 
 
-def _born(process: int) -> str:
-    """When a process of this machine began, which tells it from a later one of the same number; `UNKNOWN` where the
-    system does not say, and "" if there is none."""
-    with contextlib.suppress(PermissionError):  # it is another user's
-        try:
-            os.kill(process, 0)
-        except ProcessLookupError:
-            return ""
+def _born(process: int) -> float | None:
+    """When a process of this machine began, as a Unix time, which tells it from a later one of the same number; None if
+    there is none."""
     try:
-        state, *rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return UNKNOWN
-    return "" if state == "Z" else rest[18]
+        found = psutil.Process(process)
+        return None if found.status() == psutil.STATUS_ZOMBIE else found.create_time()
+    except psutil.NoSuchProcess:
+        return None
