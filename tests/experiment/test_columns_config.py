@@ -11,9 +11,10 @@ import pytest
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment import config
 from fedloom.experiment.build import build, parties_of
-from fedloom.experiment.columns import ALIGNED, ColumnsConfig
+from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import execute
+from fedloom.experiment.settings.vertical import ALIGNED
 from fedloom.methods import registry, source_of
 
 FILES = {"files": ["a.csv", "b.csv"], "id": "id", "label": "y"}
@@ -74,7 +75,7 @@ def test_there_are_as_many_parties_as_in_the_manifest(tmp_path: Path) -> None:
     assert check({"run": {"method": "split", "columns": section}}).run.data.clients == 3
     assert check({"run": {"method": "split", "columns": section, "data": {"clients": 3}}}).run.data.clients == 3
     assert problems(columns=section, data={"clients": 4}) == [
-        "data.clients: columns.manifest has 3 parties, not 4: leave clients away"
+        "data.clients: columns.manifest has 3 parties, not 4: leave clients out"
     ]
     torn = tmp_path / "torn.csv"
     torn.write_text("sample_id,view\n")
@@ -90,7 +91,7 @@ def test_a_manifest_that_is_still_to_come_is_missed_before_any_work(tmp_path: Pa
 
 def test_other_parties_than_files_are_refused() -> None:
     assert problems(columns=FILES, data={"clients": 3}) == [
-        "data.clients: columns.files has 2 parties, not 3: leave clients away"
+        "data.clients: columns.files has 2 parties, not 3: leave clients out"
     ]
 
 
@@ -180,7 +181,7 @@ def test_all_problems_come_at_once() -> None:
 
 def test_a_method_that_shares_rows_has_no_columns_to_cut() -> None:
     found = problems(method="fedavg", columns={"aligned": 50})
-    assert found == ["columns: fedavg shares rows, not columns: leave the section away"]
+    assert found == ["columns: fedavg shares rows, not columns: leave the section out"]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +203,7 @@ def test_numbers_that_the_data_can_t_meet_are_refused_before_any_work(values: di
 
 def test_what_is_pooled_must_be_known_in_full(tmp_path: Path) -> None:
     section = {"files": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], "id": "id", "label": "y"}
-    with pytest.raises(ConfigError, match="files don't say all of everybody"):
+    with pytest.raises(ConfigError, match="files do not hold all columns"):
         build(check({"run": {"method": "pooled", "columns": section}}).run)
 
 

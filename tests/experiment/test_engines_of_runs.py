@@ -148,7 +148,7 @@ def test_another_engine_goes_on_where_one_stopped(whole: dict[str, Any], tmp_pat
         ({"name": "isolated", "device": "meta"}, "on the CPU only"),
         ({"name": "ray", "device": "meta"}, "give gpus_per_worker"),
         ({"gpus_per_worker": 0.5}, "belongs to the engine ray"),
-        ({"device": "meta", "memory_mb": 1}, "leave it away with another device"),
+        ({"device": "meta", "memory_mb": 1}, "leave it out with another device"),
     ],
 )
 def test_settings_that_contradict_each_other_are_told(engine: dict[str, Any], text: str) -> None:

@@ -89,8 +89,8 @@ def test_without_one_party_s_part_columns_are_not_evaluated(
 
     nodes(2, says)
     result = execute(run(ATTACKED))
-    assert "party-2 is left out of an evaluation: it answers what can't be" in caplog.text
-    assert "round 1, " in caplog.text and "not evaluated, as party-2 can't be asked" in caplog.text
+    assert "party-2 is left out of an evaluation: invalid reply" in caplog.text
+    assert "round 1, " in caplog.text and "not evaluated: cannot evaluate party-2" in caplog.text
     assert {row[0] for row in result.metrics if row[4] == "accuracy mean"} == {0, 2, 3, 4}
 
 

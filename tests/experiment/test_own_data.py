@@ -234,7 +234,7 @@ def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"set columns\.own=true"):
         build(run(method="split", params={}, models={}), PrivateData())
     for wrong, why in (
-        ({"partition": "iid"}, "leave partition away"),
+        ({"partition": "iid"}, "leave partition out"),
         ({"server": 10}, "file of its own"),
         ({"form": {**FORM, "classes": ["one"]}}, "at least 2"),
         ({"form": {**FORM, "classes": ["one", "one"]}}, "stands there twice"),
@@ -264,4 +264,4 @@ def test_a_score_that_can_t_be_is_left_out(
     federation(PrivateData())
     found = execute(run(method="local", params={})).summary
     assert found["accuracy"]["clients"] == [0, 2]
-    assert "client-1 is left out of an evaluation: it answers what can't be" in caplog.text
+    assert "client-1 is left out of an evaluation: invalid reply" in caplog.text

@@ -371,7 +371,7 @@ def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: 
 @pytest.mark.parametrize(
     ("section", "why"),
     [
-        ({"model": "linear"}, r"pretrained\.model: .* was made with mlp, not linear: leave the setting away"),
+        ({"model": "linear"}, r"pretrained\.model: .* was made with mlp, not linear: leave the setting out"),
         ({"norm": "batch"}, r"pretrained\.norm: .* was made with none, not batch"),
         ({"model": "mlp", "epochs": 7}, r"pretrained\.epochs: .* was made with 2, not 7.*pretrain anew"),
     ],
@@ -512,7 +512,7 @@ def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
         ({"epochs": 3, "lr": 0.1}, "^pretrained: epochs, lr say how a model is trained: name one with model"),
         (
             {"model": "hf:some/vit", "norm": "batch"},
-            "hf:some/vit is read as it was published: leave file and norm away",
+            "hf:some/vit is read as it was published: leave file and norm out",
         ),
         ({"model": "torchvision:resnet50", "epochs": 3}, "epochs say how a model is trained"),
         ({"model": "mlp", "lr": 0}, r"pretrained\.lr: "),
@@ -539,7 +539,7 @@ def test_a_model_to_train_needs_rows_of_the_server() -> None:
 
 
 def test_methods_that_share_columns_have_no_such_model() -> None:
-    with pytest.raises(ConfigError, match="pretrained: split shares columns, not rows: leave the section away"):
+    with pytest.raises(ConfigError, match="pretrained: split shares columns, not rows: leave the section out"):
         a_run(method="split", server=0, file="x.safetensors")
 
 

@@ -161,7 +161,7 @@ def test_a_graph_that_changed_is_not_resumed(page: str, tmp_path: Path) -> None:
         ({"kind": "small-world", "degree": 3}, "topology: the degree of a small world must be even"),
         ({"kind": "small-world", "rewire": 1.5}, "topology.rewire: input should be less than or equal to 1"),
         ({"kind": "ring", "degree": 2}, "topology: degree belongs to the kind regular or small-world, not to ring"),
-        ({"rewire": 0.2}, "topology: rewire belongs to the kind small-world, not to full: leave it away"),
+        ({"rewire": 0.2}, "topology: rewire belongs to the kind small-world, not to full: leave it out"),
         ({"file": "x"}, "topology: file belongs to the kind edges, not to full"),
         ({"kind": "edges"}, "topology: the kind edges reads its links from a file: name it with file"),
         ({"kind": "edges", "file": "nowhere"}, "topology: nowhere can't be read (No such file or directory): name"),
@@ -194,7 +194,7 @@ def test_a_bad_file_of_links_is_told_with_its_line(tmp_path: Path) -> None:
     ("setting", "text"),
     [
         ("topology={kind='regular', degree=3}", "topology: no graph gives 9 peers 3 neighbours each"),
-        ("churn.away=[{client=9}]", "churn: there is no client 9 to be away"),
+        ("churn.away=[{client=9}]", "churn: away names client 9"),
     ],
 )
 def test_the_command_refuses_before_any_work(
@@ -223,12 +223,12 @@ def test_who_is_there() -> None:
 @pytest.mark.parametrize(
     ("away", "text"),
     [
-        ([{"client": 6}], "churn: there is no client 6 to be away: the 6 have the numbers from 0"),
+        ([{"client": 6}], "churn: away names client 6; valid ids are 0–5"),
         ([{"client": 1, "start": 3, "end": 3}], "churn.away.0: end must be after start, but 3 is not after 3"),
         ([{"start": 3}], "churn.away.0.client: must be set"),
         (
             [{"client": 0, "start": 3}, *({"client": i, "start": 1} for i in range(1, 6))],
-            "churn: everybody is away in round 3: let at least one client stay",
+            "churn: no client is present in round 3: keep at least one client",
         ),
     ],
 )
@@ -242,9 +242,9 @@ def test_bad_churn_is_told_with_all_the_rest(away: list[dict[str, Any]], text: s
 def test_an_empty_round_after_the_run_s_end_is_nobody_s_matter() -> None:
     everybody = {"away": [{"client": i, "start": 3} for i in range(6)]}
     assert run(churn=everybody, rounds=3).churn.away[5].start == 3
-    with pytest.raises(ConfigError, match="everybody is away in round 3"):
+    with pytest.raises(ConfigError, match="no client is present in round 3"):
         run(churn=everybody)
-    with pytest.raises(ConfigError, match="everybody is away in round 3"):
+    with pytest.raises(ConfigError, match="no client is present in round 3"):
         build(RunConfig(**{**SMALL, "churn": everybody}))
     run(churn={"away": [{"client": i, "start": i % 2, "end": i % 2 + 1} for i in range(6)]})
 

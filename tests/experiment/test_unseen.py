@@ -140,8 +140,8 @@ def test_the_unseen_are_drawn_from_the_seed_and_nothing_else(page: str) -> None:
     [
         ({"unseen": 1.0}, "data.unseen"),
         ({"unseen": -0.1}, "data.unseen"),
-        ({"unseen": 0.95}, "unseen = 0.95 of 6 clients is all of them"),
-        ({"unseen": 0.01}, "unseen = 0.01 of 6 clients is none of them"),
+        ({"unseen": 0.95}, "unseen = 0.95 of 6 clients leaves no clients to train"),
+        ({"unseen": 0.01}, "unseen = 0.01 of 6 clients is no client"),
         ({"server": -1}, "data.server"),
     ],
 )
@@ -154,10 +154,10 @@ def test_a_bad_share_is_told_before_any_work(page: str, data: dict[str, Any], te
 def test_a_round_needs_one_who_trains_and_is_there(page: str) -> None:
     training = build(run(page)).training
     everybody = {"away": [{"client": i, "start": 2} for i in training]}
-    with pytest.raises(ConfigError, match="everybody is away in round 2"):
+    with pytest.raises(ConfigError, match="no client is present in round 2"):
         run(page, churn=everybody)
     values = run(page).model_dump() | {"churn": everybody}
-    with pytest.raises(ConfigError, match="everybody is away in round 2"):
+    with pytest.raises(ConfigError, match="no client is present in round 2"):
         build(RunConfig(**values))
     run(page, churn={"away": everybody["away"][1:]})
     run(page, {"unseen": 0.0}, churn=everybody)  # the others stay

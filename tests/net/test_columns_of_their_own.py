@@ -325,7 +325,7 @@ def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[NodeSe
     with pytest.raises(ConfigError, match="add --engine net"):
         execute(run.model_copy(update={"engine": type(run.engine)()}))
     for columns, why in (
-        ({"manifest": "a.csv"}, "leave files and manifest away"),
+        ({"manifest": "a.csv"}, "leave files and manifest out"),
         ({"label": None}, "files need id"),
         ({"held": 2}, "only where a known data set is cut"),
     ):

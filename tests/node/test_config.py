@@ -96,7 +96,7 @@ least = { batchsize = 4 }
         (('rows = "mine.csv"', ""), "give set"),
         (('rows = "mine.csv"', 'rows = "mine.csv"\nset = "digits"'), "give set"),
         (('rows = "mine.csv"', 'set = "digits"\npublic = "p.csv"'), "public belongs to rows"),
-        (('rows = "mine.csv"', 'rows = "mine.csv"\nroot = "here"'), "leave it away"),
+        (('rows = "mine.csv"', 'rows = "mine.csv"\nroot = "here"'), "leave it out"),
         (('methods = ["fedavg", "fedmd"]', "methods = []"), "methods"),
         (('methods = ["fedavg", "fedmd"]', "methods = 3"), "methods"),
         (("[data.mine]", "secret_noise = 3\n[data.mine]"), "secret_noise"),
@@ -174,7 +174,7 @@ RULES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
         {"methods": {"fedavg": {"presets": ["recommended"]}}},
         {"params": {}},
         {"params": {"batch_size": 9}},
-        "fedavg is allowed here with its presets as they are: leave params away",
+        "fedavg is allowed here with its presets as they are: leave params out",
     ),
     (
         {"methods": {"fedavg": {"least": {"batch_size": 8}}}},

@@ -146,7 +146,7 @@ def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match=r"has no table \[sweep\]"):
         read(str(tmp_path / "a.toml"))
     (tmp_path / "b.toml").write_text(f"{RUN}\n[compare]\nmethods = ['fedal']\n[sweep]\n{GRID}")
-    with pytest.raises(ConfigError, match="leave one away"):
+    with pytest.raises(ConfigError, match="leave one out"):
         read(str(tmp_path / "b.toml"))
 
 

@@ -86,7 +86,7 @@ class MethodConfig(BaseModel):
 
     @property
     def least_rounds(self) -> int:
-        """With fewer rounds a run comes to nothing, such as with those that only prepare."""
+        """Minimum useful number of rounds, such as one more than those that only prepare."""
         return 0
 
     @property

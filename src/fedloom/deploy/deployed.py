@@ -25,6 +25,7 @@ from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
 from fedloom.deploy.folder import ALL, WIDEST, InputSpec, PartyManifest, digest, validating
 from fedloom.deploy.rows import RawRows, check_inputs, encode_rows
+from fedloom.experiment.build import SETTINGS
 
 
 def load_party(folder: str | Path, *, trust: Collection[str] = ()) -> DeployedParty:
@@ -272,7 +273,7 @@ def _method(path: Path, manifest: PartyManifest, trust: Collection[str]) -> Meth
         if not Path(pages[0]).is_file() or digest(Path(pages[0]).read_bytes()) != manifest.page_sha256:
             raise ConfigError(f"{pages[0]} is not the page that {path} was trained with; name that one")
         method = methods.load(f"{pages[0]}:{name}")
-    if method.setting != "vertical":
+    if not SETTINGS[method.setting].exportable:
         raise CheckpointError(f"{path} names {method.name}, which is not a vertical method")
     return method
 

@@ -23,7 +23,7 @@ from fedloom.deploy import folder as folders
 from fedloom.deploy.deployed import exported, load_active, load_party
 from fedloom.deploy.folder import ACTIVE, MANIFEST, STATE, digest
 from fedloom.experiment import checkpoint
-from fedloom.experiment.build import build
+from fedloom.experiment.build import SETTINGS, build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
@@ -179,8 +179,8 @@ def _saved(run: Path, plan: RunPlan) -> tuple[int, Mapping[str, Any]]:
 
 def _refuse_horizontal(config: RunConfig) -> None:
     method, _, _ = config.resolve()
-    if method.setting != "vertical":
-        able = ", ".join(name for name, known in methods.registry().items() if known.setting == "vertical")
+    if not SETTINGS[method.setting].exportable:
+        able = ", ".join(name for name, known in methods.registry().items() if SETTINGS[known.setting].exportable)
         raise ConfigError(
             f"{method.name} is a horizontal method, whose clients have a whole model each; only runs of vertical "
             f"methods can be exported: {able}"

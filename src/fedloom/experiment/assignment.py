@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
+from fedloom.core.context import Rows
 from fedloom.data.dataset import DatasetLike
 from fedloom.data.split import Split
-from fedloom.data.vertical import VerticalDataset
+from fedloom.data.vertical import PartyView, VerticalDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,3 +66,13 @@ def digest(text: str, *arrays: np.ndarray) -> str:
     """SHA-256 of a text and arrays."""
     content = (text.encode(), *(np.ascontiguousarray(a).tobytes() for a in arrays))
     return hashlib.sha256(b"".join(content)).hexdigest()
+
+
+def rows_of(
+    x: np.ndarray, known: DatasetLike | PartyView, which: np.ndarray, device: str, labels: np.ndarray | None = None
+) -> Rows:
+    """Rows number `which` (n,) of x (N, ...) with the labels (N,), scaled as the data set is, on this device."""
+    shape = (-1, *[1] * (x.ndim - 2))  # channels or columns first, then broadcast
+    arrays = (x, which, known.shift.reshape(shape), known.scale.reshape(shape))
+    pool, index, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)
+    return Rows(pool, None if labels is None else torch.from_numpy(labels).to(device), index, shift, scale)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from fedloom.core.errors import ConfigError
-from fedloom.data.simulation import simulate
 from fedloom.data.tables import read_csv
-from fedloom.data.vertical import VerticalDataset
 from fedloom.experiment.section import Section
 
-ALIGNED = 200
 CUT = ("unaligned", "held", "grid", "balanced", "ratio", "majority", "rare", "rare_rows")
 """Settings of how a known data set is cut, which mean nothing where the parties' own data is read."""
 
@@ -74,7 +67,7 @@ class ColumnsConfig(Section):
         if self.files and self.manifest:
             raise ValueError("give files or a manifest, not both")
         if self.own and (self.files or self.manifest):
-            raise ValueError("with own each party names its file where it is: leave files and manifest away")
+            raise ValueError("with own each party names its file where it is: leave files and manifest out")
         if (self.files or self.own) and (self.id is None or self.label is None):
             raise ValueError("files need id, the column that matches people, and label, the one to predict")
         if not (self.files or self.own) and (self.id is not None or self.label is not None):
@@ -114,85 +107,6 @@ class ColumnsConfig(Section):
         if self.manifest:
             return len(set(read_csv(Path(self.manifest), needed=["party"])["party"]))
         return len(self.files) or None
-
-    def parties(
-        self,
-        name: str,
-        *,
-        parties: int,
-        seed: int,
-        root: str | None,
-        test_fraction: float,
-        test_rows: int | None,
-        pooled: bool = False,
-    ) -> VerticalDataset:
-        """What each party holds.
-
-        Args:
-            name: of the data set that is cut, where there are no files.
-            parties: how many share it.
-            seed: of all that is drawn by chance.
-            root: of data sets.
-            test_fraction, test_rows: as in `[data]`.
-            pooled: whether every row of every party counts as aligned and labelled; of a manifest, all that all have.
-
-        Raises:
-            ConfigError, DataError: it can't be had.
-        """
-        if pooled and self.files:
-            raise ConfigError("columns: the parties' files don't say all of everybody; leave pooled away")
-        if self.files:
-            from fedloom.data.party_files import from_files
-
-            return from_files(
-                [Path(file) for file in self.files],
-                id=self.id or "",
-                label=self.label or "",
-                seed=seed,
-                test_fraction=test_fraction,
-                test_rows=test_rows,
-                aligned=self.aligned,
-                align=self._align,
-            )
-        if self.manifest:
-            from fedloom.data.manifest import manifest
-
-            return manifest(
-                Path(self.manifest),
-                seed=seed,
-                aligned=None if pooled else self.aligned,
-                test_fraction=test_fraction,
-                test_rows=test_rows,
-                size=self.size,
-            )
-        return simulate(
-            name,
-            parties=parties,
-            seed=seed,
-            root=Path(root) if root else None,
-            aligned=self.aligned or ALIGNED,
-            unaligned=self.unaligned,
-            held=self.held,
-            grid=self.grid,
-            balanced=self.balanced,
-            ratio=self.ratio,
-            majority=self.majority,
-            rare=self.rare,
-            rare_rows=self.rare_rows,
-            test_fraction=test_fraction,
-            test_rows=test_rows,
-            everything=pooled,
-        )
-
-    def _align(self, ids: Sequence[Sequence[str | int]]) -> list[np.ndarray]:
-        from fedloom.data.alignment import align
-
-        stems = [Path(file).stem for file in self.files]
-        names = stems if len(set(stems)) == len(stems) else self.files
-        found = align(ids, backend=self.backend, names=names, local=range(len(ids)))
-        for sentence in found.learnt:
-            logging.getLogger("fedloom").info("alignment: %s", sentence)
-        return list(found.aligned)
 
 
 def _absolute(path: str) -> str:

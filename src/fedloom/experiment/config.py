@@ -63,8 +63,8 @@ class DataConfig(Section):
     def _some_unseen(self) -> DataConfig:
         count = self._number_unseen
         if self.unseen and not 0 < count < self.clients:
-            whom = "all" if count else "none"
-            raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients is {whom} of them: change either")
+            found = "leaves no clients to train" if count else "is no client"
+            raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients {found}: change unseen or clients")
         return self
 
     @model_validator(mode="after")
@@ -73,11 +73,11 @@ class DataConfig(Section):
         useless = [name for name in SHARED if getattr(self, name) != usual[name]]
         if self.own and useless:
             raise ValueError(
-                f"with form each party's rows are its own, and nothing is shared out: leave {useless[0]} away"
+                f"with form each party's rows are its own, and nothing is shared out: leave {useless[0]} out"
             )
         if self.own and self.server not in (None, 0, "auto"):
             raise ValueError(
-                'with form the server\'s rows are a file of its own: set server to "auto", or leave it away'
+                'with form the server\'s rows are a file of its own: set server to "auto", or leave it out'
             )
         return self
 
@@ -221,7 +221,7 @@ class RunConfig(Section):
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)
         if 0 < rounds < cfg.least_rounds:
-            raise ConfigError(f"rounds: {method.name} as it is set comes to nothing before round {cfg.least_rounds}")
+            raise ConfigError(f"rounds: {method.name} with these settings needs at least {cfg.least_rounds} rounds")
         return method, cfg, rounds
 
     @property
@@ -244,7 +244,7 @@ def refuse_black_boxes(method: Method, found: Collection[str]) -> None:
     if found and method.black_box is None:
         able = [m.name for m in methods.registry().values() if m.black_box]
         raise ConfigError(
-            f"models.pool: {method.name} needs networks, and {min(found)} is a black box: leave it away, or take a "
+            f"models.pool: {method.name} needs networks, and {min(found)} is a black box: leave it out, or take a "
             f"method that can do with it: {', '.join(able)}"
         )
 
@@ -258,7 +258,7 @@ def refuse_settings(run: RunConfig) -> None:
     if run.models.black_box != BlackBoxConfig():
         raise ConfigError(
             f"models.black_box: models.pool has no black box: name one ({', '.join(models.BLACK_BOXES)}, or your own "
-            "factory), or leave the section away"
+            "factory), or leave the section out"
         )
 
 

@@ -91,7 +91,7 @@ def check(asked: EngineConfig) -> None:
     if asked.name in one_process and asked.workers > 1:
         raise ConfigError(
             f"the {asked.name} engine takes one worker, not {asked.workers}: {one_process[asked.name]}. "
-            "Leave workers away, or take the engine local"
+            "Leave workers out, or take the engine local"
         )
     if asked.name in ("local", "auto") and asked.workers > 1 and asked.device != "cpu":
         raise ConfigError(
@@ -112,6 +112,6 @@ def check(asked: EngineConfig) -> None:
         ("memory_mb", ("local", "auto", "ray")),
     ):
         if getattr(asked, name) and asked.name not in engines:
-            raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {asked.name}: leave it away")
+            raise ConfigError(f"{name} belongs to the engine {engines[0]}, not to {asked.name}: leave it out")
     if asked.memory_mb is not None and asked.device != "cpu":
-        raise ConfigError("memory_mb bounds parties' state in main memory; leave it away with another device")
+        raise ConfigError("memory_mb bounds parties' state in main memory; leave it out with another device")

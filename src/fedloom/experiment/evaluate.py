@@ -41,7 +41,7 @@ _log = logging.getLogger("fedloom")
 
 
 class PartiesMissing(Exception):
-    """An evaluation that parties are missing for."""
+    """Parties that an evaluation needs did not reply."""
 
 
 def check_score(i: int, scores: Mapping[int, Any]) -> None:
@@ -92,7 +92,7 @@ def ask(engine: Engine, method: str, arguments: dict[str, Any], check: Check, *,
         try:
             check(i, found)
         except MessageError as error:
-            failed[i] = Failure("it answers what can't be", f"({error}): are both sides of one version?")
+            failed[i] = Failure("invalid reply", f"({error}): are both sides of one version?")
     for i, failure in failed.items():
         if failure.reason in WITHHELD:
             continue
@@ -101,7 +101,7 @@ def ask(engine: Engine, method: str, arguments: dict[str, Any], check: Check, *,
         why = f"{failure.reason} {failure.trace}".strip()
         _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
     if failed and (every or len(failed) == len(found)):
-        raise PartiesMissing(f"{', '.join(map(engine.name, sorted(failed)))} can't be asked")
+        raise PartiesMissing(f"cannot evaluate {', '.join(map(engine.name, sorted(failed)))}")
     return {i: reply for i, reply in found.items() if i not in failed}
 
 

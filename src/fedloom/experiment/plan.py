@@ -27,6 +27,8 @@ Metric = tuple[str, float, str]
 class Setting(Protocol):
     """How parties share data, and so how their run is built, evaluated and summarised: by rows or by columns."""
 
+    exportable: bool
+    """Whether parties can be exported for use after training: a client of a horizontal run has a whole model anyway."""
     own_data: tuple[str, str]
     """The part of a config that is for data of the parties' own, and how to say so, for an error."""
 

@@ -31,6 +31,8 @@ from fedloom.models.rescaled import Level, Rescaled
 
 AUTO = "auto"
 """In place of a model's name: the clients' network."""
+SEED = int(stream(0, "encoder's weights").integers(2**31))
+"""Of an encoder's first weights."""
 TRAINING = ("epochs", "lr", "batch_size", "seed")
 """Settings of a training, which mean nothing where the model is there already."""
 
@@ -74,11 +76,11 @@ class PretrainedConfig(Section):
     def _one_source(self) -> PretrainedConfig:
         published = self.model is not None and external.is_external(self.model)
         if published and (self.file is not None or self.norm is not None):
-            raise ValueError(f"{self.model} is read as it was published: leave file and norm away")
+            raise ValueError(f"{self.model} is read as it was published: leave file and norm out")
         if published and self.changed:
             raise ValueError(self._untrained)
         if self.norm is not None and ":" in (self.model or ""):
-            raise ValueError(f"{self.model} decides for itself how it is normalised: leave norm away")
+            raise ValueError(f"{self.model} decides for itself how it is normalised: leave norm out")
         return self
 
     @property
@@ -109,7 +111,7 @@ class PretrainedConfig(Section):
         if self.model != AUTO:
             return self
         if self.norm is not None and ":" in network:
-            raise ConfigError(f"pretrained.norm: {network} decides for itself how it is normalised: leave it away")
+            raise ConfigError(f"pretrained.norm: {network} decides for itself how it is normalised: leave it out")
         return self.model_copy(update={"model": network, "norm": self.norm or norm})
 
     def check(self, method: Method, server: bool) -> None:
@@ -172,6 +174,35 @@ class _Inputs:
     classes: int
     level: Level
 
+    @classmethod
+    def of(cls, dataset: DatasetLike) -> _Inputs:
+        """Those of a data set."""
+        level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
+        return cls(dataset.input_shape, len(dataset.classes), level)
+
+    def bare(self, model: str, norm: Norm | None, seed: int) -> nn.Module:
+        """A network for rows at any level."""
+        return models.build(model, self.shape, self.classes, norm=norm, seed=seed)
+
+    def levelled(self, net: nn.Module, wanted: Level) -> nn.Module:
+        """The network for these inputs, whatever level it was trained at."""
+        return net if wanted == self.level else Rescaled(net, self.level, wanted, len(self.shape))
+
+    def build(self, model: str, norm: Norm | None, level: Level) -> nn.Module:
+        """A network for these inputs, always with the same first weights."""
+        return self.levelled(self.bare(model, norm, SEED), level)
+
+    def fill(self, file: Path, card: weights.Card | None, model: str, norm: Norm | None) -> nn.Module:
+        """The network of a file, for these inputs."""
+        net = self.bare(model, norm, 0)
+        weights.fill(file, net, model, card)
+        return self.levelled(net, self.level if card is None else (card.shift, card.scale))
+
+    def train(self, training: Training) -> nn.Module:
+        """The network from its kept file, which is made first where there is none."""
+        file = trained(training)
+        return self.fill(file, weights.read_card(file), training.model, training.norm)
+
 
 def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str) -> Pretrained | None:
     """The server's model, if there is one: looked at, but neither read nor trained before it is asked for.
@@ -187,7 +218,7 @@ def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, devic
         CheckpointError: there is no such file, or it does not hold what it should.
         ModelError: there is no such network, or it does not fit the rows.
     """
-    inputs = _inputs(dataset)
+    inputs = _Inputs.of(dataset)
     if cfg.file is not None:
         return _from_file(cfg, Path(cfg.file), dataset, rows, inputs)
     if cfg.model is None:
@@ -197,7 +228,7 @@ def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, devic
         assert isinstance(dataset, Dataset)  # its server has rows
         training = cfg.training(dataset, rows, device)
         encoder()  # whether it fits
-        return Pretrained(partial(_after_training, training, inputs), encoder, training.key)
+        return Pretrained(partial(inputs.train, training), encoder, training.key)
     _remark(f"nothing is known of what {cfg.model} was trained on: it may have seen the clients' or the test rows")
     foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level)
     folder = Path(cfg.model.removeprefix("hf:"))
@@ -208,21 +239,11 @@ def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, devic
 def architecture(cfg: PretrainedConfig, dataset: DatasetLike) -> Callable[[], nn.Module]:
     """What makes the network that `model` and `norm` name, with other weights, always the same ones: no file is read
     and nothing is trained."""
-    inputs, seed = _inputs(dataset), _seed()
+    inputs = _Inputs.of(dataset)
     assert cfg.model not in (AUTO, None)
     if external.is_external(cfg.model):
-        return partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level, seed=seed)
-    return partial(_network, cfg.model, cfg.norm, inputs, inputs.level, seed)
-
-
-def _inputs(dataset: DatasetLike) -> _Inputs:
-    level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
-    return _Inputs(dataset.input_shape, len(dataset.classes), level)
-
-
-def _seed() -> int:
-    """Of an encoder's weights."""
-    return int(stream(0, "encoder's weights").integers(2**31))
+        return partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level, seed=SEED)
+    return partial(inputs.build, cfg.model, cfg.norm, inputs.level)
 
 
 def _from_file(
@@ -243,9 +264,9 @@ def _from_file(
     assert model is not None
     models.check_name(model)
     level = inputs.level if card is None else (card.shift, card.scale)
-    encoder = partial(_network, model, norm, inputs, level, _seed())
-    weights.check(file, _bare(model, norm, inputs, _seed()), model)
-    teacher = partial(_filled, file, card, model, norm, inputs)
+    encoder = partial(inputs.build, model, norm, level)
+    weights.check(file, inputs.bare(model, norm, SEED), model)
+    teacher = partial(inputs.fill, file, card, model, norm)
     return Pretrained(teacher, encoder, weights.file_digest(file, card))
 
 
@@ -262,7 +283,7 @@ def named(cfg: PretrainedConfig, dataset: DatasetLike) -> PretrainedConfig:
     card = None if cfg.file is None else weights.read_card(Path(cfg.file))
     if card is None:
         return PretrainedConfig(model=cfg.model, norm=cfg.norm)
-    if (card.shift, card.scale) != _inputs(dataset).level:
+    if (card.shift, card.scale) != _Inputs.of(dataset).level:
         raise ConfigError(
             f"pretrained.file: {cfg.file} was trained on columns at another level ({card.dataset}), which others can't "
             "know: pretrain one with this config"
@@ -305,28 +326,3 @@ def _disjoint(card: weights.Card, file: Path, dataset: DatasetLike, rows: np.nda
 def _remark(text: str) -> None:
     """Say it once in this process."""
     logging.getLogger("fedloom").warning("pretrained: %s", text)
-
-
-def _bare(model: str, norm: Norm | None, inputs: _Inputs, seed: int) -> nn.Module:
-    return models.build(model, inputs.shape, inputs.classes, norm=norm, seed=seed)
-
-
-def _levelled(net: nn.Module, inputs: _Inputs, wanted: Level) -> nn.Module:
-    """The network for the run's inputs, whatever level it was trained at."""
-    return net if wanted == inputs.level else Rescaled(net, inputs.level, wanted, len(inputs.shape))
-
-
-def _network(model: str, norm: Norm | None, inputs: _Inputs, level: Level, seed: int) -> nn.Module:
-    return _levelled(_bare(model, norm, inputs, seed), inputs, level)
-
-
-def _filled(file: Path, card: weights.Card | None, model: str, norm: Norm | None, inputs: _Inputs) -> nn.Module:
-    net = _bare(model, norm, inputs, 0)
-    weights.fill(file, net, model, card)
-    return _levelled(net, inputs, inputs.level if card is None else (card.shift, card.scale))
-
-
-def _after_training(training: Training, inputs: _Inputs) -> nn.Module:
-    """The model from its kept file, which is made first where there is none."""
-    file = trained(training)
-    return _filled(file, weights.read_card(file), training.model, training.norm, inputs)

@@ -196,7 +196,7 @@ def _miscounted(run: RunConfig) -> list[str]:
     if number in (None, run.data.clients):
         return []
     source = "columns.files" if run.columns.files else "columns.manifest"
-    return [f"data.clients: {source} has {number} parties, not {run.data.clients}: leave clients away"]
+    return [f"data.clients: {source} has {number} parties, not {run.data.clients}: leave clients out"]
 
 
 def _check_data(run: RunConfig) -> None:

@@ -290,13 +290,12 @@ class Session:
         clock = perf_counter()
         try:
             found = [*self.plan.setting.evaluate(self.plan, self.engine)]
-        except PartiesMissing as away:
+        except PartiesMissing as error:
             if round in (0, self.plan.rounds):  # a result needs the last one, and a curve its beginning
                 raise EngineError(
-                    f"{away} what its model is worth after round {round}, which the run's result needs: when it is "
-                    "back, go on with --resume"
+                    f"{error}, which the run's result needs after round {round}: when it is back, go on with --resume"
                 ) from None
-            logging.getLogger("fedloom").warning("round %d, %s: not evaluated, as %s", round, stage, away)
+            logging.getLogger("fedloom").warning("round %d, %s: not evaluated: %s", round, stage, error)
             return
         for what, value, party in found:
             self.record.measure(round, iteration, stage, what, value, party)

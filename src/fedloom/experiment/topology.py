@@ -41,7 +41,7 @@ class TopologyConfig(Section):
         for name, kinds in owners.items():
             given = getattr(self, name) != type(self).model_fields[name].default
             if given and self.kind not in kinds:
-                raise ValueError(f"{name} belongs to the kind {' or '.join(kinds)}, not to {self.kind}: leave it away")
+                raise ValueError(f"{name} belongs to the kind {' or '.join(kinds)}, not to {self.kind}: leave it out")
         if self.kind == "edges" and self.file is None:
             raise ValueError("the kind edges reads its links from a file: name it with file")
         return self
@@ -129,9 +129,9 @@ class ChurnConfig(Section):
         """
         named = {a.client for a in self.away}
         if named and max(named) >= clients:
-            raise ConfigError(f"there is no client {max(named)} to be away: the {clients} have the numbers from 0")
+            raise ConfigError(f"away names client {max(named)}; valid ids are 0–{clients - 1}")
         training = sorted({*range(clients)} - {*unseen})
         if named.issuperset(training):
             for t in sorted({a.start for a in self.away}):  # the round with the fewest begins an absence
                 if t < rounds and not self.present(training, t):
-                    raise ConfigError(f"everybody is away in round {t}: let at least one client stay")
+                    raise ConfigError(f"no client is present in round {t}: keep at least one client")

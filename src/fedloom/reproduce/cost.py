@@ -31,7 +31,7 @@ from fedloom.core.paths import cache_folder
 from fedloom.data.image_grid import default_grid
 from fedloom.data.sources import load
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.config import BlackBoxConfig, ChurnConfig, EngineConfig, EvaluateConfig, RunConfig, validated
+from fedloom.experiment.config import BlackBoxConfig, EngineConfig, EvaluateConfig, RunConfig, validated
 from fedloom.experiment.engine import Backend, start
 from fedloom.experiment.networks import COMMON, EXTRACTORS, architectures_of
 from fedloom.experiment.plan import RunPlan
@@ -39,6 +39,7 @@ from fedloom.experiment.pool import digest
 from fedloom.experiment.pretrained import AUTO, PretrainedConfig
 from fedloom.experiment.run import execute
 from fedloom.experiment.session import Status
+from fedloom.experiment.topology import ChurnConfig
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.models.mlp import mlp
 from fedloom.models.parts import Classifier
@@ -377,7 +378,7 @@ def _pretraining(run: RunConfig, method: Method, cfg: Any, size: DataSize) -> tu
     """Of the server's model, which is kept: once for all runs that share it."""
     own, (shape, classes, rows, _) = run.pretrained, size
     needed = getattr(cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs}))
-    if method.setting == "vertical" or not needed or own.file or own.model not in {*MODELS, AUTO}:
+    if not needed or own.file or own.model not in {*MODELS, AUTO}:
         return ()
     server, name = run.data.server_rows(rows), _teacher(run, shape)
     if not server or name in BLACK_BOXES:

@@ -15,13 +15,13 @@ from fedloom.core.context import PublicSet, Rows, Site
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
-from fedloom.data.dataset import Dataset, DatasetInfo, DatasetLike
+from fedloom.data.dataset import Dataset, DatasetInfo
 from fedloom.data.flower import partition_at
 from fedloom.data.schema import DataSchema, read_public, read_rows
 from fedloom.data.sources import load
 from fedloom.data.split import Split, hold_out, public_hash, rows_hash, split
 from fedloom.data.stats import describe
-from fedloom.experiment.assignment import DataAssignment, digest, sample, schema
+from fedloom.experiment.assignment import DataAssignment, digest, rows_of, sample, schema
 from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.evaluate import (
@@ -43,15 +43,16 @@ from fedloom.experiment.result import Final, over_clients
 class Horizontal:
     """The setting of methods whose parties share columns and not rows."""
 
+    exportable = False
     own_data = "[data.form]", "say with [data.form] what they look like"
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings that mean nothing where parties hold rows: see `Setting`."""
         if run.columns != ColumnsConfig():
-            raise ConfigError(f"columns: {method.name} shares rows, not columns: leave the section away")
+            raise ConfigError(f"columns: {method.name} shares rows, not columns: leave the section out")
         if run.evaluate.attacks is not None:
             raise ConfigError(
-                f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it away, or "
+                f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it out, or "
                 "take a method whose parties hold columns"
             )
         run.pretrained.check(method, server)
@@ -191,7 +192,7 @@ that all hold; and a client's test rows by their names."""
 def _shared_out(run: RunConfig, files: PrivateData) -> _Placed:
     """All rows of a data set, in one pool."""
     dataset, shares = data_of(run, files)
-    public, rows = public_hash(dataset, shares), rows_of(dataset, run.engine.device)
+    public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
     test, y = rows(shares.test), dataset.y
     labels = {"test": [y[shares.test]] * len(shares.shards), "own": [y[part] for part in shares.own_test]}
     labels = {on: parts for on, parts in labels.items() if all(map(len, parts))}
@@ -246,7 +247,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Placed:
     mine, tests = None, {}
     if own is not None:
         own = replace(own, shift=shift, scale=scale)
-        rows = rows_of(own, device)
+        rows = _pool(own, device)
         mine, tests = rows(train), {"own": rows(test)}
     of_public, server_rows = rows_hash(public), 0 if own is None or at is not None else len(own.y)
     server = rows_hash(own.x) if own is not None and server_rows else ""
@@ -272,7 +273,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Placed:
     return (
         data,
         lambda n: mine if n == at else None,
-        PublicSet(_unlabelled(public, known, device), run.seed, of_public),
+        PublicSet(rows_of(public, known, np.arange(len(public)), device), run.seed, of_public),
         lambda n: tests if n == at else {},
     )
 
@@ -299,19 +300,10 @@ def _held_out(run: RunConfig, own: Dataset, at: int | None) -> tuple[np.ndarray,
     return train, test
 
 
-def rows_of(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
+def _pool(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
     """A function that gives some rows (n,) of the data set, all from one pool on this device."""
-    every = _unlabelled(dataset.x, dataset, device)
-    labels = torch.from_numpy(dataset.y).to(device)
-    return lambda which: replace(every, labels=labels, index=torch.from_numpy(which).to(device))
-
-
-def _unlabelled(x: np.ndarray, known: DatasetLike, device: str) -> Rows:
-    """All of some rows (n, ...)."""
-    shape = (-1, *[1] * (x.ndim - 2))  # channels or columns first, then broadcast
-    arrays = (x, np.arange(len(x)), known.shift.reshape(shape), known.scale.reshape(shape))
-    pool, index, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)
-    return Rows(pool, None, index, shift, scale)
+    every = rows_of(dataset.x, dataset, np.arange(len(dataset.y)), device, dataset.y)
+    return lambda which: replace(every, index=torch.from_numpy(which).to(device))
 
 
 def data_of(run: RunConfig, files: PrivateData | None = None) -> tuple[Dataset, Split]:

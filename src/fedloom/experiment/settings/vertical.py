@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import torch
 
 from fedloom import models
 from fedloom.core import message
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import Site
 from fedloom.core.engine import Engine, Failure
 from fedloom.core.errors import ConfigError, DataError, MessageError, MethodError
 from fedloom.core.evaluation import decide
@@ -21,8 +23,10 @@ from fedloom.core.rng import stream
 from fedloom.data.encoder import TableEncoder
 from fedloom.data.imbalance import describe_parties
 from fedloom.data.party_files import PartyFile
+from fedloom.data.simulation import simulate
 from fedloom.data.vertical import PartyView, VerticalDataset
-from fedloom.experiment.assignment import DataAssignment, digest, sample, schema
+from fedloom.experiment.assignment import DataAssignment, digest, rows_of, sample, schema
+from fedloom.experiment.columns import CUT, ColumnsConfig
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.evaluate import ask, check_predictions, judge, recalls
 from fedloom.experiment.metrics import GLOBAL, OWN
@@ -33,26 +37,27 @@ from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final, joint_scores
 from fedloom.experiment.settings.attacks import leaks
 
-PARTIES = 4
-"""How many parties share the columns of a data set where nothing is said."""
+ALIGNED, PARTIES = 200, 4
+"""Aligned rows and parties of a data set that is cut, where the config names no numbers."""
 
 
 class Vertical:
     """The setting of methods whose parties share rows and not columns. Party 0 runs beside the active party."""
 
+    exportable = True
     own_data = "columns.own", "set columns.own=true"
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings that mean nothing where parties hold columns: see `Setting`."""
         for setting, given in (("server", run.data.server), ("unseen", run.data.unseen)):
             if given:
-                raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it away")
+                raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it out")
         if run.pretrained != PretrainedConfig():
-            raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section away")
+            raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section out")
         if run.data.own:
-            raise ConfigError(f"data.form: {method.name} shares columns: leave it away, and set columns.own=true")
+            raise ConfigError(f"data.form: {method.name} shares columns: leave it out, and set columns.own=true")
         if run.columns.own and "pooled rows" in method.needs:
-            raise ConfigError(f"columns.own: {method.name} needs all rows in one place; leave it away")
+            raise ConfigError(f"columns.own: {method.name} needs all rows in one place; leave it out")
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
         """One more than nodes; or as many as there are files, or some."""
@@ -88,10 +93,10 @@ class Vertical:
         for m, view in columns.views.items():
             sites[m] = _site(run, cfg, sites[m], view, architectures[m])
         if columns.labels is not None:
-            first = columns.views[0]
+            first, device = columns.views[0], run.engine.device
             known = np.full(len(first.x), -1)  # an unaligned row has none
             known[first.aligned] = columns.labels
-            server = replace(server, data=_rows_of(run, first, first.aligned, known))
+            server = replace(server, data=rows_of(first.x, first, first.aligned, device, known))
         return RunPlan(run, method, cfg, rounds, self, data, architectures, None, server, sites, house=(0,))
 
     # -- evaluation ------------------------------------------------------------------------------------
@@ -259,10 +264,11 @@ def _described(
 
 def _site(run: RunConfig, cfg: Any, site: Site, view: PartyView, architecture: str) -> Site:
     """What a party that holds these columns has."""
-    own = {"own": _rows_of(run, view, view.unaligned)} if len(view.unaligned) and not run.columns.own else {}
+    device = run.engine.device
+    own = {"own": rows_of(view.x, view, view.unaligned, device)} if len(view.unaligned) and not run.columns.own else {}
     return replace(
         site,
-        data=_rows_of(run, view, np.concatenate([view.aligned, view.unaligned])),
+        data=rows_of(view.x, view, np.concatenate([view.aligned, view.unaligned]), device),
         network=partial(
             models.build,
             architecture,
@@ -271,36 +277,62 @@ def _site(run: RunConfig, cfg: Any, site: Site, view: PartyView, architecture: s
             norm=run.models.norm,
             seed=int(stream(run.seed, "initial weights", site.id).integers(2**31)),
         ),
-        tests={"test": _rows_of(run, view, view.test), **own},
+        tests={"test": rows_of(view.x, view, view.test, device), **own},
     )
 
 
-def _rows_of(run: RunConfig, view: PartyView, which: np.ndarray, labels: np.ndarray | None = None) -> Rows:
-    """Some rows (n,) of a party's columns."""
-    level = (-1, *[1] * (view.x.ndim - 2))
-    arrays = (view.x, which, view.shift.reshape(level), view.scale.reshape(level))
-    pool, index, shift, scale = (torch.from_numpy(a).to(run.engine.device) for a in arrays)
-    return Rows(pool, None if labels is None else torch.from_numpy(labels).to(pool.device), index, shift, scale)
-
-
 def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool = False) -> VerticalDataset:
-    """What each party of a vertical federation holds.
+    """What each party of a vertical federation holds: columns of a known data set, CSV files, or a manifest's pictures.
 
     Args:
         run: the run.
         files: see `data_of`.
-        pooled: whether every row of every party counts as aligned and labelled.
+        pooled: whether every row of every party counts as aligned and labelled; of a manifest, all that all have.
 
     Raises:
         DataError, ConfigError: it can't be had or shared out as asked.
     """
-    data, files = run.data, files or PrivateData()
-    return run.columns.parties(
+    data, columns, files = run.data, run.columns, files or PrivateData()
+    common: dict[str, Any] = {"seed": run.seed, "test_fraction": data.test_fraction, "test_rows": data.test_rows}
+    if columns.files:
+        if pooled:
+            raise ConfigError(
+                "columns.files: pooled needs all columns of every row, which files don't have; use another method"
+            )
+        from fedloom.data.party_files import from_files
+
+        return from_files(
+            [Path(file) for file in columns.files],
+            id=columns.id or "",
+            label=columns.label or "",
+            aligned=columns.aligned,
+            align=partial(_align, columns),
+            **common,
+        )
+    if columns.manifest:
+        from fedloom.data.manifest import manifest
+
+        return manifest(
+            Path(columns.manifest), aligned=None if pooled else columns.aligned, size=columns.size, **common
+        )
+    root = files.root or data.root
+    return simulate(
         files.set or data.name,
         parties=data.clients,
-        seed=run.seed,
-        root=files.root or data.root,
-        test_fraction=data.test_fraction,
-        test_rows=data.test_rows,
-        pooled=pooled,
+        root=Path(root) if root else None,
+        aligned=columns.aligned or ALIGNED,
+        everything=pooled,
+        **{name: getattr(columns, name) for name in CUT},
+        **common,
     )
+
+
+def _align(columns: ColumnsConfig, ids: Sequence[Sequence[str | int]]) -> list[np.ndarray]:
+    from fedloom.data.alignment import align
+
+    stems = [Path(file).stem for file in columns.files]
+    names = stems if len(set(stems)) == len(stems) else columns.files
+    found = align(ids, backend=columns.backend, names=names, local=range(len(ids)))
+    for sentence in found.learnt:
+        logging.getLogger("fedloom").info("alignment: %s", sentence)
+    return list(found.aligned)

@@ -95,7 +95,7 @@ class RunRequest:
         if found.compare is not None:
             raise ConfigError("experiment: this compares several runs; name one of them")
         if found.run.engine not in (EngineConfig(), EngineConfig(name="local")):
-            raise ConfigError("engine: the parties are at SuperNodes; leave the section away")
+            raise ConfigError("engine: the parties are at SuperNodes; leave the section out")
         run = found.run.model_copy(update={"engine": EngineConfig(name="local")})
         folder = Path(own["out"]) if own["out"] else None
         return cls(run, nodes, folder, own["resume"], Timeouts(own["wait"], own["deadline"]))

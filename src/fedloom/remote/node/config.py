@@ -52,7 +52,7 @@ class NodeData(Section):
         if self.rows is None and self.id is not None:
             raise ValueError("id is a column of rows of your own; the people of a set need no matching")
         if self.set is None and self.root is not None:
-            raise ValueError("root is where a set is looked for: leave it away")
+            raise ValueError("root is where a set is looked for: leave it out")
         return self
 
 
@@ -200,7 +200,7 @@ def _unfit(
         presets = ", ".join(policy.presets)
         yield f"of {method.name} only the presets {presets} are allowed here, not {run.preset}"
     if policy.presets is not None and run.params:
-        yield f"{method.name} is allowed here with its presets as they are: leave params away"
+        yield f"{method.name} is allowed here with its presets as they are: leave params out"
     if rounds > config.most_rounds:
         yield f"a run may have {config.most_rounds} rounds here, not {rounds}"
     batch = getattr(cfg, "batch_size", None)
@@ -218,7 +218,7 @@ def _unknown(config: NodeConfig, run: RunConfig, method: Method) -> Iterator[str
     if own != (config.data[run.data.name].rows is not None):
         kind = "a set that everybody has" if own else "this node's own rows"
         section, say = SETTINGS[method.setting].own_data
-        mend = f"leave {section} away" if own else say
+        mend = f"leave {section} out" if own else say
         yield f"{run.data.name!r} is {kind} here: {mend}"
 
 

@@ -105,7 +105,7 @@ class SweepConfig(_Table):
     def _belongs(self) -> SweepConfig:
         keys = [key for over in self.over for key in over]
         if not all(self.over):
-            raise ValueError("over holds a table without a setting: name what is varied, or leave it away")
+            raise ValueError("over holds a table without a setting: name what is varied, or leave it out")
         if twice := sorted({k for k in keys if keys.count(k) > 1}):
             raise ValueError(f"over has {twice[0]} in two tables: vary it in one")
         if {"rounds", "iterations"} <= {*keys}:
@@ -210,7 +210,7 @@ def read(source: str, overrides: Sequence[str] = (), seeds: Sequence[int] | None
     """
     values = table(source, overrides)
     if "compare" in values:
-        raise ConfigError("[compare] and [sweep] don't go together: leave one away")
+        raise ConfigError("[compare] and [sweep] don't go together: leave one out")
     if "sweep" not in values:
         raise ConfigError(f"{source} has no table [sweep], which says what is varied: see docs/sweep.md")
     given, title = values.pop("sweep"), str(values.pop("title", ""))
