@@ -269,52 +269,52 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
     levels = [] if chance is None else [Level(level, chance)]
     named = [[run for run in runs if run.summary.name == method.name] for method in found.methods]
     groups = [(number, own) for number, own in enumerate(named) if own]
-    figures, shortest = [], {len(own) for _, own in groups}
-    for name, score in _metrics(found).items() if found.joint else [(main, Score(f"{main} mean", "Mean accuracy"))]:
-        having = [(number, own) for number, own in groups if all(len(_raw(run, score)[0]) for run in own)]
+    scores = _metrics(found) if found.joint else {main: Score(f"{main} mean", "Mean accuracy")}
+    figures = []
+    for name, score in scores.items():
+        having = [(number, own) for number, own in groups if all(len(_series(run, score)[0]) for run in own)]
         curves = [_curve(own, number, score) for number, own in having]
-        if not curves:
-            continue
-        drawn = curves if len(curves) <= BANDS else [replace(line, band=None) for line in curves]
-        ends = fmt.together([f"{line.label} {fmt.metric(line.y[-1], score.share)}" for line in curves])
-        title, across = f"Accuracy {found.describe(main)}", iteration_axis(runs[0])
-        caption = f"{_bands(shortest, len(curves))} {ITERATION}"
-        if found.joint:
-            title, across = score.title, "rounds"
-            caption = _bands(shortest, len(curves), of="") if any(line.band is not None for line in drawn) else ""
-            caption += "Less is better." if score.lower else ROUND if name == main else ""
-        form, slug = plots.share if score.share else None, f"learning {name}" if found.joint else "learning"
-        alt = f"{score.title} by {'round' if found.joint else 'iteration'}; at the end {ends}."
-        shown_levels = levels if name == main else []
-        svg, legend = plots.chart(slug, alt, drawn, shown_levels, across=across, form_y=form)
-        figures.append(Figure(title, svg, legend, caption.strip()))
-        if name == main:
-            spent = [
-                np.mean([sent(run)[: len(line.x)] for run in own], axis=0)
-                for (_, own), line in zip(having, curves, strict=True)
-            ]
-            way = senders(runs[0])
-            if not found.joint and not any(m.bytes.across for m in found.methods):
-                way = "sent up by all clients"
-            plain = [replace(line, band=None) for line in curves]
-            figures += cost_figures(plain, spent, levels, way, f"Tensor data {way}, without framing.")
+        if curves:
+            seeds = {len(own) for _, own in having}
+            figures.append(_curves_figure(found, name, score, curves, levels if name == main else [], seeds, runs[0]))
+    lines = [replace(_curve(own, number, scores[main]), band=None) for number, own in groups]
+    spent = [
+        np.mean([sent(run)[: len(line.x)] for run in own], axis=0) for (_, own), line in zip(groups, lines, strict=True)
+    ]
+    across = any(m.bytes.across for m in found.methods)
+    way = senders(runs[0]) if across or found.joint else "sent up by all clients"
+    figures[1:1] = cost_figures(lines, spent, levels, way, f"Tensor data {way}, without framing.")
     return PageSection("Learning", figures=figures)
 
 
-def _bands(seeds: set[int], methods: int, of: str = "clients") -> str:
-    """What a curve and its band are, given the numbers of seeds that there are."""
-    if not of:
-        return "Mean over seeds; the band is ± one s.d. over seeds. "
-    mean = "Mean over clients" if seeds == {1} else "Mean over clients and seeds"
-    if methods > BANDS:
-        return f"{mean}."
-    if seeds == {1}:
-        return f"{mean}; the band is ± one s.d. over clients."
-    rest = ", or over clients where there is one seed" if 1 in seeds else ""
-    return f"{mean}; the band is ± one s.d. over seeds{rest}."
+def _curves_figure(
+    found: Comparison, name: str, score: Score, curves: Sequence[Line], levels: list[Level], seeds: set[int], run: Run
+) -> Figure:
+    """One metric of all methods, given the numbers of seeds that there are, and one of the runs."""
+    drawn = curves if len(curves) <= BANDS else [replace(line, band=None) for line in curves]
+    if found.joint:
+        title, slug, across, unit = score.title, f"learning {name}", "rounds", "round"
+        bands = (
+            "Mean over seeds; the band is ± one s.d. over seeds."
+            if any(line.band is not None for line in drawn)
+            else ""
+        )
+        more = "Less is better." if score.lower else ROUND if name == GLOBAL else ""
+    else:
+        title, slug, across, unit = f"Accuracy {found.describe(name)}", "learning", iteration_axis(run), "iteration"
+        bands, more = "Mean over clients" + ("" if seeds == {1} else " and seeds"), ITERATION
+        if len(curves) <= BANDS:
+            also = ", or over clients where there is one seed" if 1 in seeds else ""
+            bands += "; the band is ± one s.d. over " + ("clients" if seeds == {1} else f"seeds{also}")
+        bands += "."
+    ends = fmt.together([f"{line.label} {fmt.metric(line.y[-1], score.share)}" for line in curves])
+    alt = f"{score.title} by {unit}; at the end {ends}."
+    form = plots.share if score.share else None
+    svg, legend = plots.chart(slug, alt, drawn, levels, across=across, form_y=form)
+    return Figure(title, svg, legend, f"{bands} {more}".strip())
 
 
-def _raw(run: Run, score: Score) -> tuple[np.ndarray, np.ndarray]:
+def _series(run: Run, score: Score) -> tuple[np.ndarray, np.ndarray]:
     return run.curve(score.column, run.last)
 
 
@@ -322,7 +322,7 @@ def _curve(runs: Sequence[Run], number: int, score: Score) -> Line:
     """A method's mean over seeds with their deviation; of one seed, the deviation over clients, if there are such. Of
     parties with different columns by rounds, otherwise by iterations."""
     first = runs[0]
-    s, curves = first.summary, [_raw(run, score) for run in runs]
+    s, curves = first.summary, [_series(run, score) for run in runs]
     points = min(len(x) for x, _ in curves)
     y = np.stack([y[:points] for _, y in curves])
     x, band = curves[0][0][:points], y.std(0, ddof=1) if len(y) > 1 else None
