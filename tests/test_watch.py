@@ -111,7 +111,7 @@ def test_a_run(tmp_path: Path) -> None:
         (
             {"state": "stopped", "words": "while nodes were waited for"},
             NOW,
-            "stopped after round 12 while nodes were waited for; the same command with --resume goes on",
+            "stopped after round 12 while nodes were waited for; the same command with --resume continues",
         ),
         ({"state": "failed", "words": "disk full"}, NOW, "failed after round 12: disk full"),
         ({"process": ELSEWHERE}, NOW + 100, "no sign of life for 100 s"),
@@ -296,7 +296,7 @@ def test_who_stops_watching_stops_no_run(
 
     monkeypatch.setattr(watching, "sleep", interrupt)
     put(tmp_path, view())
-    assert "the run goes on" in fedloom(str(tmp_path))[0]
+    assert "the run continues" in fedloom(str(tmp_path))[0]
 
 
 def test_a_run_that_was_killed(fedloom: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
@@ -433,7 +433,7 @@ def test_it_listens_to_this_machine_alone(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="name another with --port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="choose another with --port"):
         page.server(tmp_path, taken.getsockname()[1])
 
 
@@ -545,7 +545,7 @@ def test_a_run_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (
             {"state": "stopped", "words": "while nodes were waited for"},
             "stopped",
-            "topped after round 12 while nodes were waited for; the same command with --resume goes on",
+            "topped after round 12 while nodes were waited for; the same command with --resume continues",
         ),
         ({"state": "failed", "words": "disk full"}, "failed", "Failed after round 12: disk full"),
         ({"process": Process(host=own_process().host, id=1, born=1.0)}, "no sign of life", "its process is gone"),

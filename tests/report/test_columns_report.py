@@ -210,7 +210,7 @@ def test_each_party_alone(tmp_path: Path) -> None:
 
 def test_what_could_be_found_out(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run", attacks=True))).text
-    assert "What parties could find out about labels" in text and "which class each stands for; no label" in text
+    assert "What parties could infer about labels" in text and "the class of each; no label" in text
     assert "Always guessing the most frequent class is right at 37.5 %." in text and "62.5 %" in text
     assert "Prototypes by iteration; at the end party-1 50.0 % and party-2 75.0 %." in (
         (tmp_path / "run" / "report.html").read_text().replace("\u00a0", " ")
@@ -235,7 +235,7 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
 def test_traffic_of_each_round(tmp_path: Path) -> None:
     page = written(write_columns(tmp_path / "run"))
     assert "Tensor data by round: active → party: improve at most 1.00 MB and party → active: improve at most" in page
-    assert "crosses no border and is not counted" in checked(page).text
+    assert "stay inside one organisation and are not counted" in checked(page).text
     silent = checked(written(write_columns(tmp_path / "silent", unit=0))).text
     assert "with no message between them" in silent and "Tensor data of each round" not in silent
     assert "what it cost" not in silent

@@ -364,7 +364,7 @@ def test_a_comparison_with_three_seeds(tmp_path: Path) -> None:
     # The differences are 0, 0.25 and 0.125: mean 12.5, s.d. 12.5, interval 12.5 ± 4.303 * 12.5 / sqrt(3).
     assert "62.5 % ± 12.5" in text and "seeds 0, 1 and 2" in text and comparison_page.ONE_SEED not in text
     assert "+12.5" in text and "−18.6 to +43.6" in text and "6/9" in text
-    assert "these seeds do not tell which is better" in text and "agree in sign" not in text
+    assert "these seeds do not show which is better" in text and "agree in sign" not in text
     assert "Accuracy of each client, seed 0" in text and "the band is ± one s.d. over seeds" in text
 
 
@@ -499,9 +499,9 @@ def test_an_interval_is_within_what_can_be_and_needs_two_seeds() -> None:
 
 
 def test_verdicts_say_no_more_than_the_seeds() -> None:
-    assert "more than the seeds vary" in comparison_page.verdict(_difference(0.20, 0.21, 0.22))
+    assert "larger than the variation over seeds" in comparison_page.verdict(_difference(0.20, 0.21, 0.22))
     agree = comparison_page.verdict(_difference(0.05, 0.30, 0.10))
-    assert "though all seeds agree in sign" in agree and "do not tell" in agree
+    assert "though all seeds agree in sign" in agree and "do not show" in agree
     assert comparison_page.verdict(_difference(0.0)).startswith("a is level with b in the one seed")
     assert "10.0 points below" in comparison_page.verdict(_difference(-0.1))
 

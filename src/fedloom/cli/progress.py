@@ -1,4 +1,4 @@
-"""How far long work is, and a stop that saves first."""
+"""Progress of long work, and a stop that saves first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.run import Status
 
 LINES = 10
-"""How often a log says how far many runs are."""
+"""Lines of progress in a log of many runs."""
 
 
 class _Bars:
@@ -57,7 +57,7 @@ class RunProgress(_Bars):
         self._tasks: dict[str, Any] = {}
 
     def show(self, status: Status) -> None:
-        """Told after each round."""
+        """Called after each round."""
         run = status.run
         name = (run.name or run.method) + (f" seed {run.seed}" if self._several else "")
         news = f"{status.measure} {percent(status.accuracy, '')}" if status.accuracy == status.accuracy else ""
@@ -74,7 +74,7 @@ class RunProgress(_Bars):
 
 
 class PoolProgress(_Bars):
-    """How far many runs are: a bar in a terminal, some ten lines in a log; each failure once."""
+    """Progress of many runs: a bar in a terminal, some ten lines in a log; each failure once."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -88,7 +88,7 @@ class PoolProgress(_Bars):
         self._told = 0
 
     def show(self, now: Standing) -> None:
-        """Told of each change."""
+        """Called at each change."""
         if now.ended is not None and now.ended.reason and now.ended.state in ("failed", "left"):
             title, reason = escape(now.ended.job.title), escape(now.ended.reason)
             self._console.print(f"[bold red]{now.ended.state}[/]  {title}: {reason}", soft_wrap=True)
@@ -106,7 +106,7 @@ class PoolProgress(_Bars):
 
 
 def closing(ended: Iterable[Ended]) -> tuple[str, int]:
-    """The last words of a command that does many runs, and its status.
+    """The last line of a command that does many runs, and its exit status.
 
     Returns:
         Nothing and 0 if all is done; 1 if a run failed, or is left to another process that is at it; 130 if the command

@@ -46,7 +46,7 @@ def execute_all(
 ) -> dict[str, Any]:
     """Do every run of a comparison and write `comparison.json`; returns its content.
 
-    With `resume`, finished runs are kept and an unfinished one goes on from its checkpoint. `execute` does one run.
+    With `resume`, finished runs are kept and an unfinished one continues from its checkpoint. `execute` does one run.
 
     Raises:
         ConfigError: two runs would share a folder; or some methods share rows, others columns.

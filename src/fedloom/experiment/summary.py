@@ -73,7 +73,7 @@ def pretrained(plan: RunPlan) -> PretrainedUsed | None:
     own = pretrained_of(plan.run, plan.data.dataset.kind)
     model, norm, card = own.model, own.norm, None
     if own.file is not None:
-        with contextlib.suppress(CheckpointError):  # gone since it was read, which shall not cost the run
+        with contextlib.suppress(CheckpointError):  # deleted since it was read; the run is kept
             card = weights.read_card(Path(own.file))
     if card is not None:
         model, norm = card.model, card.norm

@@ -12,7 +12,7 @@ from fedloom.report.page import render
 def write(folder: Path) -> Path:
     """Write `report.html` into a run's or a comparison's folder, and return its path.
 
-    A run under way has a report of its last evaluation.
+    The report of an unfinished run shows its last evaluation.
 
     Raises:
         DataError: the folder is neither, or one of its files is missing or damaged.
@@ -35,7 +35,7 @@ def write(folder: Path) -> Path:
 def write_many(folders: Sequence[Path], out: Path) -> Path:
     """Write one page to the file `out` that compares finished runs, and return its path.
 
-    Runs that do not share their data stand side by side without paired differences, and the page says why.
+    Runs on different data are shown side by side without paired differences, and the page says why.
 
     Raises:
         DataError: no folder is given, a run is unfinished, or a file is missing or damaged; or parties hold different

@@ -1,4 +1,4 @@
-"""Client by client: who holds what, and how well each does."""
+"""The clients of a run or comparison: their data and their accuracy."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _own_models(run: Run) -> list[PageTable]:
     s, names = run.summary, run.partition.architectures
     shown = {fmt.capital(s.describe(measure)): found.over(s.clients) for measure, found in s.accuracies.items()}
     for each, found in zip(shown.values(), s.accuracies.values(), strict=True):
-        if found.clients is None:  # these never learnt
+        if found.clients is None:  # unseen clients never trained
             each[list(s.unseen)] = np.nan
     kinds = sorted(set(names))
     if len(kinds) < 2:
@@ -135,7 +135,7 @@ def _section(
     svg, legend = plots.dots("clients", alt, labels, series, width="wide" if wide else "normal", joined=joined)
     figure = Figure(f"Accuracy of each client{which}", svg, legend, caption, wide)
     if run.partition.apart:
-        caption = "Nobody but its owner knows anything of a client's rows."
+        caption = "Only its owner knows anything about a client's rows."
         return PageSection("Clients", text=[caption], figures=[figure], tables=_own_models(run))
     return PageSection("Clients", figures=[figure, _partition(run, which)], tables=_own_models(run))
 

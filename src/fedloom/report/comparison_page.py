@@ -71,7 +71,7 @@ def page(folder: Path, found: Comparison, runs: Sequence[Run], problem: str = ""
 
 
 def _warnings(found: Comparison, runs: Sequence[Run], problem: str) -> Iterable[str]:
-    """What a reader must know before the numbers."""
+    """Warnings before the numbers."""
     if problem:
         yield f"Side by side only, without paired differences: {problem}."
     unit = "rounds" if found.joint else "iterations"
@@ -86,7 +86,7 @@ def _warnings(found: Comparison, runs: Sequence[Run], problem: str) -> Iterable[
 
 
 def _subtitle(found: Comparison, runs: Sequence[Run]) -> str:
-    """What the runs share, or between what they range."""
+    """Dataset, clients, iterations and seeds, or their ranges."""
     if not runs:
         return ""
     summaries = [run.summary for run in runs]
@@ -102,7 +102,7 @@ def _subtitle(found: Comparison, runs: Sequence[Run]) -> str:
 
 
 def _lead(found: Comparison) -> str:
-    """Who reached what, in a sentence; of many methods, the best and the last."""
+    """The accuracies in a sentence; of many methods, the highest and the lowest."""
     over = "seeds" if found.several_seeds else "" if found.joint else "clients"
     main = GLOBAL if found.joint else found.measure
     ordered = sorted(found.methods, key=lambda m: -m.accuracies[main].mean)
@@ -124,8 +124,8 @@ def _lead(found: Comparison) -> str:
 
 
 def _metrics(found: Comparison) -> dict[str, Score]:
-    """The metrics that the methods are compared by, the main one first: all scores, or the accuracies that stand beside
-    each other where a method has ways."""
+    """The metrics of the tables, the main one first: all scores; or the main accuracy and, where a method has ways, all
+    others."""
     if found.joint:
         return {name: score for name, score in SCORES.items() if any(name in m.scores for m in found.methods)}
     if not found.personal:
@@ -207,7 +207,7 @@ def _dots(found: Comparison) -> list[Figure]:
 
 
 def _differences(found: Comparison) -> PageSection:
-    """The differences of each metric, with intervals, and what they let one say."""
+    """The differences of each metric, their intervals, and conclusions."""
     pairs = {found.measure: found.differences, **found.further}
     metrics = {name: score for name, score in _metrics(found).items() if name in pairs}
     main = f"{metrics[found.measure].title}: " if len(metrics) > 1 else ""
@@ -243,7 +243,7 @@ def _pairs(found: Comparison, name: str, score: Score, differences: Sequence[Pai
 
 
 def verdict(d: PairedDifference) -> str:
-    """What a difference of accuracies lets one say, and no more."""
+    """The conclusion that a difference of accuracies supports."""
     if d.mean is None:
         return f"{d.first} and {d.other} have no seed in common: there is nothing to pair."
     by = f"{100 * abs(d.mean):.1f} points {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
@@ -256,8 +256,8 @@ def verdict(d: PairedDifference) -> str:
     if ends[0] <= 0 <= ends[1]:
         same = min(d.per_seed) > 0 or max(d.per_seed) < 0
         between += ", though all seeds agree in sign," if same else ""
-        return f"{start}, but the {between} holds 0: these seeds do not tell which is better."
-    return f"{start} ({between}): more than the seeds vary, on this data and with this setting."
+        return f"{start}, but the {between} contains 0: these seeds do not show which is better."
+    return f"{start} ({between}): larger than the variation over seeds, on this data and in this setting."
 
 
 def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSection:
@@ -334,7 +334,7 @@ def _curve(runs: Sequence[Run], number: int, score: Score) -> Line:
 
 
 def _runs(folder: Path, found: Comparison, runs: Sequence[Run]) -> PageSection:
-    """Each run, with the way to its own report where there is one."""
+    """Each run, linked to its own report if it has one."""
     if found.joint:
         names = [name for name in SCORES if any(name in run.summary.scores for run in runs)]
         columns, caption = [SCORES[name].title for name in names], "Scores of each run"

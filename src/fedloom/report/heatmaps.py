@@ -16,7 +16,7 @@ from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, VARIABLES, 
 
 @drawing()
 def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()) -> Markup:
-    """Who holds what: clients across, classes down, a cell the stronger the more rows it stands for.
+    """Rows by class and client: clients across, classes down, a darker cell for more rows.
 
     Args:
         slug, alt: see `inline`.

@@ -22,12 +22,12 @@ ACROSS = "iterations of a client"
 ITERATION = "One iteration is one local step of a client, or one pass over its rows where a method counts passes."
 JOINT_ITERATION = "One iteration is one pass of the active party over the aligned rows."
 STANDARD = ("accuracy", "own accuracy", "balanced accuracy", "auc", "attack", "loss", "agreement", "recall", "bytes")
-"""First words of what every run measures; all else are notes of its parties."""
+"""Prefixes of the metrics of every run; all others are notes of its parties."""
 
 MEANINGS = {
     "agreement": "How often two different clients give the same answer to a test row.",
     "loss mean": "Cross-entropy on the test rows in nats, mean over clients.",
-    "discriminator loss": "At ln N the server can't tell the answers of the N clients apart.",
+    "discriminator loss": "At ln N the server can't distinguish the answers of the N clients.",
     "discriminator accuracy": "How often the server names the author of an answer; guessing is right at 1/N.",
     "gamma": "γ, the weight of the mean class prior of all in a party's own, mean over parties.",
     "largest pseudo-class": "The share of a party's rows that look like one and the same class, mean over parties; "
@@ -36,7 +36,7 @@ MEANINGS = {
     "parties; near 1 its extractor has collapsed.",
     "likeness of prototypes": "Mean cosine of two class prototypes of a party, mean over parties.",
     "length of prototypes": "Mean length of the class prototypes, mean over parties.",
-    "collapsed": "The share of parties whose embeddings had come to look alike in a round.",
+    "collapsed": "The share of parties whose embeddings collapsed in a round.",
     "gradient norm": "Length of each term's gradient for a public row at the last step of a round, mean over "
     "rows and clients.",
 }
@@ -201,7 +201,7 @@ def _size_cell(count: float) -> PageCell:
 
 
 def diagnostics(run: Run) -> PageSection | None:
-    """Agreement, loss and accuracy by class of clients; whatever the parties noted, and whether one collapsed."""
+    """Agreement, loss and accuracy by class of clients; the notes of parties, and whether an extractor collapsed."""
     joint, points = bool(run.summary.scores), []
     figures = _panels(run, () if joint else ("agreement", "loss mean"))
     if joint and not figures:
@@ -219,7 +219,7 @@ def diagnostics(run: Run) -> PageSection | None:
 
 
 def _panels(run: Run, first: Sequence[str]) -> list[Figure]:
-    """A small chart of each of the `first` metrics, and of whatever the parties noted."""
+    """A small chart of each of the `first` metrics, and of each note of the parties."""
     groups: dict[str, list[tuple[str, str, str]]] = {name: [] for name in first}
     for key in run.measured:
         measure, party, stage = key
@@ -254,7 +254,7 @@ def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
 
 
 def _reference(name: str, clients: int) -> list[Level]:
-    """What a measure is where nothing can be told."""
+    """The value of a metric at random guessing."""
     known = {"discriminator loss": ("ln", math.log(clients)), "discriminator accuracy": ("1 /", 1 / clients)}
     return [Level(f"{known[name][0]} {clients}", known[name][1])] if name in known else []
 

@@ -22,7 +22,7 @@ from fedloom.report.svg import HEAT, INK, SERIES, SOFT, TEXT, canvas, drawing, i
 MAPS = 4
 """Rounds that have a map of their own."""
 MOST = 100
-"""A map of more clients shows means over blocks of them."""
+"""With more clients, a map shows means over blocks of them."""
 MEASURES = ("Own weight", "Effective others", "Overlap of those", "If everybody alike")
 MIX = SERIES[2]
 """The colour of class mixes."""
@@ -30,7 +30,7 @@ MIX = SERIES[2]
 
 @dataclass(frozen=True)
 class Taken:
-    """What the clients took from others in one round; nan for a client that took nothing.
+    """The models that clients took from others in one round; nan for a client that took none.
 
     Attributes:
         overlap: (N,) share of the own class mix that the models taken have too, by weight.
@@ -71,9 +71,9 @@ def taken(weights: np.ndarray, alike: np.ndarray) -> Taken:
 
 
 def side_by_side(alike: np.ndarray) -> np.ndarray:
-    """(N,) an order of the clients in which those that overlap (N, N) most stand together.
+    """(N,) an order of the clients that puts those with most overlap (N, N) next to each other.
 
-    It begins with the client that is least like the others, and goes on to the one most like the last.
+    It starts at the client least like the others and continues with the one most like the last.
     """
     order = [int(alike.sum(1).argmin())]
     left = np.ones(len(alike), dtype=bool)
@@ -130,7 +130,7 @@ def _row(name: str, own: float, number: float, overlap: float, base: float) -> l
 
 
 def _said(last: Taken, base: float) -> str:
-    """What the last round shows, in a sentence."""
+    """The last round in a sentence."""
     if np.isnan(last.overlap).all():
         return "In the last round no client took another's model."
     return (
@@ -190,9 +190,9 @@ def _maps(run: Run, order: np.ndarray) -> Figure:
     most = max(float(weights[~diagonal].max()) for weights in shown.values())
     keys = [shade_legend("class mix, 0 to 100 %", MIX)]
     caption = (
-        "Rows are the clients that mix, columns those whose models they take; in both, clients of alike class mixes "
+        "Rows are the clients that mix, columns those whose models they take; clients with similar class mixes are "
     )
-    caption += "stand together."
+    caption += "next to each other."
     if block > 1:
         shown = {name: _blocks(np.where(diagonal, 0.0, weights), block) for name, weights in shown.items()}
         mixes = _mean_rows(mixes, block)

@@ -1,4 +1,4 @@
-"""What a report page is made of, and how it becomes one HTML file."""
+"""The elements of a report page, and its rendering as one HTML file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: a sample of the line, and what it stands for."""
+    """An entry of a legend: a sample of the line, and its meaning."""
 
     sample: Markup
     text: str
@@ -32,12 +32,12 @@ class PageCell:
     """A cell of a table.
 
     Attributes:
-        title: more, for whoever points at it; such as the exact number of bytes.
+        title: a tooltip, such as the exact number of bytes.
         href: where it leads.
         share: of a bar behind the number, in [0, 1].
-        key: a sample of the line that stands for it in figures.
+        key: a sample of its line in figures.
         below: a second, smaller line.
-        strong: whether it stands out.
+        strong: whether it is set in bold.
     """
 
     text: str
@@ -72,7 +72,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Details:
-    """What is shown on demand: a text as it is, or a table."""
+    """A text or a table, shown on demand."""
 
     summary: str
     text: str = ""
@@ -99,7 +99,7 @@ class Page:
     """A whole report.
 
     Attributes:
-        lead: the result in a sentence or two.
+        lead: the result in one or two sentences.
         warning: what a reader must know first.
     """
 

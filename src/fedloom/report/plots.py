@@ -204,7 +204,7 @@ def dots(
 ) -> tuple[Markup, tuple[Key, ...]]:
     """Values as dots, one row for each name, from the top; shares, unless they are written in another form.
 
-    Where there are one or two series, the values of the first stand beside. Beyond `ROWS` names
+    Where there are one or two series, the values of the first are printed beside the rows. Beyond `ROWS` names
     the rows become ranks along the x axis. `joined` draws a line between the first two series of each row.
     """
     if len(names) > ROWS:

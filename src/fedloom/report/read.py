@@ -22,7 +22,7 @@ START = "start"
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder.
+    """The content of a run's folder.
 
     Attributes:
         finished: whether there is a result; if not, `summary` is of the last evaluation.
@@ -99,7 +99,7 @@ def read_run(folder: Path) -> Run:
     held = partition.parties
     seen = dict.fromkeys(m.party for m in metrics if held or m.measure == "accuracy")
     names = held.ids(seen) if held else tuple(seen)
-    if summary.accuracy.clients is not None and names:  # some were away, or do not tell how good they are
+    if summary.accuracy.clients is not None and names:  # some were away, or do not report their accuracy
         names = tuple(f"{names[0].rpartition('-')[0]}-{i}" for i in range(summary.clients))
     numbers = [summary.clients, len(names), partition.number, len(partition.architectures)]
     numbers += [] if held or summary.accuracy.clients is not None else [len(summary.accuracy.per_client)]

@@ -17,7 +17,7 @@ from fedloom.report.traffic import traffic
 
 
 def page(run: Run) -> Page:
-    """All that the folder of a run tells."""
+    """The page of a run's folder."""
     s = run.summary
     if s.scores:
         blocks = [vertical.classes(run), vertical.holdings(run), vertical.alone(run), vertical.attacks(run)]
@@ -78,8 +78,8 @@ def _lead_in_ways(s: RunSummary, length: str) -> str:
 def _unfinished(run: Run) -> str:
     done = fmt.times(run.summary.rounds, "round")
     return (
-        f"This run is unfinished: what follows is its last evaluation, after {done}. The command that started "
-        "it, with --resume added, goes on from the last checkpoint."
+        f"This run is unfinished: this page shows its last evaluation, after {done}. The command that started "
+        "it, with --resume added, continues from the last checkpoint."
     )
 
 
@@ -112,7 +112,7 @@ def _costs(s: RunSummary) -> Iterable[Tile]:
 
 
 def _failures(run: Run) -> PageSection | None:
-    """Which calls gave no usable reply, and why."""
+    """Calls without a usable reply, by reason."""
     if not run.failures:
         return None
     groups: dict[tuple[str, str], list[str]] = {}
@@ -122,7 +122,7 @@ def _failures(run: Run) -> PageSection | None:
         cells(reason, kind, fmt.whole(len(who)), fmt.whole(len(set(who))))
         for (reason, kind), who in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]
-    text = "A reply that is missing or not usable is dropped; the round goes on with the others."
+    text = "A reply that is missing or not usable is dropped; the round continues with the others."
     table = PageTable("Calls without a usable reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2)
     return PageSection("Failures", text=[text], tables=[table])
 

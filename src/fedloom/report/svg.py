@@ -45,7 +45,7 @@ def drawing() -> Iterator[None]:
         "font.sans-serif": ["DejaVu Sans"],
         "font.size": TEXT,
         "text.color": INK,
-        "text.parse_math": False,  # a class may be called $x
+        "text.parse_math": False,  # a class name may contain $
         "text.usetex": False,
         "axes.edgecolor": SOFT,
         "axes.labelcolor": SOFT,
@@ -86,7 +86,7 @@ def inline(figure: Any, slug: str, alt: str) -> Markup:
     Args:
         figure: made by `canvas`.
         slug: its name, which no other figure of the page has.
-        alt: what it shows, for those who do not see it.
+        alt: a description for screen readers.
     """
     import matplotlib
 

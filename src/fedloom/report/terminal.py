@@ -29,8 +29,8 @@ WIDE = 1000
 def show_comparison(content: Mapping[str, Any], out: Console) -> None:
     """Show the content of `comparison.json`: a row for each method, then paired differences.
 
-    The metric that counts comes first and has its spread. Names are never cut: they tell methods apart. What has no
-    room in the terminal is in the report.
+    The metric that counts comes first and has its spread. Names are never cut. What does not
+    fit into the terminal is in the report.
     """
     found = Comparison(**content)
     if found.joint:
@@ -40,7 +40,7 @@ def show_comparison(content: Mapping[str, Any], out: Console) -> None:
 
 
 def _show_accuracies(found: Comparison, out: Console) -> None:
-    """Clients that answer one by one; the accuracies on own rows too, where a method tells ways apart."""
+    """Clients that answer one by one; the accuracies on own rows too, where a method is evaluated in further ways."""
     over = "seeds" if len(found.methods[0].seeds) > 1 else "clients"
     headings = _headings(found)
     order = sorted(headings, key=lambda name: name != found.measure)  # stable

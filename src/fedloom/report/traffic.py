@@ -1,4 +1,4 @@
-"""What a run sent, and where its time went."""
+"""What a run sent, and how it spent its time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedloom.report.schema import LedgerRow
 from fedloom.report.styles import series_style
 
 ACTIVE_PARTY = (
-    "The first party's columns are the active party's own: what they say to each other crosses no border and is not "
-    "counted. Neither is what an evaluation asks for."
+    "The first party's columns belong to the active party: messages between them stay inside one organisation and are "
+    "not counted. Neither are those of an evaluation."
 )
 
 
@@ -25,16 +25,13 @@ def traffic(run: Run) -> PageSection:
     kinds: dict[tuple[str, str, str], list[LedgerRow]] = {}
     for flow in run.ledger:
         kinds.setdefault((flow.sender, flow.receiver, flow.kind), []).append(flow)
-    columns = ("From → to", "Message", "What crosses", "Messages", "Tensor data", "On the wire")
+    columns = ("From → to", "Message", "Content", "Messages", "Tensor data", "On the wire")
     caption = "All messages of the run, by the method that they call or answer"
     tables = [PageTable(caption, columns, [_kind(flows) for flows in kinds.values()], words=3)] if kinds else []
     phases = {phase: seconds for phase, seconds in run.summary.seconds.items() if phase != "total"}
     if phases:
         tables.append(_times(phases))
-    text = (
-        "The ledger counts every message: nothing else crosses. "
-        "On the wire, names and framing come on top of the tensor data."
-    )
+    text = "The ledger counts every message. On the wire, names and framing come on top of the tensor data."
     if not run.summary.scores:
         return PageSection("Traffic and time", text=[text], tables=tables)
     flows = _by_round(run)
@@ -49,15 +46,16 @@ def _by_round(run: Run) -> Figure | None:
         if flow.round < rounds:
             name = f"{flow.sender} → {flow.receiver}: {flow.kind}"
             kinds.setdefault(name, np.zeros(rounds))[flow.round] += flow.bytes
-    told = {name: sizes for name, sizes in kinds.items() if sizes.any()}
-    if not told:
+    sizes_of = {name: sizes for name, sizes in kinds.items() if sizes.any()}
+    if not sizes_of:
         return None
     x = np.arange(1.0, rounds + 1)
-    seen = [np.where(sizes > 0, sizes, np.nan) for sizes in told.values()]
+    seen = [np.where(sizes > 0, sizes, np.nan) for sizes in sizes_of.values()]
     lines = [
-        Line(name, x, sizes, series_style(number)) for number, (name, sizes) in enumerate(zip(told, seen, strict=True))
+        Line(name, x, sizes, series_style(number))
+        for number, (name, sizes) in enumerate(zip(sizes_of, seen, strict=True))
     ]
-    most = fmt.together([f"{name} at most {fmt.size(sizes.max())}" for name, sizes in told.items()])
+    most = fmt.together([f"{name} at most {fmt.size(sizes.max())}" for name, sizes in sizes_of.items()])
     alt = f"Tensor data by round: {most}."
     svg, legend = plots.chart("flows", alt, lines, across="round", form_y=plots.volume)
     return Figure("Tensor data of each round", svg, legend)

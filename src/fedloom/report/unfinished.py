@@ -29,7 +29,7 @@ def summary_so_far(
     """
     evaluations = [m for m in metrics if m.measure == "accuracy mean"]
     if not evaluations:
-        raise DataError(f"{folder / 'metrics.csv'} holds no accuracy yet; go on with the run by --resume")
+        raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet; continue the run with --resume")
     try:
         settings = tomllib.loads(config)
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""Parties with different columns, one by one: what they hold, what they can do alone, what they could find out."""
+"""Parties with different columns: their prediction together, and each party's data, solo accuracy and attacks."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ MARKS = (
 )
 PSEUDO = (
     "Each party also answers by itself, from its own columns and what it was sent. What it answers on its unaligned "
-    "rows are its pseudo-labels, which it may learn from. How many of these are right, the pseudo-label accuracy, is "
-    "known only where somebody has the labels, as in a simulation: no party without labels can measure it."
+    "rows are its pseudo-labels, which it may learn from. The pseudo-label accuracy is the share of these that are "
+    "right; it is known only where the labels are, as in a simulation: no party without labels can measure it."
 )
-LEAKS = "What parties could find out about labels"
+LEAKS = "What parties could infer about labels"
 GUESSES = (
-    "A party without labels that follows the protocol may guess from what it is told which class each aligned row is "
-    "of, judged on rows whose class it was not told. Where it is told some, they are evaluate.attacks rows of each "
-    "class. Attackers that know different things are not comparable."
+    "A party without labels that follows the protocol may infer the class of each aligned row from what it receives. "
+    "The attack is scored on rows whose class the party does not know; where it knows some, they are evaluate.attacks "
+    "rows of each class. Attackers with different knowledge are not comparable."
 )
 KNOWS = {
     "gradients direct": "The gradient of each row's loss by the logits that it sent, and that all logits are added up.",
     "gradients nearest": "The gradient that it was sent for each row, and the class of a few rows.",
-    "prototypes": "Its own embeddings, the prototypes that it was sent, and which class each stands for; no label.",
-    "embeddings nearest": "Its own embeddings and the class of a few rows. A control: what these labels alone tell.",
+    "prototypes": "Its own embeddings, the prototypes that it was sent, and the class of each; no label.",
+    "embeddings nearest": "Its own embeddings and the class of a few rows. A control: what these labels alone reveal.",
     "completion": "Its own embeddings, the class of a few rows, and many rows without.",
 }
 """What an attacker is assumed to know, by the attack's name."""
@@ -187,7 +187,7 @@ def _picture(run: Run, held: VerticalPartition, known: Sequence[PartyData]) -> F
     alt = f"Rows of {counts.shape[1]} classes, aligned and unaligned; a cell stands for at most {most}."
     svg = heatmaps.class_counts("partition", alt, counts, run.partition.classes, ["aligned", *(p.name for p in shown)])
     caption = "Aligned rows by class" + (
-        ", then unaligned rows where their classes are on record; no party is told these." if shown else "."
+        ", then unaligned rows where their classes are on record; no party knows these." if shown else "."
     )
     caption += f" Beside them there are {fmt.whole(run.partition.test)} test rows, which all parties hold."
     return Figure("Rows by class", svg, (heatmaps.rows_legend(most),), caption, len(shown) > 4)
@@ -235,7 +235,7 @@ def _by_party(run: Run, measure: str, title: str, levels: list[Level]) -> Figure
 
 
 def attacks(run: Run) -> PageSection | None:
-    """How many labels of aligned rows the parties could find out."""
+    """The labels of aligned rows that parties could infer."""
     found = {kind: attack for kind, attack in run.summary.attacks.items() if kind != CHANCE_ATTACK}
     if not found:
         return None
@@ -261,7 +261,7 @@ def attacks(run: Run) -> PageSection | None:
         for kind in found
         if any(len(run.curve(f"attack {kind}", run.last, id)[0]) > 1 for id in ids)
     ]
-    table = PageTable("Share of labels found out at the end", heading, rows, words=2)
+    table = PageTable("Share of labels inferred at the end", heading, rows, words=2)
     return PageSection(LEAKS, text=[GUESSES + level], tables=[table], figures=figures)
 
 
@@ -279,7 +279,7 @@ def alone_by_method(found: Comparison) -> PageSection | None:
 
 
 def attacks_by_method(found: Comparison, runs: Sequence[Run]) -> PageSection | None:
-    """What share of labels each attack finds out under each method, mean over parties and seeds."""
+    """The share of labels that each attack infers under each method, mean over parties and seeds."""
     rows = []
     for m in found.methods:
         own = [run.summary.attacks for run in runs if run.summary.name == m.name]
@@ -290,6 +290,6 @@ def attacks_by_method(found: Comparison, runs: Sequence[Run]) -> PageSection | N
             chance = fmt.percent(float(np.mean(guess))) if guess else fmt.NONE
             mean = fmt.spread(float(np.mean(means)), deviation)
             rows.append(cells(m.name, kind, KNOWS.get(kind, fmt.NONE), mean, chance))
-    columns = ("Method", "Attack", "What the attacker knows", "Labels found out", "Most frequent class")
-    table = PageTable("Share of labels found out at the end, mean over parties", columns, rows, words=3)
+    columns = ("Method", "Attack", "What the attacker knows", "Labels inferred", "Most frequent class")
+    table = PageTable("Share of labels inferred at the end, mean over parties", columns, rows, words=3)
     return PageSection(LEAKS, text=[GUESSES], tables=[table]) if rows else None

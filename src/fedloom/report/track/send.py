@@ -47,7 +47,7 @@ class UploadState:
 
 
 class Sender:
-    """Sends runs to one tracker, and keeps those open that go on.
+    """Sends runs to one tracker, and keeps unfinished ones open.
 
     Args:
         name: of the tracker.
@@ -92,7 +92,7 @@ class Sender:
         return len(new)
 
     def close(self) -> None:
-        """End what is open: those runs may go on another day."""
+        """Close unfinished runs, which may continue another day."""
         while self._open:
             _, (tracker, _) = self._open.popitem()
             tracker.end(None)
@@ -162,7 +162,7 @@ def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None
                 senders.remove(sender)
                 sender.release()
                 logging.getLogger("fedloom").warning(
-                    "%s gets no more metrics (%s). The run goes on; send the rest with: fedloom track %s --to %s",
+                    "%s gets no more metrics (%s). The run continues; send the rest with: fedloom track %s --to %s",
                     *(sender.name, reason(error), folder, sender.name),
                 )
         if not last:

@@ -59,7 +59,7 @@ class Tracker(Protocol):
         """The metrics after so many rounds. Steps rise."""
 
     def end(self, result: Mapping[str, float] | None) -> None:
-        """The run is finished, with these results; or with None it may go on another day. Then all is sent."""
+        """The run is finished with these results, or with None may continue another day. Returns when all is sent."""
 
 
 class TensorBoard:

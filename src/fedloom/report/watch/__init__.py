@@ -17,7 +17,7 @@ EVERY = 0.5
 
 
 def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int, out: Console) -> int:
-    """Show a run or comparison until it ends, and return the exit status: 0 if it is finished, or still going on.
+    """Show a run or comparison until it ends, and return the exit status: 0 if it is finished, or still running.
 
     Args:
         folder: its folder; None for the newest in runs/.
@@ -43,12 +43,12 @@ def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int,
         if page:
             from fedloom.report.watch.page import serve
 
-            take(folder, time())  # what is wrong with it is told here
+            take(folder, time())  # raises here if the folder is wrong
             serve(folder, port, lambda address: out.print(f"page  {address}  (Ctrl-C ends it, not the run)"))
             return 0
         snapshot = _follow(folder, out)
     except KeyboardInterrupt:
-        out.print("watching no more; the run goes on" if not page else "the page is closed")
+        out.print("stopped watching; the run continues" if not page else "the page is closed")
         return 0
     return _status(snapshot)
 

@@ -17,9 +17,9 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.report.watch.snapshot import take
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
-"""Names under which a browser may ask. Any other is of a site that was made to lead here."""
+"""Host names that a browser may use. Any other belongs to a site that resolves to this machine."""
 PATIENCE = 10.0
-"""Seconds that a browser may take to say what it wants."""
+"""Seconds that a browser may take to send its request."""
 
 
 def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
@@ -28,10 +28,10 @@ def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
     Args:
         folder: whose.
         port: where; 0 for a free one.
-        ready: told the page's address.
+        ready: called with the page's address.
 
     Raises:
-        ConfigError: the port can't be had.
+        ConfigError: the port is not available.
     """
     with server(folder, port) as found:
         ready(f"http://127.0.0.1:{found.server_port}/")
@@ -42,13 +42,13 @@ def server(folder: Path, port: int) -> ThreadingHTTPServer:
     """The server, bound and not yet serving.
 
     Raises:
-        ConfigError: the port can't be had.
+        ConfigError: the port is not available.
     """
     handler = type("Handler", (_Handler,), {"folder": folder})
     try:
         found = ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        raise ConfigError(f"port {port} can't be had ({error.strerror}); name another with --port") from None
+        raise ConfigError(f"port {port} is not available ({error.strerror}); choose another with --port") from None
     found.daemon_threads = True
     return found
 
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
 
     def _is_from_here(self) -> bool:
-        """Whether the browser believes to speak to this machine. Another's page whose name leads here does not."""
+        """Whether the request's host is this machine, and no site that resolves to it (DNS rebinding)."""
         hosts = self.headers.get_all("Host", [])
         return len(hosts) == 1 and re.sub(r":\d{1,5}$", "", hosts[0].strip().lower()) in LOOPBACK
 
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal is for the address."""
+        """Log nothing: the terminal shows the address."""
 
 
 @cache

@@ -53,7 +53,7 @@ class Snapshot(BaseModel):
 
 
 def newest(runs: Path) -> Path:
-    """The run or comparison in a folder of such that was written to last.
+    """The run or comparison in a folder of runs that was written to last.
 
     Raises:
         DataError: there is none.
@@ -98,10 +98,10 @@ def _state(view: View, now: float) -> State:
 def _news(view: View, state: State, now: float) -> str:
     """What a person must know of the state, if anything."""
     silent = f"no sign of life for {now - view.updated:.0f} s"
-    resume = "the same command with --resume goes on"
+    resume = "the same command with --resume continues"
     return {
         "running": "",
-        "quiet": f"{silent}: the machine of this run, or the way to its folder, may be down",
+        "quiet": f"{silent}: the machine of this run, or the connection to its folder, may be down",
         "gone": f"{silent}: its process is gone; {resume} from the last checkpoint",
         "stopped": f"stopped after round {view.round}{view.words and ' '}{view.words}; {resume}"
         + ("" if view.words else " from there"),
