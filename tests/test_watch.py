@@ -433,7 +433,7 @@ def test_it_listens_to_this_machine_alone(tmp_path: Path) -> None:
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="choose another with --port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="another with --port"):
         page.server(tmp_path, taken.getsockname()[1])
 
 

@@ -107,10 +107,7 @@ def of_methods(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
             continue
         alike = [overlaps(np.array(run.partition.counts)) for run in own]
         last = [taken(list(run.mixing.values())[-1], near) for run, near in zip(own, alike, strict=True)]
-        base = float(np.mean([everybody(near) for near in alike]))
-        parts = [one.own for one in last], [one.number for one in last], [one.overlap for one in last]
-        own_weight, number, overlap = map(_mean, parts)
-        rows.append(_row(method.name, own_weight, number, overlap, base))
+        rows.append(_row(method.name, last, float(np.mean([everybody(near) for near in alike]))))
     columns = ("Method", *MEASURES)
     caption = "Models taken in the last round, mean over clients: how much of its own class mix a client finds there"
     return [PageSection("Who learns from whom", tables=[PageTable(caption, columns, rows)])] if rows else []
@@ -122,11 +119,11 @@ def _mean(values: Sequence[np.ndarray]) -> float:
     return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
 
 
-def _row(name: str, own: float, number: float, overlap: float, base: float) -> list[PageCell]:
+def _row(name: str, found: Sequence[Taken], base: float) -> list[PageCell]:
     """A row under MEASURES."""
-    texts = [f"{own:.3f}", f"{number:.2f}", fmt.percent(overlap), fmt.percent(base)]
-    values = (own, number, overlap, base)
-    return cells(name, *(text if np.isfinite(v) else fmt.NONE for text, v in zip(texts, values, strict=True)))
+    own, number, overlap = (_mean([getattr(one, key) for one in found]) for key in ("own", "number", "overlap"))
+    texts = [(own, f"{own:.3f}"), (number, f"{number:.2f}"), (overlap, fmt.percent(overlap)), (base, fmt.percent(base))]
+    return cells(name, *(text if np.isfinite(value) else fmt.NONE for value, text in texts))
 
 
 def _said(last: Taken, base: float) -> str:
@@ -170,10 +167,7 @@ def _number(found: Mapping[int, Taken], clients: int) -> Figure:
 
 
 def _table(found: Mapping[int, Taken], base: float) -> PageTable:
-    rows = [
-        _row(fmt.whole(round), _mean([one.own]), _mean([one.number]), _mean([one.overlap]), base)
-        for round, one in found.items()
-    ]
+    rows = [_row(fmt.whole(round), [one], base) for round, one in found.items()]
     columns = ("Round", *MEASURES)
     return PageTable("Means over clients; whose models each client took is in mixing.csv", columns, rows)
 
