@@ -1,1 +1,1 @@
-"""Data: where it comes from, how it is shared out among clients, and how uneven the shares are."""
+"""Data: sources, partitions, vertical federations, and statistics of their classes."""

@@ -103,7 +103,7 @@ def manifest(
     held = [sorted(set(files) - useless) for files in listing.files]
     shared = sorted(everywhere.intersection(*held))
     places = [{name: row for row, name in enumerate(objects)} for objects in held]
-    roles = split_parties(
+    split = split_parties(
         [np.array([rows[name] for name in shared], dtype=np.int64) for rows in places],
         [np.array([numbers.get(name, -1) for name in objects], dtype=np.int64) for objects in held],
         seed=seed,
@@ -119,11 +119,11 @@ def manifest(
             [[listing.files[party][objects[row]] for row in rows] for rows in parts],
             listing.views[party],
             size,
-            roles.truth[party],
+            split.truth[party],
         )
-        for party, (objects, *parts) in enumerate(zip(held, roles.aligned, roles.unaligned, roles.test, strict=True))
+        for party, (objects, *parts) in enumerate(zip(held, split.aligned, split.unaligned, split.test, strict=True))
     ]
-    return VerticalDataset(path.resolve().parent.name, "image", classes, tuple(views), roles.labels, roles.test_labels)
+    return VerticalDataset(path.resolve().parent.name, "image", classes, tuple(views), split.labels, split.test_labels)
 
 
 def read_views(recipe: Mapping[str, Any], objects: Sequence[Mapping[str, Path]]) -> np.ndarray:

@@ -103,13 +103,13 @@ def from_files(
     for rows, numbers in zip(common, known, strict=True):
         numbers[rows] = y[common[0]]
     known[0] = y
-    roles = split_parties(
+    split = split_parties(
         common, known, seed=seed, aligned=aligned, test_fraction=test_fraction, test_rows=test_rows, balanced=False
     )
     views = []
     for party, own in enumerate(held):
-        views.append(own.view(roles.aligned[party], roles.unaligned[party], roles.test[party], roles.truth[party]))
-    return VerticalDataset(Path(files[0]).stem, "table", classes, tuple(views), roles.labels, roles.test_labels)
+        views.append(own.view(split.aligned[party], split.unaligned[party], split.test[party], split.truth[party]))
+    return VerticalDataset(Path(files[0]).stem, "table", classes, tuple(views), split.labels, split.test_labels)
 
 
 def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:

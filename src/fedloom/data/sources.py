@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,68 +51,53 @@ class Source:
         return None if self.bundled else "hub"
 
 
-_OFFICIAL = Hints(test="test")
+def _hub(kind: Kind, title: str, repository: str, config: str | None = None, **hints: Any) -> Source:
+    """A data set of the Hugging Face hub, with the fields of its `Hints`."""
+    return Source(title, kind, repository, config, Hints(**hints))
 
+
+# CelebA is 84x84 as in the LEAF benchmark (Caldas et al., arXiv:1812.01097), which federated papers follow. The hub's
+# images of Mini-ImageNet have many sizes; Vinyals et al. (arXiv:1606.04080) made them 84x84.
 SOURCES: dict[str, Source] = {
     "digits": Source("Handwritten digits, 8x8 grey, 10 classes", "image"),
     "breast_cancer": Source("Breast cancer, 30 measurements, 2 classes", "table"),
     "wine": Source("Wine recognition, 13 measurements, 3 classes", "table"),
-    "mnist": Source("MNIST digits, 28x28 grey, 10 classes", "image", "ylecun/mnist", hints=_OFFICIAL),
-    "fashion_mnist": Source(
-        "Fashion-MNIST, 28x28 grey, 10 classes", "image", "zalando-datasets/fashion_mnist", hints=_OFFICIAL
+    "mnist": _hub("image", "MNIST digits, 28x28 grey, 10 classes", "ylecun/mnist", test="test"),
+    "fashion_mnist": _hub(
+        "image", "Fashion-MNIST, 28x28 grey, 10 classes", "zalando-datasets/fashion_mnist", test="test"
     ),
-    "emnist": Source(
-        "EMNIST letters, 28x28 grey, 26 classes", "image", "tanganke/emnist_letters", "emnist-letters", hints=_OFFICIAL
+    "emnist": _hub(
+        "image", "EMNIST letters, 28x28 grey, 26 classes", "tanganke/emnist_letters", "emnist-letters", test="test"
     ),
-    "femnist": Source(
-        "FEMNIST characters by writer, 28x28 grey, 62 classes",
-        "image",
-        "flwrlabs/femnist",
-        hints=Hints(label="character", groups="writer_id"),
+    "femnist": _hub(
+        "image", "FEMNIST characters by writer, 28x28 grey, 62 classes", "flwrlabs/femnist",
+        label="character", groups="writer_id",
     ),
-    "cifar10": Source("CIFAR-10, 32x32 colour, 10 classes", "image", "uoft-cs/cifar10", hints=_OFFICIAL),
-    "cifar100": Source(
-        "CIFAR-100, 32x32 colour, 100 classes",
-        "image",
-        "uoft-cs/cifar100",
-        hints=Hints(test="test", label="fine_label"),
+    "cifar10": _hub("image", "CIFAR-10, 32x32 colour, 10 classes", "uoft-cs/cifar10", test="test"),
+    "cifar100": _hub(
+        "image", "CIFAR-100, 32x32 colour, 100 classes", "uoft-cs/cifar100", test="test", label="fine_label"
     ),
-    "svhn": Source(
-        "Street view house numbers, 32x32 colour, 10 classes",
-        "image",
-        "ufldl-stanford/svhn",
-        "cropped_digits",
-        hints=_OFFICIAL,
+    "svhn": _hub(
+        "image", "Street view house numbers, 32x32 colour, 10 classes", "ufldl-stanford/svhn", "cropped_digits",
+        test="test",
     ),
-    "cinic10": Source("CINIC-10, 32x32 colour, 10 classes", "image", "flwrlabs/cinic10", hints=_OFFICIAL),
-    # 84x84 as in the LEAF benchmark (Caldas et al., arXiv:1812.01097), which federated papers
-    # follow.
-    "celeba": Source(
-        "CelebA by celebrity, smiling or not, 84x84 colour, 2 classes",
-        "image",
-        "flwrlabs/celeba",
-        hints=Hints(test="test", label="Smiling", groups="celeb_id", size=84),
+    "cinic10": _hub("image", "CINIC-10, 32x32 colour, 10 classes", "flwrlabs/cinic10", test="test"),
+    "celeba": _hub(
+        "image", "CelebA by celebrity, smiling or not, 84x84 colour, 2 classes", "flwrlabs/celeba",
+        test="test", label="Smiling", groups="celeb_id", size=84,
     ),
-    "tiny-imagenet": Source(
-        "Tiny ImageNet, 64x64 colour, 200 classes", "image", "zh-plus/tiny-imagenet", hints=Hints(test="valid")
+    "tiny-imagenet": _hub("image", "Tiny ImageNet, 64x64 colour, 200 classes", "zh-plus/tiny-imagenet", test="valid"),
+    "mini-imagenet": _hub(
+        "image", "Mini-ImageNet, 84x84 colour, 100 classes", "timm/mini-imagenet", test="test", size=84
     ),
-    # The hub's pictures have many sizes; Vinyals et al. (arXiv:1606.04080) made them 84x84.
-    "mini-imagenet": Source(
-        "Mini-ImageNet, 84x84 colour, 100 classes", "image", "timm/mini-imagenet", hints=Hints(test="test", size=84)
+    "adult": _hub(
+        "table", "Adult census income, 14 features, 2 classes", "scikit-learn/adult-census-income", label="income"
     ),
-    "adult": Source(
-        "Adult census income, 14 features, 2 classes",
-        "table",
-        "scikit-learn/adult-census-income",
-        hints=Hints(label="income"),
+    "credit": _hub(
+        "table", "Credit card default, 23 features, 2 classes", "scikit-learn/credit-card-clients",
+        label="default.payment.next.month", drop=("ID",),
     ),
-    "credit": Source(
-        "Credit card default, 23 features, 2 classes",
-        "table",
-        "scikit-learn/credit-card-clients",
-        hints=Hints(label="default.payment.next.month", drop=("ID",)),
-    ),
-}
+}  # fmt: skip
 
 
 NOISE = re.compile(r"noise:(\d+)x(\d+(?:x\d+x\d+)?):(\d+)")
