@@ -26,7 +26,7 @@ from rich.console import Console
 
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment.view import FILE, Member, Mishap, Process, View, own_process
+from fedloom.experiment.view import FILE, Member, Process, RecentFailure, View, own_process
 from fedloom.report import watch as watching
 from fedloom.report.watch import page, screen
 from fedloom.report.watch.snapshot import newest, take
@@ -60,7 +60,7 @@ def view(round: int = 12, **changes: Any) -> View:
         "of": 5,
         "bytes": {"up": 3_840_000, "down": 7_680_000, "across": 0},
         "failures": 17,
-        "mishaps": [Mishap(round=9, party="client-3", kind="logits", reason="unreachable")],
+        "mishaps": [RecentFailure(round=9, party="client-3", kind="logits", reason="unreachable")],
         "engine": "local, 1 worker, cpu",
         "process": own_process(),
     }
@@ -138,7 +138,7 @@ def test_a_small_terminal_shows_those_who_are_down(tmp_path: Path) -> None:
 
 def test_names_can_not_move_the_cursor(tmp_path: Path) -> None:
     name = "a\x1b[2Jb\n[red]c[/red]"
-    mishap = Mishap(round=1, party=name, kind=name, reason=name)
+    mishap = RecentFailure(round=1, party=name, kind=name, reason=name)
     changes = {"name": name, "dataset": name, "engine": name, "measure": name}
     shown = {"parties": [Member(name=name)], "mishaps": [mishap]}
     folder = put(tmp_path, view(state="failed", words=name, **changes, **shown))
@@ -601,7 +601,7 @@ def test_a_comparison_in_a_browser(tmp_path: Path) -> None:
 @in_a_browser
 def test_names_are_text_in_a_browser(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    mishap = Mishap(round=1, party=EVIL, kind=EVIL, reason=EVIL)
+    mishap = RecentFailure(round=1, party=EVIL, kind=EVIL, reason=EVIL)
     evil = {"name": EVIL, "method": EVIL, "dataset": EVIL, "engine": EVIL, "measure": EVIL, "words": EVIL}
     put(folder, view(state="failed", parties=[Member(name=EVIL, up=False)], mishaps=[mishap], **evil))
     dom = seen(folder, tmp_path / "profile", 2000)

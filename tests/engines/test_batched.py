@@ -24,7 +24,7 @@ from fedloom.core.method import Method, MethodConfig
 from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
-from fedloom.engines._vmap_context import run_together
+from fedloom.engines._vmap_context import run_vmapped
 from tests.toy import CLASSES, FEATURES, rows, sites
 
 FEDAVG = methods.load(Path(__file__).parents[2] / "examples" / "fedavg.py")
@@ -424,11 +424,11 @@ def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest
     together: list[int] = []
 
     def counted(memory: Tensor, rows: list[int], *others: Any) -> list[Any]:
-        replies = run_together(memory, rows, *others)
+        replies = run_vmapped(memory, rows, *others)
         together.append(len(rows))
         return replies
 
-    monkeypatch.setattr("fedloom.engines.batched.run_together", counted)
+    monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
     places = sites(6, make=net, data=lambda i: rows((40, 30, 30, 20, 20, 10)[i], i))
     cfg = Config()
     engine = BatchedEngine([Tools(cfg, place) for place in places], chunk_size=3)
@@ -497,9 +497,9 @@ def test_the_questions_of_several_are_answered_in_order_and_each_wave_together(
 
     def counted(memory: Tensor, rows: list[int], parties: Any, method: str, *others: Any) -> list[Any]:
         waves.append((method, len(rows)))
-        return run_together(memory, rows, parties, method, *others)
+        return run_vmapped(memory, rows, parties, method, *others)
 
-    monkeypatch.setattr("fedloom.engines.batched.run_together", counted)
+    monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
     links = {0: [1, 2, 3], 1: [0, 2, 4], 3: [1, 2], 4: [0, 1, 2, 3]}
     logs = [
         e.exchange(links, "ask", "answer", "take", {}, {"bias": floats(CLASSES)}, floats(CLASSES), (0, 0))
@@ -650,7 +650,7 @@ def test_everything_is_made_on_the_parties_device(method: Method, norm: str, mon
     memory = torch.zeros(3, parties[0].net.memory.numel(), dtype=torch.uint8, device="meta")
 
     def call(name: str, each: dict[str, Any], **shared: Any) -> Any:
-        return run_together(memory, [0, 2], [parties[0], parties[2]], name, shared, [each] * 2)[1]
+        return run_vmapped(memory, [0, 2], [parties[0], parties[2]], name, shared, [each] * 2)[1]
 
     if method is FEDAVG:
         assert call("update", {}, t=0)["rows"].device.type == "meta"

@@ -251,7 +251,7 @@ def test_the_file_lies_where_tmpdir_says(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_only_parties_on_the_cpu_are_housed() -> None:
     party = Large(None, Site(id=0, device="meta"))
     with pytest.raises(ConfigError, match="only the state of parties on the CPU"):
-        Arena(0).house(party)
+        Arena(0).adopt(party)
 
 
 # -- blocks ----------------------------------------------------------------------------------------------
@@ -272,12 +272,12 @@ def test_blocks_never_overlap_wherever_a_slab_ends(
     monkeypatch.setattr("fedloom.engines.memory.SLAB", slab)
     arena, parties = Arena(budget), [Small(None, Site(id=i)) for i in range(9)]
     for party in parties:
-        arena.house(party)
+        arena.adopt(party)
     spans = sorted((p.net.memory.data_ptr(), p.net.memory.numel()) for p in parties)
     assert all(a + size <= b for (a, size), (b, _) in pairwise(spans))
     assert all(a % 64 == 0 for a, _ in spans)
     for i, party in enumerate(parties):
-        with arena.awake(party):
+        with arena.swapped_in(party):
             party.net.memory.fill_(i)
     assert all(bool((p.net.memory == i).all()) for i, p in enumerate(parties))
 
@@ -285,8 +285,8 @@ def test_blocks_never_overlap_wherever_a_slab_ends(
 @pytest.mark.parametrize("budget", [None, 0])
 def test_another_process_cuts_from_a_slab_of_its_own(monkeypatch: pytest.MonkeyPatch, budget: int | None) -> None:
     arena, parties = Arena(budget), [Small(None, Site(id=i)) for i in range(2)]
-    arena.house(parties[0])
+    arena.adopt(parties[0])
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork
-    arena.house(parties[1])
+    arena.adopt(parties[1])
     distance = abs(parties[1].net.memory.data_ptr() - parties[0].net.memory.data_ptr())
     assert distance >= 1 << 28

@@ -39,7 +39,7 @@ from tests.toy import CLASSES, FEATURES, network, rows, sites
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from fedloom.engines import _ray_bundle, _ray_cluster  # noqa: E402
+from fedloom.engines import _party_bundle, _ray_cluster  # noqa: E402
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 # Ray leaves its own processes and sockets to the collector.
@@ -363,9 +363,9 @@ def test_rows_are_cut_from_their_pools_and_keep_their_content() -> None:
         for index in ([90, 3, 3, 50], [50, 7], [])
     )
     other = rows(4, 6)
-    cut = _ray_bundle.pack({0: one, 5: two, 6: other, 7: three})
+    cut = _party_bundle.pack({0: one, 5: two, 6: other, 7: three})
     assert [len(p.x) for p in cut] == [4, 4] and cut[0].y is not None and cut[0].y.dtype == np.int64
-    found = _ray_bundle.unpack(cut, "cpu")
+    found = _party_bundle.unpack(cut, "cpu")
     for number, before in {0: one, 5: two, 6: other, 7: three}.items():
         which = torch.arange(len(before))
         assert torch.equal(found[number].x(which), before.x(which))
@@ -379,7 +379,7 @@ def test_rows_without_labels_arrive_without_labels() -> None:
     hidden, known = (
         Rows(pool.pool, labels, torch.tensor([7, 2, 11]), pool.shift, pool.scale) for labels in (None, pool.labels)
     )
-    found = _ray_bundle.unpack(_ray_bundle.pack({0: hidden, 1: known}), "cpu")
+    found = _party_bundle.unpack(_party_bundle.pack({0: hidden, 1: known}), "cpu")
     assert found[0].labels is None and torch.equal(found[0].every, hidden.every)
     assert torch.equal(found[1].y(torch.arange(3)), known.y(torch.arange(3)))
     with pytest.raises(MethodError, match="no labels here"):

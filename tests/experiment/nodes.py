@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fedloom.core import message
-from fedloom.core.engine import UNREACHABLE, Failure, Parcel, Task
+from fedloom.core.engine import UNREACHABLE, Failure, ReplyRef, Task
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines import Account, Engine, LocalEngine
@@ -61,7 +61,7 @@ class Nodes(Engine):
         (reply,) = self._inner._call([task])
         return reply
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         return self._inner._leave(tasks, expect)
 
     def states(self) -> dict[int, dict[str, Tree]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.core.engine import Account, Failure, Parcel, Task, names
+from fedloom.core.engine import Account, Failure, ReplyRef, Task, names
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.core.message import Template, Tree
 from fedloom.engines import Engine, LocalEngine, Lost
@@ -57,7 +57,7 @@ class Fragile(Engine):
             raise Lost("a node was lost")
         return self._inner._call(tasks)
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         return self._inner._leave(tasks, expect)
 
     def states(self) -> dict[int, dict[str, Tree]]:

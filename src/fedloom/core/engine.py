@@ -1,4 +1,4 @@
-"""What every engine offers, and the one place where a party's method is run."""
+"""The interface of engines, and the one function that runs a party's method."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedloom.core.party import Note, Party
 
 CallId: TypeAlias = tuple[int, int] | None
 """(round, number of the call in the round): the same in a run that resumes or repeats. None for a look from
-outside the protocol, such as evaluation, which no ordered fault disturbs."""
+outside the protocol, such as evaluation, which no injected fault disturbs."""
 
 
 UNREACHABLE = "unreachable"
-"""The reason of a failure whose party can't be reached now, and may come back."""
+"""The reason of a failure whose party cannot be reached now, and may return."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ class Task:
 
     Attributes:
         shared: arguments that are the same for all parties of the call: one object.
-        each: further arguments, this party's own. May hold parcels, or a dict of parcels.
+        each: further arguments, this party's own. May hold refs, or a dict of refs.
         fault: what is ordered to go wrong.
-        seed: of torch's generator while the party works, so that chance does not depend on who ran before.
+        seed: of torch's generator while the party works, so that chance does not depend on the order of parties.
         round: the round under way; -1 for a look from outside.
     """
 
@@ -81,8 +81,8 @@ NOTHING = Size(0, 0)
 
 
 @dataclass(frozen=True)
-class Parcel:
-    """A reply left where it was made, and what the coordinator may know of it.
+class ReplyRef:
+    """A reference to a reply that stays where it was made, and its description for the ledger.
 
     Attributes:
         held: the engine's own way to find the reply; nothing if it failed.
@@ -103,7 +103,7 @@ class Account:
         engine: the engine's name.
         workers: processes that run parties.
         device: where tensors live.
-        remarks: one sentence for each thing that a reader should know, such as what was not batched and why.
+        remarks: sentences for the reader of a report, such as what was not batched and why.
     """
 
     engine: str
@@ -196,10 +196,10 @@ class Engine(ABC):
             left = self._leave([self._task(j, answer, shared, {}, call) for j in asked], expect)
             once = dict(zip(asked, left, strict=True))
             answers = {(i, j): once[j] for i, j in pairs}
-        inboxes: dict[int, dict[str, Parcel]] = {i: {} for i in links}
-        for (i, j), parcel in answers.items():
-            if _deliver(log, j, i, answer, parcel):
-                inboxes[i][str(j)] = parcel
+        inboxes: dict[int, dict[str, ReplyRef]] = {i: {} for i in links}
+        for (i, j), ref in answers.items():
+            if _deliver(log, j, i, answer, ref):
+                inboxes[i][str(j)] = ref
         taking = [self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()]
         replies = self._call(taking)
         lost = {(sender, receiver, answer) for sender, receiver in self._undelivered()}
@@ -215,11 +215,11 @@ class Engine(ABC):
         """Do all tasks; their replies, in order."""
 
     @abstractmethod
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         """Do all tasks; leave the replies, held to `expect`, where they are."""
 
     def _undelivered(self) -> set[tuple[int, int]]:
-        """(who answered, who asked) of the answers that the last `_call` found could not be handed over."""
+        """(who answered, who asked) of the answers that could not be delivered in the last `_call`."""
         return set()
 
     @abstractmethod
@@ -234,7 +234,7 @@ class Engine(ABC):
         """The SHA-256 of every party's state, see `message.digest`, wherever the state is."""
         return {i: message.digest(state) for i, state in self.states().items()}
 
-    def saved(self, round: int) -> None:  # noqa: B027  only who keeps state elsewhere needs to know
+    def saved(self, round: int) -> None:  # noqa: B027  only engines that keep state elsewhere need it
         """The experiment has a checkpoint on disk after so many rounds: it may ask to be back there."""
 
     def restore(self, round: int) -> None:
@@ -242,7 +242,7 @@ class Engine(ABC):
 
         Raises:
             MethodError: the parties of this engine are given their state by `load`.
-            EngineError: one can't go back there.
+            EngineError: a party cannot go back there.
         """
         raise MethodError(f"the parties of {type(self).__name__} take a state by load(), not by restore()")
 
@@ -252,14 +252,14 @@ class Engine(ABC):
 
     @abstractmethod
     def notes(self) -> dict[int, dict[str, Note]]:
-        """What the parties noted since the last call."""
+        """The parties' notes since the last call."""
 
     @abstractmethod
     def account(self) -> Account:
         """Where the parties are."""
 
     def close(self) -> None:  # noqa: B027  most engines hold nothing
-        """Let go of everything outside this process. Nothing may be called after it."""
+        """Release everything outside this process. Nothing may be called after it."""
 
     @final
     def __enter__(self) -> Engine:
@@ -288,7 +288,7 @@ def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep
     Args:
         party: whose method it is.
         task: what to do.
-        arguments: its shared and own arguments, parcels opened.
+        arguments: its shared and own arguments, refs opened.
         keep: how to copy the network's memory before its first change.
     """
     if task.fault == "dropout":
@@ -329,14 +329,14 @@ def bound(party: Party[Any], method: str) -> Callable[..., Tree]:
 
 
 def disturbed(reply: Tree, fault: str | None) -> Tree | Failure:
-    """What arrives of a reply when this fault is ordered."""
+    """The reply as this injected fault leaves it."""
     if fault == "late":
         return Failure("late", injected=True)
     return reply if fault is None else spoil(reply, fault)  # type: ignore[return-value]
 
 
 def verdict(reply: object, expect: Template) -> Failure | None:
-    """Why a reply can't be used, or None. Its words name no value and no text of the party."""
+    """Why a reply cannot be used, or None, in words that hold no value and no text of the party."""
     if isinstance(reply, Failure):
         return reply
     reason = "not a message"
@@ -351,21 +351,21 @@ def verdict(reply: object, expect: Template) -> Failure | None:
     return None
 
 
-def parcel(held: Any, reply: Tree | Failure, expect: Template) -> Parcel:
-    """A parcel with this reply, which can be found as `held`."""
+def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
+    """A ref with this reply, which can be found as `held`."""
     failure = verdict(reply, expect)
     if failure is not None:
-        return Parcel(None, failure=failure)
-    return Parcel(held, message.describe(reply), message.size(reply))  # type: ignore[arg-type]
+        return ReplyRef(None, failure=failure)
+    return ReplyRef(held, message.describe(reply), message.size(reply))  # type: ignore[arg-type]
 
 
 def arguments(task: Task, opened: Any) -> dict[str, Tree]:
-    """The arguments of a task, its parcels opened by `opened(parcel)`."""
+    """The arguments of a task, its refs opened by `opened(ref)`."""
 
     def plain(value: Any) -> Any:
-        if isinstance(value, Parcel):
+        if isinstance(value, ReplyRef):
             return opened(value)
-        if isinstance(value, dict) and any(isinstance(v, Parcel) for v in value.values()):
+        if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
             return {k: opened(v) for k, v in value.items()}
         return value
 
@@ -382,7 +382,7 @@ def own_copy(x: torch.Tensor) -> torch.Tensor:
     return x.detach().clone()
 
 
-def _deliver(log: list[Delivery], sender: int, receiver: int, kind: str, sent: Parcel) -> bool:
+def _deliver(log: list[Delivery], sender: int, receiver: int, kind: str, sent: ReplyRef) -> bool:
     """Log one message between peers; whether the receiver may use it."""
     log.append(Delivery(sender, receiver, kind, sent.what, sent.size, sent.failure))
     return sent.failure is None

@@ -27,7 +27,7 @@ class Queue:
         self.left = len(parties)
 
     def take(self, worker: int, *, ahead: bool = False) -> int | None:
-        """The worker's next task, or None if there is none for it, or none of another party to go on with (`ahead`)."""
+        """The worker's next task, or None if there is none for it, or, with `ahead`, none of another party."""
         if ahead and self._begun[worker]:
             return None
         if not self._begun[worker]:

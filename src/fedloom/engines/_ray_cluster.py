@@ -15,7 +15,7 @@ import ray
 from ray import exceptions as lost
 
 from fedloom.core.errors import EngineError, FedloomError
-from fedloom.engines._ray_bundle import Gone
+from fedloom.engines._party_bundle import WorkerLost
 from fedloom.engines._shard import Shard, versions
 
 START: Final = 180.0
@@ -27,7 +27,7 @@ KNOCK: Final = 5.0
 STARTS: Final = 4
 """How often a cluster on this machine is started, when Ray finds a busy machine too slow."""
 ENVIRONMENT: Final = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # nothing calls home
+    "RAY_USAGE_STATS_ENABLED": "0",  # no usage statistics
     "RAY_raylet_start_wait_time_s": "300",
     "RAY_gcs_server_port_wait_time_s": "300",
     "RAY_worker_register_timeout_seconds": "300",
@@ -78,20 +78,20 @@ class RayCluster:
 
     def start(self, workers: int) -> None:
         """Place the first workers. Raises EngineError where they don't start, with what the cluster has."""
-        if len(self.hire(workers, START)) < workers:
+        if len(self.add_workers(workers, START)) < workers:
             total, free = ray.cluster_resources(), ray.available_resources()
             raise EngineError(
                 f"{len(self.workers)} of {self._wanted} could start within {START:g} s: of {_counts(total)} on "
                 f"{_many(_nodes(), 'node')} {_counts(free)} are free; wait for the rest, or ask for fewer"
             )
 
-    def hire(self, count: int, patience: float) -> list[int]:
-        """Up to `count` more workers, those that are there in time; their numbers."""
+    def add_workers(self, count: int, patience: float) -> list[int]:
+        """Start up to `count` more workers; the numbers of those that are ready in time."""
         fresh = [self._actor.remote() for _ in range(count)]
         asked = [worker.about.remote() for worker in fresh]
         if asked:
             ray.wait(asked, num_returns=count, timeout=patience)
-        hired = []
+        added = []
         for worker, answer in zip(fresh, asked, strict=True):
             ready, _ = ray.wait([answer], timeout=0)
             if not ready:
@@ -107,26 +107,26 @@ class RayCluster:
                     f"{versions()['fedloom']} on every node"
                 ) from None
             self.workers[self._next], self.nodes[self._next] = worker, about["node"]
-            hired.append(self._next)
+            added.append(self._next)
             self._next += 1
             _compare(about)
-        return hired
+        return added
 
     def put(self, value: Any) -> Any:
-        """Lay down something that many workers are to have; a reference to it."""
+        """Store a value that many workers read; a reference to it."""
         return ray.put(value)
 
     def ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         """Call a method of some workers, all at once; their answers by number, when all are done.
 
         Raises:
-            Gone: one was lost.
+            WorkerLost: one was lost.
             EngineError: an order can't be sent.
             FedloomError: one raised it.
         """
         try:
             asked = {number: getattr(self.workers[number], method).remote(*order) for number, order in orders.items()}
-        except Exception as error:  # what can't be pickled says so in many ways
+        except Exception as error:  # pickling fails with many kinds of error
             raise EngineError(
                 f"what a worker needs can't be sent to it ({str(error).strip().splitlines()[0]}): let a party's class, "
                 "config and network hold no open files, locks or the like"
@@ -145,13 +145,13 @@ class RayCluster:
             except _LOSS:
                 gone = True
         if gone:
-            raise Gone
+            raise WorkerLost
         if wrong:
             raise wrong[0]
         return answers
 
     def missing(self) -> list[int]:
-        """Which workers don't answer. They are struck off."""
+        """Which workers do not answer. They are removed."""
         asked = {number: worker.about.remote() for number, worker in self.workers.items()}
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=START)
@@ -173,7 +173,7 @@ class RayCluster:
 
 
 def _join(address: str | None, cpus: int) -> None:
-    """Make this process part of a cluster."""
+    """Connect this process to a cluster, or start one."""
     os.environ.update(ENVIRONMENT | os.environ)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is not None:
@@ -214,7 +214,7 @@ def _start(start: Callable[[], object]) -> None:
 
 
 def _knock(address: str) -> None:
-    """Raise EngineError unless something at the address speaks as Ray does, who would try for minutes."""
+    """Raise EngineError unless something at the address speaks as Ray does, which would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")

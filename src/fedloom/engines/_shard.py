@@ -1,4 +1,4 @@
-"""What runs in a worker of a cluster: it houses some parties, does their tasks, and hands answers to other workers."""
+"""The Ray actor of a worker: it holds some parties, does their tasks, and passes answers to other workers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.context import PublicSet, Rows
-from fedloom.core.engine import Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core.engine import Failure, ReplyRef, Task, arguments, names, reply_ref, run
 from fedloom.core.errors import MessageError
 from fedloom.core.message import Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._ray_bundle import Freight, Packed, Pool, opened, packed, place, unpack
+from fedloom.engines._party_bundle import Packed, PartyBundle, RowPool, opened, packed, place, unpack
 from fedloom.engines._shared_buffer import unspell
 from fedloom.engines.memory import Arena
 
@@ -42,29 +42,29 @@ class Shard:
         node = ray.get_runtime_context().get_node_id()
         return {"node": node, "address": ray.util.get_node_ip_address(), **versions()}
 
-    def house(
-        self, common: Sequence[Pool], freight: Freight, device: str, memory: int | None
+    def build(
+        self, common: Sequence[RowPool], bundle: PartyBundle, device: str, memory: int | None
     ) -> tuple[dict[int, str], int]:
-        """Make parties and keep them; their names, and how many lie on disk in all.
+        """Make parties and keep them; their names, and how many of all parties are on disk.
 
         Args:
             common: rows that all parties hold.
-            freight: what makes the parties.
+            bundle: what makes the parties.
             device: where their tensors shall live.
             memory: bytes of state that stay in memory on a CPU; None for all.
         """
-        for name, module in freight.modules.items():
+        for name, module in bundle.modules.items():
             sys.modules.setdefault(name, module)
         if self._arena is None and device == "cpu":
             self._arena = Arena(memory)
         self._device = device
         self._common = self._common or unpack(common, device)
-        rows = {**self._common, **unpack(freight.pools, device)}
+        rows = {**self._common, **unpack(bundle.pools, device)}
         made = {}
-        for crate in freight.crates:
-            party = crate.kind(crate.cfg, place(crate, rows, self._publics, device))
+        for spec in bundle.specs:
+            party = spec.kind(spec.cfg, place(spec, rows, self._publics, device))
             if self._arena is not None:
-                self._arena.house(party)
+                self._arena.adopt(party)
             made[party.site.id] = party
         self._parties.update(made)
         spilled = 0 if self._arena is None else self._arena.spilled
@@ -80,14 +80,14 @@ class Shard:
             tasks: without their plain arguments.
             each: their plain arguments.
             keys: under which to leave the answers; none to send them, after which no older answer is kept.
-            bundles: references to what other workers have handed over. They are fetched here, from there.
+            bundles: references to answers of other workers, fetched from their nodes here.
 
         Returns:
-            For each task a packed reply, a parcel, a failure, or None for a reply that is no message; and what the
+            For each task a packed reply, a ref, a failure, or None for a reply that is no message; and what the
             parties noted.
         """
         common = self._opened(head)
-        handed = {key: self._opened(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
+        fetched = {key: self._opened(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
         expect = unspell(common["expect"])
         replies: list[Any] = []
         notes: dict[int, dict[str, Note]] = {}
@@ -96,8 +96,10 @@ class Shard:
             whole = Task(
                 task.party, task.method, common["shared"], self._opened(own) | task.each, task.fault, task.seed
             )
-            put = arguments(whole, lambda sent: self._left[sent.held] if sent.held in self._left else handed[sent.held])
-            with self._awake(party):
+            put = arguments(
+                whole, lambda sent: self._left[sent.held] if sent.held in self._left else fetched[sent.held]
+            )
+            with self._swapped_in(party):
                 reply = run(party, whole, put)
             replies.append(self._keep(keys[n], reply, expect) if keys else _sent(reply))
             notes.setdefault(task.party, {}).update(party.take_notes())
@@ -106,7 +108,7 @@ class Shard:
         return replies, notes
 
     def hand(self, wanted: Mapping[int, Sequence[Key]]) -> dict[int, Any]:
-        """For each other worker a reference to the answers that it wants; they stay on this node until it fetches."""
+        """For each other worker a reference to the answers that it needs; they stay on this node until fetched."""
         data = {key: packed(self._left[key]) for keys in wanted.values() for key in keys}
         return {receiver: ray.put({key: data[key] for key in keys}) for receiver, keys in wanted.items()}
 
@@ -118,17 +120,17 @@ class Shard:
     def load(self, states: Mapping[int, Packed]) -> None:
         """Give parties the states that `states` gave."""
         for i, state in states.items():
-            with self._awake(self._parties[i]):
+            with self._swapped_in(self._parties[i]):
                 self._parties[i].load(self._opened(state))
 
-    def _keep(self, key: Key, reply: Any, expect: Any) -> Parcel:
-        left = parcel(key, reply, expect)
+    def _keep(self, key: Key, reply: Any, expect: Any) -> ReplyRef:
+        left = reply_ref(key, reply, expect)
         if left.failure is None:
             self._left[key] = reply
         return left
 
-    def _awake(self, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._arena is None else self._arena.awake(party)
+    def _swapped_in(self, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._arena is None else self._arena.swapped_in(party)
 
     def _opened(self, data: Packed) -> Any:
         tree = opened(data)
@@ -136,7 +138,7 @@ class Shard:
 
 
 def versions() -> dict[str, str]:
-    """What must be equal on all nodes, or numbers would depend on who works where."""
+    """Versions that must be equal on all nodes, or numbers would depend on the placement of parties."""
     return {"fedloom": __version__, "torch": torch.__version__.partition("+")[0]}
 
 

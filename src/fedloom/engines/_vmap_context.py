@@ -21,10 +21,10 @@ from fedloom.core.context import Batches, PublicSet, Rows, Sample, Site, epoch_p
 from fedloom.core.engine import bound
 from fedloom.core.message import Tree
 from fedloom.core.party import Party
-from fedloom.engines._vmap_network import NotBatchable, Padded, Stacked, Uneven
+from fedloom.engines._vmap_network import NotBatchable, PaddedBatches, Uneven, VmapNetwork
 
 
-def run_together(
+def run_vmapped(
     memory: Tensor,
     rows: Sequence[int],
     parties: Sequence[Party[Any]],
@@ -42,7 +42,7 @@ def run_together(
         each: further arguments of each.
 
     Raises:
-        NotBatchable, or whatever torch says that it can't do for many: nothing was changed.
+        NotBatchable, or torch's own error where it has no batching rule: nothing was changed.
     """
     network = parties[0].net
     here = _where(rows, memory.device)
@@ -59,12 +59,12 @@ def run_together(
     def work(state: list[Tensor], own_: list[Tensor], each_: list[Tensor], me_: Tensor) -> list[Tensor]:
         nonlocal changed
         notes: dict[str, Tensor | float] = {}
-        stacked = Stacked(network, dict(zip(network.fields, state, strict=True)), notes)
+        stacked = VmapNetwork(network, dict(zip(network.fields, state, strict=True)), notes)
         begun = _refill(own[0], own_)
         party = object.__new__(type(parties[0]))
         vars(party).update(
             cfg=parties[0].cfg,
-            site=Together(sites, me_, rows_alone=rows_alone),
+            site=VmapContext(sites, me_, rows_alone=rows_alone),
             _network=stacked,
             _notes=notes,
             **begun,
@@ -113,7 +113,7 @@ def _refill(tree: Any, tensors: Sequence[Tensor]) -> Any:
     return message.map_tensors(lambda _: next(left), tree)
 
 
-class Together:
+class VmapContext:
     """Stands in for `Site` inside `vmap`: the places of a group.
 
     Args:
@@ -127,11 +127,11 @@ class Together:
         self._sites, self._me, self._rows_alone = sites, me, rows_alone
         self.seed, self.parties, self.classes, self.device = first.seed, first.parties, first.classes, first.device
 
-    def batches(self, t: int, *, steps: int, size: int) -> Batches | Padded:
+    def batches(self, t: int, *, steps: int, size: int) -> Batches | PaddedBatches:
         """As a site's."""
         return self._gather([sample_plan(s.stream("batches", t), len(s.rows), steps, size) for s in self._sites])
 
-    def epochs(self, t: int, *, epochs: int, size: int) -> Batches | Padded:
+    def epochs(self, t: int, *, epochs: int, size: int) -> Batches | PaddedBatches:
         """As a site's."""
         return self._gather([epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._sites])
 
@@ -164,7 +164,7 @@ class Together:
         weight = torch.stack([F.pad(w, (0, most - len(w))) for w in weights]).to(self.device)
         return Sample(batch.x[0], batch.y[0], weight[self._me])
 
-    def _gather(self, plans: Sequence[Tensor]) -> Batches | Padded:
+    def _gather(self, plans: Sequence[Tensor]) -> Batches | PaddedBatches:
         rows = [s.rows for s in self._sites]
         steps = [len(p) for p in plans]
         most = max(steps)
@@ -183,7 +183,7 @@ class Together:
         if min(steps) == most:
             return Batches(x, y)
         takes = torch.tensor([[i < n for i in range(most)] for n in steps], device=x.device)  # (n, T)
-        return Padded(x, y, takes[self._me], [i < min(steps) for i in range(most)])
+        return PaddedBatches(x, y, takes[self._me], [i < min(steps) for i in range(most)])
 
     @property
     def rows(self) -> Rows:

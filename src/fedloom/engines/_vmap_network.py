@@ -1,4 +1,4 @@
-"""What stands in the place of a party's network while a method runs for many parties at once, under `vmap`."""
+"""The stand-in for a party's network while a method runs for many parties at once, under `vmap`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Uneven(NotBatchable):
     """A method walks by itself over batches of which its parties have different numbers."""
 
 
-class Stacked:
+class VmapNetwork:
     """Stands in for `Network` inside `vmap`: the same passes and steps on one slice of a stacked state.
 
     Args:
@@ -121,7 +121,7 @@ class Stacked:
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
-        """As `gradient_at`, and what multiplies the Hessian there with vectors."""
+        """As `gradient_at`, and a function that multiplies the Hessian there with vectors."""
         value = grad(self._value_of(loss, batch), has_aux=True)
         gradients, pull, seen = vjp(value, {k: weights[k] for k in self._params}, has_aux=True)  # type: ignore[misc]
         return self._seen(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
@@ -174,9 +174,9 @@ class Stacked:
 
         return value_of
 
-    def train(self, loss: Callable[..., Tensor], batches: Batches | Padded, *, only: Only = None) -> Tensor:
+    def train(self, loss: Callable[..., Tensor], batches: Batches | PaddedBatches, *, only: Only = None) -> Tensor:
         """One step of `loss(x, y)` for each batch; the mean loss (). Who has fewer batches stands still."""
-        if not isinstance(batches, Padded):
+        if not isinstance(batches, PaddedBatches):
             return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
         total = torch.zeros((), device=batches.x.device)
         for i, everybody in enumerate(batches.everybody):
@@ -311,7 +311,7 @@ def _first(x: Tensor, dim: int | None) -> Tensor:
     return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
 
 
-class Padded:
+class PaddedBatches:
     """Batches of parties that have different numbers of them, for `train` alone.
 
     Attributes:

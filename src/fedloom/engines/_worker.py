@@ -1,7 +1,7 @@
-"""The life of a worker process: it reads a task, does it at the party's place, and sends the reply.
+"""The main loop of a worker process: it reads a task, runs it at the party, and sends the reply.
 
-It was forked with every party in it. Networks lie in memory that all processes share, so it can run any party at any
-time. What else a party remembers comes along when the party was last elsewhere, and goes back with every reply.
+It was forked with every party in it. Networks are in memory that all processes share, so it can run any party at any
+time. The rest of a party's state arrives with a task if the party was last elsewhere, and returns with every reply.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedloom.core import message
-from fedloom.core.engine import Failure, Parcel, Task, arguments, parcel, run
+from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.party import Party
 from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, receive, send, unspell
@@ -25,7 +25,7 @@ from fedloom.engines.memory import Arena
 
 @dataclass(frozen=True)
 class Shared:
-    """What parent and workers have in common, made before the first fork.
+    """Objects that parent and workers share, made before the first fork.
 
     Attributes:
         parties: all of them, by id.
@@ -41,7 +41,7 @@ class Shared:
 
 
 def serve(shared: Shared, number: int, parent: socket.socket) -> None:
-    """Do what the parent orders, until it lets go of the socket."""
+    """Do tasks until the parent closes the socket."""
     torch.set_num_threads(1)
     try:  # torch refuses in a fork of a process that trained beside a GPU
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
@@ -82,18 +82,18 @@ class _Worker:
         return facts, (answer, own)
 
     def _fetch(self, party: Party[Any], own: Sequence[int]) -> None:
-        """The party was elsewhere last: its weights moved, and it brings what else it remembers."""
+        """Load the state of a party that was last at another worker."""
         if party._network is not None:
             party._network.forget()
         vars(party).update(self._read(*own) or {})
 
     def _answer(self, party: Party[Any], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
-        """The encoded reply; nothing where it is none, or lies in our outbox as a parcel."""
+        """The encoded reply; empty for a failure, or if the reply is left in the outbox."""
         head = self._common(order)
         each = self._read(*order["each"]) or {}
-        if order["parcels"][-1]:
-            parcels = json.loads(self._bytes(*order["parcels"]))
-            each |= {name: _parcels(held) for name, held in parcels.items()}
+        if order["refs"][-1]:
+            refs = json.loads(self._bytes(*order["refs"]))
+            each |= {name: _refs(held) for name, held in refs.items()}
         task = Task(party.site.id, head["method"], head["shared"], each, order["fault"], order["seed"])
         put = arguments(task, lambda sent: self._read(*sent.held))
         try:
@@ -102,10 +102,10 @@ class _Worker:
             facts["wrong"] = str(error)
             return b""
         if order["leave"]:
-            left = parcel(None, reply, head["expect"])
+            left = reply_ref(None, reply, head["expect"])
             if left.failure is None:
                 data = message.encode(reply, LIMITS)  # type: ignore[arg-type]
-                facts["parcel"] = [left.what, *left.size, *self._outbox.write(data)]
+                facts["ref"] = [left.what, *left.size, *self._outbox.write(data)]
                 return b""
             reply = left.failure
         if not isinstance(reply, Failure):
@@ -133,6 +133,6 @@ class _Worker:
         return self._buffers[buffer].read(start, length)
 
 
-def _parcels(held: Any) -> Any:
-    """Places in shared buffers, one or by name, as parcels."""
-    return {name: Parcel(place) for name, place in held.items()} if isinstance(held, dict) else Parcel(held)
+def _refs(held: Any) -> Any:
+    """Places in shared buffers, one or by name, as refs."""
+    return {name: ReplyRef(place) for name, place in held.items()} if isinstance(held, dict) else ReplyRef(held)

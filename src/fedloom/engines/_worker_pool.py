@@ -24,7 +24,7 @@ DEATHS = 2
 
 
 class _Sent(NamedTuple):
-    """A task that a worker was given: its number in the batch, and where in the inbox its arguments lie."""
+    """A task that a worker was given: its number in the batch, and where in the inbox its arguments are."""
 
     number: int
     start: int
@@ -51,7 +51,7 @@ class WorkerSlot:
         self._written = (0, 0)
 
     def put(self, *parts: bytes) -> list[tuple[int, int, int]]:
-        """Write into the inbox, beside the arguments of the one task that is still to be done; where the parts lie."""
+        """Write into the inbox, beside the arguments of the one task that is not done yet; the places of the parts."""
         size, live = sum(map(len, parts)), self.sent[-1] if self.sent else None
         start = self._buffer.end = 0 if live is None or size <= live.start else live.end
         places = [(self.inbox, *self._buffer.write(part)) for part in parts]
@@ -66,7 +66,7 @@ class WorkerSlot:
 
 
 Order: TypeAlias = Callable[[WorkerSlot, Task, bool], "dict[str, Any] | Failure"]
-"""What a worker must know of a task, given whether its party was last elsewhere. A failure settles the task at once.
+"""Makes the order for a task, given whether its party was last elsewhere. A failure settles the task at once.
 
 It must be short: with full socket buffers on both sides, nobody reads.
 """

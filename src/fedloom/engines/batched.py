@@ -1,8 +1,8 @@
 """Parties of one architecture together: a page's method runs once for a group of them, under `torch.func.vmap`.
 
 For many small parties on a GPU, and for small networks without convolutions on a CPU: there the work of starting an
-operation outweighs the operation. The numbers are those of the loop up to the order of sums. What can't be done
-together is done in turn, and the account says what and why.
+operation outweighs the operation. The numbers are those of the loop up to the order of sums. What cannot be
+batched is done in turn, and the account says what and why.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, arguments, disturbed, names, parcel, run
+from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, disturbed, names, reply_ref, run
 from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
 from fedloom.core.network import INFERENCE_ROWS, Network
 from fedloom.core.party import Note, Party
-from fedloom.engines._vmap_context import run_together
+from fedloom.engines._vmap_context import run_vmapped
 from fedloom.engines._vmap_network import NotBatchable, Uneven
 
 CPU_BUDGET = 1 << 27
@@ -105,8 +105,8 @@ class BatchedEngine(Engine):
                     replies[n] = run(self._parties[tasks[n].party], tasks[n], opened[n])
         return [replies[n] for n in range(len(tasks))]
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
-        return [parcel(reply, reply, expect) for reply in self._call(tasks)]
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
+        return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views, not copies."""
@@ -118,7 +118,7 @@ class BatchedEngine(Engine):
             self._parties[i].load(state)
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """What the parties noted since the last call."""
+        """The parties' notes since the last call."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:
@@ -130,7 +130,7 @@ class BatchedEngine(Engine):
         device = next(iter(self._parties.values())).site.device
         return Account("batched" if groups else "local", device=device, remarks=(*remarks, *self._remarks))
 
-    # -- who goes with whom ------------------------------------------------------------------------
+    # -- grouping ----------------------------------------------------------------------------------
 
     def _batches(
         self, wave: Sequence[int], tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]
@@ -183,7 +183,7 @@ class BatchedEngine(Engine):
         except MessageError:
             return {}  # in turn, each party refuses what it was sent, or not
         try:
-            found = run_together(
+            found = run_vmapped(
                 group.memory,
                 [self._group[tasks[n].party][1] for n in batch],
                 [self._parties[tasks[n].party] for n in batch],
@@ -238,7 +238,7 @@ def convolutional(module: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
 
 
-def _held(sent: Parcel) -> Any:
+def _held(sent: ReplyRef) -> Any:
     return sent.held
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, names, reply_ref, run
 from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
@@ -31,8 +31,8 @@ class IsolatedEngine(Engine):
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return [self._run(task) for task in tasks]
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
-        return [parcel(reply, reply, expect) for reply in self._call(tasks)]
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
+        return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
 
     def _run(self, task: Task) -> Tree | Failure:
         old, new = self._parties[task.party], self._builders[task.party]()
@@ -58,7 +58,7 @@ class IsolatedEngine(Engine):
             self._parties[i].load(state)
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """What the parties noted since the last call."""
+        """The parties' notes since the last call."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedloom.core.engine import Account, Engine, Failure, Parcel, Task, arguments, names, parcel, run
+from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, names, reply_ref, run
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
@@ -14,14 +14,14 @@ from fedloom.engines.memory import Arena
 
 
 class LocalEngine(Engine):
-    """Parties in this process. A message's tensors are handed over uncopied; a reply's are copied.
+    """Parties in this process. Tensors of a message are passed without a copy; those of a reply are copied.
 
     Args:
         parties: all of them. With a budget each is put away before the next is taken, so let them be made one by one.
-        memory: bytes of their state that stay in memory, the rest lies on disk between calls; None for all.
+        memory: bytes of their state that stay in memory, the rest is on disk between calls; None for all.
 
     Raises:
-        ConfigError: the disk has no room for the rest.
+        ConfigError: the disk has no room for the remaining state.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class LocalEngine(Engine):
         for party in parties:
             self._parties[party.site.id] = party
             if self._arena is not None:
-                self._arena.house(party)
+                self._arena.adopt(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return [self._run(task) for task in tasks]
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
-        return [parcel(reply, reply, expect) for reply in self._call(tasks)]
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
+        return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
 
     def _run(self, task: Task) -> Tree | Failure:
         party, put = self._parties[task.party], arguments(task, _held)
         if self._arena is None:
             return run(party, task, put)
-        with self._arena.awake(party):
+        with self._arena.swapped_in(party):
             return run(party, task, put)
 
     def states(self) -> dict[int, dict[str, Tree]]:
@@ -63,19 +63,19 @@ class LocalEngine(Engine):
         """Give every party the state that `states()` gave."""
         for i, state in states.items():
             party = self._parties[i]
-            with contextlib.nullcontext() if self._arena is None else self._arena.awake(party):
+            with contextlib.nullcontext() if self._arena is None else self._arena.swapped_in(party):
                 party.load(state)
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """What the parties noted since the last call."""
+        """The parties' notes since the last call."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:
-        """One process; how many parties lie on disk."""
+        """One process; how many parties are on disk."""
         spilled = 0 if self._arena is None else self._arena.spilled
         remarks = (f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls",) if spilled else ()
         return Account("local", device=next(iter(self._parties.values())).site.device, remarks=remarks)
 
 
-def _held(sent: Parcel) -> Any:
+def _held(sent: ReplyRef) -> Any:
     return sent.held

@@ -1,8 +1,8 @@
 """Where the state of parties lives: in memory that forked processes share, and beyond a budget on disk.
 
 The disk part is a file without a name, so that nothing is left behind however a process ends. The block of a
-network is mapped from it: the kernel reads and writes its pages, and after each call we let go of them. What else a
-party remembers lies there encoded between its calls. All of it comes back bit-equal.
+network is mapped from it: the kernel reads and writes its pages, and after each call they are released. The rest of a
+party's state is stored there encoded between its calls. All of it comes back bit-equal.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from fedloom.core.message import Limits, Tree
 from fedloom.core.party import Party
 
 SLAB = 1 << 28
-"""Bytes mapped at once. What nobody wrote to takes no room, neither in memory nor on disk."""
-SWEEP = 1 << 24
-"""Bytes of state that are housed between two sweeps."""
+"""Bytes mapped at once. Untouched pages take no room, neither in memory nor on disk."""
+TRIM_EVERY = 1 << 24
+"""Bytes of adopted state after which freed memory is returned to the system."""
 _LIMITS = Limits(max_bytes=1 << 40, max_leaves=10_000_000)
 
 
 class Arena:
-    """The home of the state of CPU parties.
+    """The memory and disk that hold the state of CPU parties.
 
     Args:
         budget: bytes of state that may stay in memory; None for all.
-        folder: where the file for the rest is made; None for TMPDIR, or else the system's folder for large ones.
+        folder: of the file for the remaining state; None for TMPDIR, or else the folder of the system for large files.
 
     Attributes:
         on_disk: bytes that it takes there.
@@ -53,9 +53,9 @@ class Arena:
         self._moved = 0  # bytes, since the last sweep
         self._folder = folder
         self._slabs: dict[bool, _Slab] = {}  # the one being cut, of memory and of disk
-        self._spilled: dict[int, _Berth] = {}
+        self._spilled: dict[int, _SwapSlot] = {}
 
-    def house(self, party: Party[Any]) -> None:
+    def adopt(self, party: Party[Any]) -> None:
         """Take over a party's state: into memory where the budget has room for it, else onto disk.
 
         Raises:
@@ -73,60 +73,60 @@ class Arena:
             place = self._cut(block, spill)
             network.move(place.memory)
         if spill:
-            self._spilled[party.site.id] = _Berth(place)
-            self._rest(party)
+            self._spilled[party.site.id] = _SwapSlot(place)
+            self._swap_out(party)
         self._moved += size
-        if self._moved > SWEEP:
+        if self._moved > TRIM_EVERY:
             self._moved = 0
-            _sweep()
+            _trim_heap()
 
     @property
     def spilled(self) -> int:
-        """How many parties lie on disk."""
+        """How many parties are on disk."""
         return len(self._spilled)
 
     @contextlib.contextmanager
-    def awake(self, party: Party[Any]) -> Iterator[None]:
+    def swapped_in(self, party: Party[Any]) -> Iterator[None]:
         """Within it all of a party's state is in memory."""
-        berth = self._spilled.get(party.site.id)
-        if berth is None:
+        slot = self._spilled.get(party.site.id)
+        if slot is None:
             yield
             return
-        vars(party).update(berth.read())
+        vars(party).update(slot.read())
         try:
             yield
         finally:
-            self._rest(party)
+            self._swap_out(party)
 
     def state(self, party: Party[Any]) -> dict[str, Tree]:
-        """A party's state, wherever it lies."""
-        berth = self._spilled.get(party.site.id)
-        if berth is None:
+        """A party's state, from memory or disk."""
+        slot = self._spilled.get(party.site.id)
+        if slot is None:
             return party.state()
-        parked = berth.read()
+        parked = slot.read()
         return {name: parked[name] if name in parked else getattr(party, name) for name in party.STATE}
 
-    def _rest(self, party: Party[Any]) -> None:
-        """Put away what a party remembers beside its network, and let go of all pages."""
-        berth, own = self._spilled[party.site.id], party.own_state()
+    def _swap_out(self, party: Party[Any]) -> None:
+        """Write a party's state beside its network, and release all pages."""
+        slot, own = self._spilled[party.site.id], party.own_state()
         if own:
             data = message.encode(own, _LIMITS)
-            if berth.own is None or len(data) > berth.own.size:
-                berth.own = self._cut(2 * len(data), spill=True)  # what grows every round moves seldom
-            berth.write(data)
+            if slot.own is None or len(data) > slot.own.size:
+                slot.own = self._cut(2 * len(data), spill=True)  # what grows every round moves seldom
+            slot.write(data)
         self.release(party)
 
     def release(self, party: Party[Any]) -> None:
-        """Let go of what a party on disk has in memory: all that a forked process, whose parent keeps it, need do."""
-        berth = self._spilled.get(party.site.id)
-        if berth is None:
+        """Release the memory of a party on disk: enough for a forked process, whose parent stores the state."""
+        slot = self._spilled.get(party.site.id)
+        if slot is None:
             return
         vars(party).update(dict.fromkeys(party.own_state()))
         if party._network is not None:
             party._network.forget()
-        berth.release()
+        slot.release()
 
-    def _cut(self, size: int, spill: bool) -> _Place:
+    def _cut(self, size: int, spill: bool) -> _Block:
         """A block of this many bytes, of memory or of disk. A forked process never cuts from its parent's slab."""
         slab = self._slabs.get(spill)
         try:
@@ -149,7 +149,7 @@ class Arena:
 
 
 @dataclass
-class _Place:
+class _Block:
     """A block within a mapping: it keeps the mapping alive."""
 
     mapped: mmap.mmap
@@ -162,27 +162,27 @@ class _Place:
         return torch.frombuffer(self.mapped, dtype=torch.uint8, count=self.size, offset=self.start)
 
     def release(self) -> None:
-        """Let go of the pages; their content is the file's."""
+        """Release the pages; their content is in the file."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.mapped.madvise(mmap.MADV_DONTNEED, self.start, self.size)
 
 
 @dataclass
-class _Berth:
-    """Where a spilled party lies: its network's block, and what else it remembers, encoded."""
+class _SwapSlot:
+    """The place of a party on disk: its network's block, and the rest of its state, encoded."""
 
-    network: _Place | None
-    own: _Place | None = None
+    network: _Block | None
+    own: _Block | None = None
     length: int = 0
 
     def write(self, data: bytes) -> None:
-        """Put down what the party remembers beside its network; `own` has room for it."""
+        """Store the state beside the network; `own` has room for it."""
         assert self.own is not None
         self.own.mapped[self.own.start : self.own.start + len(data)] = data
         self.length = len(data)
 
     def read(self) -> dict[str, Tree]:
-        """What the party remembers beside its network."""
+        """The state beside the network."""
         if self.own is None:
             return {}
         tree = message.decode(self.own.mapped[self.own.start : self.own.start + self.length], _LIMITS)
@@ -190,7 +190,7 @@ class _Berth:
         return tree
 
     def release(self) -> None:
-        """Let go of all pages."""
+        """Release all pages."""
         for place in filter(None, (self.network, self.own)):
             place.release()
 
@@ -212,11 +212,11 @@ class _Slab:
         """Whether this process can cut a block of this many bytes."""
         return self._process == os.getpid() and self._at + size <= self._length
 
-    def cut(self, size: int) -> _Place:
+    def cut(self, size: int) -> _Block:
         """The next block. Its room on disk is there, or an OSError says so now and not while a party works."""
         if self._file is not None:
             _reserve(self._file.fileno(), self._at, size)
-        place = _Place(self._mapped, self._at, size)
+        place = _Block(self._mapped, self._at, size)
         step = ALIGNMENT if self._file is None else mmap.PAGESIZE
         self._at += -(-size // step) * step
         return place
@@ -253,7 +253,7 @@ def _reserve(file: int, start: int, size: int) -> None:
         os.pwrite(file, bytes(size), start)
 
 
-def _sweep() -> None:
+def _trim_heap() -> None:
     """Give freed memory back. Making a party leaves holes of its size, which the C library would keep for good."""
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)

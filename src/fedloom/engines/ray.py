@@ -1,7 +1,7 @@
 """A Ray cluster: workers on many machines, each with some of the parties resident, one thread each.
 
-Parties, rows and models stay where they are; what crosses is encoded messages. Answers of an exchange go from worker
-to worker, and this process learns of them only what the ledger needs.
+Parties, rows and models stay on their workers; only encoded messages are sent. Answers of an exchange go from worker to
+worker, and this process learns of them only what the ledger needs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Lost, Parcel, Task
+from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task
 from fedloom.core.errors import ConfigError, EngineError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines._ray_bundle import Depot, Gone, Packed, opened, packed
+from fedloom.engines._party_bundle import Packed, PartyBundler, WorkerLost, opened, packed
 from fedloom.engines._shared_buffer import spell
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RayEngine(Engine):
             has joined one already, that is used.
         cpus: what each worker takes.
         gpus: what each worker takes, such as 0.25; the parties' tensors live there unless it is 0.
-        memory: bytes of its parties' state that each worker keeps in memory, the rest lies on disk; None for all.
+        memory: bytes of its parties' state that each worker keeps in memory, the rest is on disk; None for all.
 
     Raises:
         EngineError: Ray is not installed; there is no such cluster, it is too small, or has other versions; or what
@@ -74,7 +74,7 @@ class RayEngine(Engine):
         if workers < 1:
             raise ConfigError(f"engine.workers must be at least 1, not {workers}")
         workers = max(1, min(workers, len(ids)))
-        self._depot = Depot(dict(zip(ids, builders, strict=True)))
+        self._bundler = PartyBundler(dict(zip(ids, builders, strict=True)))
         self._device = "cuda" if gpus else "cpu"
         self._memory = memory
         self._where: dict[int, int] = {}  # the worker of each party
@@ -86,11 +86,11 @@ class RayEngine(Engine):
         self._cluster: RayCluster = self._ray.RayCluster(address, workers, cpus, gpus)
         try:
             self._cluster.start(workers)
-            self._common = self._cluster.put(self._depot.common())
-            found = self._house(ids, list(self._cluster.workers))
+            self._common = self._cluster.put(self._bundler.common())
+            found = self._place(ids, list(self._cluster.workers))
         except BaseException as error:
             self._cluster.close()
-            if isinstance(error, Gone):
+            if isinstance(error, WorkerLost):
                 raise EngineError(_DIED) from None
             raise
         super().__init__({i: found[i] for i in ids}, seed=seed, faults=faults)
@@ -100,9 +100,9 @@ class RayEngine(Engine):
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return [_reply(r) for r in self._do(tasks, None)]
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         left = self._do(tasks, expect, leave=True)
-        return [Parcel(None, failure=r) if isinstance(r, Failure) else r for r in left]
+        return [ReplyRef(None, failure=r) if isinstance(r, Failure) else r for r in left]
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: copies."""
@@ -122,12 +122,12 @@ class RayEngine(Engine):
         self._ask("load", {w: (order,) for w, order in orders.items()})
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """What the parties noted since the last call."""
+        """The parties' notes since the last call."""
         taken, self._notes = self._notes, {i: {} for i in self.ids}
         return taken
 
     def account(self) -> Account:
-        """The workers; on how many nodes, how many parties lie on disk, how many workers were lost."""
+        """The workers, with their nodes, parties on disk, and lost workers."""
         nodes = len(set(self._cluster.nodes.values()))
         spilled = sum(self._spilled.get(w, 0) for w in self._cluster.workers)
         remarks = [f"{nodes} node{'s' * (nodes > 1)}"]
@@ -144,12 +144,12 @@ class RayEngine(Engine):
     # -- tasks and replies --------------------------------------------------------------------------
 
     def _do(self, tasks: Sequence[Task], expect: Template, *, leave: bool = False) -> list[Any]:
-        """What comes of each task: one order to each worker that has some."""
+        """The result of each task; one order goes to each worker that has tasks."""
         head = None
         results: dict[int, Any] = {}
         orders: dict[int, list[_Order]] = defaultdict(list)
         for n, task in enumerate(tasks):
-            plain = {name: value for name, value in task.each.items() if not _parcels(value)}
+            plain = {name: value for name, value in task.each.items() if not _refs(value)}
             sent = {name: _held(value) for name, value in task.each.items() if name not in plain}
             try:
                 if head is None:
@@ -173,10 +173,10 @@ class RayEngine(Engine):
         return [results[n] for n in range(len(tasks))]
 
     def _handed(self, orders: Mapping[int, Sequence[_Order]]) -> dict[int, list[Any]]:
-        """For each worker references to what others hand it: its tasks' parcels that lie elsewhere."""
+        """For each worker references to the answers of other workers that its tasks need."""
         wanted: dict[int, dict[int, dict[Any, None]]] = defaultdict(lambda: defaultdict(dict))
         for w, lot in orders.items():
-            for sent in (p for order in lot for value in order.task.each.values() for p in _parcels(value)):
+            for sent in (p for order in lot for value in order.task.each.values() for p in _refs(value)):
                 if sent.held[0] != w:
                     wanted[sent.held[0]][w][sent.held] = None
         calls = {w: ({to: list(keys) for to, keys in mine.items()},) for w, mine in wanted.items()}
@@ -186,51 +186,51 @@ class RayEngine(Engine):
                 bundles[to].append(bundle)
         return bundles
 
-    # -- who lives where, and what happens when a worker is lost ------------------------------------------
+    # -- placement, and recovery when a worker is lost ----------------------------------------------------
 
     def _ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
         try:
             return self._cluster.ask(method, orders)
-        except Gone:
+        except WorkerLost:
             raise Lost(self._mend()) from None
 
     def _mend(self) -> str:
         """Make parties again whose workers are gone; what happened, in words."""
         self._notes = {i: {} for i in self.ids}
-        told = "what a worker had to hand over was lost"
+        cause = "a reply held by a worker was lost"
         for _ in range(_TRIES):
             self._losses += len(self._cluster.missing())
-            homeless = [i for i in self.ids if self._where[i] not in self._cluster.workers]
-            if not homeless:
-                return told
-            dead = len({self._where[i] for i in homeless})
+            orphans = [i for i in self.ids if self._where[i] not in self._cluster.workers]
+            if not orphans:
+                return cause
+            dead = len({self._where[i] for i in orphans})
             idle = sorted(self._cluster.workers.keys() - set(self._where.values()))  # of an attempt that failed
             patience = self._ray.PATIENCE if self._cluster.workers else self._ray.START
-            hired = [*idle, *self._cluster.hire(dead - len(idle), patience)]
+            added = [*idle, *self._cluster.add_workers(dead - len(idle), patience)]
             if not self._cluster.workers:
                 raise EngineError(
                     "all workers are lost, and the cluster has no room for a new one: add nodes with "
                     "`ray start --address=…` and go on with --resume"
                 )
-            who = "new ones" if hired else "the others"
-            told = f"{dead} of the cluster's workers died; parties that {who} have made again: {len(homeless)}"
-            with contextlib.suppress(Gone):
-                self._house(homeless, hired or list(self._cluster.workers))
+            who = "new ones" if added else "the others"
+            cause = f"{dead} of the cluster's workers died; parties that {who} have made again: {len(orphans)}"
+            with contextlib.suppress(WorkerLost):
+                self._place(orphans, added or list(self._cluster.workers))
         raise EngineError(_DIED)
 
-    def _house(self, parties: Sequence[int], workers: Sequence[int]) -> dict[int, str]:
-        """Let workers make parties, which are dealt in pieces of about as many rows each; their names."""
-        pieces = deal([self._depot.rows(i) for i in parties], len(workers))
-        dealt = {w: [parties[n] for n in piece] for w, piece in zip(workers, pieces, strict=True) if piece}
+    def _place(self, parties: Sequence[int], workers: Sequence[int]) -> dict[int, str]:
+        """Let workers make parties, assigned in contiguous pieces of about equally many rows; their names."""
+        pieces = deal([self._bundler.rows(i) for i in parties], len(workers))
+        assigned = {w: [parties[n] for n in piece] for w, piece in zip(workers, pieces, strict=True) if piece}
         place = (self._device, self._memory)
-        with self._depot.by_value():
+        with self._bundler.by_value():
             answers = self._cluster.ask(
-                "house", {w: (self._common, self._depot.freight(piece), *place) for w, piece in dealt.items()}
+                "build", {w: (self._common, self._bundler.bundle(piece), *place) for w, piece in assigned.items()}
             )
         found: dict[int, str] = {}
         for w, (names, self._spilled[w]) in answers.items():
             found.update(names)
-            self._where.update(dict.fromkeys(dealt[w], w))
+            self._where.update(dict.fromkeys(assigned[w], w))
         return found
 
 
@@ -249,11 +249,11 @@ def deal(weights: Sequence[int], workers: int) -> list[range]:
 
 
 class NoMessage:
-    """Stands for a reply that was no message, and so did not come along: the federation will say so."""
+    """Placeholder for a reply that was no valid message: the federation reports it."""
 
 
 class _Order(NamedTuple):
-    """One task on its way: its number in the call, the task with nothing but its parcels, its other arguments."""
+    """One task on its way: its number in the call, the task with nothing but its refs, its other arguments."""
 
     number: int
     task: Task
@@ -276,7 +276,7 @@ def _reply(sent: Any) -> Any:
 
 
 def refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
-    """What comes of a task that can't be sent: a party refuses what is not finite; all else is a mistake."""
+    """The failure of a task that cannot be sent, as its arguments are not finite; raises any other error."""
     try:
         message.check_finite(put)
     except MessageError as found:
@@ -286,12 +286,12 @@ def refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure
     raise error
 
 
-def _parcels(value: Any) -> list[Parcel]:
-    """The parcels that an argument is or holds."""
+def _refs(value: Any) -> list[ReplyRef]:
+    """The refs that an argument is or holds."""
     values = value.values() if isinstance(value, dict) else [value]
-    return [v for v in values if isinstance(v, Parcel)]
+    return [v for v in values if isinstance(v, ReplyRef)]
 
 
 def _held(value: Any) -> Any:
-    """The same parcels; of each only the place travels."""
-    return {k: Parcel(v.held) for k, v in value.items()} if isinstance(value, dict) else Parcel(value.held)
+    """The same refs without descriptions: only their places are sent."""
+    return {k: ReplyRef(v.held) for k, v in value.items()} if isinstance(value, dict) else ReplyRef(value.held)

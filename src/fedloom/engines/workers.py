@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Lost, Parcel, Task, names, run
+from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, names, run
 from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Size, Template, Tree
@@ -23,7 +23,7 @@ from fedloom.engines._worker_pool import WorkerPool, WorkerSlot
 from fedloom.engines.memory import Arena
 
 _Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
-"""Where in the parent's buffer lies what tasks share: by the identity of the arguments, and the method."""
+"""Places in the parent's buffer of arguments that tasks share, by their identity and the method."""
 
 
 class WorkersEngine(Engine):
@@ -34,7 +34,7 @@ class WorkersEngine(Engine):
     Args:
         parties: all of them. With a budget each is put away before the next is taken, so let them be made one by one.
         workers: how many processes; no more are started than there are parties.
-        memory: bytes of the parties' state that stay in memory, the rest lies on disk; None for all.
+        memory: bytes of the parties' state that stay in memory, the rest is on disk; None for all.
 
     Raises:
         ConfigError: a party lives on another device than the CPU; this system can't fork; or the disk has no room.
@@ -57,16 +57,16 @@ class WorkersEngine(Engine):
         self._parties: dict[int, Party[Any]] = {}
         self._spilled: set[int] = set()
         for party in parties:
-            self._house(party)
+            self._place(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
-        self._own: dict[int, bytes] = {}  # what parties remember beside their networks, unless it is as at first
+        self._own: dict[int, bytes] = {}  # state beside the networks, unless it is as at first
         self._notes: dict[int, dict[str, Note]] = {i: {} for i in self._parties}
         self._era = 0
         count = max(1, min(workers, len(self._parties)))
         self._buffers = [SharedBuffer() for _ in range(1 + 2 * count)]
         self._pool = WorkerPool(Shared(self._parties, self._arena, self._buffers, count))
 
-    def _house(self, party: Party[Any]) -> None:
+    def _place(self, party: Party[Any]) -> None:
         i = party.site.id
         if party.site.device != "cpu":
             raise ConfigError(
@@ -74,7 +74,7 @@ class WorkersEngine(Engine):
                 "batched with one worker, or the device cpu"
             )
         before = self._arena.spilled
-        self._arena.house(party)
+        self._arena.adopt(party)
         if self._arena.spilled > before:
             self._spilled.add(i)
         for rows in party.site.tests.values():
@@ -85,14 +85,14 @@ class WorkersEngine(Engine):
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         replies = self._do(tasks, leave=False, expect=None)
-        self._era += 1  # parcels have been taken: workers overwrite their buffers, and so do we
+        self._era += 1  # refs have been taken: workers overwrite their buffers, and so do we
         for buffer in self._buffers:
             buffer.trim()
         return replies
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         left = self._do(tasks, leave=True, expect=expect)
-        return [Parcel(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left]
+        return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left]
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views of shared memory, not copies."""
@@ -102,19 +102,19 @@ class WorkersEngine(Engine):
         """Give every party the state that `states()` gave."""
         for i, state in states.items():
             party = self._parties[i]
-            with self._arena.awake(party):
+            with self._arena.swapped_in(party):
                 party.load(state)
                 if i not in self._spilled:
                     self._own[i] = message.encode(party.own_state(), LIMITS)
             self._pool.last.pop(i, None)
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """What the parties noted since the last call."""
+        """The parties' notes since the last call."""
         taken, self._notes = self._notes, {i: {} for i in self._parties}
         return taken
 
     def account(self) -> Account:
-        """The workers; how many parties lie on disk."""
+        """The workers; how many parties are on disk."""
         n = len(self._spilled)
         remarks = (f"the state of {n} of {len(self.ids)} parties lies on disk between calls",) if n else ()
         return Account("local", workers=len(self._pool.slots), remarks=remarks)
@@ -143,8 +143,8 @@ class WorkersEngine(Engine):
         self, heads: _Heads, leave: bool, expect: Template, slot: WorkerSlot, task: Task, moved: bool
     ) -> dict[str, Any] | Failure:
         """The order for a worker, short, with all that may be long in shared buffers; or why it cannot be sent."""
-        parcels = {name: held for name, value in task.each.items() if (held := _held(value))}
-        plain = {name: value for name, value in task.each.items() if name not in parcels}
+        refs = {name: held for name, value in task.each.items() if (held := _held(value))}
+        plain = {name: value for name, value in task.each.items() if name not in refs}
         try:
             key = (id(task.shared), task.method)
             if key not in heads:
@@ -155,7 +155,7 @@ class WorkersEngine(Engine):
             return self._refusal(task, {**task.shared, **plain}, error)
         moved |= task.party in self._spilled
         own = self._belongings(task.party) if moved else b""
-        places = slot.put(each, own, json.dumps(parcels).encode() if parcels else b"")
+        places = slot.put(each, own, json.dumps(refs).encode() if refs else b"")
         return {
             "party": task.party,
             "fault": task.fault,
@@ -163,14 +163,14 @@ class WorkersEngine(Engine):
             "head": heads[key],
             "each": places[0],
             "own": places[1],
-            "parcels": places[2],
+            "refs": places[2],
             "moved": moved,
             "leave": leave,
             "era": self._era,
         }
 
     def _refusal(self, task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
-        """A party refuses what is not finite, as it does in the loop; what else can't be sent is a mistake."""
+        """The failure of a party that refuses arguments that are not finite; raises any other error."""
         try:
             message.check_finite(put)
         except MessageError:
@@ -180,7 +180,7 @@ class WorkersEngine(Engine):
         raise error
 
     def _take(self, slot: WorkerSlot, task: Task, facts: dict[str, Any], body: memoryview) -> Any:
-        """What a reply comes to; notes and what the party remembers are kept."""
+        """The result of a reply; keeps the party's notes and its state beside the network."""
         self._notes[task.party].update(facts["notes"])
         cut = facts["answer"]
         if len(body) > cut:
@@ -189,20 +189,20 @@ class WorkersEngine(Engine):
             return MethodError(facts["wrong"])
         if "failure" in facts:
             return Failure(*facts["failure"])
-        if "parcel" in facts:
-            what, payload, wire, start, length = facts["parcel"]
+        if "ref" in facts:
+            what, payload, wire, start, length = facts["ref"]
             buffer = self._buffers[slot.outbox]
             buffer.reach = max(buffer.reach, start + length)
-            return Parcel((slot.outbox, start, length), what, Size(payload, wire))
+            return ReplyRef((slot.outbox, start, length), what, Size(payload, wire))
         return message.decode(body[:cut], LIMITS)
 
-    # -- what parties remember beside their networks ----------------------------------------------------
+    # -- state beside the networks ----------------------------------------------------------------------
 
     def _belongings(self, i: int) -> bytes:
         """It, encoded; nothing if it is as at first."""
         if i not in self._spilled:
             return self._own.get(i, b"")
-        with self._arena.awake(self._parties[i]):
+        with self._arena.swapped_in(self._parties[i]):
             return message.encode(self._parties[i].own_state(), LIMITS)
 
     def _remember(self, i: int, own: bytes) -> None:
@@ -210,15 +210,15 @@ class WorkersEngine(Engine):
         if i not in self._spilled:
             self._own[i] = own
             return
-        with self._arena.awake(self._parties[i]):
+        with self._arena.swapped_in(self._parties[i]):
             vars(self._parties[i]).update(_tree(own))
 
 
 def _held(value: Any) -> Any:
-    """Where a parcel lies, or each of a dict of parcels; None for any other value."""
-    if isinstance(value, Parcel):
+    """The place of a ref, or of each of a dict of refs; None for any other value."""
+    if isinstance(value, ReplyRef):
         return value.held
-    if isinstance(value, dict) and any(isinstance(v, Parcel) for v in value.values()):
+    if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
         return {name: sent.held for name, sent in value.items()}
     return None
 

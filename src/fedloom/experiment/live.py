@@ -18,7 +18,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import FedloomError, Interrupted
-from fedloom.experiment.view import FILE, Member, Mishap, View, own_process
+from fedloom.experiment.view import FILE, Member, RecentFailure, View, own_process
 
 if TYPE_CHECKING:
     from fedloom.core.federation import Federation
@@ -167,7 +167,7 @@ class Live:
             points=thinned([*self._points.items()]),
             failures=len(self._fed.failures),
             mishaps=[
-                Mishap(round=t.round + 1, party=t.party, kind=t.kind, reason=t.reason)
+                RecentFailure(round=t.round + 1, party=t.party, kind=t.kind, reason=t.reason)
                 for t in self._fed.failures[-MISHAPS:]
             ],
             **self._traffic(),

@@ -41,7 +41,7 @@ class Member(_Shown):
     received: int = 0
 
 
-class Mishap(_Shown):
+class RecentFailure(_Shown):
     """A call without a usable reply. Rounds are counted from 1."""
 
     round: int
@@ -99,7 +99,7 @@ class View(_Shown):
     of: int = 0
     bytes: dict[str, int] = {}
     failures: int = 0
-    mishaps: list[Mishap] = []
+    mishaps: list[RecentFailure] = []
     engine: str = ""
     process: Process
 

@@ -16,7 +16,7 @@ from time import time_ns
 from typing import Any, TypeVar
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Parcel, Task
+from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task
 from fedloom.core.errors import CheckpointError, ConfigError, EngineError, MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
@@ -95,13 +95,13 @@ class NetEngine(Engine):
         self._common.floor = next(self._common.numbers)  # parcels have been taken
         return replies
 
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[Parcel]:
+    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         if not self._wire.peers:
             raise ConfigError(
                 f"nodes can't speak to each other over {self._wire.name}: take the engine net for this method"
             )
         left = self._do(tasks, leave=True, expect=expect)
-        return [Parcel(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left]
+        return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left]
 
     def _undelivered(self) -> set[tuple[int, int]]:
         return self._lost

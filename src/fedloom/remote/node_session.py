@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from fedloom._version import __version__
 from fedloom.core import message
-from fedloom.core.engine import Failure, Parcel, Task
+from fedloom.core.engine import Failure, ReplyRef, Task
 from fedloom.core.errors import EngineError, MessageError
 from fedloom.core.message import Size, Template, Tree
 from fedloom.core.party import Note
@@ -261,7 +261,7 @@ class NodeSession:
             if not 0 <= line["payload"] <= line["wire"]:
                 raise MessageError("a parcel must have a size")
             held = (self.party, line["parcel"], line["what"])
-            return Parcel(held, line["what"], Size(line["payload"], line["wire"]))
+            return ReplyRef(held, line["what"], Size(line["payload"], line["wire"]))
         message.check_like(line, {"failure": str, "injected": bool})
         reason = line["failure"] if line["failure"] in REASONS else "raised"
         return Failure(reason, self._pointer(number) if reason == "raised" else "", line["injected"])
@@ -278,9 +278,9 @@ def plain(task: Task) -> dict[str, Any]:
 
 def parcels(value: Any) -> Any:
     """Where a parcel lies, or each of a dict of parcels; None for any other value."""
-    if isinstance(value, Parcel):
+    if isinstance(value, ReplyRef):
         return list(value.held)
-    if isinstance(value, dict) and any(isinstance(v, Parcel) for v in value.values()):
+    if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
         return {name: list(sent.held) for name, sent in value.items()}
     return None
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from fedloom.core import message
-from fedloom.core.engine import Failure, Parcel, Task, arguments, parcel, run
+from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
@@ -128,7 +128,7 @@ def line(
 ) -> Tree:
     """What the answer says of one task; its bytes go to `replies`, or stay here for those who know the key."""
     if not isinstance(reply, Failure) and leave:
-        left = parcel(None, reply, expect)
+        left = reply_ref(None, reply, expect)
         if left.failure is not None:
             reply = left.failure
         elif node_run.left_bytes + left.size.wire > most:
@@ -169,8 +169,8 @@ class _Watch:
 def _parcels(held: Any, brought: Mapping[tuple[int, str], Tree]) -> Any:
     """Places of parcels as parcels, without those that can't be had."""
     if isinstance(held, dict):
-        return {k: Parcel(parcel_key(where)) for k, where in held.items() if parcel_key(where) in brought}
-    return Parcel(parcel_key(held))
+        return {k: ReplyRef(parcel_key(where)) for k, where in held.items() if parcel_key(where) in brought}
+    return ReplyRef(parcel_key(held))
 
 
 def _finite(notes: Mapping[str, Note]) -> dict[str, Note]:

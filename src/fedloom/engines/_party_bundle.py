@@ -1,4 +1,4 @@
-"""What crosses to the workers of a cluster: encoded messages, how each party is made, and the rows that it needs.
+"""Data sent to the workers of a cluster: encoded messages, how each party is made, and the rows that it needs.
 
 The sites of a federation share pools of rows. A worker gets the union of its own parties' rows as arrays, cut from
 each pool once; what all parties hold, such as a public set, is cut once for all workers.
@@ -31,8 +31,8 @@ Packed: TypeAlias = NDArray[np.uint8]
 """An encoded message. As an array it goes through shared memory without a copy."""
 
 
-class Gone(Exception):
-    """A worker that was asked, or what it had to hand over, is no more. All others have done what they were asked."""
+class WorkerLost(Exception):
+    """A worker died, or a reply that it held is lost. All other workers have finished their calls."""
 
 
 def packed(tree: Tree) -> Packed:
@@ -46,12 +46,12 @@ def opened(data: Packed) -> Any:
 
 
 @dataclass(frozen=True)
-class Pool:
+class RowPool:
     """Rows cut from one pool.
 
     Attributes:
         x, y, shift, scale: as in `Rows`.
-        sets: the index (n,) of each row set that lies here, by its number.
+        sets: the index (n,) of each row set in this pool, by its number.
     """
 
     x: NDArray[Any]
@@ -62,7 +62,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Crate:
+class PartySpec:
     """One party: what makes it, with numbers in the place of its row sets."""
 
     kind: Callable[[Any, Site], Party[Any]]
@@ -74,15 +74,15 @@ class Crate:
 
 
 @dataclass(frozen=True)
-class Freight:
+class PartyBundle:
     """Some parties, the rows that only they hold, and modules of the user's that they find by name."""
 
-    crates: Sequence[Crate]
-    pools: Sequence[Pool]
+    specs: Sequence[PartySpec]
+    pools: Sequence[RowPool]
     modules: Mapping[str, ModuleType]
 
 
-class Depot:
+class PartyBundler:
     """All parties as the driver holds them, ready to be sent, also a second time.
 
     Args:
@@ -100,17 +100,17 @@ class Depot:
         self._common = set.intersection(*({self._numbers[id(r)] for r in sets} for sets in held))
         self.modules = own_modules(self._made.values())
 
-    def common(self) -> list[Pool]:
+    def common(self) -> list[RowPool]:
         """The rows that all parties hold."""
         return pack({n: self._rows[n] for n in sorted(self._common)})
 
-    def freight(self, parties: Iterable[int]) -> Freight:
+    def bundle(self, parties: Iterable[int]) -> PartyBundle:
         """These parties, to be sent within `by_value`."""
         made = [self._made[i] for i in parties]
         own = {self._numbers[id(r)] for _, _, site in made for r in _row_sets(site)} - self._common
         named = {name for parts in made for name in _texts(parts)} & self.modules.keys()
-        return Freight(
-            [self._crate(*parts) for parts in made],
+        return PartyBundle(
+            [self._spec(*parts) for parts in made],
             pack({n: self._rows[n] for n in sorted(own)}),
             {name: self.modules[name] for name in sorted(named)},
         )
@@ -121,12 +121,12 @@ class Depot:
         return max(1, len(data)) if data is not None else 1
 
     def by_value(self) -> contextlib.AbstractContextManager[None]:
-        """Within it Ray sends what comes from a user's own modules whole, as other nodes can't import them."""
+        """Within it Ray pickles classes of a user's own modules by value, as other nodes cannot import them."""
         return _by_value(self.modules.values())
 
-    def _crate(self, kind: Any, cfg: Any, site: Site) -> Crate:
+    def _spec(self, kind: Any, cfg: Any, site: Site) -> PartySpec:
         numbers, public = self._numbers, site.public
-        return Crate(
+        return PartySpec(
             kind,
             cfg,
             replace(site, data=None, public=None, tests={}),
@@ -136,7 +136,7 @@ class Depot:
         )
 
 
-def pack(rows: Mapping[int, Rows]) -> list[Pool]:
+def pack(rows: Mapping[int, Rows]) -> list[RowPool]:
     """Row sets by number, cut from their pools."""
     pools: dict[tuple[int, ...], dict[int, Rows]] = {}
     for number, r in rows.items():
@@ -144,20 +144,20 @@ def pack(rows: Mapping[int, Rows]) -> list[Pool]:
     return [_cut(members) for members in pools.values()]
 
 
-def _cut(members: Mapping[int, Rows]) -> Pool:
+def _cut(members: Mapping[int, Rows]) -> RowPool:
     first = next(iter(members.values()))
     used = torch.unique(torch.cat([r.index for r in members.values()]))  # in rising order
     x, shift, scale = (a.cpu().numpy() for a in (first.pool[used], first.shift, first.scale))
     y = None if first.labels is None else first.labels[used].cpu().numpy()
     sets = {n: torch.searchsorted(used, r.index).cpu().numpy() for n, r in members.items()}
-    return Pool(x, y, shift, scale, sets)
+    return RowPool(x, y, shift, scale, sets)
 
 
-def unpack(pools: Iterable[Pool], device: str) -> dict[int, Rows]:
+def unpack(pools: Iterable[RowPool], device: str) -> dict[int, Rows]:
     """The row sets by number; each pool is moved to the device once."""
     found = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # arrays that processes share can't be written to, and nobody does
+        warnings.simplefilter("ignore")  # arrays in shared memory are read-only, and nobody writes to them
         for pool in pools:
             x, shift, scale = (torch.from_numpy(a).to(device) for a in (pool.x, pool.shift, pool.scale))
             y = None if pool.y is None else torch.from_numpy(pool.y).to(device)
@@ -166,17 +166,17 @@ def unpack(pools: Iterable[Pool], device: str) -> dict[int, Rows]:
     return found
 
 
-def place(crate: Crate, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> Site:
-    """A crate's site with its row sets in it. `publics` keeps one public set for all parties of a process."""
+def place(spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> Site:
+    """A spec's site with its row sets in it. `publics` keeps one public set for all parties of a process."""
     public = None
-    if crate.public is not None:
-        number, seed, digest = crate.public
+    if spec.public is not None:
+        number, seed, digest = spec.public
         public = publics.setdefault(number, PublicSet(rows[number], seed, digest))
     return replace(
-        crate.site,
-        data=None if crate.data is None else rows[crate.data],
+        spec.site,
+        data=None if spec.data is None else rows[spec.data],
         public=public,
-        tests={on: rows[number] for on, number in crate.tests.items()},
+        tests={on: rows[number] for on, number in spec.tests.items()},
         device=device,
     )
 
@@ -200,7 +200,7 @@ def _row_sets(site: Site) -> Iterator[Rows]:
 
 
 def own_modules(things: Iterable[Any]) -> dict[str, ModuleType]:
-    """A user's modules that these things come from, and those that such modules use in turn."""
+    """A user's modules that define these objects, and the user's modules that those import."""
     found: dict[str, ModuleType] = {}
     left = sorted({name for thing in things for name in (*_origins(thing), *_texts(thing))})
     while left:
@@ -215,7 +215,7 @@ def own_modules(things: Iterable[Any]) -> dict[str, ModuleType]:
 
 
 def _is_own(module: ModuleType) -> bool:
-    """Whether it is neither Python's, nor installed, nor fedloom's. What stands in `__main__` travels anyway."""
+    """Whether it is neither Python's, nor installed, nor fedloom's. Ray pickles `__main__` by value anyway."""
     root, file = module.__name__.partition(".")[0], getattr(module, "__file__", None)
     if file is None or root in ("fedloom", "__main__") or root in sys.stdlib_module_names:
         return False
