@@ -18,6 +18,7 @@ from fedloom.core.errors import ConfigError, MethodError
 from fedloom.experiment.build import build
 from fedloom.experiment.compare import execute_all, summarise
 from fedloom.experiment.reading import check, read
+from fedloom.experiment.result import Comparison, RunSummary
 from fedloom.experiment.run import Result, execute
 from fedloom.report.terminal import show_comparison
 
@@ -65,6 +66,13 @@ def test_one_answer_of_all_parties_is_the_result(proto: Result) -> None:
     }
     assert s["clients"] == PARTIES and 0.1 <= s["chance"] < 0.3
     json.dumps(s)
+
+
+def test_results_are_what_the_schema_reads_and_writes(proto: Result, found: dict[str, Any]) -> None:
+    rows = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public": 60})
+    for content in (proto.summary, rows.summary):
+        assert RunSummary(**content).content() == content
+    assert Comparison(**found).content() == found
 
 
 def test_each_party_alone_stands_beside(proto: Result) -> None:

@@ -25,9 +25,7 @@ def text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(
-            f"a report needs {path.name}, but {path.parent} has none; bring it back, or repeat the run"
-        ) from None
+        raise DataError(f"{path.parent} has no {path.name}; restore it, or repeat the run") from None
     except (OSError, UnicodeDecodeError) as error:
         raise damaged(path, f"can't be read: {error}") from None
 
@@ -79,4 +77,4 @@ def checked(model: type[T], values: dict[str, Any], path: Path, where: Callable[
 
 def damaged(path: Path, how: str) -> DataError:
     """What to raise for a file that is not as a run wrote it."""
-    return DataError(f"{path} {how}; bring the file back, or repeat the run")
+    return DataError(f"{path} {how}; restore the file, or repeat the run")
