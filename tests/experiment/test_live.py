@@ -126,10 +126,10 @@ def test_how_a_run_was_cut_short(error: BaseException, state: str, words: str, t
 
 
 def test_the_net_s_own_words_for_a_stop() -> None:
-    from fedloom.remote.connections import Waiting
+    from fedloom.remote.connections import Timeouts
 
     with pytest.raises(EngineError) as caught:
-        Waiting(stop=lambda: True).heed()
+        Timeouts(stop=lambda: True).check_stop()
     assert live._ending(caught.value) == ("stopped", live.WAITING)
 
 

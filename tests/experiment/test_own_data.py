@@ -74,7 +74,7 @@ def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callab
         engines: list[Nodes] = []
 
         def at(sent: Any, number: int) -> NodeParty:
-            return build_party(sent, number, rows=disk[str(number)], public=files.public)
+            return build_party(sent, number, PrivateData(rows=disk[str(number)], public=files.public))
 
         def start(world: RunPlan) -> Nodes:
             engines.append(Nodes(world, at, {}, **options))
@@ -92,7 +92,7 @@ def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
     assert str(disk["public"].parent) not in sent.model_dump_json()
     assert world.data.labels == {} and world.chance is None and world.server is not None
     assert world.server.site.data is None
-    there = build_party(sent, 1, rows=disk["1"], public=disk["public"])
+    there = build_party(sent, 1, PrivateData(rows=disk["1"], public=disk["public"]))
     site = there.party.site
     assert site.data is not None and site.public is not None
     assert len(site.data) + len(site.tests["own"]) == 40 and set(site.tests) == {"own"}
@@ -101,13 +101,13 @@ def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
     assert "40" not in json.dumps(there.facts["classes"])
     public = site.public.rows
     assert torch.allclose(public.every.mean(0), torch.zeros(4), atol=1e-5)  # what all hold scales the columns of all
-    other = build_party(sent, 2, rows=disk["2"], public=disk["public"]).party.site.data
+    other = build_party(sent, 2, PrivateData(rows=disk["2"], public=disk["public"])).party.site.data
     assert other is not None and torch.equal(other.shift, site.data.shift)
 
 
 def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> None:
     world = build(run(method="local"), PrivateData())
-    one, two = (build_party(for_nodes(world), n, rows=disk[str(n)]).party.site.data for n in (1, 2))
+    one, two = (build_party(for_nodes(world), n, PrivateData(rows=disk[str(n)])).party.site.data for n in (1, 2))
     assert one is not None and two is not None
     assert torch.allclose(one.every.mean(0), torch.zeros(4), atol=1e-5)
     assert not torch.equal(one.shift, two.shift)
@@ -133,12 +133,12 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
     held = json.loads((out / "partition.json").read_text())
     assert held["apart"] == 3 and "counts" not in held and held["public"] == 50
     text = write(out).read_text()
-    assert "Nobody but its owner" in text and "global test set" not in text
+    assert "Only its owner" in text and "global test set" not in text
 
 
 def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
     """Only a coarse number leaves, however loud the model is."""
-    party = build_party(for_nodes(build(run(method="local"), PrivateData())), 0, rows=disk["0"]).party
+    party = build_party(for_nodes(build(run(method="local"), PrivateData())), 0, PrivateData(rows=disk["0"])).party
     exact, told = (found["loss"] for found in (predictions(party, on="own"), score(party, on="own")))
     assert told != exact and told.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
     party.params = {name: 1e6 * value for name, value in party.params.items()}
@@ -195,7 +195,9 @@ def test_the_server_has_a_file_of_its_own(federation: Any, disk: dict[str, Path]
 
 def test_parties_that_hold_other_public_rows_are_told(disk: dict[str, Path], tmp_path: Path) -> None:
     world = build(run(), PrivateData(public=disk["public"]))
-    other = build_party(for_nodes(world), 0, rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
+    other = build_party(
+        for_nodes(world), 0, PrivateData(rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
+    )
     mine = expected(world, 0)
     assert [line.split(":")[0] for line in differences(mine, other.facts)] == ["public", "data"]
     both = f"({mine['public'][:8]}… here, {other.facts['public'][:8]}… there)"
@@ -204,7 +206,10 @@ def test_parties_that_hold_other_public_rows_are_told(disk: dict[str, Path], tmp
     assert differences(mine, other.facts, "wards") == [told]
     assert differences(mine, {**other.facts, "role": "X"}, "wards") == [told, f"role: {mine['role']!r} here, 'X' there"]
     first = build(run(data={"public": 20}), PrivateData(public=disk["public"]))
-    assert len(build_party(for_nodes(first), 0, rows=disk["0"], public=disk["public"]).party.public_set.rows) == 20
+    assert (
+        len(build_party(for_nodes(first), 0, PrivateData(rows=disk["0"], public=disk["public"])).party.public_set.rows)
+        == 20
+    )
     with pytest.raises(DataError, match="must hold 51 rows"):
         build(run(data={"public": 51}), PrivateData(public=disk["public"]))
 
@@ -215,7 +220,7 @@ def test_a_file_or_form_that_is_missing_is_named(disk: dict[str, Path]) -> None:
             build(run(method="fedal", data=data), PrivateData())
     sent = for_nodes(build(run(), PrivateData(public=disk["public"])))
     with pytest.raises(ConfigError, match=r"in node\.toml, \[data\.wards\] public"):
-        build_party(sent, 0, rows=disk["0"])
+        build_party(sent, 0, PrivateData(rows=disk["0"]))
     unformed = {**RUN, "data": {"name": "wards", "clients": 3}}
     with pytest.raises(ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, say with \[data\.form\]"):
         check({"run": {**unformed, "engine": {"name": "net"}}})
@@ -248,7 +253,7 @@ def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
 def test_too_few_rows_are_refused(disk: dict[str, Path], tmp_path: Path) -> None:
     sent = for_nodes(build(run(method="local"), PrivateData()))
     with pytest.raises(DataError, match="too few"):
-        build_party(sent, 0, rows=rows(tmp_path / "few.csv", 1, 0))
+        build_party(sent, 0, PrivateData(rows=rows(tmp_path / "few.csv", 1, 0)))
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_difference_names_both_values() -> None:
 
 def test_a_party_that_there_is_not_is_refused() -> None:
     given = for_nodes(build(run("split")))
-    for number, why in ((0, "lives with the home"), (3, "no party 3"), (-1, "no party -1")):
+    for number, why in ((0, "runs beside the server"), (3, "no party 3"), (-1, "no party -1")):
         with pytest.raises(ConfigError, match=why):
             build_party(given, number)
 

@@ -101,7 +101,7 @@ least = { batchsize = 4 }
         (('methods = ["fedavg", "fedmd"]', "methods = 3"), "methods"),
         (("[data.mine]", "secret_noise = 3\n[data.mine]"), "secret_noise"),
         (("[data.mine]", "colour = 3\n[data.mine]"), "colour"),
-        (("[data.mine]", "[data.mine"), "no TOML"),
+        (("[data.mine]", "[data.mine"), "not valid TOML"),
         (('"mine.csv"', '"none.csv"'), "none.csv is not there"),
         (('"mine.csv"', '"mine.csv"\npublic = "none.csv"'), "[data.mine] public: "),
     ],

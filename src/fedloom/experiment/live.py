@@ -40,6 +40,15 @@ WAITING = "while nodes were waited for"
 """How the net says that it was stopped in the middle of a round."""
 
 
+class Stopped(Exception):
+    """The run was asked to stop, and has saved what `--resume` needs."""
+
+    def __init__(self, round: int, folder: Path | None) -> None:
+        super().__init__(f"stopped after round {round}")
+        self.round = round
+        self.folder = folder
+
+
 class Live:
     """Writes a run's `live.json`. That it can't be written is told once, and disturbs no run.
 
@@ -208,8 +217,6 @@ def _always(plan: RunPlan, measure: str) -> dict[str, Any]:
 
 def _ending(error: BaseException) -> tuple[str, str]:
     """The state that an error leaves a run in, and what of it may be told."""
-    from fedloom.experiment.session import Stopped  # which imports this module
-
     if isinstance(error, Stopped | KeyboardInterrupt):
         return "stopped", ""
     if isinstance(error, Interrupted):

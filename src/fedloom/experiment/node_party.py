@@ -19,7 +19,7 @@ from fedloom.experiment.build import pretrained_of, resolve, with_secret
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.pretrained import PretrainedConfig, architecture, named
-from fedloom.experiment.private import Matched, PrivateData
+from fedloom.experiment.private import PrivateData
 from fedloom.models import external
 
 SHOWN = 60
@@ -48,13 +48,8 @@ class NodeParty:
 def build_party(
     run: RunConfig,
     number: int,
+    files: PrivateData | None = None,
     *,
-    data: str | None = None,
-    root: str | None = None,
-    rows: Path | None = None,
-    public: Path | None = None,
-    id: str | None = None,
-    matched: Matched | None = None,
     device: str = "cpu",
     secret: int | None = None,
 ) -> NodeParty:
@@ -63,11 +58,7 @@ def build_party(
     Args:
         run: as the coordinator sent it.
         number: of the party.
-        data: what the run's data set is called here, or its path; None for the run's own name.
-        root: a folder with data sets, here.
-        rows: of a run whose parties have rows of their own (`data.form`), or columns (`columns.own`): this party's.
-        public: of such a run: the rows that all parties hold.
-        id, matched: of columns of its own, see `Files`.
+        files: the party's data on this machine; None for the run's own names.
         device: a torch device, here.
         secret: see `Site`.
 
@@ -76,12 +67,11 @@ def build_party(
     """
     method, cfg, rounds, setting = resolve(run, at_node=True)
     if not 0 <= number < run.data.clients:
-        raise ConfigError(f"there is no party {number}: the {run.data.clients} have the numbers from 0")
+        raise ConfigError(f"there is no party {number}; valid numbers are 0–{run.data.clients - 1}")
     here = run.model_copy(update={"engine": EngineConfig(device=device)})
-    files = PrivateData(data, root, rows, public, id, matched)
-    plan = with_secret(setting.build(here, method, cfg, rounds, files, at=number), secret)
+    plan = with_secret(setting.build(here, method, cfg, rounds, files or PrivateData(), at=number), secret)
     if number in plan.house:
-        raise ConfigError(f"party {number} lives with the home, not at a node")
+        raise ConfigError(f"party {number} runs beside the server, not at a node")
     if "pretrained encoder" in method.needs and plan.data.dataset is not None:
         encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset)
         plan.sites[number] = replace(plan.sites[number], encoder=encoder)

@@ -17,7 +17,8 @@ from fedloom.engines import Engine, Lost
 from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import Backend, local_backend
-from fedloom.experiment.session import Result, Session, Status, Stopped
+from fedloom.experiment.live import Stopped
+from fedloom.experiment.session import Result, Session, Status
 
 __all__ = ["Result", "Status", "Stopped", "agree", "execute", "settle"]
 

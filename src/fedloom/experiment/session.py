@@ -25,7 +25,7 @@ from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
 from fedloom.experiment.evaluate import MEASURES, PartiesMissing
-from fedloom.experiment.live import Live
+from fedloom.experiment.live import Live, Stopped
 from fedloom.experiment.node_party import config_sha256
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.record import Record, environment, write_json
@@ -66,15 +66,6 @@ class Status:
     failures: int
     milestone: bool
     where: str
-
-
-class Stopped(Exception):
-    """The run was asked to stop, and has saved what `--resume` needs."""
-
-    def __init__(self, round: int, folder: Path | None) -> None:
-        super().__init__(f"stopped after round {round}")
-        self.round = round
-        self.folder = folder
 
 
 @dataclass(frozen=True)

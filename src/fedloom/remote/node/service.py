@@ -26,6 +26,7 @@ from fedloom.core.party import Party
 from fedloom.experiment.build import resolve
 from fedloom.experiment.config import RunConfig, validated
 from fedloom.experiment.node_party import NodeParty, build_party, suspicious
+from fedloom.experiment.private import PrivateData
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import NodeAddress
 from fedloom.remote.node import config as policy
@@ -285,17 +286,9 @@ class NodeService:
         run, _ = self._asked_for(caller, facts["config"])
         data = self.config.data[run.data.name]
         try:
-            found = build_party(
-                run,
-                number,
-                data=data.set,
-                root=data.root,
-                rows=data.rows,
-                public=data.public,
-                id=data.id,
-                matched=recall(store.folder, facts, data) if run.columns.own else None,
-                secret=self._secret,
-            )
+            matched = recall(store.folder, facts, data) if run.columns.own else None
+            files = PrivateData(data.set, data.root, data.rows, data.public, data.id, matched)
+            found = build_party(run, number, files, secret=self._secret)
         except FedloomError as error:
             _log.error("a party for %s's run can't be made: %s", caller, error)
             raise CallRefused(rpc_errors.FAILED, "this node can't make its party; its log says why") from None
