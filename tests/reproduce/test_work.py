@@ -21,7 +21,7 @@ from fedloom.methods import find
 
 def round(fed, server, clients, cfg, t):
     raise RuntimeError
-    yield
+    yield "round"
 
 METHODS = (replace(find("local"), name="bad", round=round),)
 """
