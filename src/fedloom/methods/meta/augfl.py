@@ -4,7 +4,7 @@ Paper: S. Yue, Z. Qin, Y. Deng, J. Ren, Y. Zhang, J. Zhang, "AugFL: Augmenting F
 Models". Equation and line numbers below are the paper's; lines are those of Algorithm 1.
 
 Clients and server look for one meta-model θ from which a step on a client's support half D^s does well on its query
-half D^q, while the server keeps θ near what its pretrained model θ_p knows, on labelled rows of its own:
+half D^q, while the server regularises θ towards its pretrained model θ_p, on labelled rows of its own:
 
     min Σ w_i L_i(θ - α ∇L_i(θ, D_i^s), D_i^q) + λ R_h(θ, θ_p)                                        (2), (3)
 
@@ -305,18 +305,18 @@ class AugFLServer(Party[AugFLConfig]):
                         len(self.data), features.shape[1], self.teacher["features"].shape[1], cfg.crd_width
                     )
                 self.crd = map_tensors(lambda x: x.to(self.site.device), begun)  # type: ignore[assignment]
-            maps = {who: {k: w.clone().requires_grad_() for k, w in m.items()} for who, m in self.crd["maps"].items()}
+            maps = {net: {k: w.clone().requires_grad_() for k, w in m.items()} for net, m in self.crd["maps"].items()}
             vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
             strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
             value, z = crd.loss(self.crd, vectors, which, strangers, cfg.crd_temperature, cfg.negatives)
             terms["crd"] = cfg.crd * value
         for name, term in terms.items():
             self.note(f"transfer {name}", term.detach())
-        learnt = {**self.live, **{f"{who} {k}": w for who, m in maps.items() for k, w in m.items()}}
+        learnt = {**self.live, **{f"{net} {k}": w for net, m in maps.items() for k, w in m.items()}}
         total = torch.stack([*terms.values()]).sum()
         slopes = dict(zip(learnt, torch.autograd.grad(total, [*learnt.values()], materialize_grads=True), strict=True))
         if cfg.crd:
-            gradients = {who: {k: slopes.pop(f"{who} {k}") for k in m} for who, m in maps.items()}
+            gradients = {net: {k: slopes.pop(f"{net} {k}") for k in m} for net, m in maps.items()}
             moved = crd.descend(self.crd["maps"], gradients, cfg.embed_lr, cfg.embed_decay)
             banks = crd.remember(self.crd["banks"], which, vectors, cfg.bank_momentum)
             self.crd = {"maps": moved, "banks": banks, "z": z}

@@ -1,8 +1,8 @@
-"""Contrastive representation distillation: two networks' features of one row are told from those of other classes.
+"""Contrastive representation distillation: two networks' features of one row against those of other classes.
 
 Papers: Y. Tian, D. Krishnan, P. Isola, "Contrastive Representation Distillation", ICLR 2020; section V of AugFL, whose
 negative pairs are rows of different classes, called strangers below. Both networks' features are mapped to unit vectors
-of one width. An anchor is compared with the other network's vectors of all n rows, which are stored in two banks:
+of one width. An anchor is compared with the other network's vectors of all n rows, which two banks store:
 
     e = exp(<anchor, bank row> / τ) / Z,    h = e / (e + N / n),    -E log h - N E log(1 - h)
 
@@ -36,20 +36,20 @@ def init(rows: int, student: int, teacher: int, width: int) -> dict[str, Any]:
     """The first state for features of these widths and unit vectors of `width`: maps with the initial weights of linear
     layers, random banks of `rows` vectors."""
     layers = dict(zip(BOTH, (nn.Linear(student, width), nn.Linear(teacher, width)), strict=True))
-    maps = {who: {k: p.detach() for k, p in layer.named_parameters()} for who, layer in layers.items()}
-    banks = {who: F.normalize(torch.randn(rows, width), dim=-1) for who in BOTH}
+    maps = {net: {k: p.detach() for k, p in layer.named_parameters()} for net, layer in layers.items()}
+    banks = {net: F.normalize(torch.randn(rows, width), dim=-1) for net in BOTH}
     return {"maps": maps, "banks": banks, "z": {}}
 
 
 def embed(maps: Maps, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Both networks' features (B, d) as unit vectors (B, width)."""
-    return {who: F.normalize(F.linear(features[who], **maps[who]), dim=-1) for who in BOTH}
+    return {net: F.normalize(F.linear(features[net], **maps[net]), dim=-1) for net in BOTH}
 
 
 def scores(banks: Mapping[str, Tensor], vectors: Mapping[str, Tensor], temperature: float) -> dict[str, Tensor]:
     """For each network <anchor, bank row> / τ (B, n) of its vectors with the other's bank."""
     others = {"student": banks["teacher"], "teacher": banks["student"]}
-    return {who: (vectors[who] / temperature) @ others[who].T for who in BOTH}
+    return {net: (vectors[net] / temperature) @ others[net].T for net in BOTH}
 
 
 def loss(
@@ -71,21 +71,21 @@ def loss(
         negatives: N.
     """
     found = scores(state["banks"], vectors, temperature)
-    z = state["z"] or {who: normaliser(x.detach(), which, strangers) for who, x in found.items()}
-    return torch.stack([contrast(x - z[who], which, strangers, negatives) for who, x in found.items()]).sum(), z
+    z = state["z"] or {net: normaliser(x.detach(), which, strangers) for net, x in found.items()}
+    return torch.stack([contrast(x - z[net], which, strangers, negatives) for net, x in found.items()]).sum(), z
 
 
 def descend(maps: Maps, gradients: Maps, lr: float, decay: float) -> dict[str, dict[str, Tensor]]:
     """The maps after a step of gradient descent with weight decay."""
-    return {who: {k: w - lr * (gradients[who][k] + decay * w) for k, w in maps[who].items()} for who in BOTH}
+    return {net: {k: w - lr * (gradients[net][k] + decay * w) for k, w in maps[net].items()} for net in BOTH}
 
 
 def remember(
     banks: Mapping[str, Tensor], which: Tensor, vectors: Mapping[str, Tensor], momentum: float
 ) -> dict[str, Tensor]:
     """The banks with the vectors (B, width) of rows `which` (B,) mixed in; `momentum` is the old entries' share."""
-    mixed = {who: momentum * bank[which] + (1 - momentum) * vectors[who].detach() for who, bank in banks.items()}
-    return {who: bank.index_copy(0, which, F.normalize(mixed[who], dim=-1)) for who, bank in banks.items()}
+    mixed = {net: momentum * bank[which] + (1 - momentum) * vectors[net].detach() for net, bank in banks.items()}
+    return {net: bank.index_copy(0, which, F.normalize(mixed[net], dim=-1)) for net, bank in banks.items()}
 
 
 def normaliser(scores: Tensor, which: Tensor, strangers: Tensor) -> Tensor:

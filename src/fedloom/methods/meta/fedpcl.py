@@ -1,4 +1,4 @@
-"""FedPCL: the server's pretrained model as a frozen encoder at every client, and projectors taught by prototypes.
+"""FedPCL: the server's pretrained model as a frozen encoder at every client, and projectors trained on prototypes.
 
 Paper: Y. Tan, G. Long, J. Ma, L. Liu, T. Zhou, J. Jiang, "Federated Learning from Pre-Trained Models: A Contrastive
 Learning Approach", NeurIPS 2022; read with the authors' code, github.com/yuetan031/FedPCL.
@@ -24,7 +24,7 @@ half, computed after the adaptation; classes that it does not have there rank be
 Differs:
     One encoder where the paper blends several, and one view of each row where the code takes two augmented ones. So
         the features of the own rows are constants: a client computes them once.
-    The loss is the paper's. The code takes the prototypes for anchors and the rows of a batch to tell apart, sums over
+    The loss is the paper's. The code uses the prototypes as anchors and the rows of a batch as candidates, sums over
         clients and leaves L_g out; the cross-entropy that it also computes is not used there either.
     The projector and its 256 units are the code's, for other encoders. Weight decay is decoupled from Adam.
     Prototypes predict as in the code, but there by L2, and with those of all rows that a client trained on.
@@ -84,7 +84,7 @@ def contrast(z: Tensor, y: Tensor, prototypes: Tensor, known: Tensor, tau: float
         known: (K,) of which classes there are any.
         tau: the temperature.
 
-    A row whose class is not known, or that has no other known class to be told from, gives 0.
+    A row whose class is not known, or without another known class, gives 0.
     """
     classes = torch.arange(len(known), device=y.device)
     own = y[:, None] == classes  # (n, K)
@@ -107,7 +107,7 @@ class EncodedNetwork(nn.Module):
         super().__init__()
         network: Any = encoder.eval()
         if not hasattr(network, "features"):
-            raise ModelError("fedpcl stands on features, but the pretrained model has none: give it `features`")
+            raise ModelError("fedpcl needs features, but the pretrained model has none: give it a method `features`")
         self.encoder = network
         with torch.no_grad():
             self.projector = nn.Linear(network.features(like).shape[1], width)
