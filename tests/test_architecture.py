@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from fedloom import methods
+from fedloom.core.method import Method, MethodConfig
+from fedloom.core.party import Party
+
 SOURCE = Path(__file__).parents[1] / "src" / "fedloom"
 
 # Each folder, and what of fedloom it may import beside itself. The loose files stand on top of all but `cli`.
@@ -118,3 +122,26 @@ def test_a_run_imports_nothing_it_does_not_need() -> None:
     for _ in range(2):  # the first reads the digits through scikit-learn, the second from the cache
         out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert out.strip() == "[]"
+
+
+HOOKS = {"setup", "prepare", "handout", "infer", "test_logits"}
+"""Methods of `Party` that a page may override."""
+MAX_PAGE_LINES = 400
+
+
+@pytest.mark.parametrize("method", methods.registry().values(), ids=lambda m: m.name)
+def test_a_page_stands_on_the_core_alone(method: Method) -> None:
+    """Its parties derive from Party directly, are final, and override nothing but hooks; its config has one base."""
+    concrete = {name for name, value in vars(Party).items() if callable(value) or isinstance(value, property)}
+    for kind in filter(None, (method.client, method.server, method.black_box)):
+        assert [c for c in kind.__mro__ if issubclass(c, Party)] == [kind, Party], kind
+        assert getattr(kind, "__final__", False), f"{kind.__name__} needs @final"
+        assert kind.ROLE, f"{kind.__name__} needs a ROLE, which state_sha256 and the ledger depend on"
+        assert vars(kind).keys() & concrete <= HOOKS, kind
+    assert len([c for c in method.config.__mro__ if issubclass(c, MethodConfig)]) <= 3, method.config
+
+
+def test_no_page_is_long() -> None:
+    for page in methods.pages():
+        if methods.methods_of(page):
+            assert len(Path(str(page.__file__)).read_text().splitlines()) <= MAX_PAGE_LINES, page
