@@ -331,6 +331,17 @@ class Comparison(FileSchema):
         """Whether a method ran with more than one seed."""
         return any(len(m.seeds) > 1 for m in self.methods)
 
+    @property
+    def networks(self) -> list[tuple[str, int, list[tuple[float | None, float | None]]]]:
+        """The networks or black boxes of the clients, if these have several: name, clients in all seeds, and by method
+        the mean of the main metric and the gain over `gains_over`, None for what does not exist."""
+        found = []
+        for name in sorted({name for m in self.methods for name in m.networks}):
+            each = [(m.networks.get(name), self.gains_over not in ("", m.name)) for m in self.methods]
+            values = [(one.mean, one.gain if other else None) if one else (None, None) for one, other in each]
+            found.append((name, max(one.clients for one, _ in each if one), values))
+        return found
+
     def describe(self, metric: str) -> str:
         """The rows and the way of an accuracy."""
         unseen = any(way.endswith(TRAINING) for m in self.methods for way in m.ways)

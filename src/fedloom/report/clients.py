@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedloom.experiment.metrics import OWN, TRAINING, group_of
-from fedloom.experiment.result import Comparison, NetworkGain
+from fedloom.experiment.result import Comparison
 from fedloom.report import formatting as fmt
 from fedloom.report import heatmaps, plots
 from fedloom.report.page import Figure, PageSection, PageTable, cells
@@ -82,26 +82,16 @@ def of_several(found: Comparison, runs: Sequence[Run]) -> PageSection:
 
 
 def _by_model(found: Comparison) -> list[PageTable]:
-    """The accuracy by the clients' network or black box, where a method's clients have several; and what they gain."""
-    names = sorted({name for method in found.methods for name in method.networks})
-    if not names:
-        return []
-    rows, over = [], found.gains_over
-    for name in names:
-        each = [(method.networks.get(name), method) for method in found.methods]
-        count = max(one.clients for one, _ in each if one)
-        rows.append(cells(name, str(count), *(_gain(one, over not in ("", method.name)) for one, method in each)))
+    """The accuracy by the clients' network or black box, where a method's clients have several, and the gains."""
+    rows = [
+        cells(name, str(count), *(fmt.with_gain(mean, gain) for mean, gain in values))
+        for name, count, values in found.networks
+    ]
+    over = found.gains_over
     caption = f"Accuracy {found.describe(found.measure)} by the clients' model; mean over clients, in all seeds"
     caption += "; without unseen clients" if found.unseen and not group_of(found.measure) else ""
     caption += f"; in brackets the points over the same clients of {over}" if over and len(found.methods) > 1 else ""
-    return [PageTable(caption, ["Model", "Clients", *(method.name for method in found.methods)], rows)]
-
-
-def _gain(one: NetworkGain | None, shown: bool) -> str:
-    """An accuracy, and what it is more than that of the method compared with."""
-    if one is None:
-        return fmt.NONE
-    return fmt.percent(one.mean) + (f" ({fmt.points(one.gain)})" if shown and one.gain is not None else "")
+    return [PageTable(caption, ["Model", "Clients", *(method.name for method in found.methods)], rows)] if rows else []
 
 
 def _own_models(run: Run) -> list[PageTable]:

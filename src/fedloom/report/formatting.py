@@ -26,6 +26,11 @@ def points(difference: float) -> str:
     return "0.0" if text in ("+0.0", f"{MINUS}0.0") else text
 
 
+def with_gain(mean: float | None, gain: float | None, space: str = NBSP) -> str:
+    """An accuracy and its gain, `86.7 % (+2.7)`; without either what does not exist."""
+    return NONE if mean is None else percent(mean, space) + ("" if gain is None else f" ({points(gain)})")
+
+
 def number(value: float, form: str = ".3f") -> str:
     """`0.962`; zero has no sign."""
     text = _signed(value, form)

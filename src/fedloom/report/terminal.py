@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedloom.experiment.metrics import GLOBAL, OWN, SCORES, TRAINING, Score
-from fedloom.experiment.result import Comparison, MethodSummary, NetworkGain, PairedDifference, SeedSpread
+from fedloom.experiment.result import Comparison, MethodSummary, PairedDifference, SeedSpread
 from fedloom.report import formatting as fmt
 
 ACCURACY = Score("", "")
@@ -92,24 +92,15 @@ def _headings(found: Comparison) -> dict[str, str]:
 
 def _show_networks(found: Comparison, out: Console) -> None:
     """The accuracy by the clients' network or black box, where they have several, and the points over a method."""
-    names, baseline = sorted({name for m in found.methods for name in m.networks}), found.gains_over
-    if not names:
-        return
     table = _table("model", "clients", *(m.name for m in found.methods))
-    for name in names:
-        each = [(m.networks.get(name), baseline not in ("", m.name)) for m in found.methods]
-        count = max(one.clients for one, _ in each if one)
-        table.add_row(name, str(count), *(_with_gain(one, shown) for one, shown in each))
-    if _fits(table, out):
+    for name, count, values in found.networks:
+        table.add_row(
+            name, str(count), *("" if mean is None else fmt.with_gain(mean, gain, "") for mean, gain in values)
+        )
+    if found.networks and _fits(table, out):
         out.print(table)
-        if baseline and len(found.methods) > 1:
-            out.print(f"in brackets: points over the same clients of {baseline}", markup=False, soft_wrap=True)
-
-
-def _with_gain(one: NetworkGain | None, shown: bool) -> str:
-    """An accuracy, and its gain over the same clients of the method compared with."""
-    gain = f" ({fmt.points(one.gain)})" if one and shown and one.gain is not None else ""
-    return _value(one.mean if one else None) + gain
+        if found.gains_over and len(found.methods) > 1:
+            out.print(f"in brackets: points over the same clients of {found.gains_over}", markup=False, soft_wrap=True)
 
 
 def _show_scores(found: Comparison, out: Console) -> None:
