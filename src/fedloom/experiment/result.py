@@ -335,10 +335,10 @@ class Comparison(FileSchema):
     def networks(self) -> list[tuple[str, int, list[tuple[float | None, float | None]]]]:
         """The networks or black boxes of the clients, if these have several: name, clients in all seeds, and by method
         the mean of the main metric and the gain over `gains_over`, None for what does not exist."""
-        found: list[tuple[str, int, list[tuple[float | None, float | None]]]] = []
+        found = []
         for name in sorted({name for m in self.methods for name in m.networks}):
             each = [(m.networks.get(name), self.gains_over not in ("", m.name)) for m in self.methods]
-            values = [(one.mean, one.gain if other else None) if one else (None, None) for one, other in each]
+            values = [(one.mean if one else None, one.gain if one and other else None) for one, other in each]
             found.append((name, max(one.clients for one, _ in each if one), values))
         return found
 
