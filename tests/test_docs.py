@@ -70,8 +70,8 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
         done.append(type(what).__name__)
         raise SystemExit
 
-    monkeypatch.setattr("fedloom.reproduce.work.work", planned)
-    monkeypatch.setattr("fedloom.reproduce.sweep.work.work", planned)
+    monkeypatch.setattr("fedloom.reproduce.plan.work", planned)
+    monkeypatch.setattr("fedloom.reproduce.sweep.run.work", planned)
     shown = "\n".join(blocks(ROOT / "README.md", ""))
     lines = re.findall(r"^fedloom (.*?)(?:\s+#.*)?$", shown, re.M)
     assert len(lines) >= 6

@@ -11,9 +11,9 @@ import pytest
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import execute
 from fedloom.report.read import read_run
-from fedloom.reproduce.found import Found, gather
 from fedloom.reproduce.measure import of
-from fedloom.reproduce.read import Cell, Reproduction, parsed
+from fedloom.reproduce.results import TableResults, gather
+from fedloom.reproduce.spec import Cell, Reproduction, parsed
 
 TEXT = """
 title = "Skew <script>alert(1)</script> & noise"
@@ -84,7 +84,7 @@ class Made:
     cells: tuple[Cell, ...]
     folder: Callable[[RunConfig], Path]
 
-    def found(self) -> Found:
+    def found(self) -> TableResults:
         """What its runs came to, read anew."""
         return gather("afind-table-1", self.reproduction, "small", self.cells, self.folder, {})
 

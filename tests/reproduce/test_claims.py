@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedloom.reproduce.claims import RULE, Judged, decide, judge
-from fedloom.reproduce.found import Found, Number
-from fedloom.reproduce.read import Claim
+from fedloom.reproduce.claims import RULE, ClaimResult, check_claim, decide
+from fedloom.reproduce.results import CellValue, TableResults
+from fedloom.reproduce.spec import Claim
 from tests.reproduce.conftest import Made, value
 
 NEAR = [1.9, 2.0, 2.1]
@@ -71,12 +71,12 @@ def test_the_interval_is_that_of_student() -> None:
 A, LOCAL = "AFIND+ | <i>", "Local"
 
 
-def judged(made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], **claim: Any) -> Judged:
+def claims(made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], **claim: Any) -> ClaimResult:
     """A claim on a table with these numbers by seed, from 0."""
     found = made.found()
-    put = {at: Number(dict(enumerate(values))) for at, values in numbers.items()}
+    put = {at: CellValue(dict(enumerate(values))) for at, values in numbers.items()}
     found.__dict__["numbers"] = {**found.numbers, **put}
-    return judge(Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), found)
+    return check_claim(Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), found)
 
 
 def table(a5: Sequence[float], a01: Sequence[float], l5: Sequence[float], l01: Sequence[float]) -> Any:
@@ -85,12 +85,12 @@ def table(a5: Sequence[float], a01: Sequence[float], l5: Sequence[float], l01: S
 
 def test_rows_are_compared_by_their_mean_over_columns_seed_by_seed(made: Made) -> None:
     numbers = table([10, 20, 30], [12, 22, 32], [8, 18, 28], [8.2, 17.8, 28])
-    found = judged(made, numbers)
+    found = claims(made, numbers)
     assert found.seeds == pytest.approx({0: 2.9, 1: 3.1, 2: 3.0})
     assert found.verdict == "held"
     assert found.compared == f"{A} − Local, mean of 2 columns"
     assert found.found == "+3.0\u00a0points (+2.8 to +3.2)"  # 3 ± 4.303 · 0.1 / √3
-    one = judged(made, numbers, columns=("α = 0.1",), rule="less")
+    one = claims(made, numbers, columns=("α = 0.1",), rule="less")
     assert one.seeds == pytest.approx({0: 3.8, 1: 4.2, 2: 4.0})
     assert one.found == "the opposite: +4.0\u00a0points (+3.5 to +4.5)"
     assert one.compared == f"{A} − Local, α = 0.1"
@@ -98,17 +98,17 @@ def test_rows_are_compared_by_their_mean_over_columns_seed_by_seed(made: Made) -
 
 def test_cells_and_numbers_stand_on_either_side(made: Made) -> None:
     numbers = table([10, 10.1, 9.9], [1, 2, 3], [0, 0, 0], [0, 0, 0])
-    cell = judged(made, numbers, left=f"{A} @ α = 5", right=8.0, by=1.5)
+    cell = claims(made, numbers, left=f"{A} @ α = 5", right=8.0, by=1.5)
     assert cell.seeds == pytest.approx({0: 2, 1: 2.1, 2: 1.9})
     assert cell.verdict == "held"
     assert cell.compared == f"{A} @ α = 5 − 8\u00a0points; margin 1.5\u00a0points"
-    both = judged(made, numbers, left=f"{A} @ α = 5", right=f"{A} @ α = 0.1")
+    both = claims(made, numbers, left=f"{A} @ α = 5", right=f"{A} @ α = 0.1")
     assert both.seeds == pytest.approx({0: 9, 1: 8.1, 2: 6.9})
 
 
 def test_times_multiply_the_right(made: Made) -> None:
     numbers = table([100, 101, 99], [100, 101, 99], [2, 2, 2], [2, 2, 2])
-    found = judged(made, numbers, times=49)
+    found = claims(made, numbers, times=49)
     assert found.seeds == pytest.approx({0: 2, 1: 3, 2: 1})
     assert found.ratio == pytest.approx(50)
     assert found.found == "these seeds do not tell: +2.0\u00a0points (−0.5 to +4.5), 50 times"
@@ -116,66 +116,66 @@ def test_times_multiply_the_right(made: Made) -> None:
 
 def test_an_end_near_an_edge_shows_on_which_side_it_lies(made: Made) -> None:
     numbers = table([0.1, 0.2, 0.15], [0.1, 0.2, 0.15], [0, 0, 0], [0, 0, 0])
-    assert judged(made, numbers).found == "+0.15\u00a0points (+0.03 to +0.27)"
-    assert judged(made, numbers, by=0.03).verdict == "not seen"
+    assert claims(made, numbers).found == "+0.15\u00a0points (+0.03 to +0.27)"
+    assert claims(made, numbers, by=0.03).verdict == "not seen"
 
 
 def test_a_seed_that_a_cell_lacks_leaves_the_claim_open(made: Made) -> None:
-    found = judged(made, table([10, 20, 30], [10, 20, 30], [8, 18], [8, 18, 28]))
+    found = claims(made, table([10, 20, 30], [10, 20, 30], [8, 18], [8, 18, 28]))
     assert (found.verdict, found.found, found.mean) == ("not testable here", "1 of 3 seeds are missing", None)
 
 
 def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -> None:
     found = made.found()
     place = found.places[LOCAL, "α = 5"]
-    assert place.tries[1].run
+    assert place.attempts[1].run
     for change in ({"test_sha256": "0" * 64}, {"dataset": "another"}):
-        run = replace(place.tries[1].run, summary=place.tries[1].run.summary.model_copy(update=change))
-        tries = (place.tries[0], replace(place.tries[1], run=run), *place.tries[2:])
-        moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, tries=tries)})
+        run = replace(place.attempts[1].run, summary=place.attempts[1].run.summary.model_copy(update=change))
+        attempts = (place.attempts[0], replace(place.attempts[1], run=run), *place.attempts[2:])
+        moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)})
         by_rows, by_cells = (Claim(text="So it is.", left=A, right=right) for right in (LOCAL, "Local @ α = 5"))
-        said = {judge(claim, moved).found for claim in (by_rows, by_cells)}
+        said = {check_claim(claim, moved).found for claim in (by_rows, by_cells)}
         assert said == {"the runs of a seed have other test rows"}
         across = Claim(text="So it is.", left="Local @ α = 5", right="Local @ α = 0.1")
-        assert judge(across, moved).mean is not None and "paired by seed only" in RULE
+        assert check_claim(across, moved).mean is not None and "paired by seed only" in RULE
 
 
 def test_what_is_infinite_is_no_number(made: Made) -> None:
-    found = judged(made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",))
+    found = claims(made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",))
     assert (found.verdict, found.seeds[2], found.mean) == ("not testable here", None, None)
-    never = judged(made, table([1, 2, 3], [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="less")
+    never = claims(made, table([1, 2, 3], [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="less")
     assert (never.verdict, never.mean, never.ends) == ("held", None, None)
     assert never.found == "the second is infinite in every seed" and "infinite to one side" in RULE
-    both = judged(made, table([math.inf] * 3, [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="within", by=1)
+    both = claims(made, table([math.inf] * 3, [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="within", by=1)
     assert (both.verdict, both.found) == ("not testable here", NEITHER)
     assert both.seeds == never.seeds == dict.fromkeys(range(3))
 
 
 def test_what_rounding_leaves_is_no_difference(made: Made) -> None:
     numbers = table([0.3] * 3, [0.3] * 3, [0.1] * 3, [0.1] * 3)
-    found = judged(made, numbers, times=3, rule="less")
+    found = claims(made, numbers, times=3, rule="less")
     assert 0.3 - 3 * 0.1 < 0 and (found.verdict, found.seeds) == ("not seen", dict.fromkeys(range(3), 0.0))
-    assert judged(made, table([1e-9] * 3, [1e-9] * 3, [0.0] * 3, [0.0] * 3)).verdict == "held"
+    assert claims(made, table([1e-9] * 3, [1e-9] * 3, [0.0] * 3, [0.0] * 3)).verdict == "held"
 
 
 def test_no_number_is_not_the_best(made: Made) -> None:
     found = made.found()
     for a, local in ((math.nan, 2.0), (2.0, math.nan)):
-        put = {(A, "α = 5"): Number({0: a}), (LOCAL, "α = 5"): Number({0: local})}
+        put = {(A, "α = 5"): CellValue({0: a}), (LOCAL, "α = 5"): CellValue({0: local})}
         found.__dict__["numbers"] = {**found.numbers, **put}
         assert found.best("α = 5") == set()
-    third = {("Large", "α = 5"): Number({0: 1.0})}
+    third = {("Large", "α = 5"): CellValue({0: 1.0})}
     found.__dict__["numbers"] = {**found.numbers, **third}
     assert found.best("α = 5") == {A}
 
 
 def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made) -> None:
-    one, cells = judged(made, {}, columns=("α = 5",)), judged(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
+    one, cells = claims(made, {}, columns=("α = 5",)), claims(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
     assert one.evidence == cells.evidence and len(one.evidence) == 16
     ways = [{}, {"rule": "less"}, {"by": 1}, {"measure": "own accuracy"}, {"times": 2}, {"right": 2.0}]
-    assert len({one.evidence, *(judged(made, {}, **way).evidence for way in ways)}) == 1 + len(ways)
-    assert judged(made, {}, left="Large").evidence == ""
-    kilo, mega = (judged(made, {}, measure="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
+    assert len({one.evidence, *(claims(made, {}, **way).evidence for way in ways)}) == 1 + len(ways)
+    assert claims(made, {}, left="Large").evidence == ""
+    kilo, mega = (claims(made, {}, measure="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
     assert kilo != mega
 
 
@@ -183,40 +183,40 @@ def test_columns_in_which_a_row_can_not_be_run_are_left_out_and_named(made: Made
     found = made.found()
     at = (LOCAL, "α = 0.1")
     cell = replace(found.places[at].cell, runs=(), untestable="no such data here")
-    some = replace(found, places={**found.places, at: replace(found.places[at], cell=cell, tries=())})
-    one = judge(Claim(text="So it is.", left=A, right=LOCAL), some)
+    some = replace(found, places={**found.places, at: replace(found.places[at], cell=cell, attempts=())})
+    one = check_claim(Claim(text="So it is.", left=A, right=LOCAL), some)
     assert one.left_out == ("α = 0.1",) and one.compared == f"{A} − Local, α = 5 (without α = 0.1)"
-    named = judge(Claim(text="So it is.", left=A, right=LOCAL, columns=("α = 5",)), some)
+    named = check_claim(Claim(text="So it is.", left=A, right=LOCAL, columns=("α = 5",)), some)
     assert named.left_out == () and named.seeds == one.seeds
 
 
 def test_what_is_not_here_can_not_be_tested(made: Made) -> None:
-    large = judged(made, {}, left="Large")
+    large = claims(made, {}, left="Large")
     assert (large.verdict, large.found, large.seeds) == ("not testable here", "needs ImageNet models", {})
-    cell = judged(made, {}, right="Large @ α = 5")
+    cell = claims(made, {}, right="Large @ α = 5")
     assert cell.found == "Large @ α = 5: needs ImageNet models"
-    told = judged(made, {}, untestable={"small": "too few clients"})
+    told = claims(made, {}, untestable={"small": "too few clients"})
     assert (told.verdict, told.found) == ("not testable here", "too few clients")
 
 
 def test_a_cell_without_runs_is_named(made: Made) -> None:
     found = made.found()
     rest = {at: place for at, place in found.places.items() if at != (LOCAL, "α = 5")}
-    some = Found(found.name, found.reproduction, found.scale, rest)
+    some = TableResults(found.name, found.reproduction, found.scale, rest)
     claim = Claim(text="So it is.", left=A, right=LOCAL)
-    assert judge(claim, some).found == "Local @ α = 5 was not asked for"
+    assert check_claim(claim, some).found == "Local @ α = 5 was not asked for"
 
 
 def test_another_measure_has_a_unit_of_its_own(made: Made) -> None:
     claim, *_ = made.reproduction.claims
-    found = judge(claim, made.found())
+    found = check_claim(claim, made.found())
     assert (found.verdict, found.unit) == ("held", "kB")
     assert found.compared == f"bytes: {A} − Local, mean of 2 columns; margin 1\u00a0kB"
     assert all(difference > 1 for difference in found.seeds.values())
 
 
 def test_another_measure_without_a_unit_has_that_of_the_table(made: Made) -> None:
-    found = judged(made, {}, measure="own accuracy", right=200.0, rule="less")
+    found = claims(made, {}, measure="own accuracy", right=200.0, rule="less")
     first = found.seeds[0] + 200
     runs = [made.folder(cell.runs[0]) for cell in made.cells if cell.row.name == A]
     assert first == pytest.approx(100 * sum(value(run, "own accuracy") or 0 for run in runs) / 2)

@@ -42,10 +42,10 @@ def test_a_plan_runs_nothing(fedloom: Callable[..., Done], tmp_path: Path) -> No
 
 
 def test_a_full_disk_is_a_line(fedloom: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> None:
-    def work(*_: object, **__: object) -> None:
+    def run_plan(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "out/page")
 
-    monkeypatch.setattr("fedloom.reproduce.work.work", work)
+    monkeypatch.setattr("fedloom.reproduce.plan.run_plan", run_plan)
     done = fedloom("reproduce", "tiny.toml", code=1)
     assert done.stderr == "error  No space left on device: out/page\n"
 

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from fedloom.core.errors import ConfigError
-from fedloom.reproduce.read import SCALES, Reproduction, Scale, merged, parsed, read, shipped
+from fedloom.reproduce.spec import SCALES, Reproduction, Scale, merged, parsed, read, shipped
 
 PUBLISHED = [
     *(f"fedal-table-{n}" for n in (4, 5, 6, 7, 8, 9)),

@@ -16,9 +16,8 @@ import pytest
 
 from fedloom.experiment.config import RunConfig
 from fedloom.reproduce import page
-from fedloom.reproduce.asked import Asked
-from fedloom.reproduce.index import write_index
-from fedloom.reproduce.outcome import Outcome, dumped, read_outcomes
+from fedloom.reproduce.index import Outcome, dumped, read_outcomes, write_index
+from fedloom.reproduce.selection import Selection
 from tests.reproduce.conftest import Made, value
 
 A = "AFIND+ | <i>"
@@ -275,7 +274,7 @@ def test_the_index_is_of_all_outcomes_that_are_there(written: tuple[Path, Outcom
 
 
 def test_what_was_asked_for_is_on_the_pages(made: Made, tmp_path: Path) -> None:
-    asked = Asked(("data.clients=4",), ("Local",), 2)
+    asked = Selection(("data.clients=4",), ("Local",), 2)
     cells = made.reproduction.cells("small", 2, ["Local"])
     target = tmp_path / "small-1" / "afind-table-1"
     outcome = page.write(made.reproduction, "small", cells, made.folder, target, asked=asked)

@@ -11,33 +11,32 @@ import numpy as np
 import pytest
 
 from fedloom.report.read import read_run
-from fedloom.reproduce.found import Found
-from fedloom.reproduce.picture import Picture, row_look
-from fedloom.reproduce.pictures import pictures
-from fedloom.reproduce.read import parsed
+from fedloom.reproduce.figures import PlotSection, pictures, row_look
+from fedloom.reproduce.results import TableResults
+from fedloom.reproduce.spec import parsed
 from tests.reproduce.conftest import TEXT, Made
 
 A = "AFIND+ | <i>"
 
 
 @pytest.fixture(scope="module")
-def drawn(made: Made) -> tuple[Found, dict[str, Picture]]:
+def drawn(made: Made) -> tuple[TableResults, dict[str, PlotSection]]:
     found = made.found()
     return found, {picture.name: picture for picture in pictures(found)}
 
 
-def lines(picture: Picture) -> list[dict[str, Any]]:
+def lines(picture: PlotSection) -> list[dict[str, Any]]:
     """The table behind a picture."""
     return [dict(zip(picture.header, row, strict=True)) for row in picture.rows]
 
 
-def test_all_that_are_asked_for_are_drawn_in_order(drawn: tuple[Found, dict[str, Picture]]) -> None:
+def test_all_that_are_asked_for_are_drawn_in_order(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, every = drawn
     assert tuple(every) == found.reproduction.pictures
     assert [len(picture.section.figures) for picture in every.values()] == [2, 2, 1, 2, 2, 2]
 
 
-def test_curves_end_at_the_numbers_of_the_table(drawn: tuple[Found, dict[str, Picture]]) -> None:
+def test_curves_end_at_the_numbers_of_the_table(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, every = drawn
     last: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
     for line in lines(every["curves"]):
@@ -49,7 +48,9 @@ def test_curves_end_at_the_numbers_of_the_table(drawn: tuple[Found, dict[str, Pi
     assert f"{found.numbers['Local', 'α = 5'].mean:.1f}" in first.svg
 
 
-def test_what_was_sent_grows_and_who_sends_nothing_is_a_level(drawn: tuple[Found, dict[str, Picture]]) -> None:
+def test_what_was_sent_grows_and_who_sends_nothing_is_a_level(
+    drawn: tuple[TableResults, dict[str, PlotSection]],
+) -> None:
     found, every = drawn
     sent = defaultdict(list)
     for line in lines(every["bytes"]):
@@ -62,7 +63,7 @@ def test_what_was_sent_grows_and_who_sends_nothing_is_a_level(drawn: tuple[Found
 
 
 @pytest.mark.parametrize("name", ["columns", "bars"])
-def test_ours_stand_beside_the_papers(drawn: tuple[Found, dict[str, Picture]], name: str) -> None:
+def test_ours_stand_beside_the_papers(drawn: tuple[TableResults, dict[str, PlotSection]], name: str) -> None:
     found, every = drawn
     for line in lines(every[name]):
         number = found.numbers[line["row"], line["column"]]
@@ -74,7 +75,7 @@ def test_ours_stand_beside_the_papers(drawn: tuple[Found, dict[str, Picture]], n
     assert any("paper" in text for text in texts)
 
 
-def test_columns_stand_by_their_values(drawn: tuple[Found, dict[str, Picture]]) -> None:
+def test_columns_stand_by_their_values(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     _, every = drawn
     assert {line["column"]: line["value of column"] for line in lines(every["columns"])} == {"α = 5": 5, "α = 0.1": 0.1}
     (figure,) = every["columns"].section.figures
@@ -83,25 +84,25 @@ def test_columns_stand_by_their_values(drawn: tuple[Found, dict[str, Picture]]) 
     assert "at the last value" in figure.svg
 
 
-def test_holdings_are_those_of_the_first_seed(drawn: tuple[Found, dict[str, Picture]]) -> None:
+def test_holdings_are_those_of_the_first_seed(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, every = drawn
-    held = json.loads((found.places["Local", "α = 0.1"].tries[0].folder / "partition.json").read_text())
+    held = json.loads((found.places["Local", "α = 0.1"].attempts[0].folder / "partition.json").read_text())
     counts = [line["rows"] for line in lines(every["holdings"]) if line["column"] == "α = 0.1"]
     assert counts == np.ravel(held["counts"]).tolist()
 
 
-def test_choices_are_the_weights_of_the_first_seed(drawn: tuple[Found, dict[str, Picture]]) -> None:
+def test_choices_are_the_weights_of_the_first_seed(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, every = drawn
     weights: dict[tuple[str, int, str], float] = defaultdict(float)
     for line in lines(every["choices"]):
         assert (line["row"], line["seed"]) == (A, 0)
         weights[line["column"], line["round"], line["party"]] += line["weight"]
-    run = read_run(found.places[A, "α = 5"].tries[0].folder)
+    run = read_run(found.places[A, "α = 5"].attempts[0].folder)
     assert len(weights) == 2 * len(run.mixing) * len(run.names)
     assert list(weights.values()) == pytest.approx([1.0] * len(weights), abs=1e-4)
 
 
-def test_a_row_looks_the_same_everywhere(drawn: tuple[Found, dict[str, Picture]]) -> None:
+def test_a_row_looks_the_same_everywhere(drawn: tuple[TableResults, dict[str, PlotSection]]) -> None:
     found, _ = drawn
     looks = [row_look(found, row) for row in found.rows]
     assert len({look.colour for look in looks}) == len({look.shape for look in looks}) == 3
@@ -109,7 +110,7 @@ def test_a_row_looks_the_same_everywhere(drawn: tuple[Found, dict[str, Picture]]
 
 def test_without_runs_there_is_no_picture(made: Made) -> None:
     found = made.found()
-    places = {at: replace(place, tries=()) for at, place in found.places.items()}
+    places = {at: replace(place, attempts=()) for at, place in found.places.items()}
     assert pictures(replace(found, places=places)) == []
 
 

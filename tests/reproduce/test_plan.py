@@ -16,10 +16,9 @@ from fedloom.data.sources import load
 from fedloom.experiment.pool import digest
 from fedloom.experiment.reading import override
 from fedloom.reproduce import plan as planning
-from fedloom.reproduce.asked import flat
-from fedloom.reproduce.plan import absent, fetch, plan, reproductions, unlisted
-from fedloom.reproduce.read import Reproduction, canonical, parsed
-from fedloom.reproduce.work import work
+from fedloom.reproduce.plan import absent, fetch, plan, reproductions, run_plan, unlisted
+from fedloom.reproduce.selection import flat
+from fedloom.reproduce.spec import Reproduction, canonical, parsed
 from tests.reproduce.tiny import TINY
 
 
@@ -163,5 +162,5 @@ def test_a_list_of_pictures_that_is_not_here_is_told_before_any_work(tmp_path: P
     found = plan({"one": parsed(text, "one")}, tmp_path, "small", only=["Local"])
     assert [Path(path).name for path in unlisted(found.runs)] == ["no.csv"]
     with pytest.raises(DataError, match=r"no\.csv: not here\. Make such a list"):
-        work(found)
+        run_plan(found)
     assert not (tmp_path / "runs").exists()

@@ -10,9 +10,8 @@ import pytest
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.pool import Standing
-from fedloom.reproduce.plan import Plan, plan
-from fedloom.reproduce.read import merged, parsed, read
-from fedloom.reproduce.work import work
+from fedloom.reproduce.plan import Plan, plan, run_plan
+from fedloom.reproduce.spec import merged, parsed, read
 from tests.reproduce.tiny import TINY
 
 PAGE = """
@@ -36,7 +35,7 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
     def planned(*names: str) -> Plan:
         return plan({name: tables[name] for name in names}, out, "small", only=["* @ α = 5"])
 
-    done = work(planned("one", "two"), workers=2)
+    done = run_plan(planned("one", "two"), workers=2)
     assert [one.state for one in done.ended].count("finished") == 4
     assert {one.job.title for one in done.ended if one.state == "failed"} == {
         f"one: Local @ α = 5, seed {seed}" for seed in (0, 1)
@@ -52,7 +51,7 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
     page.write_text(PAGE.replace("raise RuntimeError", "fed.call(clients, 'local_train', shared={'t': t})"))
     seen: list[Standing] = []
     assert len(planned("one", "two").finished) == 4
-    again = work(planned("one"), workers=1, progress=seen.append)
+    again = run_plan(planned("one"), workers=1, progress=seen.append)
     assert [one.state for one in again.ended].count("kept") == 2 and {one.state for one in again.ended} == {
         "kept",
         "finished",
@@ -80,7 +79,7 @@ def test_published_tables_are_run(
     made = plan({name: read(name)}, tmp_path, "small", seeds=1, only=only, change=few)
     able = [cell for one in made.planned for cell in one.cells if cell.runs]
     assert len(able) == len(made.runs) == 2, made.problems
-    done = work(made, workers=1)
+    done = run_plan(made, workers=1)
     assert {one.state for one in done.ended} == {"finished"}
     (found,) = done.outcomes
     assert found.runs == len(made.runs) and found.cells["all"] == len(able)
@@ -100,17 +99,17 @@ def test_a_page_that_is_edited_meanwhile_moves_no_run_into_another_folder(tmp_pa
         return plan({"one": parsed(text, "one")}, out, "small", seeds=seeds, only=["Local @ α = 5"])
 
     first, more = planned(1), planned(2)
-    assert {one.state for one in work(first, workers=1).ended} == {"finished"}
+    assert {one.state for one in run_plan(first, workers=1).ended} == {"finished"}
     page.write_text(good + "# changed\n")
-    done = work(more, workers=1)
+    done = run_plan(more, workers=1)
     assert [one.state for one in done.ended] == ["kept", "failed"] and done.outcomes[0].runs == 1
     assert "was changed since this was planned" in (done.page.parent / "index.html").read_text()
     assert [run.name for run in (out / "runs").iterdir()] == [*first.runs]
-    assert [one.state for one in work(planned(2), workers=1).ended] == ["finished"] * 2
+    assert [one.state for one in run_plan(planned(2), workers=1).ended] == ["finished"] * 2
 
 
 def test_what_cannot_be_run_is_told_before_any_work(tmp_path: Path) -> None:
     wrong = parsed(TINY.replace('"linear"', '"liner"'), "wrong")
     with pytest.raises(ConfigError, match="wrong: FedAL @ α = 5"):
-        work(plan({"good": parsed(TINY, "good"), "wrong": wrong}, tmp_path, "small"))
+        run_plan(plan({"good": parsed(TINY, "good"), "wrong": wrong}, tmp_path, "small"))
     assert not [*tmp_path.iterdir()]

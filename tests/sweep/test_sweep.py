@@ -26,12 +26,13 @@ from fedloom.experiment.reading import read as read_run_file
 from fedloom.experiment.run import execute
 from fedloom.report.formatting import NBSP
 from fedloom.report.read import read_run
-from fedloom.reproduce.found import gather
 from fedloom.reproduce.measure import of
-from fedloom.reproduce.read import parsed
-from fedloom.reproduce.sweep import page, work
-from fedloom.reproduce.sweep.pictures import pictures
-from fedloom.reproduce.sweep.read import Setting, Sweep, nested, read
+from fedloom.reproduce.results import gather
+from fedloom.reproduce.spec import parsed
+from fedloom.reproduce.sweep import page
+from fedloom.reproduce.sweep.config import Setting, Sweep, nested, read
+from fedloom.reproduce.sweep.figures import pictures
+from fedloom.reproduce.sweep.run import SweepResults, Trial, run_sweep
 from fedloom.reproduce.sweep.search import proposals
 from fedloom.reproduce.table import markdown
 from tests.reproduce.tiny import TINY
@@ -76,7 +77,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 done.append(job.name)
                 yield Ended(job, "finished")
 
-    monkeypatch.setattr(work, "run_all", run_all)
+    monkeypatch.setattr("fedloom.reproduce.sweep.run.run_all", run_all)
     return done
 
 
@@ -151,7 +152,7 @@ def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> Non
 
 
 def test_a_missing_extra_is_told_before_any_work(asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.reproduce.sweep.read.find_spec", lambda name: None)
+    monkeypatch.setattr("fedloom.reproduce.sweep.config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tpe needs an extra: pip install 'fedloom\[sweep\]'"):
         asked(GRID, "sweep.search=tpe")
 
@@ -240,11 +241,11 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
         'seeds = [0, 1]\nconfirm = [7]\nover = [{ "params.lr" = [0.0001, 0.05] }, { "params.batch_size" = [16, 32] }]'
     )
     sweep, out = asked(text), tmp_path / "out"
-    stopped = work.work(sweep, out, stop=lambda: len(here) >= 4)
+    stopped = run_sweep(sweep, out, stop=lambda: len(here) >= 4)
     assert stopped.stopped and len(here) == 4
     page.write(stopped, out)
     assert "the same command goes on" in (out / "table.md").read_text()
-    found = work.work(sweep, out)
+    found = run_sweep(sweep, out)
     assert not found.stopped and len(here) == len(set(here)) == 2 + 4 + 2 + 2  # batch size 32 is the file's own
     assert [t.setting for t in found.trials] == [
         {"params.lr": 0.0001},
@@ -286,43 +287,43 @@ def test_a_measure_that_no_run_has_and_runs_that_fail(
     asked: Callable[..., Sweep], here: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=r"runs have no 'acuracy'; they have .*accuracy"):
-        work.work(asked(GRID + "measure = 'acuracy'"), tmp_path / "a")
+        run_sweep(asked(GRID + "measure = 'acuracy'"), tmp_path / "a")
     sweep = asked('over.method = ["local", "fedmd"]')
-    found = work.work(sweep, tmp_path / "b")
+    found = run_sweep(sweep, tmp_path / "b")
     assert {t.setting.get("method", "") for t in found.ranked} == {"fedmd", ""} and found.failed[
         0
     ].reason == "on purpose"
     page.write(found, tmp_path / "b")
     assert "on purpose" in (tmp_path / "b" / "table.md").read_text()
     with pytest.raises(EngineError, match="no setting has a result"):
-        work.work(asked('over.method = ["local"]'), tmp_path / "c")
+        run_sweep(asked('over.method = ["local"]'), tmp_path / "c")
 
 
 def test_data_are_got_for_what_is_to_do_alone(
     asked: Callable[..., Sweep], here: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got: list[int] = []
-    monkeypatch.setattr(work, "absent", lambda runs: [*runs])
-    monkeypatch.setattr(work, "fetch", lambda runs: got.append(len(runs)))
+    monkeypatch.setattr("fedloom.reproduce.sweep.run.absent", lambda runs: [*runs])
+    monkeypatch.setattr("fedloom.reproduce.sweep.run.fetch", lambda runs: got.append(len(runs)))
     sweep = asked('over."params.lr" = [0.001, 0.05]')  # 0.001 is FedAL's own rate
-    work.work(sweep, tmp_path, stop=lambda: True)
+    run_sweep(sweep, tmp_path, stop=lambda: True)
     assert got == []
-    work.work(sweep, tmp_path)
+    run_sweep(sweep, tmp_path)
     assert got == [1, 1]
-    work.work(sweep, tmp_path)
+    run_sweep(sweep, tmp_path)
     assert got == [1, 1, 0, 0] and len(here) == 2
 
 
-def made(sweep: Sweep, folder: Path, values: Sequence[float]) -> work.Found:
+def made(sweep: Sweep, folder: Path, values: Sequence[float]) -> SweepResults:
     """A sweep over one grid that came to these values; the file's own to the last."""
     (batch,) = course(sweep, lambda _: 0.0)
     trials = [
-        work.Trial(n, 0, setting, {0: folder / "runs" / str(n)}, {0: value})
+        Trial(n, 0, setting, {0: folder / "runs" / str(n)}, {0: value})
         for n, (setting, value) in enumerate(zip(batch, values, strict=False), 1)
     ]
-    own = work.Trial(0, 0, {}, {0: folder / "runs" / "0"}, {0: values[-1]})
+    own = Trial(0, 0, {}, {0: folder / "runs" / "0"}, {0: values[-1]})
     ended = {at: Ended(Job(sweep.own(), at), "finished") for t in (own, *trials) for at in t.folders.values()}
-    return work.Found(sweep, own, trials, ended=ended)
+    return SweepResults(sweep, own, trials, ended=ended)
 
 
 def test_a_loss_is_less_and_has_no_percent_in_words_and_figures(asked: Callable[..., Sweep], tmp_path: Path) -> None:
@@ -412,10 +413,10 @@ def test_the_files_own_setting_competes_and_what_is_not_finite_never_wins(
 ) -> None:
     sweep = asked(GRID, f"sweep.better={better}")
     own, *trials = (
-        work.Trial(n, 0, {"params.tau": n} if n else {}, {0: tmp_path / str(n)}, {0: value} if value == value else {})
+        Trial(n, 0, {"params.tau": n} if n else {}, {0: tmp_path / str(n)}, {0: value} if value == value else {})
         for n, value in values.items()
     )
-    found = work.Found(sweep, own, trials)
+    found = SweepResults(sweep, own, trials)
     assert found.ranked[0].number == best and all(math.isfinite(t.mean) for t in found.ranked)
     assert ("that is the file's own setting, and none that was tried is better" in page.lead(found)) == (best == 0)
     pairs = [(pair.first, pair.other) for pair in page.pairs(found)]
@@ -431,8 +432,8 @@ def test_how_far_the_whole_is(asked: Callable[..., Sweep], monkeypatch: pytest.M
             progress(Standing(len(jobs), i, 0, 0, left=1.0))
         return [Ended(job, "finished") for job in jobs]
 
-    monkeypatch.setattr(work, "run_all", run_all)
-    work.work(asked('over."params.batch_size" = [8, 16]'), tmp_path / "out", progress=told.append)
+    monkeypatch.setattr("fedloom.reproduce.sweep.run.run_all", run_all)
+    run_sweep(asked('over."params.batch_size" = [8, 16]'), tmp_path / "out", progress=told.append)
     assert [(one.done, one.of, one.left) for one in told] == [(1, 3, None), (2, 3, 1.0), (3, 3, 1.0)]
 
 

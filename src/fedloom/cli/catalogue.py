@@ -100,7 +100,7 @@ def _experiments() -> list[dict[str, Any]]:
 
 
 def _reproductions() -> list[dict[str, Any]]:
-    from fedloom.reproduce.read import read, shipped
+    from fedloom.reproduce.spec import read, shipped
 
     each = {name: read(name) for name in shipped()}
     return [{"name": name, "place": one.place, "title": one.title} for name, one in each.items()]

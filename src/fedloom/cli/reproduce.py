@@ -18,8 +18,7 @@ from fedloom.core.paths import refuse_file
 
 if TYPE_CHECKING:
     from fedloom.reproduce.cost import Cost
-    from fedloom.reproduce.plan import Plan, Planned
-    from fedloom.reproduce.work import Done
+    from fedloom.reproduce.plan import Plan, Planned, PlanOutcome
 
 out = Console(highlight=False)
 
@@ -96,10 +95,10 @@ def reproduce(
             out.print(f"[bold red]can't be run here[/]  {escape(name)}: {escape(reason)}", soft_wrap=True)
         raise typer.Exit(2 if plan.problems else 0)
     from fedloom.api import execute
-    from fedloom.reproduce.work import work
+    from fedloom.reproduce.plan import run_plan
 
     with stop_on_signal("the rounds under way, each saved first") as stop, PoolProgress(out) as many:
-        done = work(
+        done = run_plan(
             plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop, execute=execute
         )
     _show(done)
@@ -124,7 +123,7 @@ def _plan(
     """What the command line asks for."""
     from fedloom.experiment.reading import override
     from fedloom.reproduce.plan import plan, reproductions
-    from fedloom.reproduce.read import SCALES
+    from fedloom.reproduce.spec import SCALES
 
     if not names and not every:
         raise ConfigError("which table or figure? fedloom list reproductions shows all; --all takes them all")
@@ -211,7 +210,7 @@ def _costs(plan: Plan) -> dict[str, Cost]:
         return {}
 
 
-def _show(done: Done) -> None:
+def _show(done: PlanOutcome) -> None:
     """Each claim and whether it held; what failed was told; the page."""
     table = Table("", "claim", box=None, header_style="bold", pad_edge=False)
     table.columns[0].no_wrap = True

@@ -15,8 +15,8 @@ from fedloom.core.errors import FedloomError
 from fedloom.core.paths import refuse_file
 
 if TYPE_CHECKING:
-    from fedloom.reproduce.sweep.read import Sweep
-    from fedloom.reproduce.sweep.work import Found
+    from fedloom.reproduce.sweep.config import Sweep
+    from fedloom.reproduce.sweep.run import SweepResults
 
 out = Console(highlight=False)
 BEST = 10
@@ -67,7 +67,7 @@ def sweep(
     from fedloom.cli.progress import PoolProgress, closing, stop_on_signal
     from fedloom.experiment.reading import seeds_of
     from fedloom.report.track.trackers import check
-    from fedloom.reproduce.sweep.read import read
+    from fedloom.reproduce.sweep.config import read
 
     check(track or ())
     asked = read(file, settings or (), None if seeds is None else seeds_of(seeds))
@@ -79,14 +79,14 @@ def sweep(
     from fedloom.api import execute
     from fedloom.report.track.background import tracking
     from fedloom.reproduce.sweep.page import write
-    from fedloom.reproduce.sweep.work import work
+    from fedloom.reproduce.sweep.run import run_sweep
 
     with (
         tracking(folder, track or ()),
         stop_on_signal("the rounds under way, each saved first") as stop,
         PoolProgress(out) as many,
     ):
-        found = work(asked, folder, workers=workers, progress=many.show, stop=stop, execute=execute)
+        found = run_sweep(asked, folder, workers=workers, progress=many.show, stop=stop, execute=execute)
     page = write(found, folder)
     _show(found, page)
     words, status = closing(found.ended.values())
@@ -100,8 +100,8 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     """What is varied, how many runs that makes, and about how long they take."""
     from fedloom.experiment.pool import usual_workers
     from fedloom.reproduce.cost import cost, describe
-    from fedloom.reproduce.sweep.read import Range, shown
-    from fedloom.reproduce.sweep.work import planned, work
+    from fedloom.reproduce.sweep.config import Range, shown
+    from fedloom.reproduce.sweep.run import planned, run_sweep
 
     config = sweep.config
     table = Table("setting", "values", box=None, header_style="bold", pad_edge=False)
@@ -123,7 +123,7 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     )
     out.print(f"judged by {escape(config.measure)}: {'less' if config.less else 'more'} is better")
     # stopped before it begins: what is finished of this sweep, whatever else the folder holds
-    there = work(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
+    there = run_sweep(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
     if there is not None and not there.stopped:
         return
     done = 0 if there is None else sum(one.state == "kept" for one in there.ended.values())
@@ -136,10 +136,10 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     out.print(f"{done} finished; left at most: {describe([each] * left, hands)}", soft_wrap=True)
 
 
-def _show(found: Found, page: Path) -> None:
+def _show(found: SweepResults, page: Path) -> None:
     """The best settings, what the best is worth, and what to think of it."""
+    from fedloom.reproduce.sweep.config import shown
     from fedloom.reproduce.sweep.page import lead, warning, worth
-    from fedloom.reproduce.sweep.read import shown
 
     config = found.sweep.config
     table = Table("", *map(escape, config.keys), box=None, header_style="bold", pad_edge=False)

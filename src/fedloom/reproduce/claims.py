@@ -13,9 +13,9 @@ import numpy as np
 
 from fedloom.report import formatting as fmt
 from fedloom.report.statistics import confidence_interval
-from fedloom.reproduce.found import Found
 from fedloom.reproduce.measure import Unit, as_printed
-from fedloom.reproduce.read import AT, Claim
+from fedloom.reproduce.results import TableResults
+from fedloom.reproduce.spec import AT, Claim
 
 Verdict = Literal["held", "not seen", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("held", "not seen", "not testable here")
@@ -51,7 +51,7 @@ class Decision:
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClaimResult:
     """A claim and what became of it.
 
     Attributes:
@@ -122,7 +122,7 @@ def _minus(left: float, right: float) -> float:
     return 0.0 if alike else left - right
 
 
-def judge(claim: Claim, found: Found) -> Judged:
+def check_claim(claim: Claim, found: TableResults) -> ClaimResult:
     """A claim by the runs of a reproduction."""
     unit = found.unit if claim.unit is None else Unit(claim.unit)
     columns, left_out = _columns(claim, found)
@@ -136,13 +136,13 @@ def judge(claim: Claim, found: Found) -> Judged:
         theirs = _by_seed(right, claim, found, unit) if right else dict.fromkeys(ours, float(claim.right))
         both = sorted(ours.keys() & theirs.keys())
         seeds = {seed: _minus(ours[seed], claim.times * theirs[seed]) for seed in both}
-        planned = {one.config.seed for at in (*left, *right) for one in found.places[at].tries}
+        planned = {one.config.seed for at in (*left, *right) for one in found.places[at].attempts}
         if planned - seeds.keys():
             decision = _untested(f"{len(planned - seeds.keys())} of {len(planned)} seeds are missing")
         else:
             decision = decide([*seeds.values()], claim.rule, claim.by)
         ratio = _ratio([ours[s] for s in both], [theirs[s] for s in both]) if claim.times != 1 else None
-    return Judged(
+    return ClaimResult(
         text=claim.text,
         compared=_compared(claim, columns, left_out, unit),
         verdict=decision.verdict,
@@ -157,7 +157,7 @@ def judge(claim: Claim, found: Found) -> Judged:
     )
 
 
-def _columns(claim: Claim, found: Found) -> tuple[list[str], tuple[str, ...]]:
+def _columns(claim: Claim, found: TableResults) -> tuple[list[str], tuple[str, ...]]:
     """Over which the mean is taken: those that the claim names, or all in which its rows can be run; and those in which
     they can't."""
     if claim.columns is not None:
@@ -168,7 +168,7 @@ def _columns(claim: Claim, found: Found) -> tuple[list[str], tuple[str, ...]]:
     return able, tuple(c for c in every if c not in able) if rows else ()
 
 
-def _untestable(found: Found, row: str, column: str) -> str:
+def _untestable(found: TableResults, row: str, column: str) -> str:
     place = found.places.get((row, column))
     return place.cell.untestable if place else ""
 
@@ -181,7 +181,7 @@ def _cells(side: str | float, columns: Sequence[str]) -> list[tuple[str, str]]:
     return [(row, column)] if column else [(row, column) for column in columns]
 
 
-def _missing(cells: Sequence[tuple[str, str]], found: Found) -> str:
+def _missing(cells: Sequence[tuple[str, str]], found: TableResults) -> str:
     """Why a cell has no number, if one hasn't."""
     for at in cells:
         place, name = found.places.get(at), AT.join(at)
@@ -194,7 +194,7 @@ def _missing(cells: Sequence[tuple[str, str]], found: Found) -> str:
     return ""
 
 
-def _unpaired(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: Found) -> str:
+def _unpaired(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: TableResults) -> str:
     """Why two cells of a column can't be compared seed by seed, if they can't."""
     for pair in ((at, other) for at in left for other in right if at[1] == other[1]):
         ours, theirs = (
@@ -207,26 +207,26 @@ def _unpaired(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]],
 
 
 def _evidence(
-    claim: Claim, left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: Found, unit: Unit
+    claim: Claim, left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: TableResults, unit: Unit
 ) -> str:
     """A hash of the runs of both sides and what is asked of them."""
     places = [[found.places.get(at) for at in side] for side in (left, right)]
-    if not left or any(place is None or not place.tries for side in places for place in side):
+    if not left or any(place is None or not place.attempts for side in places for place in side):
         return ""
-    runs = [sorted(one.folder.name for place in side if place for one in place.tries) for side in places]
+    runs = [sorted(one.folder.name for place in side if place for one in place.attempts) for side in places]
     measure = claim.measure or found.reproduction.measure
     number = None if isinstance(claim.right, str) else claim.right
     what = [runs, number, claim.rule, claim.by, claim.times, measure, unit.name]
     return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
 
-def _reason(found: Found) -> str:
+def _reason(found: TableResults) -> str:
     """Why no column is left."""
     why = [place.cell.untestable for place in found.places.values() if place.cell.untestable]
     return why[0] if why else "no column is left to compare"
 
 
-def _by_seed(cells: Sequence[tuple[str, str]], claim: Claim, found: Found, unit: Unit) -> dict[int, float]:
+def _by_seed(cells: Sequence[tuple[str, str]], claim: Claim, found: TableResults, unit: Unit) -> dict[int, float]:
     """The mean over cells in each seed that all of them have."""
     if claim.measure is None and claim.unit is None:
         each = [found.numbers[at].by_seed for at in cells]

@@ -43,7 +43,7 @@ from fedloom.experiment.topology import ChurnConfig
 from fedloom.models import BLACK_BOXES, MODELS
 from fedloom.models.mlp import mlp
 from fedloom.models.parts import Classifier
-from fedloom.reproduce.speed import Passes, Shape, Speed, speed
+from fedloom.reproduce.speed import NetworkSpeed, Passes, Shape, speed
 
 CLIENTS = 16
 """The most clients of a miniature; more cost in proportion."""
@@ -143,7 +143,7 @@ def cost(run: RunConfig) -> Cost:
     return replace(total, once=_pretraining(run, method, cfg, size))
 
 
-def _cost(real: Speed, work: Passes, small: Speed | None = None) -> Cost:
+def _cost(real: NetworkSpeed, work: Passes, small: NetworkSpeed | None = None) -> Cost:
     """What passes of a network come to, over what they came to with a small one that was timed in its place."""
     flops = work.asked * real.forward + work.trained * real.training
     seconds = real.seconds(work) - (small.seconds(work) if small else 0.0)

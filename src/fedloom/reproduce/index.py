@@ -1,26 +1,104 @@
-"""One page over several tables and figures: how many of each paper's claims are held, and each claim in a line."""
+"""The outcome of each reproduction as a file, and one page over all, with the claims of each paper."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from pydantic import TypeAdapter
+
 from fedloom._version import __version__
+from fedloom.core.errors import DataError
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom.reproduce import table
-from fedloom.reproduce.asked import Asked
-from fedloom.reproduce.claims import RULE, VERDICTS, Judged
-from fedloom.reproduce.outcome import Outcome, dumped, read_outcomes, repeated
-from fedloom.reproduce.read import SYSTEMS
+from fedloom.reproduce.claims import RULE, VERDICTS, ClaimResult
+from fedloom.reproduce.selection import EVERYTHING, Selection
+from fedloom.reproduce.spec import SYSTEMS, Scale, System, shipped
 
+FILE = "outcome.json"
 PAGE, TABLE, JSON = "index.html", "claims.md", "claims.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a table or figure came to.
+
+    Attributes:
+        cells: how many have `all` their runs, `some` or `none` of them, or are `untestable`.
+        runs: how many are finished.
+        seconds: of all runs, wall time; some may serve other tables too.
+        versions: of fedloom, that made the runs.
+        asked: what was asked for beyond the file.
+    """
+
+    name: str
+    title: str
+    place: str
+    system: System
+    scale: Scale
+    claims: tuple[ClaimResult, ...]
+    cells: Mapping[str, int]
+    runs: int
+    seconds: float
+    versions: tuple[str, ...] = ()
+    asked: Selection = EVERYTHING
+
+
+def dumped(value: Outcome | Sequence[Mapping[str, Any]]) -> bytes:
+    """An outcome, or what was made of several, as JSON that every reader takes: without NaN and infinity."""
+    plain = asdict(value) if isinstance(value, Outcome) else value
+    return (json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def read_outcome(path: Path) -> Outcome:
+    """An outcome from its file.
+
+    Raises:
+        DataError: it can't be read.
+    """
+    try:
+        found = _OUTCOME.validate_json(path.read_bytes())
+        dumped(found)  # with what JSON has no word for, such as 1e999, the page over all could not be written
+    except (OSError, ValueError):
+        raise DataError(f"{path.parent.name}/{path.name} can't be read: repeat its fedloom reproduce") from None
+    return found
+
+
+def read_outcomes(folder: Path) -> tuple[list[Outcome], list[str]]:
+    """All outcomes in a folder's folders, in the order of the papers; and what can't be read."""
+    found, problems = list[Outcome](), list[str]()
+    for path in sorted(folder.glob(f"*/{FILE}")):
+        try:
+            found.append(read_outcome(path))
+        except DataError as error:
+            problems.append(str(error))
+    order = {name: number for number, name in enumerate(shipped())}
+    papers = [*SYSTEMS]
+    return sorted(
+        found, key=lambda one: (papers.index(one.system), order.get(one.name, len(order)), one.name)
+    ), problems
+
+
+def repeated(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, ClaimResult, str]]:
+    """Every claim, and where the same runs were compared in the same way before; empty at the first time."""
+    seen: dict[str, str] = {}
+    for one in outcomes:
+        for claim in one.claims:
+            yield one, claim, seen.get(claim.evidence, "") if claim.evidence else ""
+            seen.setdefault(claim.evidence, one.place)
+
+
+_OUTCOME = TypeAdapter(Outcome)
+
+
 COUNTS = ("Paper", "Tables and figures", *(fmt.capital(verdict) for verdict in VERDICTS), "Time")
-Line = tuple[Outcome, Judged, str]
+Line = tuple[Outcome, ClaimResult, str]
 """A claim of an outcome, and where it was counted before."""
 ONCE = "Claims that the same runs decide in the same way are counted once."
 CLAIMS = ("Claim", "Where", "Verdict", table.DIFFERENCE, "Seeds")
@@ -48,7 +126,7 @@ def _notes(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """What a reader must know before the counts."""
     changes = {change: None for one in outcomes for change in one.asked.moved}
     parts = {pattern: None for one in outcomes for pattern in one.asked.only}
-    yield from Asked((*changes,), (*parts,)).warnings(0)
+    yield from Selection((*changes,), (*parts,)).warnings(0)
     for one in outcomes:
         if {*one.versions} - {__version__}:
             yield f"The runs of {one.name} are of fedloom {fmt.together(one.versions)}."
@@ -82,7 +160,7 @@ def _same(before: str) -> str:
     return f"same runs as {before}" if before else ""
 
 
-def _verdict(claim: Judged, before: str) -> str:
+def _verdict(claim: ClaimResult, before: str) -> str:
     return f"{claim.verdict} ({_same(before)})" if before else claim.verdict
 
 

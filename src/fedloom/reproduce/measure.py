@@ -34,7 +34,7 @@ from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
 from fedloom.report import formatting as fmt
 from fedloom.report.learning import sent
 from fedloom.report.read import Run
-from fedloom.reproduce.read import FACTORS, Reproduction
+from fedloom.reproduce.spec import FACTORS, Reproduction
 
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "

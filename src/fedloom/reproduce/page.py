@@ -14,15 +14,14 @@ from fedloom.experiment.record import write_csv
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom.reproduce import table
-from fedloom.reproduce.asked import WHOLE, Asked
-from fedloom.reproduce.claims import RULE, VERDICTS, Judged, judge
-from fedloom.reproduce.found import Found, gather, missing, seeds, untestable
-from fedloom.reproduce.made import facts, warnings
-from fedloom.reproduce.outcome import FILE, Outcome, dumped
-from fedloom.reproduce.picture import Picture, row_look
-from fedloom.reproduce.pictures import pictures
-from fedloom.reproduce.read import SYSTEMS, Reproduction, Scale
-from fedloom.reproduce.read import Cell as Place
+from fedloom.reproduce.claims import RULE, VERDICTS, ClaimResult, check_claim
+from fedloom.reproduce.figures import PlotSection, pictures, row_look
+from fedloom.reproduce.index import FILE, Outcome, dumped
+from fedloom.reproduce.provenance import facts, warnings
+from fedloom.reproduce.results import TableResults, gather, missing, seeds, untestable
+from fedloom.reproduce.selection import EVERYTHING, Selection
+from fedloom.reproduce.spec import SYSTEMS, Reproduction, Scale
+from fedloom.reproduce.spec import Cell as CellResults
 
 PAGE, NUMBERS = "index.html", "table.csv"
 """The files of a reproduction's folder; each picture has a CSV beside them."""
@@ -31,11 +30,11 @@ PAGE, NUMBERS = "index.html", "table.csv"
 def write(
     reproduction: Reproduction,
     scale: Scale,
-    cells: Iterable[Place],
+    cells: Iterable[CellResults],
     folder_of: Callable[[RunConfig], Path],
     target: Path,
     problems: Mapping[Path, str] | None = None,
-    asked: Asked = WHOLE,
+    asked: Selection = EVERYTHING,
 ) -> Outcome:
     """Write `index.html`, `table.md`, `table.csv`, a CSV for each picture and `outcome.json`.
 
@@ -47,20 +46,20 @@ def write(
         asked: what was asked for beyond the file, by which `cells` were chosen.
     """
     found = gather(target.name, reproduction, scale, cells, folder_of, problems or {}, asked)
-    judged = tuple(judge(claim, found) for claim in reproduction.claims)
+    claims = tuple(check_claim(claim, found) for claim in reproduction.claims)
     shown = pictures(found)
     target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / PAGE, render(page(found, judged, shown, target)).encode())
-    write_atomically(target / table.FILE, table.markdown(found, judged).encode())
+    write_atomically(target / PAGE, render(page(found, claims, shown, target)).encode())
+    write_atomically(target / table.FILE, table.markdown(found, claims).encode())
     write_csv(target / NUMBERS, table.HEADER, table.rows(found))
     for picture in shown:
         write_csv(target / f"{picture.name}.csv", picture.header, picture.rows)
-    outcome = _outcome(found, judged)
+    outcome = _outcome(found, claims)
     write_atomically(target / FILE, dumped(outcome))
     return outcome
 
 
-def _outcome(found: Found, judged: tuple[Judged, ...]) -> Outcome:
+def _outcome(found: TableResults, claims: tuple[ClaimResult, ...]) -> Outcome:
     kinds = dict.fromkeys(("all", "some", "none", "untestable"), 0)
     for place in found.places.values():
         done = "all" if not place.missing else "some" if place.runs else "none"
@@ -69,23 +68,23 @@ def _outcome(found: Found, judged: tuple[Judged, ...]) -> Outcome:
     spent = sum(run.summary.seconds.get("total", 0.0) for run in found.runs.values())
     versions = tuple(sorted({str(run.environment.get("fedloom")) for run in found.runs.values()}))
     about = found.name, r.title, r.place, r.system, found.scale
-    return Outcome(*about, judged, kinds, len(found.runs), spent, versions, found.asked)
+    return Outcome(*about, claims, kinds, len(found.runs), spent, versions, found.asked)
 
 
-def page(found: Found, judged: Sequence[Judged], shown: Sequence[Picture], target: Path) -> Page:
+def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[PlotSection], target: Path) -> Page:
     """The page, which will lie in the folder `target`."""
     r = found.reproduction
     sections = [_numbers(found)]
-    if judged:
-        sections.append(_claims(judged))
+    if claims:
+        sections.append(_claims(claims))
     sections += [picture.section for picture in shown]
     sections += [_made(found), _runs(found, target)]
     return Page(
         title=r.title,
         subtitle=f"{fmt.capital(found.scale)} scale · {r.place} of {SYSTEMS[r.system]}",
-        lead=_lead(judged),
+        lead=_lead(claims),
         warning=" ".join(warnings(found)),
-        tiles=list(_tiles(found, judged)),
+        tiles=list(_tiles(found, claims)),
         sections=sections,
         footer=f"Made by fedloom {__version__} from the folders of the runs. The numbers are in {NUMBERS}"
         + "".join(f", {picture.name}.csv" for picture in shown)
@@ -93,23 +92,23 @@ def page(found: Found, judged: Sequence[Judged], shown: Sequence[Picture], targe
     )
 
 
-def _lead(judged: Sequence[Judged]) -> str:
-    if not judged:
+def _lead(claims: Sequence[ClaimResult]) -> str:
+    if not claims:
         return "The paper claims nothing of these numbers that seeds could decide."
-    return f"{fmt.capital(counted(judged))}."
+    return f"{fmt.capital(counted(claims))}."
 
 
-def counted(judged: Sequence[Judged]) -> str:
+def counted(claims: Sequence[ClaimResult]) -> str:
     """`of three claims: two held and one not seen`."""
-    counts = {verdict: sum(claim.verdict == verdict for claim in judged) for verdict in VERDICTS}
+    counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     texts = [fmt.times(count, verdict, verdict) for verdict, count in counts.items() if count]
-    return f"of {fmt.times(len(judged), 'claim')}: {fmt.together(texts)}"
+    return f"of {fmt.times(len(claims), 'claim')}: {fmt.together(texts)}"
 
 
-def _tiles(found: Found, judged: Sequence[Judged]) -> Iterator[Tile]:
-    if judged:
-        held = sum(claim.verdict == "held" for claim in judged)
-        yield Tile("Claims held", f"{held} of {len(judged)}", "by paired differences over seeds")
+def _tiles(found: TableResults, claims: Sequence[ClaimResult]) -> Iterator[Tile]:
+    if claims:
+        held = sum(claim.verdict == "held" for claim in claims)
+        yield Tile("Claims held", f"{held} of {len(claims)}", "by paired differences over seeds")
     numbers = [n for n in found.numbers.values() if n.mean is not None]
     yield Tile("Cells", f"{len(numbers)} of {len(found.places)}", "have a number of ours")
     yield Tile("Seeds", fmt.span(seeds(found)) if seeds(found) else fmt.NONE, "of each cell")
@@ -117,7 +116,7 @@ def _tiles(found: Found, judged: Sequence[Judged]) -> Iterator[Tile]:
     yield Tile("Time", fmt.duration(spent), f"wall time of {fmt.times(len(found.runs), 'run')}, one after the other")
 
 
-def _numbers(found: Found) -> PageSection:
+def _numbers(found: TableResults) -> PageSection:
     """The table, and why cells are empty."""
     text = [t for t in (found.reproduction.about, found.reproduction.scale(found.scale).about) if t]
     rows = [_row(found, row) for row in found.rows]
@@ -129,7 +128,7 @@ def _numbers(found: Found) -> PageSection:
     return PageSection("The numbers", text=text, tables=[shown], points=points)
 
 
-def _row(found: Found, row: str) -> list[PageCell]:
+def _row(found: TableResults, row: str) -> list[PageCell]:
     """One method: in each column our number over the paper's."""
     shown = [PageCell(row, key=row_look(found, row).key("").sample)]
     for column in found.columns:
@@ -144,20 +143,20 @@ def _row(found: Found, row: str) -> list[PageCell]:
     return shown
 
 
-def _claims(judged: Sequence[Judged]) -> PageSection:
+def _claims(claims: Sequence[ClaimResult]) -> PageSection:
     """Each claim with its verdict."""
     rows = [
         cells(
             c.text, c.compared, PageCell(c.verdict, strong=c.verdict == "held"), c.found, str(len(c.seeds) or fmt.NONE)
         )
-        for c in judged
+        for c in claims
     ]
     columns = ("Claim", "Compared", "Verdict", table.DIFFERENCE, "Seeds")
     shown = PageTable("What the paper claims of these numbers, and what ours say", columns, rows, words=4, prose=True)
     return PageSection("What the paper claims", text=[RULE], tables=[shown])
 
 
-def _made(found: Found) -> PageSection:
+def _made(found: TableResults) -> PageSection:
     """The machine, what it cost, and how to repeat it."""
     rows = [cells(*pair) for pair in facts(found)]
     return PageSection(
@@ -167,10 +166,10 @@ def _made(found: Found) -> PageSection:
     )
 
 
-def _runs(found: Found, target: Path) -> PageSection:
+def _runs(found: TableResults, target: Path) -> PageSection:
     """Every run: its cell, seed, value, hash and folder."""
     rows = []
-    for place, one in found.tries:
+    for place, one in found.attempts:
         number = found.numbers[place.cell.row.name, place.cell.column.name].by_seed.get(one.config.seed)
         folder = quote(Path(os.path.relpath(one.folder, target)).as_posix())
         report = "report.html" if (one.folder / "report.html").is_file() else ""

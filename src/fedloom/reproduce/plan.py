@@ -1,19 +1,23 @@
-"""What is to be run for some tables and figures: their cells, and each different run once."""
+"""The runs that tables and figures need, each once: data first, then the runs, then the pages."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
 from fedloom.data.sources import ROOT_VARIABLE, SOURCES, load
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import digest, is_finished
-from fedloom.reproduce.asked import Asked, flat
-from fedloom.reproduce.read import SYSTEMS, Cell, Reproduction, Scale, canonical, match, parsed, read, shipped
+from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
+from fedloom.experiment.run import Result, execute
+from fedloom.reproduce.selection import Selection, flat
+from fedloom.reproduce.spec import SYSTEMS, Cell, Reproduction, Scale, canonical, match, parsed, read, shipped
+
+if TYPE_CHECKING:
+    from fedloom.reproduce.index import Outcome
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Planned:
     scale: Scale
     cells: tuple[Cell, ...]
     runs: Mapping[str, RunConfig]
-    asked: Asked
+    asked: Selection
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,7 @@ def plan(
         if not any(pattern in each for each in fitting.values()):
             names = {name for one in found.values() for name in one.names}
             raise ConfigError(f"--only {pattern!r} is no row, column or cell.{did_you_mean(pattern, names)}")
-    asked = Asked((*flat(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds)
+    asked = Selection((*flat(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds)
     pages = out / asked.folder(scale, max((one.scale(scale).seeds for one in found.values()), default=1))
     planned, digests, problems = [], dict[str, str](), dict[str, str]()
     for name, one in found.items():
@@ -225,3 +229,75 @@ def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
             + f"\nnot here: {', '.join(wrong)}. Install the extra (pip install 'fedloom[hub]') and run with a network "
             f"once, or put their files into {places}"
         )
+
+
+@dataclass(frozen=True)
+class PlanOutcome:
+    """What came of a plan.
+
+    Attributes:
+        ended: how each run ended.
+        outcomes: what each table or figure comes to, with what there is of it.
+        page: the page to open.
+    """
+
+    ended: Sequence[Ended]
+    outcomes: Sequence[Outcome]
+    page: Path
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    gpus: float = 0.0,
+    costs: Sequence[float] = (),
+    progress: Callable[[Standing], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
+    execute: Callable[..., Result] = execute,
+) -> PlanOutcome:
+    """Do the runs that are not finished, and write the pages of all tables and figures.
+
+    Args:
+        plan: what to do.
+        workers, ray, gpus, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
+        costs: how long each of the plan's runs takes, in any unit; empty for alike.
+
+    Raises:
+        ConfigError: something of the plan can't be run here.
+        DataError: a data set can't be had.
+        EngineError: no process can be started.
+    """
+    if plan.problems:
+        raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in plan.problems.items()))
+    runs, kept, titles = plan.runs, plan.finished, plan.titles()
+    left = {key: run for key, run in runs.items() if key not in kept}
+    if lists := unlisted(left):
+        raise DataError(
+            f"{', '.join(lists)}: not here. Make such a list of pictures first (docs/vertical.md), or leave its "
+            "columns out with --only"
+        )
+    fetch(absent(left))
+    each = costs or [1.0] * len(runs)
+    jobs = [
+        Job(run, plan.out / "runs" / key, titles[key], cost, key)
+        for (key, run), cost in zip(runs.items(), each, strict=True)
+    ]
+    ended = run_all(jobs, workers=workers, ray=ray, gpus=gpus, progress=progress, stop=stop, execute=execute)
+    outcomes = write_pages(plan, {one.job.folder: one.reason for one in ended if one.state == "failed"})
+    from fedloom.reproduce.index import write_index
+
+    page = write_index(plan.pages)
+    return PlanOutcome(ended, outcomes, plan.target(outcomes[0].name) / page.name if len(outcomes) == 1 else page)
+
+
+def write_pages(plan: Plan, problems: Mapping[Path, str]) -> list[Outcome]:
+    """The pages of a plan's tables and figures, from the runs that are finished. Of others it is said why they failed,
+    by folder."""
+    from fedloom.reproduce import page
+
+    return [
+        page.write(one.reproduction, one.scale, one.cells, plan.folder, plan.target(one.name), problems, one.asked)
+        for one in plan.planned
+    ]

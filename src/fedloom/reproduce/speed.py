@@ -63,7 +63,7 @@ class Passes:
 
 
 @dataclass(frozen=True)
-class Speed:
+class NetworkSpeed:
     """Of one network: operations of a row, forward and in a training step; and seconds a step and a row."""
 
     forward: float
@@ -85,7 +85,7 @@ class Speed:
 
 
 @lru_cache(maxsize=256)
-def speed(name: str, shape: Shape, classes: int, norm: Norm | None) -> Speed:
+def speed(name: str, shape: Shape, classes: int, norm: Norm | None) -> NetworkSpeed:
     """How fast a network is here: a few steps of 2 rows and of more, timed once in a process.
 
     Raises:
@@ -95,7 +95,7 @@ def speed(name: str, shape: Shape, classes: int, norm: Norm | None) -> Speed:
     if 2 * training > DIRECT or weights > LARGE:
         like = speed(*LIKE, 10, None)
         trained, asked = like.trained * training / like.training, like.asked * forward / like.forward
-        return Speed(forward, training, like.step + WEIGHT * weights, trained, like.ask, asked)
+        return NetworkSpeed(forward, training, like.step + WEIGHT * weights, trained, like.ask, asked)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -115,7 +115,7 @@ def speed(name: str, shape: Shape, classes: int, norm: Norm | None) -> Speed:
             ask, asked = _line(answer(2), answer(2 * many), 2 * many)
     finally:
         torch.set_num_threads(threads)
-    return Speed(forward, training, step, trained, ask, asked)
+    return NetworkSpeed(forward, training, step, trained, ask, asked)
 
 
 def _line(few: Callable[[], object], more: Callable[[], object], rows: int) -> tuple[float, float]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedloom.report import formatting as fmt
-from fedloom.reproduce.claims import RULE, Judged
-from fedloom.reproduce.found import Found, missing, seeds, untestable
-from fedloom.reproduce.made import facts, warnings
+from fedloom.reproduce.claims import RULE, ClaimResult
 from fedloom.reproduce.measure import as_printed, drawn
-from fedloom.reproduce.read import SYSTEMS
+from fedloom.reproduce.provenance import facts, warnings
+from fedloom.reproduce.results import TableResults, missing, seeds, untestable
+from fedloom.reproduce.spec import SYSTEMS
 
 FILE = "table.md"
 OURS, PAPER = "★", "☆"
@@ -35,7 +35,7 @@ HEADER = (
 """Of `rows`."""
 
 
-def rows(found: Found) -> Iterator[Sequence[Any]]:
+def rows(found: TableResults) -> Iterator[Sequence[Any]]:
     """A line for each cell, under `HEADER`, in the unit of the table."""
     r = found.reproduction
     for (row, column), number in found.numbers.items():
@@ -58,7 +58,7 @@ def rows(found: Found) -> Iterator[Sequence[Any]]:
         )
 
 
-def ours(found: Found, row: str, column: str) -> str:
+def ours(found: TableResults, row: str, column: str) -> str:
     """Our number in a cell: `81.2 ± 0.7 ★`, or what there is instead."""
     place, number = found.places[row, column], found.numbers[row, column]
     if number.mean is None:
@@ -69,7 +69,7 @@ def ours(found: Found, row: str, column: str) -> str:
     return found.unit.spread(number.mean, number.deviation) + mark
 
 
-def theirs(found: Found, row: str, column: str) -> str:
+def theirs(found: TableResults, row: str, column: str) -> str:
     """The paper's number in a cell and the difference: `paper 78 ☆, +3.2`; and how many seeds, if some are missing."""
     number = found.numbers[row, column]
     texts = []
@@ -78,31 +78,31 @@ def theirs(found: Found, row: str, column: str) -> str:
         texts.append(f"paper{fmt.NBSP}{as_printed(*number.paper)}{mark}")
     if number.difference is not None:
         texts.append(found.unit.difference(number.difference, number.mean))
-    planned = len(found.places[row, column].tries)
+    planned = len(found.places[row, column].attempts)
     if 0 < len(number.by_seed) < planned:
         texts.append(f"{len(number.by_seed)} of {planned} seeds")
     return ", ".join(texts)
 
 
-def chance(found: Found, column: str) -> str:
+def chance(found: TableResults, column: str) -> str:
     """The chance level of a column in the unit; empty where the measure has none."""
     measure = found.reproduction.measure
     level = found.chance(column) if drawn(measure) == measure else None
     return "" if level is None else found.unit.number(found.unit.factor * level)
 
 
-def shown(found: Found) -> str:
+def shown(found: TableResults) -> str:
     """`Accuracy (%)`."""
     unit = found.reproduction.unit
     return fmt.capital(found.reproduction.measure) + (f" ({unit})" if unit else "")
 
 
-def corner(found: Found) -> str:
+def corner(found: TableResults) -> str:
     """Over the names of the rows: what the columns are."""
     return f"By {found.reproduction.across}" if found.reproduction.across else "Row"
 
 
-def caption(found: Found) -> str:
+def caption(found: TableResults) -> str:
     """What a cell of the table says."""
     counts = seeds(found)
     over = f", mean ± s.d. over {fmt.span(counts)} seeds" if counts and counts[-1] > 1 else ", of one seed"
@@ -114,7 +114,7 @@ def caption(found: Found) -> str:
     )
 
 
-def markdown(found: Found, judged: Sequence[Judged]) -> str:
+def markdown(found: TableResults, claims: Sequence[ClaimResult]) -> str:
     """The table, the claims, and how the numbers were made."""
     r = found.reproduction
     parts = [f"# {plain(r.title)}", f"{plain(r.place)} of {plain(SYSTEMS[r.system])}, {found.scale} scale."]
@@ -126,8 +126,8 @@ def markdown(found: Found, judged: Sequence[Judged]) -> str:
         lines.append(["chance", *(text or fmt.NONE for text in chances)])
     parts += [f"{plain(caption(found))}.", grid([corner(found), *found.columns], lines, numbers=True)]
     parts += ["\n".join(f"- {plain(line)}" for line in (*untestable(found), *missing(found)))]
-    if judged:
-        lines = [[c.text, c.compared, c.verdict, c.found, str(len(c.seeds) or fmt.NONE)] for c in judged]
+    if claims:
+        lines = [[c.text, c.compared, c.verdict, c.found, str(len(c.seeds) or fmt.NONE)] for c in claims]
         heads = ["Claim", "Compared", "Verdict", DIFFERENCE, "Seeds"]
         parts += ["## Claims", RULE, grid(heads, lines)]
     parts += ["## How it was made", "\n".join(f"- {name}: {plain(text)}" for name, text in facts(found))]
@@ -150,7 +150,7 @@ def grid(
     return "\n".join(f"| {' | '.join(line)} |" for line in (texts[0], rule, *texts[1:]))
 
 
-def _cell(found: Found, row: str, column: str) -> str:
+def _cell(found: TableResults, row: str, column: str) -> str:
     if (row, column) not in found.places:
         return fmt.NONE
     own, below = ours(found, row, column), theirs(found, row, column)

@@ -19,9 +19,9 @@ from fedloom.report import formatting as fmt
 from fedloom.report.formatting import MINUS, NBSP, NONE
 from fedloom.report.page import Page, PageCell, PageSection, PageTable, cells, render
 from fedloom.reproduce.claims import decide
-from fedloom.reproduce.sweep.pictures import pictures
-from fedloom.reproduce.sweep.read import shown, told
-from fedloom.reproduce.sweep.work import Found, Trial
+from fedloom.reproduce.sweep.config import shown, told
+from fedloom.reproduce.sweep.figures import pictures
+from fedloom.reproduce.sweep.run import SweepResults, Trial
 from fedloom.reproduce.table import grid, plain
 
 BEST = "best.toml"
@@ -29,7 +29,7 @@ BEST = "best.toml"
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedDifference:
     """One setting minus another, seed by seed.
 
     Attributes:
@@ -52,7 +52,7 @@ class Pair:
         return decide([*self.by_seed.values()], "more").ends
 
 
-def write(found: Found, out: Path) -> Path:
+def write(found: SweepResults, out: Path) -> Path:
     """Write `index.html`, `table.md`, `trials.csv` and, once there is a best setting, `best.toml`; the page's path."""
     out.mkdir(parents=True, exist_ok=True)
     write_csv(out / "trials.csv", *_csv(found, out))
@@ -67,7 +67,7 @@ def write(found: Found, out: Path) -> Path:
     return out / "index.html"
 
 
-def lead(found: Found) -> str:
+def lead(found: SweepResults) -> str:
     """The best setting and what it is worth, in a sentence or two."""
     if not found.ranked:
         return f"No setting is finished on all seeds with a finite {found.sweep.config.measure} yet."
@@ -87,7 +87,7 @@ def lead(found: Found) -> str:
     return text
 
 
-def worth(found: Found, trial: Trial) -> str:
+def worth(found: SweepResults, trial: Trial) -> str:
     """`86.7 ± 0.9 %`."""
     if math.isnan(trial.mean):
         return NONE
@@ -97,12 +97,12 @@ def worth(found: Found, trial: Trial) -> str:
     return f"{text}{NBSP}{unit.name}".strip()
 
 
-def warning(found: Found) -> str:
+def warning(found: SweepResults) -> str:
     """What a reader must know before the numbers."""
     return " ".join(_warnings(found))
 
 
-def pairs(found: Found) -> list[Pair]:
+def pairs(found: SweepResults) -> list[PairedDifference]:
     """The best minus the second, and minus the file's own; the latter on the seeds that confirm as well."""
     if not found.ranked:
         return []
@@ -115,16 +115,16 @@ def pairs(found: Found) -> list[Pair]:
     return [pair for pair in made if pair is not None]
 
 
-def _pair(first: Trial, other: Trial, on: str) -> Pair | None:
+def _pair(first: Trial, other: Trial, on: str) -> PairedDifference | None:
     both = [s for s in first.values if s in other.values]
     by_seed = {s: first.values[s] - other.values[s] for s in both}
     if not by_seed or not all(map(math.isfinite, by_seed.values())):
         return None
     name = "best" if on == "confirming" else f"best ({first.name})"
-    return Pair(name, other.name, on, by_seed)
+    return PairedDifference(name, other.name, on, by_seed)
 
 
-def _page(found: Found, out: Path) -> Page:
+def _page(found: SweepResults, out: Path) -> Page:
     sweep, config = found.sweep, found.sweep.config
     sections = []
     if found.ranked:
@@ -151,7 +151,7 @@ def _page(found: Found, out: Path) -> Page:
     )
 
 
-def _warnings(found: Found) -> Iterator[str]:
+def _warnings(found: SweepResults) -> Iterator[str]:
     config = found.sweep.config
     if found.stopped:
         yield "The sweep is not finished: the same command goes on."
@@ -179,7 +179,7 @@ def _warnings(found: Found) -> Iterator[str]:
         yield f"{fmt.together(moved)} moves the data itself, so settings of one seed are not on the same rows."
 
 
-def _same_test(found: Found) -> bool:
+def _same_test(found: SweepResults) -> bool:
     """Whether all seeds, those that confirm too, were tested on the same rows."""
     trials = (found.ranked[0], *(found.confirmed or ()))
     files = [folder / "result.json" for trial in trials for folder in trial.folders.values()]
@@ -187,7 +187,7 @@ def _same_test(found: Found) -> bool:
     return len(tests) == 1
 
 
-def _differences(found: Found, differences: Sequence[Pair]) -> PageSection:
+def _differences(found: SweepResults, differences: Sequence[PairedDifference]) -> PageSection:
     unit, factor = found.sweep.config.unit, found.sweep.config.unit.factor
     rows, points = [], []
     for pair in differences:
@@ -207,7 +207,7 @@ def _differences(found: Found, differences: Sequence[Pair]) -> PageSection:
     return PageSection("Paired differences", text=[note], tables=[table], points=points)
 
 
-def _all(found: Found, out: Path) -> PageSection:
+def _all(found: SweepResults, out: Path) -> PageSection:
     """All settings, the file's own too: the best first, then those that lack a run or a finite value."""
     config = found.sweep.config
     lacking = [t for t in [found.own, *found.trials] if not math.isfinite(t.mean)]
@@ -226,7 +226,7 @@ def _all(found: Found, out: Path) -> PageSection:
     return PageSection("All settings", tables=[PageTable(caption, columns, rows, words=1 + len(config.keys))])
 
 
-def _seed_cell(found: Found, trial: Trial, seed: int, out: Path) -> PageCell:
+def _seed_cell(found: SweepResults, trial: Trial, seed: int, out: Path) -> PageCell:
     """The value of one run, which leads to its folder."""
     if seed not in trial.values:
         ended = found.ended.get(trial.folders[seed])
@@ -240,7 +240,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {fmt.together([str(seed) for seed in seeds])}"
 
 
-def _csv(found: Found, out: Path) -> tuple[Sequence[str], list[list[Any]]]:
+def _csv(found: SweepResults, out: Path) -> tuple[Sequence[str], list[list[Any]]]:
     """A row for each trial and seed, values raw; `purpose` says whether the search saw the seed."""
     keys = found.sweep.config.keys
     header = ["trial", "table", *keys, "purpose", "seed", found.sweep.config.measure, "state", "folder"]

@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedloom.reproduce.sweep.read import Over, Range, Setting, SweepConfig
+from fedloom.reproduce.sweep.config import Over, Range, Setting, SweepConfig
 
 if TYPE_CHECKING:
     from optuna import Study

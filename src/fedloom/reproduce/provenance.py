@@ -8,13 +8,13 @@ from fedloom.core.errors import FedloomError
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 from fedloom.reproduce.cost import cost
-from fedloom.reproduce.found import Found
+from fedloom.reproduce.results import TableResults
 
 
-def warnings(found: Found) -> Iterator[str]:
+def warnings(found: TableResults) -> Iterator[str]:
     """What a reader must know before the numbers."""
     yield from found.asked.warnings(found.reproduction.scale(found.scale).seeds)
-    distinct = {one.folder for _, one in found.tries}
+    distinct = {one.folder for _, one in found.attempts}
     if lacking := len(distinct) - len(found.runs):
         yield f"{lacking} of {len(distinct)} runs are missing, and so is what depends on them."
     versions = sorted({str(run.environment.get("fedloom")) for run in found.runs.values()})
@@ -23,12 +23,12 @@ def warnings(found: Found) -> Iterator[str]:
         yield f"The runs were made by several versions of fedloom, {names}: differences between them may be of these."
 
 
-def facts(found: Found) -> Iterator[tuple[str, str]]:
+def facts(found: TableResults) -> Iterator[tuple[str, str]]:
     """What the numbers may depend on and what they cost, as pairs of a name and a text."""
     runs = list(found.runs.values())
     about = found.reproduction.scale(found.scale).about
     yield "Scale", f"{found.scale}: {about}" if about else found.scale
-    yield "Runs", f"{len(runs)} finished of {len({one.folder for _, one in found.tries})}"
+    yield "Runs", f"{len(runs)} finished of {len({one.folder for _, one in found.attempts})}"
     if not runs:
         return
     started = sorted(str(run.environment.get("started", ""))[:10] for run in runs)
@@ -51,11 +51,11 @@ def _each(runs: Sequence[Run], key: str) -> str:
     return " or ".join(sorted({str(run.environment.get(key, "unknown")) for run in runs}))
 
 
-def _passes(found: Found) -> float:
+def _passes(found: TableResults) -> float:
     """Of the finished runs; 0 where nobody can tell."""
     each: dict[str, float] = {}
     total = 0.0
-    for config in {one.folder: one.config for _, one in found.tries if one.run}.values():
+    for config in {one.folder: one.config for _, one in found.attempts if one.run}.values():
         alike = config.model_copy(update={"seed": 0}).model_dump_json()
         if alike not in each:
             try:

@@ -15,13 +15,13 @@ from fedloom.experiment.config import RunConfig
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run, read_run
 from fedloom.reproduce import measure as measures
-from fedloom.reproduce.asked import WHOLE, Asked
 from fedloom.reproduce.measure import Unit, unit_of
-from fedloom.reproduce.read import Cell, Reproduction, Scale
+from fedloom.reproduce.selection import EVERYTHING, Selection
+from fedloom.reproduce.spec import Cell, Reproduction, Scale
 
 
 @dataclass(frozen=True)
-class Try:
+class Attempt:
     """One run of a cell.
 
     Attributes:
@@ -36,25 +36,25 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Place:
+class CellResults:
     """A cell and its runs, one for each seed."""
 
     cell: Cell
-    tries: tuple[Try, ...]
+    attempts: tuple[Attempt, ...]
 
     @property
     def runs(self) -> list[Run]:
         """Those that are finished."""
-        return [one.run for one in self.tries if one.run is not None]
+        return [one.run for one in self.attempts if one.run is not None]
 
     @property
-    def missing(self) -> list[Try]:
+    def missing(self) -> list[Attempt]:
         """Those that are not."""
-        return [one for one in self.tries if one.run is None]
+        return [one for one in self.attempts if one.run is None]
 
 
 @dataclass(frozen=True)
-class Number:
+class CellValue:
     """A measure of a cell, in the unit.
 
     Attributes:
@@ -85,7 +85,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Found:
+class TableResults:
     """All places of a table at one scale, by row and column.
 
     Attributes:
@@ -96,8 +96,8 @@ class Found:
     name: str
     reproduction: Reproduction
     scale: Scale
-    places: Mapping[tuple[str, str], Place] = field(repr=False)
-    asked: Asked = WHOLE
+    places: Mapping[tuple[str, str], CellResults] = field(repr=False)
+    asked: Selection = EVERYTHING
 
     @property
     def unit(self) -> Unit:
@@ -116,25 +116,25 @@ class Found:
         return [column.name for column in self.reproduction.columns if column.name in asked]
 
     @cached_property
-    def tries(self) -> list[tuple[Place, Try]]:
+    def attempts(self) -> list[tuple[CellResults, Attempt]]:
         """Every run of every cell; some cells may share one."""
-        return [(place, one) for place in self.places.values() for one in place.tries]
+        return [(place, one) for place in self.places.values() for one in place.attempts]
 
     @cached_property
     def runs(self) -> dict[Path, Run]:
         """The finished ones, each once, by folder."""
-        return {one.folder: one.run for _, one in self.tries if one.run is not None}
+        return {one.folder: one.run for _, one in self.attempts if one.run is not None}
 
-    def number(self, row: str, column: str, measure: str | None = None, unit: str | None = None) -> Number:
+    def number(self, row: str, column: str, measure: str | None = None, unit: str | None = None) -> CellValue:
         """A measure of a cell, or the table's own, in a unit, or the table's own."""
         place = self.places[row, column]
         factor = self.unit.factor if unit is None else Unit(unit).factor
         raw = {run.summary.seed: measures.of(run, measure or self.reproduction.measure) for run in place.runs}
         values = {seed: factor * value for seed, value in raw.items() if value is not None}
-        return Number(values, place.cell.published if measure is None else None)
+        return CellValue(values, place.cell.published if measure is None else None)
 
     @cached_property
-    def numbers(self) -> dict[tuple[str, str], Number]:
+    def numbers(self) -> dict[tuple[str, str], CellValue]:
         """The table."""
         return {at: self.number(*at) for at in self.places}
 
@@ -173,20 +173,20 @@ def gather(
     cells: Iterable[Cell],
     folder_of: Callable[[RunConfig], Path],
     problems: Mapping[Path, str],
-    asked: Asked = WHOLE,
-) -> Found:
+    asked: Selection = EVERYTHING,
+) -> TableResults:
     """Read the folders of all runs; one that failed, by its folder in `problems`, or is missing, unfinished or damaged,
-    says so in its `Try`."""
+    says so in its `Attempt`."""
     known: dict[Path, tuple[Run | None, str]] = {}
 
-    def tried(config: RunConfig) -> Try:
+    def attempt_of(config: RunConfig) -> Attempt:
         folder = folder_of(config)
         if folder not in known:
             known[folder] = _read(folder, problems.get(folder, ""))
-        return Try(config, folder, *known[folder])
+        return Attempt(config, folder, *known[folder])
 
-    places = {(c.row.name, c.column.name): Place(c, tuple(tried(run) for run in c.runs)) for c in cells}
-    return Found(name, reproduction, scale, places, asked)
+    places = {(c.row.name, c.column.name): CellResults(c, tuple(attempt_of(run) for run in c.runs)) for c in cells}
+    return TableResults(name, reproduction, scale, places, asked)
 
 
 def _read(folder: Path, failure: str) -> tuple[Run | None, str]:
@@ -200,12 +200,12 @@ def _read(folder: Path, failure: str) -> tuple[Run | None, str]:
         return None, str(error)
 
 
-def seeds(found: Found) -> list[int]:
+def seeds(found: TableResults) -> list[int]:
     """How many seeds the cells have that have any, in order and each once."""
     return sorted({len(number.by_seed) for number in found.numbers.values() if number.by_seed})
 
 
-def untestable(found: Found) -> Iterator[str]:
+def untestable(found: TableResults) -> Iterator[str]:
     """A line for each row, column or cell that can't be run at this scale, and why."""
     r = found.reproduction
     for part in (*r.rows, *r.columns):
@@ -213,7 +213,7 @@ def untestable(found: Found) -> Iterator[str]:
             yield f"{part.name}: {why.rstrip('.')}."
 
 
-def missing(found: Found) -> Iterator[str]:
+def missing(found: TableResults) -> Iterator[str]:
     """A line for each cell that lacks runs."""
     for place in found.places.values():
         problems: dict[str, list[str]] = {}

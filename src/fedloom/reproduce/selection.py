@@ -13,14 +13,14 @@ from typing import Any
 import tomli_w
 
 from fedloom.report import formatting as fmt
-from fedloom.reproduce.read import Scale, shipped
+from fedloom.reproduce.spec import Scale, shipped
 
 PLACES = ("engine.", "data.root=")
 """Settings that say where and how runs are done: with them a table is still the file's."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Selection:
     """What was asked for.
 
     Attributes:
@@ -67,7 +67,7 @@ class Asked:
             yield f"{fmt.capital(fmt.times(self.seeds, 'seed'))} instead of the file's {usual}."
 
 
-WHOLE = Asked()
+EVERYTHING = Selection()
 """Nothing beyond the file."""
 
 

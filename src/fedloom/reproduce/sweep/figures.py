@@ -13,14 +13,14 @@ from fedloom.report import plots
 from fedloom.report.page import Figure, PageSection
 from fedloom.report.plots import Level, Line
 from fedloom.report.styles import SeriesStyle, series_style
-from fedloom.reproduce.sweep.read import Range, shown
-from fedloom.reproduce.sweep.work import Found, Trial
+from fedloom.reproduce.sweep.config import Range, shown
+from fedloom.reproduce.sweep.run import SweepResults, Trial
 
 LONG = 12
 """Names of values are cut to so many characters."""
 
 
-def pictures(found: Found) -> list[PageSection]:
+def pictures(found: SweepResults) -> list[PageSection]:
     """The measure by each setting; empty before a trial is finished."""
     config, figures = found.sweep.config, []
     for stage, over in enumerate(config.over):
@@ -41,7 +41,7 @@ def pictures(found: Found) -> list[PageSection]:
     return [PageSection("How much each setting matters", text=[text], figures=figures, legend=legend)]
 
 
-def _values(found: Found, key: str, values: Sequence[object], trials: Sequence[Trial]) -> Figure:
+def _values(found: SweepResults, key: str, values: Sequence[object], trials: Sequence[Trial]) -> Figure:
     """Listed values at even distances: the best trial with each, and the mean of all with it."""
     less = found.sweep.config.less
     means = [[t.mean for t in trials if t.setting[key] == value] for value in values]
@@ -58,7 +58,7 @@ def _values(found: Found, key: str, values: Sequence[object], trials: Sequence[T
     return _figure(found, key, lines, ticks, f"best with {fmt.together(told)}")
 
 
-def _range(found: Found, key: str, one: Range, trials: Sequence[Trial]) -> Figure:
+def _range(found: SweepResults, key: str, one: Range, trials: Sequence[Trial]) -> Figure:
     """Values that were drawn: a dot for each trial."""
     raw = np.array([t.setting[key] for t in trials], dtype=float)
     x, y = (np.log10(raw) if one.log else raw), np.array([t.mean for t in trials])
@@ -80,7 +80,7 @@ def _joined(style: SeriesStyle, joined: bool) -> SeriesStyle:
     return style if joined else replace(style, dash=None)
 
 
-def _figure(found: Found, key: str, lines: Sequence[Line], ticks: dict[float, str], told: str) -> Figure:
+def _figure(found: SweepResults, key: str, lines: Sequence[Line], ticks: dict[float, str], told: str) -> Figure:
     config = found.sweep.config
     levels = [Level("the file's own", found.own.mean)] if math.isfinite(found.own.mean) else []
     form = plots.share if config.unit.name == "%" else plots.volume if config.unit.name else None
@@ -89,6 +89,6 @@ def _figure(found: Found, key: str, lines: Sequence[Line], ticks: dict[float, st
     return Figure(f"{fmt.capital(config.measure)} by {key}", svg, legend)
 
 
-def _written(found: Found, value: float) -> str:
+def _written(found: SweepResults, value: float) -> str:
     unit = found.sweep.config.unit
     return f"{unit.number(unit.factor * value)}{fmt.NBSP}{unit.name}".strip()

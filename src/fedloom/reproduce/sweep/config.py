@@ -17,7 +17,7 @@ from fedloom.core.method import problems
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check, table
 from fedloom.reproduce.measure import Unit, lower
-from fedloom.reproduce.read import merged
+from fedloom.reproduce.spec import merged
 
 Setting: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
@@ -27,11 +27,11 @@ SHOWN = 20
 """At most so many combinations of values are named that make no run."""
 
 
-class _Table(BaseModel):
+class _SweepModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Range(_Table):
+class Range(_SweepModel):
     """Numbers between two ends, for random and tpe."""
 
     low: float = Field(allow_inf_nan=False)
@@ -66,7 +66,7 @@ Over: TypeAlias = dict[str, Values]
 """What is varied: values or a range by dotted key."""
 
 
-class SweepConfig(_Table):
+class SweepConfig(_SweepModel):
     """`[sweep]`."""
 
     search: Literal["grid", "random", "tpe"] = "grid"

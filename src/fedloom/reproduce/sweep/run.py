@@ -17,7 +17,7 @@ from fedloom.experiment.run import Result, execute
 from fedloom.report.read import read_run
 from fedloom.reproduce.measure import of
 from fedloom.reproduce.plan import absent, fetch
-from fedloom.reproduce.sweep.read import Setting, Sweep, told
+from fedloom.reproduce.sweep.config import Setting, Sweep, told
 from fedloom.reproduce.sweep.search import proposals
 
 
@@ -57,7 +57,7 @@ class Trial:
 
 
 @dataclass
-class Found:
+class SweepResults:
     """What a sweep came to.
 
     Attributes:
@@ -103,7 +103,7 @@ def planned(sweep: Sweep) -> int:
     return (1 + trials) * len(sweep.config.seeds) + 2 * len(sweep.config.confirm)
 
 
-def work(
+def run_sweep(
     sweep: Sweep,
     out: Path,
     *,
@@ -111,7 +111,7 @@ def work(
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
     execute: Callable[..., Result] = execute,
-) -> Found:
+) -> SweepResults:
     """Do what is not finished of a sweep. When it is stopped, what there is so far.
 
     Args:
@@ -124,10 +124,10 @@ def work(
         DataError: a data set can't be had.
         EngineError: no process can be started; or every setting that was tried failed, or none has a finite value.
     """
-    hand = _Hand(sweep, out, workers, progress, stop, execute)
+    runner = _TrialRunner(sweep, out, workers, progress, stop, execute)
     config, best = sweep.config, Setting()
-    (own,) = hand.try_all([(0, 0, {})], config.seeds)
-    found = Found(sweep, own, ended=hand.ended)
+    (own,) = runner.try_all([(0, 0, {})], config.seeds)
+    found = SweepResults(sweep, own, ended=runner.ended)
     for stage in range(len(config.over)):
         search, values = proposals(config, stage), None
         while not found.stopped:
@@ -137,7 +137,7 @@ def work(
                 break
             first = len(found.trials) + 1
             numbered = [(first + i, stage, {**best, **setting}) for i, setting in enumerate(proposed)]
-            tried = hand.try_all(numbered, config.seeds)
+            tried = runner.try_all(numbered, config.seeds)
             found.trials += tried
             values = [trial.mean for trial in tried]
         if found.stopped:
@@ -148,13 +148,13 @@ def work(
         best = found.ranked[0].setting
     if config.confirm:
         winner = found.ranked[0]
-        tried = hand.try_all([(winner.number, winner.stage, winner.setting), (0, 0, {})], config.confirm)
+        tried = runner.try_all([(winner.number, winner.stage, winner.setting), (0, 0, {})], config.confirm)
         found.confirmed = tried[0], tried[1]
     return found
 
 
 @dataclass
-class _Hand:
+class _TrialRunner:
     """Does settings, and remembers how far the whole is."""
 
     sweep: Sweep

@@ -45,11 +45,11 @@ def _in_its_case(unit: str) -> str:
 _Unit = Annotated[str, AfterValidator(_in_its_case)]
 
 
-class _Table(BaseModel):
+class _SpecModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class _Part(_Table):
+class _RowOrColumn(_SpecModel):
     """What a row and a column have in common."""
 
     name: str = Field(min_length=1)
@@ -70,21 +70,21 @@ class _Part(_Table):
         return name
 
 
-class Row(_Part):
+class Row(_RowOrColumn):
     """A method, or a variant of one."""
 
     published: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
     """The paper's number in each column, or its mean and standard deviation, in the file's unit."""
 
 
-class Column(_Part):
+class Column(_RowOrColumn):
     """A data set, a degree of skew, a setting that is varied."""
 
     value: float | None = None
     """Where it lies on an axis, if columns are numbers."""
 
 
-class Claim(_Table):
+class Claim(_SpecModel):
     """What the paper says of its numbers, as a difference that seeds can decide."""
 
     text: str = Field(min_length=1)
@@ -109,7 +109,7 @@ class Claim(_Table):
     """Why it can't be tested at a scale."""
 
 
-class ScaleConfig(_Table):
+class ScaleConfig(_SpecModel):
     """What a scale has in common: data, models, length, seeds."""
 
     about: str = ""
@@ -148,7 +148,7 @@ class Cell:
         return found, None
 
 
-class Reproduction(_Table):
+class Reproduction(_SpecModel):
     """One published table or figure."""
 
     title: str = Field(min_length=1)
