@@ -88,6 +88,11 @@ class FedALConfig(LogitsConfig):
     """Whether parties note how much each term's gradient varies from batch to batch, (46)-(51)."""
 
     @property
+    def looks_back(self) -> bool:
+        """Whether less-forgetting has any effect in the transfer stage."""
+        return self.lf_global > 0 and self.tau > 1
+
+    @property
     def exchanges(self) -> bool:
         """Whether clients learn from each other at all."""
         return self.kd > 0 or self.adv > 0
@@ -126,12 +131,9 @@ def local_loss(client: Party[FedALConfig], x: Tensor, y: Tensor, before: Tensor 
     return loss + cfg.lf_local * kl(target, f, cfg.kd_temperature)
 
 
-def transfer_reference(client: Party[FedALConfig], reference: dict[str, Any], t: int) -> dict[str, Any]:
+def transfer_reference(client: Party[FedALConfig], t: int) -> dict[str, Any]:
     """The frozen model of (14) at the start of round t's transfer stage: its logits (τ, B, K) on the public batches."""
-    cfg = client.cfg
-    if not cfg.lf_global or cfg.tau == 1 or reference["t"] == t:
-        return reference
-    x = torch.stack(client.public(t, steps=cfg.tau, size=cfg.batch_size))
+    x = torch.stack(client.public(t, steps=client.cfg.tau, size=client.cfg.batch_size))
     return {"t": t, "logits": steps.stage_logits(client, x)}
 
 
@@ -262,7 +264,8 @@ class FedALClient(Party[FedALConfig]):
 
     def predict(self, *, t: int, i: int) -> Tree:
         """Lines 9-11: logits (B, K) on the public batch."""
-        self.reference = transfer_reference(self, self.reference, t)  # line 7: the transfer stage begins
+        if self.cfg.looks_back and self.reference["t"] != t:  # line 7: the transfer stage begins
+            self.reference = transfer_reference(self, t)
         sent: Tree = self.cfg.encode(self.forward(steps.public_batch(self, t, i)))
         return sent
 

@@ -64,7 +64,8 @@ class FedDFALClient(Party[FedALConfig]):
 
     def predict(self, *, t: int, i: int) -> Tree:
         """Logits (B, K) on the public batch, encoded."""
-        self.reference = fedal.transfer_reference(self, self.reference, t)
+        if self.cfg.looks_back and self.reference["t"] != t:
+            self.reference = fedal.transfer_reference(self, t)
         sent: Tree = self.cfg.encode(self.forward(public_batch(self, t, i)))
         return sent
 
