@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeAlias, final
 
 import torch
@@ -359,8 +360,8 @@ def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
     return ReplyRef(held, message.describe(reply), message.size(reply))  # type: ignore[arg-type]
 
 
-def arguments(task: Task, opened: Any) -> dict[str, Tree]:
-    """The arguments of a task, its refs opened by `opened(ref)`."""
+def arguments(task: Task, opened: Callable[[ReplyRef], Any] = attrgetter("held")) -> dict[str, Tree]:
+    """The arguments of a task, its references replaced by the replies that `opened` finds."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, ReplyRef):
@@ -370,6 +371,17 @@ def arguments(task: Task, opened: Any) -> dict[str, Tree]:
         return value
 
     return {**task.shared, **{k: plain(v) for k, v in task.each.items()}}
+
+
+def refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
+    """The failure of a task that cannot be sent, as its arguments are not finite; raises any other error."""
+    try:
+        message.check_finite(put)
+    except MessageError as found:
+        if task.fault == "dropout":
+            return Failure("dropped out", injected=True)
+        return Failure("refused what it was sent: not finite", str(found))
+    raise error
 
 
 def names(parties: Iterable[tuple[int, type[Party[Any]]]]) -> dict[int, str]:

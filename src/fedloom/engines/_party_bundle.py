@@ -222,34 +222,31 @@ def _is_own(module: ModuleType) -> bool:
     return not {"site-packages", "dist-packages"} & set(Path(file).parts)
 
 
+def _parts_of(thing: Any) -> Iterator[Any]:
+    """The classes, functions and values that a builder consists of."""
+    if isinstance(thing, partial):
+        thing = (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, Site):
+        thing = (thing.network, thing.encoder, thing.black_box and thing.black_box.make)
+    if not isinstance(thing, tuple):
+        yield thing
+        return
+    for part in thing:
+        yield from _parts_of(part)
+
+
 def _origins(thing: Any) -> Iterator[str]:
     """Names of the modules of the classes and functions in a builder's parts."""
-    if isinstance(thing, tuple):
-        for part in thing:
-            yield from _origins(part)
-    elif isinstance(thing, partial):
-        yield from _origins((thing.func, *thing.args, *thing.keywords.values()))
-    elif isinstance(thing, Site):
-        yield from _origins((thing.network, thing.encoder, thing.black_box and thing.black_box.make))
-    elif isinstance(thing, type):
-        yield from (kind.__module__ for kind in thing.__mro__)
-    elif getattr(thing, "__qualname__", None):
-        yield thing.__module__ or ""
-    else:
-        yield from _origins(type(thing))
+    for part in _parts_of(thing):
+        if getattr(part, "__qualname__", None) and not isinstance(part, type):
+            yield part.__module__ or ""
+        else:
+            yield from (kind.__module__ for kind in (part if isinstance(part, type) else type(part)).__mro__)
 
 
 def _texts(thing: Any) -> Iterator[str]:
     """Names of modules in import paths such as `package.module:factory`, which are read where the party is made."""
-    if isinstance(thing, tuple):
-        for part in thing:
-            yield from _texts(part)
-    elif isinstance(thing, partial):
-        yield from _texts((thing.func, *thing.args, *thing.keywords.values()))
-    elif isinstance(thing, Site):
-        yield from _texts((thing.network, thing.encoder, thing.black_box and thing.black_box.make))
-    elif isinstance(thing, str) and ":" in thing:
-        yield thing.partition(":")[0]
+    return (part.partition(":")[0] for part in _parts_of(thing) if isinstance(part, str) and ":" in part)
 
 
 @contextlib.contextmanager

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, disturbed, names, reply_ref, run
+from fedloom.core.engine import Account, Failure, Task, arguments, disturbed, run
 from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
-from fedloom.core.message import Template, Tree
+from fedloom.core.message import Tree
 from fedloom.core.network import INFERENCE_ROWS, Network
-from fedloom.core.party import Note, Party
+from fedloom.core.party import Party
 from fedloom.engines._vmap_context import run_vmapped
 from fedloom.engines._vmap_network import NotBatchable, Uneven
+from fedloom.engines.local import LocalEngine
 
 CPU_BUDGET = 1 << 27
 """Bytes that a batch of parties may take on a CPU, where larger ones fall out of its caches and are slower."""
@@ -49,7 +50,7 @@ class _Group:
     uneven: set[str] = field(default_factory=set)  # methods whose parties must have equally many rows
 
 
-class BatchedEngine(Engine):
+class BatchedEngine(LocalEngine):
     """Parties in this process, done together where they can be.
 
     Args:
@@ -67,8 +68,7 @@ class BatchedEngine(Engine):
         seed: int = 0,
         faults: Faults | None = None,
     ) -> None:
-        self._parties = {p.site.id: p for p in parties}
-        super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
+        super().__init__(parties, seed=seed, faults=faults)
         self._chunk_size = chunk_size
         self._remarks: dict[str, None] = {}  # an ordered set
         self._group: dict[int, tuple[_Group, int]] = {}  # a party's group, and its row there
@@ -96,7 +96,7 @@ class BatchedEngine(Engine):
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         replies: dict[int, Tree | Failure] = {}
-        opened = [arguments(task, _held) for task in tasks]
+        opened = [arguments(task) for task in tasks]
         for wave in _waves(tasks):
             for batch in self._batches(wave, tasks, opened):
                 replies.update(self._together(batch, tasks, opened) if len(batch) > 1 else {})
@@ -104,22 +104,6 @@ class BatchedEngine(Engine):
                 if n not in replies:
                     replies[n] = run(self._parties[tasks[n].party], tasks[n], opened[n])
         return [replies[n] for n in range(len(tasks))]
-
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
-        return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
-
-    def states(self) -> dict[int, dict[str, Tree]]:
-        """Every party's state: views, not copies."""
-        return {i: p.state() for i, p in self._parties.items()}
-
-    def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        """Give every party the state that `states()` gave."""
-        for i, state in states.items():
-            self._parties[i].load(state)
-
-    def notes(self) -> dict[int, dict[str, Note]]:
-        """The parties' notes since the last call."""
-        return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:
         """One process; how many parties were done together, and what was not. Without any it is a loop."""
@@ -236,10 +220,6 @@ def _waves(tasks: Sequence[Task]) -> list[list[int]]:
 def convolutional(module: nn.Module) -> bool:
     """Whether a network has a convolution, which is slower batched on a CPU."""
     return any(isinstance(m, nn.modules.conv._ConvNd) for m in module.modules())
-
-
-def _held(sent: ReplyRef) -> Any:
-    return sent.held
 
 
 def _kind(task: Task) -> tuple[str, ...]:

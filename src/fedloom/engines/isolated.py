@@ -7,59 +7,40 @@ changes a message in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, names, reply_ref, run
+from fedloom.core.engine import Account, Failure, Task, arguments, run
 from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
-from fedloom.core.message import Template, Tree
-from fedloom.core.party import Note, Party
+from fedloom.core.message import Tree
+from fedloom.core.party import Party
+from fedloom.engines.local import LocalEngine
 
 
-class IsolatedEngine(Engine):
+class IsolatedEngine(LocalEngine):
     """Parties in this process, rebuilt for every call by their builders."""
 
     def __init__(
         self, builders: Sequence[Callable[[], Party[Any]]], *, seed: int = 0, faults: Faults | None = None
     ) -> None:
-        self._parties = {p.site.id: p for p in (build() for build in builders)}
-        self._builders = dict(zip(self._parties, builders, strict=True))
-        super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
-
-    def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
-        return [self._run(task) for task in tasks]
-
-    def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
-        return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
+        super().__init__((build() for build in builders), seed=seed, faults=faults)
+        self._builders = dict(zip(self.ids, builders, strict=True))
 
     def _run(self, task: Task) -> Tree | Failure:
         old, new = self._parties[task.party], self._builders[task.party]()
         new.load(_through_wire(old.state()))  # type: ignore[arg-type]
         new._notes.update(old._notes)
         self._parties[task.party] = new
-        put = _through_wire(arguments(task, lambda sent: sent.held))
+        put = _through_wire(arguments(task))
         reply = run(new, task, put)  # type: ignore[arg-type]
         if isinstance(reply, Failure):
             return reply
         try:
             return _through_wire(reply)
         except MessageError:
-            return reply  # not a message: the federation will say so
-
-    def states(self) -> dict[int, dict[str, Tree]]:
-        """Every party's state: views, not copies."""
-        return {i: p.state() for i, p in self._parties.items()}
-
-    def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        """Give every party the state that `states()` gave."""
-        for i, state in states.items():
-            self._parties[i].load(state)
-
-    def notes(self) -> dict[int, dict[str, Note]]:
-        """The parties' notes since the last call."""
-        return {i: p.take_notes() for i, p in self._parties.items()}
+            return reply  # not a message: the federation reports it
 
     def account(self) -> Account:
         """One process."""

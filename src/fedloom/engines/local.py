@@ -47,7 +47,7 @@ class LocalEngine(Engine):
         return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
 
     def _run(self, task: Task) -> Tree | Failure:
-        party, put = self._parties[task.party], arguments(task, _held)
+        party, put = self._parties[task.party], arguments(task)
         if self._arena is None:
             return run(party, task, put)
         with self._arena.swapped_in(party):
@@ -75,7 +75,3 @@ class LocalEngine(Engine):
         spilled = 0 if self._arena is None else self._arena.spilled
         remarks = (f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls",) if spilled else ()
         return Account("local", device=next(iter(self._parties.values())).site.device, remarks=remarks)
-
-
-def _held(sent: ReplyRef) -> Any:
-    return sent.held

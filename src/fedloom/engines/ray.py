@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task
+from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, refusal
 from fedloom.core.errors import ConfigError, EngineError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
@@ -273,17 +272,6 @@ def _reply(sent: Any) -> Any:
     if sent is None:
         return NoMessage()
     return opened(sent) if isinstance(sent, np.ndarray) else sent
-
-
-def refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
-    """The failure of a task that cannot be sent, as its arguments are not finite; raises any other error."""
-    try:
-        message.check_finite(put)
-    except MessageError as found:
-        if task.fault == "dropout":
-            return Failure("dropped out", injected=True)
-        return Failure("refused what it was sent: not finite", str(found))
-    raise error
 
 
 def _refs(value: Any) -> list[ReplyRef]:

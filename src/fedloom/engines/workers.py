@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, names, run
+from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, names, refusal
 from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Size, Template, Tree
@@ -152,7 +152,7 @@ class WorkersEngine(Engine):
                 heads[key] = self._buffers[0].write(message.encode(head, LIMITS))
             each = message.encode(plain, LIMITS) if plain else b""
         except MessageError as error:
-            return self._refusal(task, {**task.shared, **plain}, error)
+            return refusal(task, {**task.shared, **plain}, error)
         moved |= task.party in self._spilled
         own = self._belongings(task.party) if moved else b""
         places = slot.put(each, own, json.dumps(refs).encode() if refs else b"")
@@ -168,16 +168,6 @@ class WorkersEngine(Engine):
             "leave": leave,
             "era": self._era,
         }
-
-    def _refusal(self, task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
-        """The failure of a party that refuses arguments that are not finite; raises any other error."""
-        try:
-            message.check_finite(put)
-        except MessageError:
-            refused = run(self._parties[task.party], task, put)
-            assert isinstance(refused, Failure)
-            return refused
-        raise error
 
     def _take(self, slot: WorkerSlot, task: Task, facts: dict[str, Any], body: memoryview) -> Any:
         """The result of a reply; keeps the party's notes and its state beside the network."""

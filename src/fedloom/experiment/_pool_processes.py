@@ -34,8 +34,6 @@ class Processes:
         EngineError: no process can be started.
     """
 
-    shows_start = True
-
     def __init__(self, count: int) -> None:
         warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)  # a large one, replaced
         self._idle = [_executor() for _ in range(count)]

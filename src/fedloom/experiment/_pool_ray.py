@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ TICK: Final = 0.5
 
 
 class RayTasks:
-    """All jobs at once: the cluster queues those that it has no room for.
+    """As many tasks at a time as the cluster has CPUs.
 
     Args:
         address: of the cluster; None starts one on this machine.
@@ -26,14 +25,15 @@ class RayTasks:
         gpus: of a GPU what the most demanding job takes.
     """
 
-    shows_start = False
-    room = math.inf
-
     def __init__(self, address: str | None, workers: int, gpus: float) -> None:
         self._cluster = RayCluster(address, workers if address is None else 1, 1.0, gpus)
         self._task = ray.remote(do)
         self._running: set[Any] = set()
-        self.cpus = int(ray.cluster_resources().get("CPU", 1))
+
+    @property
+    def room(self) -> int:
+        """How many more jobs can begin now."""
+        return int(ray.cluster_resources().get("CPU", 1)) - len(self._running)
 
     def submit(self, *order: Any, gpus: float) -> Any:
         """Begin a job; arguments as those of `do`, and what of a GPU it takes."""

@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedloom.core.errors import ConfigError, EngineError, FedloomError
 from fedloom.data.cache import files_key
@@ -28,6 +28,10 @@ from fedloom.experiment.node_party import config_sha256
 from fedloom.experiment.run import Result, execute
 from fedloom.experiment.view import FILE
 from fedloom.models import external
+
+if TYPE_CHECKING:
+    from fedloom.experiment._pool_processes import Processes
+    from fedloom.experiment._pool_ray import RayTasks
 
 State = Literal["kept", "finished", "failed", "stopped", "left"]
 """How a job ended: it was finished before; it is now; it failed; it was stopped, or never begun, as all should stop."""
@@ -290,29 +294,7 @@ class Board:
         return max(sum(each) / self.workers, max(each, default=0.0))
 
 
-class _Executor(Protocol):
-    """Processes or a cluster that do jobs.
-
-    Attributes:
-        room: how many more jobs can be submitted now.
-        shows_start: whether a job that is submitted begins at once.
-    """
-
-    shows_start: bool
-
-    @property
-    def room(self) -> float: ...
-
-    def submit(self, *order: Any, gpus: float) -> Any: ...
-
-    def wait(self, running: Sequence[Any]) -> Iterable[Any]: ...
-
-    def result(self, future: Any) -> dict[str, Any]: ...
-
-    def close(self) -> None: ...
-
-
-def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float) -> _Executor:
+def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float) -> Processes | RayTasks:
     """What does the jobs."""
     if ray is None:
         from fedloom.experiment._pool_processes import Processes
@@ -323,7 +305,7 @@ def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float
     except ImportError as error:
         raise EngineError(f"--ray needs an extra ({error}): pip install 'fedloom[ray]'") from None
     tasks = RayTasks(None if ray == LOCAL else ray, board.workers, max(gpus or _gpus(job) for job in waiting))
-    board.workers = max(board.workers, min(len(waiting), tasks.cpus))
+    board.workers = max(board.workers, min(len(waiting), tasks.room))
     return tasks
 
 
@@ -331,7 +313,7 @@ def _work(
     waiting: Sequence[Job],
     board: Board,
     stop: Callable[[], bool],
-    executor: _Executor,
+    executor: Processes | RayTasks,
     gpus: float,
     execute: Callable[..., Result],
 ) -> None:
@@ -350,8 +332,7 @@ def _work(
                     continue
                 order = (job.run.model_dump_json(), str(job.folder.resolve()), str(flag), execute)
                 running[executor.submit(*order, gpus=gpus or _gpus(job))] = job
-                if executor.shows_start:
-                    board.begin(job)
+                board.begin(job)
             for done in executor.wait([*running]):
                 board.end(running.pop(done), **executor.result(done))
             board.look()

@@ -16,13 +16,12 @@ from time import time_ns
 from typing import Any, TypeVar
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task
+from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, refusal
 from fedloom.core.errors import CheckpointError, ConfigError, EngineError, MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines.local import LocalEngine
-from fedloom.engines.ray import refusal
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import NodeAddress, Timeouts, Transport
 from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, parcels, plain

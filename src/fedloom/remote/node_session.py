@@ -14,12 +14,11 @@ from typing import Any, Final, NamedTuple
 
 from fedloom._version import __version__
 from fedloom.core import message
-from fedloom.core.engine import Failure, ReplyRef, Task
+from fedloom.core.engine import Failure, ReplyRef, Task, refusal
 from fedloom.core.errors import EngineError, MessageError
 from fedloom.core.message import Size, Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines._shared_buffer import spell
-from fedloom.engines.ray import refusal
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import Connection, NodeAddress, Timeouts
 from fedloom.remote.rpc_errors import CallRefused
