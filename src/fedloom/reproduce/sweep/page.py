@@ -29,7 +29,7 @@ BEST = "best.toml"
 
 
 @dataclass(frozen=True)
-class PairedDifference:
+class SettingDifference:
     """One setting minus another, seed by seed.
 
     Attributes:
@@ -102,7 +102,7 @@ def warning(found: SweepResults) -> str:
     return " ".join(_warnings(found))
 
 
-def pairs(found: SweepResults) -> list[PairedDifference]:
+def pairs(found: SweepResults) -> list[SettingDifference]:
     """The best minus the second, and minus the file's own; the latter on the seeds that confirm as well."""
     if not found.ranked:
         return []
@@ -115,13 +115,13 @@ def pairs(found: SweepResults) -> list[PairedDifference]:
     return [pair for pair in made if pair is not None]
 
 
-def _pair(first: Trial, other: Trial, on: str) -> PairedDifference | None:
+def _pair(first: Trial, other: Trial, on: str) -> SettingDifference | None:
     both = [s for s in first.values if s in other.values]
     by_seed = {s: first.values[s] - other.values[s] for s in both}
     if not by_seed or not all(map(math.isfinite, by_seed.values())):
         return None
     name = "best" if on == "confirming" else f"best ({first.name})"
-    return PairedDifference(name, other.name, on, by_seed)
+    return SettingDifference(name, other.name, on, by_seed)
 
 
 def _page(found: SweepResults, out: Path) -> Page:
@@ -187,7 +187,7 @@ def _same_test(found: SweepResults) -> bool:
     return len(tests) == 1
 
 
-def _differences(found: SweepResults, differences: Sequence[PairedDifference]) -> PageSection:
+def _differences(found: SweepResults, differences: Sequence[SettingDifference]) -> PageSection:
     unit, factor = found.sweep.config.unit, found.sweep.config.unit.factor
     rows, points = [], []
     for pair in differences:
