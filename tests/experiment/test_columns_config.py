@@ -155,8 +155,8 @@ def test_a_config_goes_through_its_file_and_back(tmp_path: Path) -> None:
         ({"unaligned": -1}, "columns.unaligned: input should be greater than or equal to 0"),
         ({"align": "psi"}, "columns.align: input should be 'plain' or 'openmined'"),
         ({"files": ["a.csv"], "manifest": "m.csv"}, "columns: give files or a manifest, not both"),
-        ({"files": ["a.csv", "b.csv"]}, "columns: files need id, the column that matches people, and label"),
-        ({"files": ["a.csv", "b.csv"], "id": "id"}, "columns: files need id, the column that matches people"),
+        ({"files": ["a.csv", "b.csv"]}, "columns: files need id, the column that matches rows, and label"),
+        ({"files": ["a.csv", "b.csv"], "id": "id"}, "columns: files need id, the column that matches rows"),
         ({"label": "y"}, "columns: id and label name columns of files: name these too"),
         ({**FILES, "id": ["id"]}, "columns: id must be one name, or one for each of 2 files, not 1"),
         *(

@@ -1,4 +1,4 @@
-"""What an experiment asks of parties outside the protocol: what they predict on test rows, and how good that is.
+"""Evaluation of parties outside the protocol: predictions on test rows, and their score.
 
 An engine runs each function of `EVALUATIONS` at a party by its name. None is a message of a method, and none changes a
 party's state. In a vertical setting pages define the hooks of `PassiveParty` and `ActiveParty`.
@@ -40,7 +40,7 @@ class PredictsAlone(PassiveParty, Protocol):
 
 @runtime_checkable
 class ActiveParty(Protocol):
-    """The party of a vertical federation that holds the labels, in whose place the rounds run."""
+    """The party of a vertical federation that holds the labels and runs the rounds."""
 
     def decide(self, contributions: Mapping[int, Any]) -> Tensor:
         """Logits (n, K) from what each party contributes, by its number."""
@@ -65,7 +65,7 @@ def predictions(
     """Predicted classes (n,) on the test rows named `on`, and their mean cross-entropy ().
 
     Args:
-        party: whose.
+        party: the party to evaluate.
         on: a name in `Site.tests`.
         way: how the party prepares its network before, one of the config's `ways`; "" for no way.
         handout: what the server hands out to everybody before.
@@ -119,7 +119,7 @@ EVALUATIONS: Final[Mapping[str, Callable[..., Tree]]] = {
     "predictions_alone": predictions_alone,
     "contribution": contribution,
 }
-"""What an engine can be asked to evaluate at a party, by name. No page may give a message such a name."""
+"""The evaluations that an engine runs at a party, by name. No message of a page may have one of these names."""
 
 
 def _labels(party: Party[Any], on: str) -> Tensor:

@@ -81,7 +81,7 @@ class MethodConfig(BaseModel):
 
     @property
     def ways(self) -> tuple[str, ...]:
-        """Further ways to evaluate a party than as it is, such as after fine-tuning: see `Party.prepare`."""
+        """Further ways to evaluate a party, such as after fine-tuning: see `Party.prepare`."""
         return ()
 
     @property
@@ -106,7 +106,7 @@ class MethodConfig(BaseModel):
 
     @property
     def warnings(self) -> Mapping[str, str]:
-        """Notes of a party that a user should hear of while they are above 0, by name: what they mean."""
+        """Warnings to log while a note of a party is above 0, by the name of the note."""
         return {}
 
 
@@ -118,13 +118,13 @@ class Method:
         name: as the command line has it.
         title: one line for a list.
         paper: the citation.
-        family: the folder of the page: who talks to whom.
+        family: the folder of the page, by the communication pattern.
         config: the config class; its defaults are the `recommended` preset before `fixed`.
         round: one round.
         client: the party class of every participant.
-        server: the party class in whose place the round runs, or None where there is no server.
+        server: the party class that runs the round, or None without a server.
         black_box: the party class of a client that has an object with `fit` and `predict_proba` in the place of a
-            network; None where the method can't do with such.
+            network; None if the method does not support black boxes.
         fixed: config values that make this method this method.
         presets: further named sets of config values, under `fixed`.
         setting: who holds what.
@@ -177,7 +177,7 @@ class Method:
 
 
 def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> list[str]:
-    """One plain sentence for each thing that is wrong, each naming the key and a mend."""
+    """One sentence for each error, with the key and the repair."""
     found = []
     for item in error.errors():
         path = [str(p) for p in item["loc"]]

@@ -1,4 +1,4 @@
-"""Who holds what in a run, and what only the experiment knows of it: the labels to measure with."""
+"""The assignment of data to parties, with the labels that only the experiment sees, to evaluate with."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class DataAssignment:
     Attributes:
         name: of the data set.
         classes: K names.
-        digest: tells one content of the data from another.
-        common: the same of what each party, wherever it is, must have alike.
-        public_digest: of the rows that all hold.
+        digest: identifies the content of the data.
+        common: identifies what all parties, at the coordinator and at nodes, must have in common.
+        public_digest: identifies the public rows.
         schema: what a party's rows look like, by its number, in plain values: kind, shape, classes and columns.
-        describe: gives the content of `partition.json` as far as it is about data.
+        describe: returns the data part of `partition.json`.
         labels: for each row set that parties are tested on, the true labels (n,) of each party's rows.
         own_chances: (N,) each client's accuracy if it always answers the most frequent class of its own test rows; None
             where some client has none, or only one party is tested.
-        dataset: the data set, in a horizontal setting, as far as it is on this machine.
-        split: who holds which of its rows, where it is shared out.
+        dataset: in a horizontal setting, the data set, or what is known of it without its rows.
+        split: which party holds which of its rows, if it is partitioned here.
         server_rows: (n,) numbers of the rows that the server has.
-        parties: who holds which columns, where all are on this machine.
+        parties: which party holds which columns, if all are on this machine.
     """
 
     name: str

@@ -18,7 +18,7 @@ from fedloom.experiment.settings.vertical import Vertical, parties_of
 __all__ = ["SETTINGS", "build", "data_of", "parties_of", "pretrained_of", "resolve"]
 
 SETTINGS: Final[dict[str, Setting]] = {"horizontal": Horizontal(), "vertical": Vertical()}
-"""By what a method's page names."""
+"""By the name on a method's page."""
 
 
 def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int, Setting]:
@@ -42,11 +42,11 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
 
     Args:
         run: its config.
-        files: what the coordinator of a run whose parties are at nodes has of its data; None for other runs.
-        secret: of the parties that live here, see `Site`.
+        files: private data of the coordinator of a run at nodes; None for other runs.
+        secret: of the parties on this machine, see `Site`.
 
     Raises:
-        ConfigError, DataError, ModelError, CheckpointError: what can't be built, before any work.
+        ConfigError, DataError, ModelError, CheckpointError: the run can't be built; nothing has been done.
     """
     method, cfg, rounds, setting = resolve(run)
     run.churn.check(run.data.clients, rounds, run.data.unseen_clients(run.seed))
@@ -74,7 +74,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
 
 
 def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
-    """The same plan with the secret of the parties that are here, see `Site`."""
+    """The plan with the secret of the parties on this machine, see `Site`."""
     if secret is None:
         return plan
     hidden = [replace(site, secret=secret) for site in plan.sites]
@@ -82,6 +82,6 @@ def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
 
 
 def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:
-    """The section `[pretrained]` with the name of its network, where that is the clients' on this kind of data."""
+    """The section `[pretrained]` with the name of its network in place of "auto", for this kind of data."""
     pool = {*(run.models.pool or ())}
     return run.pretrained.like(pool.pop() if len(pool) == 1 else COMMON[kind][0], run.models.norm)

@@ -1,4 +1,4 @@
-"""`[columns]`: who holds which columns of whom, for methods whose parties share people and not columns."""
+"""`[columns]`: which party holds which columns, for vertical methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ColumnsConfig(Section):
     that lie where the parties are."""
 
     aligned: int | None = Field(None, ge=1)
-    """People whom all parties hold, and whose labels the first one knows; None for 200, or all there are of files."""
+    """Rows that all parties hold, labelled at the first one; None for 200, or all that files have in common."""
     unaligned: int | None = Field(None, ge=0)
     """Further rows of each party, which no other has; None for as many as there are."""
     held: int | None = Field(None, ge=1)
@@ -40,7 +40,7 @@ class ColumnsConfig(Section):
     files: tuple[str, ...] = ()
     """Each party's CSV file, the first that of the party with the labels; instead of `data.name`."""
     id: str | tuple[str, ...] | None = None
-    """The column of the files by which people are matched: one name for all files, or one for each."""
+    """The column of ids by which rows are matched: one name for all files, or one for each."""
     label: str | None = None
     """The column of the first file that is to be predicted."""
     align: Literal["plain", "openmined"] | None = None
@@ -69,7 +69,7 @@ class ColumnsConfig(Section):
         if self.own and (self.files or self.manifest):
             raise ValueError("with own each party names its file where it is: leave files and manifest out")
         if (self.files or self.own) and (self.id is None or self.label is None):
-            raise ValueError("files need id, the column that matches people, and label, the one to predict")
+            raise ValueError("files need id, the column that matches rows, and label, the one to predict")
         if not (self.files or self.own) and (self.id is not None or self.label is not None):
             raise ValueError("id and label name columns of files: name these too")
         if self.own and isinstance(self.id, tuple):

@@ -154,7 +154,7 @@ class EngineConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """`[evaluate]`: when the test sets are looked at."""
+    """`[evaluate]`: when models are evaluated."""
 
     points: int | None = Field(None, ge=1)
     """Evenly spaced evaluations in a run, the last at its end; None for every round, but at most 100."""
@@ -201,8 +201,8 @@ class RunConfig(Section):
 
         Raises:
             ConfigError: the method, its preset or a parameter is not known or not valid; or the method averages
-                weights, and the pool has several networks; or it can't do with a black box of the pool; or such are
-                set, and there is none; or too few clients take part.
+                weights, and the pool has several networks; or it does not support a black box of the pool; or black
+                boxes have settings, and the pool has none; or too few clients take part.
         """
         method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
         cfg = method.configure(self.preset, self.params)
@@ -236,7 +236,7 @@ DEFAULT_ITERATIONS = 200
 
 
 def refuse_black_boxes(method: Method, found: Collection[str]) -> None:
-    """Refuse the black boxes that were found in a pool, where the method can't do with such.
+    """Refuse the black boxes of a pool if the method does not support them.
 
     Raises:
         ConfigError: with the methods that can.
@@ -245,7 +245,7 @@ def refuse_black_boxes(method: Method, found: Collection[str]) -> None:
         able = [m.name for m in methods.registry().values() if m.black_box]
         raise ConfigError(
             f"models.pool: {method.name} needs networks, and {min(found)} is a black box: leave it out, or take a "
-            f"method that can do with it: {', '.join(able)}"
+            f"method that supports it: {', '.join(able)}"
         )
 
 

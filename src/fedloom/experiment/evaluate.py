@@ -1,6 +1,6 @@
-"""Looking at a federation from outside: what it answers on test rows, and a hash of all states.
+"""Evaluation of a federation: predictions on test rows, their metrics, and a hash of all states.
 
-Nothing here is part of a protocol: no message is counted, and no method reads a test row.
+It is outside the protocol: no message is counted, and no method reads a test row.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MEASURES = (
     *(GLOBAL, OWN, "loss mean", CHANCE, "agreement", "recall", ATTACK.strip(), "bytes"),
     *("balanced accuracy", "auc", "seen accuracy", "rare recall"),
 )
-"""How the names of all measures of a run begin, which no party may give to what it notes."""
+"""Prefixes of the names of all metrics of a run; no note of a party may have them."""
 SCORE: Template = {"accuracy": floats(), "loss": floats(), "chance": floats(), "rows": int}
-"""What a client says of itself where nobody else has its labels."""
+"""The reply of a client that alone has its labels."""
 WITHHELD = (UNREACHABLE, "failed", "busy", "late", "refused")
-"""Why a party may have no say in an evaluation: it is away, its machine is in trouble (as by a full disk), or it tells
-nobody how good its model is."""
+"""Reasons for which a party is left out without a warning: it is unreachable, its machine has failed (such as by a full
+disk), or its node does not allow evaluation."""
 
 
 Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
@@ -45,7 +45,7 @@ class PartiesMissing(Exception):
 
 
 def check_score(i: int, scores: Mapping[int, Any]) -> None:
-    """A `Check` of what a client says of itself."""
+    """A `Check` of a client's own score."""
     score = scores[i]
     message.check_like(score, SCORE)
     shares = float(score["accuracy"]), float(score["chance"])
@@ -143,7 +143,7 @@ def judge(probabilities: np.ndarray, labels: np.ndarray) -> Judgement:
 
 @dataclass(frozen=True)
 class Look:
-    """What the clients that can be reached answer on one test set.
+    """Metrics of the reachable clients on one test set.
 
     Attributes:
         clients: the numbers of these N.
@@ -169,7 +169,7 @@ def look(
     way: str = "",
     handout: Mapping[str, Tree] | None = None,
 ) -> Look:
-    """Every client's answers on the test rows named `on`, whose labels (n,) are given client by client.
+    """Every client's predictions on the test rows named `on`, whose labels (n,) are given client by client.
 
     Args:
         engine: where the clients are.
@@ -177,7 +177,7 @@ def look(
         classes: how many there are.
         on: a name in `Site.tests`.
         way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
-        handout: what the home hands out to everybody.
+        handout: what the server hands out to everybody.
     """
     check = check_predictions(labels, loss=floats())
     replies = ask(engine, "predictions", {"on": on, "way": way, "handout": dict(handout or {})}, check)
@@ -208,6 +208,6 @@ def agreement(predicted: np.ndarray, classes: int) -> float:
 
 
 def state_sha256(digests: Iterable[tuple[str, str]]) -> str:
-    """One hash over the states of all parties: of their names and what each one's state comes to (`message.digest`), in
-    the order given. So whoever holds no state can tell it."""
+    """One hash over the states of all parties: of their names and state digests (`message.digest`), in the
+    order given."""
     return hashlib.sha256("".join(f"{party}:{found}\n" for party, found in digests).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Which network each client draws, what makes it, and what a method needs of all of them."""
+"""The networks of a run: architectures, initial weights, black boxes, and checks of what a method needs of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Network: TypeAlias = Callable[[], nn.Module]
 def networks(
     run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str]
 ) -> tuple[Network, list[Network]]:
-    """What makes the home party's network, and each client's: with weights of its own, or all the same."""
+    """Functions that build the server's network and each client's, with their own or with common initial weights."""
 
     def network(n: int, purpose: str) -> Network:
         seed = int(stream(run.seed, purpose, n).integers(2**31))
@@ -70,7 +70,8 @@ def replace_black_boxes(
     one that some client drew, or the common one if none did.
 
     Raises:
-        ConfigError: the method can't do with them; or they are set, and there is none; or their floor is too high.
+        ConfigError: the method does not support them; or they have settings, but the pool has none; or their floor is
+            too high.
         ModelError: a factory of the pool fails, or makes nothing that will do.
     """
     shape, classes, level = dataset.input_shape, len(dataset.classes), run.models.black_box
@@ -82,7 +83,7 @@ def replace_black_boxes(
     refuse_black_boxes(method, boxes)
     if level.floor * classes >= 1:
         raise ConfigError(
-            f"models.black_box.floor: {level.floor:g} for each of {classes} classes comes to 1 or more: set it to less "
+            f"models.black_box.floor: {level.floor:g} for each of {classes} classes is 1 or more: set it to less "
             f"than {1 / classes:g}"
         )
 
@@ -109,16 +110,17 @@ def replace_black_boxes(
 
 
 def warn_of_refits(plan: RunPlan) -> None:
-    """Warn of a run that ends before its black boxes are fitted to what they hear."""
+    """Warn of a run that ends before its black boxes are fitted to others' predictions."""
     box, last = plan.run.models.black_box, (plan.rounds - 1) * plan.cfg.iterations_per_round
     learns = plan.cfg.exchanges and box.learn
     if learns and 0 <= last < box.refit and any(site.black_box is not None for site in plan.sites):
         name = plan.method.name
         _warn(
             f"models.black_box: the last round of {name} begins after {last} iterations, so no black box is "
-            f"fitted to what it hears, which is first done after {box.refit}: set refit to at most {last}, or do more"
+            f"fitted to others' predictions, which happens first after {box.refit}: set refit to at most {last}, or "
+            "do more"
             if last
-            else f"models.black_box: {name} has but one round, so no black box is fitted to what it hears"
+            else f"models.black_box: {name} has but one round, so no black box is fitted to others' predictions"
         )
 
 
@@ -139,10 +141,10 @@ def group_sites(
 
 
 def check_feature_dims(plan: RunPlan) -> None:
-    """Refuse networks whose features differ in width, where a method compares them as they are.
+    """Refuse networks whose feature dimensions differ, if the method compares features directly.
 
     Raises:
-        ConfigError: with a mend.
+        ConfigError: they differ.
         ModelError: a network does not show its features.
     """
     method, cfg = plan.method, plan.cfg

@@ -1,4 +1,4 @@
-"""One party of a run, made beside its own data at a node; and what both sides compare before any work."""
+"""One party of a run, built at a node; and the facts that coordinator and node compare before any work."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class NodeParty:
     """A party at a node.
 
     Attributes:
-        facts: plain values that both sides must have alike; nothing of them is private.
-        own: whether its rows are its own, and nobody else has them.
-        counts: of a party with rows or columns of its own: how many rows it trains on, those alone of people whom all
-            have if there are such, and how many it is tested on; None for its part of a set.
+        facts: plain values in which coordinator and node must agree; none is private.
+        own: whether its rows are private.
+        counts: of a party with private rows or columns: the numbers of rows (or of aligned rows) that it trains on, and
+            that it is tested on; None for a part of a known data set.
     """
 
     party: Party[Any]
@@ -104,7 +104,7 @@ def _facts(run: RunConfig, plan: RunPlan, number: int) -> dict[str, Any]:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], own: str = "") -> list[str]:
-    """A sentence for each fact that two sides do not have alike, with the values of both.
+    """A sentence for each fact in which coordinator and node differ, with both values.
 
     Args:
         mine: the coordinator's.
@@ -149,7 +149,7 @@ def config_sha256(run: RunConfig, cfg: Any) -> str:
 
 
 def for_nodes(plan: RunPlan) -> RunConfig:
-    """A run's config as nodes are sent it: with nothing that only this machine has, such as a path.
+    """The config that is sent to nodes: without anything that exists on this machine alone, such as a path.
 
     Raises:
         ConfigError: it can't do without.
@@ -158,7 +158,7 @@ def for_nodes(plan: RunPlan) -> RunConfig:
 
 
 def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
-    """The same, before there is a plan: `known` is the data set as far as it is known here."""
+    """The same without a plan: `known` is the data set, or what is known of it."""
     for setting, wrong, mend in (
         ("columns.files", run.columns.files, "set columns.own=true instead: then each node names its own file"),
         ("columns.manifest", run.columns.manifest, "parties with pictures of their own can't be at nodes yet"),
@@ -176,7 +176,7 @@ def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig
 
 def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
     """A sentence for each setting by which somebody else's config would run code here, read files, or load from the
-    network. `data.name` is not looked at: that is for a node to know.
+    network. `data.name` is not checked: nodes map it to their own data.
 
     Args:
         run: the config.

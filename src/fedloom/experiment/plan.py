@@ -45,7 +45,7 @@ class Setting(Protocol):
         """
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
-        """How many clients a run has whose config names no number, with so many nodes; None for the usual number."""
+        """The number of clients if the config names none, given the number of nodes; None for the default."""
 
     def build(
         self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
@@ -55,15 +55,15 @@ class Setting(Protocol):
         Args:
             run: the run.
             method, cfg, rounds: what its config names.
-            files: of its data that lie on this machine by another name.
-            at: which party is here, at a node; None at the coordinator, or where all are here.
+            files: private data on this machine, or other names of data sets here.
+            at: the party to build, at a node; None at the coordinator, or where all parties are here.
 
         Raises:
             ConfigError, DataError, ModelError: the run can't be built.
         """
 
     def server_name(self, plan: RunPlan) -> str:
-        """What the ledger calls the party in whose place the rounds run."""
+        """The name in the ledger of the party that runs the rounds."""
 
     def min_nodes(self, plan: RunPlan, nodes: int) -> int:
         """How many of the nodes a round needs."""
@@ -93,14 +93,14 @@ class RunPlan:
     Attributes:
         run, method, cfg, rounds: what is done, and how many rounds of it.
         setting: how its parties share data.
-        data: who holds what.
+        data: which party holds which data.
         architectures: each client's network by name.
-        graph: the neighbours of each client; None where everybody is everybody's.
-        server_site, sites: what the party in whose place the rounds run has, and each client.
+        graph: the neighbours of each client; None if all are connected.
+        server_site, sites: private resources of the party that runs the rounds, and of each client.
         house: those of the clients that run beside the server.
         unseen: those of the clients that are never in a round.
-        pretrained: tells the server's pretrained model from another; empty where there is none.
-        known_as: the run's id at nodes, where they know it already; else empty.
+        pretrained: identifies the server's pretrained model; empty if there is none.
+        known_as: the run's id at nodes if they have matched rows for it; else empty.
     """
 
     run: RunConfig
@@ -120,7 +120,7 @@ class RunPlan:
 
     @cached_property
     def server(self) -> Party[Any] | None:
-        """The party in whose place the rounds run, or None."""
+        """The party that runs the rounds, or None."""
         return self.method.server(self.cfg, self.server_site) if self.method.server else None
 
     @cached_property

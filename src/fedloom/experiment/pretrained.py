@@ -115,7 +115,7 @@ class PretrainedConfig(Section):
         return self.model_copy(update={"model": network, "norm": self.norm or norm})
 
     def check(self, method: Method, server: bool) -> None:
-        """Refuse what there can't be, before anything is read.
+        """Refuse settings that contradict each other, before anything is read.
 
         Args:
             method: of the run.
@@ -158,7 +158,7 @@ class Pretrained:
     Attributes:
         teacher: makes it, with its weights, at each call.
         encoder: makes the same architecture with other weights, always the same ones.
-        digest: tells it from another.
+        digest: identifies it.
     """
 
     teacher: Callable[[], nn.Module]
@@ -205,11 +205,11 @@ class _Inputs:
 
 
 def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str) -> Pretrained | None:
-    """The server's model, if there is one: looked at, but neither read nor trained before it is asked for.
+    """The server's model, if there is one: checked, but neither read nor trained before it is needed.
 
     Args:
         cfg: the section.
-        dataset: of the run, as far as it is known.
+        dataset: of the run, or what is known of it.
         rows: (n,) numbers of the rows that the server holds.
         device: where it would be trained.
 

@@ -54,7 +54,7 @@ HELD_OUT = 10_000
 AT_ONCE = 1024
 _LIMITS = Limits(max_bytes=1 << 36)
 _VERSION = 1
-"""Part of every key: raise it when the same settings come to other weights."""
+"""Part of every key: raise it when the same settings give other weights."""
 log = logging.getLogger("fedloom.pretraining")
 
 
@@ -121,7 +121,7 @@ class Training:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def _source(self) -> str:
-        """Of a network of the user's own: a digest of the file that it stands in."""
+        """Of a network of the user's own: a digest of the file that defines it."""
         if ":" not in self.model:
             return ""
         with suppress(TypeError, OSError):
@@ -263,7 +263,7 @@ def standardised(data: Dataset, raw: Tensor) -> Tensor:
 
 
 def _held_out(training: Training, network: Network) -> tuple[float, int]:
-    """Accuracy on the official test rows, or without such on all that the server has not, and how many were tried."""
+    """Accuracy on the official test rows, or on all rows that the server does not have, and their number."""
     data = training.dataset
     others = np.setdiff1d(np.arange(len(data.y)), training.rows) if data.test is None else np.sort(data.test)
     others = others[:: -(-len(others) // HELD_OUT)] if len(others) else others

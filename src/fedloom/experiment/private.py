@@ -31,8 +31,8 @@ class Matched:
         run: the run's id at the nodes.
         caller: who asked, at a node.
         start: of the coordinator that matched.
-        party: whose rows these are.
-        mark: tells this matching from any other; the same at all parties.
+        party: the number of the party that has these rows.
+        mark: identifies the matching; the same at all parties.
         file: the SHA-256 of the file that was matched.
         classes: how many there are.
         aligned, unaligned, test: (n,) int64.
@@ -52,7 +52,7 @@ class Matched:
     others: tuple[int, ...] = ()
 
     def save(self, path: Path) -> None:
-        """Write it, whole or not at all. Raises OSError."""
+        """Write the file atomically. Raises OSError."""
         tree: dict[str, Tree] = {name: getattr(self, name) for name in _PLAIN} | {"others": list(self.others)}
         tree |= {name: torch.from_numpy(getattr(self, name)) for name in _ROWS}
         body = message.encode(tree, _LIMITS)
@@ -79,20 +79,20 @@ class Matched:
             rows = {name: tree[name].numpy() for name in _ROWS}
             return cls(**{name: tree[name] for name in _PLAIN} | rows | {"others": tuple(tree["others"])})
         except (MessageError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{path} does not say whose rows were matched: {error}") from None
+            raise CheckpointError(f"{path} is not a record of matched rows: {error}") from None
 
 
 @dataclass(frozen=True)
 class PrivateData:
-    """What lies on this machine of a run's data, by whatever name the run calls it.
+    """Where a run's data is on this machine.
 
     Attributes:
         set: what the data set is called here, or its path; None for the run's own name.
         root: a folder with data sets.
-        rows: of parties that have rows of their own: those of the party, or of the server, that is here.
-        public: the rows that all of these hold.
-        id: of rows that are matched: the column of the ids; None for what the run says.
-        matched: which of these are whose; None where nothing was matched.
+        rows: the file with the private rows of the party, or of the server, on this machine.
+        public: the file with the public rows.
+        id: the column of ids to match rows by; None for the run's setting.
+        matched: which rows match those of other parties; None if nothing was matched.
     """
 
     set: str | None = None

@@ -114,22 +114,22 @@ def _nodes(run: RunConfig) -> int:
 def _served(experiment: Experiment, unknown: bool) -> Experiment:
     """The experiment, with rows and a pretrained model at the server where one of its methods needs them and nothing is
     said: in all its runs, which so have the same split. And with rows for a model to train where what was said of the
-    data is `unknown`, as it was wrong: that was told."""
+    data is `unknown`, as it was wrong and is reported."""
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
     if data.server == 0:
         return experiment
-    taught = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
-    if taught and not own.given:
+    teaches = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
+    if teaches and not own.given:
         own = own.model_copy(update={"model": AUTO})
     if data.server is None and (
-        ((taught or unknown) and own.to_train) or any("server rows" in method.needs for method in known)
+        ((teaches or unknown) and own.to_train) or any("server rows" in method.needs for method in known)
     ):
         data = data.model_copy(update={"server": "auto"})
     return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
 
 
 def _methods(experiment: Experiment) -> list[Method]:
-    """The methods of its runs, but for those that there are not: they are told when names are checked."""
+    """The methods of its runs; unknown ones are left out, as the check of names reports them."""
     run, found = experiment.run, []
     for entry in experiment.compare.methods if experiment.compare else (run.method,):
         name = str(entry if isinstance(entry, str) else entry.get("method", run.method))
@@ -139,7 +139,7 @@ def _methods(experiment: Experiment) -> list[Method]:
 
 
 def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
-    """The table less what stands at the paths; less the whole first part where a path leads nowhere."""
+    """The table without the values at the paths; without the whole section if a path does not exist."""
     left = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
     for path in paths:
         if path[0] == "run" and len(path) > 1 and isinstance(left.get("run"), dict):
@@ -208,8 +208,8 @@ def _check_data(run: RunConfig) -> None:
     except DataError as error:
         if run.engine.name != "net":
             raise
-        mend = f"If {run.data.name!r} is the nodes' own rows, say with [data.form] what they look like."
-        raise DataError(f"{error} {mend}") from None
+        hint = f"If {run.data.name!r} is the nodes' own rows, describe them with [data.form]."
+        raise DataError(f"{error} {hint}") from None
 
 
 def _check_engine(engine: EngineConfig) -> None:

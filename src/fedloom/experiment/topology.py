@@ -15,7 +15,7 @@ from fedloom.experiment.section import Section
 
 
 class TopologyConfig(Section):
-    """`[topology]`: which clients may speak to each other. Methods that speak through a server don't look at it."""
+    """`[topology]`: which clients may speak to each other. Methods with a server ignore it."""
 
     kind: Literal["full", "regular", "ring", "small-world", "groups", "edges"] = "full"
     """`full`: everybody to everybody. `regular`: each to `degree` others, drawn by chance. `ring`: to the two next to
@@ -28,7 +28,7 @@ class TopologyConfig(Section):
     number: int = Field(5, ge=1)
     """How many groups (groups)."""
     file: str | None = None
-    """One link a line, as two ids from 0 such as `0,1` (edges)."""
+    """One link per line, as two ids from 0 such as `0,1` (edges)."""
 
     @model_validator(mode="after")
     def _belongs(self) -> TopologyConfig:
@@ -111,18 +111,18 @@ class Away(Section):
 
 
 class ChurnConfig(Section):
-    """`[churn]`: clients that join late, leave, or are gone for a while. A round never speaks to who is away."""
+    """`[churn]`: clients that join late, leave, or are gone for a while. A round never calls a client that is away."""
 
     away: tuple[Away, ...] = ()
     """Who is away when. A client may be named several times."""
 
     def present(self, clients: Sequence[int], t: int) -> tuple[int, ...]:
-        """Those of the clients that are there in round t, in their order."""
+        """The clients that are present in round t, in their order."""
         gone = {a.client for a in self.away if a.covers(t)}
         return tuple(i for i in clients if i not in gone)
 
     def check(self, clients: int, rounds: int, unseen: Sequence[int] = ()) -> None:
-        """Refuse an absence of somebody who does not exist, and a round with nobody but perhaps the unseen.
+        """Refuse an absence of an unknown client, and a round without any training client.
 
         Raises:
             ConfigError: with what to change.

@@ -1,4 +1,4 @@
-"""The methods: one file per paper, grouped by who talks to whom.
+"""The methods: one file per paper, grouped by communication pattern.
 
 A page imports the core and nothing else of fedloom: no engine, no experiment. It ends with `METHODS`, the points
 of the page that have a name.

@@ -1,6 +1,6 @@
-"""What curious parties could find out about labels: the attacks of `fedloom.protect.attacks` on what they are told.
+"""What curious parties could infer about labels: the attacks of `fedloom.protect.attacks` on what they receive.
 
-Like all evaluation it stands outside the protocol: it sends nothing and changes no state.
+Like all evaluation it is outside the protocol: it sends nothing and changes no state.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def leaks(
 ) -> Iterator[tuple[str, float, str]]:
     """The success of each attack by each passive party, then its mean over these: (measure, value, party).
 
-    Parties of the home's house are left out: the home has the labels. All attacks of a party are judged on the same
-    rows, those whose labels it was not given; beside them stands "attack chance".
+    Colocated parties are left out: the active party has the labels. All attacks of a party are judged on the same
+    rows, those whose labels it was not given; "attack chance" is their baseline.
 
     Args:
         plan: of a vertical run.
@@ -32,16 +32,19 @@ def leaks(
         name: of a party.
 
     Raises:
-        ConfigError: so many labels are known that there is nothing left to find out; or a page's home can't be asked.
+        ConfigError: so many labels are known that none is left to infer; or the page does not declare what leaks.
     """
-    home, each = plan.server, plan.run.evaluate.attacks
+    active, each = plan.server, plan.run.evaluate.attacks
     assert each is not None
-    if not isinstance(home, LeaksLabels):
+    if not isinstance(active, LeaksLabels):
         raise ConfigError(
             f"evaluate.attacks: the active party of {plan.method.name} does not declare what others could learn about "
             "labels: define exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
         )
-    labels, told = home.data.y(torch.arange(home.site.aligned, device=home.site.device)), home.exposed(embedded)
+    labels, exposed = (
+        active.data.y(torch.arange(active.site.aligned, device=active.site.device)),
+        active.exposed(embedded),
+    )
     found: dict[str, list[float]] = {}
     for m, own in embedded.items():
         if m in plan.house:
@@ -49,7 +52,7 @@ def leaks(
         known = attacks.known_rows(labels, each, stream(plan.run.seed, "attack", m))
         if len(known) == len(labels):
             raise ConfigError(f"evaluate.attacks: with {each} of each class all labels are known; give fewer")
-        received = {kind: vectors[m] for kind, vectors in told.items() if m in vectors}
+        received = {kind: vectors[m] for kind, vectors in exposed.items() if m in vectors}
         guesses = _guesses(plan, own, received, known, labels[known])
         values = {what: attacks.success(g, labels, known) for what, g in guesses.items()}
         for what, value in {**values, "chance": attacks.chance(labels, known)}.items():

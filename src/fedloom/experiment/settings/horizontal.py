@@ -1,4 +1,4 @@
-"""Parties that hold different rows with the same columns: a data set that is shared out, or each party's own rows."""
+"""Parties that hold different rows with the same columns: a partitioned data set, or each party's private rows."""
 
 from __future__ import annotations
 
@@ -182,11 +182,11 @@ def _by_scores(plan: RunPlan, engine: Engine, handout: Mapping[str, Any]) -> Ite
             yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
 
 
-# -- who holds which rows ----------------------------------------------------------------------------------
+# -- assigning rows ----------------------------------------------------------------------------------------
 
 _Placed = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet, Callable[[int], Mapping[str, Rows]]]
-"""The assignment; the training rows of a client by its number, None for the server, as far as they are here; the rows
-that all hold; and a client's test rows by their names."""
+"""The assignment; functions that return the training rows of a client, or with None of the server, if they are on this
+machine; the public rows; and the test rows of a client by name."""
 
 
 def _shared_out(run: RunConfig, files: PrivateData) -> _Placed:
@@ -226,9 +226,9 @@ def _shared_out(run: RunConfig, files: PrivateData) -> _Placed:
 
 
 def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Placed:
-    """The own rows of the party that is here, number `at`, or of the server; and what all hold.
+    """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns of a table are scaled by the rows that all hold; without, each party's by its own training rows.
+    Columns of a table are scaled by the public rows; without such, each party's by its own training rows.
 
     Raises:
         ConfigError: a file is missing that the run needs here.
@@ -279,7 +279,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Placed:
 
 
 def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
-    """The rows (n, ...) that all hold, or the first `data.public` of them."""
+    """The public rows (n, ...), or the first `data.public` of them."""
     if files.public is None or run.data.public == 0:
         return np.empty((0, *form.input_shape), np.uint8 if form.kind == "image" else np.float32)
     found = read_public(files.public, form)
@@ -307,11 +307,11 @@ def _pool(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
 
 
 def data_of(run: RunConfig, files: PrivateData | None = None) -> tuple[Dataset, Split]:
-    """The data set of a run, and who holds which of its rows.
+    """The data set of a run, and which party holds which of its rows.
 
     Args:
         run: the run.
-        files: what the data set is called here; None for what the run says.
+        files: its name on this machine; None for the run's.
 
     Raises:
         DataError: it can't be had or shared out as asked.

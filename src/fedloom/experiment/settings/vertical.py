@@ -162,13 +162,13 @@ def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
     return ask(engine, "contribution", {"on": on}, check, every=True)
 
 
-# -- who holds which columns -------------------------------------------------------------------------------
+# -- assigning columns -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The columns that are here: of so many parties the views by number, how many rows are aligned, and their classes
-    (N_a,), where the labels are here."""
+    """The columns on this machine: views by party, the number of aligned rows, and their classes (N_a,) if they are
+    here."""
 
     kind: str
     parties: int
@@ -200,7 +200,7 @@ def _cut(run: RunConfig, method: Method, files: PrivateData) -> tuple[DataAssign
 
 
 def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssignment, _Columns]:
-    """The columns of the party that is here, of the people that were matched. Nobody else knows what they are.
+    """The private columns of one party, for the rows that were matched.
 
     Raises:
         ConfigError: nothing was matched, or no file is named here.
@@ -210,12 +210,12 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
     if files.rows is None:
         raise ConfigError(f"data.{name}: name the file with the columns of party {party} here, as rows")
     if matched is None:
-        raise ConfigError("columns.own: whose rows are the same person's is found out by the net engine: --engine net")
+        raise ConfigError("columns.own: rows of private columns are matched by the net engine: add --engine net")
     id = files.id or str(run.columns.id)
     held = PartyFile.passive(files.rows, id, label) if party else PartyFile.active(files.rows, id, label)
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
     if len(everybody) and int(everybody.max()) >= len(held.ids):
-        raise DataError(f"{files.rows} has fewer rows than were matched: begin the run anew.")
+        raise DataError(f"{files.rows} has fewer rows than were matched: start a new run.")
     view, nothing = held.view(matched.aligned, matched.unaligned, matched.test, None), digest("")
     aligned, test, count = len(matched.aligned), len(matched.test), matched.classes
     classes = held.classes or tuple(map(str, range(count)))  # elsewhere than where the labels are, numbers
