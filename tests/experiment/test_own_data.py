@@ -222,7 +222,9 @@ def test_a_file_or_form_that_is_missing_is_named(disk: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"in node\.toml, \[data\.wards\] public"):
         build_party(sent, 0, PrivateData(rows=disk["0"]))
     unformed = {**RUN, "data": {"name": "wards", "clients": 3}}
-    with pytest.raises(ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, say with \[data\.form\]"):
+    with pytest.raises(
+        ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, describe them with \[data\.form\]"
+    ):
         check({"run": {**unformed, "engine": {"name": "net"}}})
     with pytest.raises(ConfigError, match="neither") as alone:
         check({"run": unformed})

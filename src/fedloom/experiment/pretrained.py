@@ -298,7 +298,7 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
         if named not in (None, own):
             raise ConfigError(
                 f"pretrained.{what}: {file} was made with {'none' if own is None else own}, not {named}: leave the "
-                "setting away, or pretrain anew"
+                "setting out, or pretrain a new model"
             )
     if (card.shape, card.classes) != (inputs.shape, inputs.classes):
         raise ConfigError(

@@ -296,9 +296,7 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
     common: dict[str, Any] = {"seed": run.seed, "test_fraction": data.test_fraction, "test_rows": data.test_rows}
     if columns.files:
         if pooled:
-            raise ConfigError(
-                "columns.files: pooled needs all columns of every row, which files don't have; use another method"
-            )
+            raise ConfigError("columns.files: files do not hold all columns of every row, which pooled needs")
         from fedloom.data.party_files import from_files
 
         return from_files(
