@@ -373,7 +373,7 @@ def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: 
     [
         ({"model": "linear"}, r"pretrained\.model: .* was made with mlp, not linear: leave the setting out"),
         ({"norm": "batch"}, r"pretrained\.norm: .* was made with none, not batch"),
-        ({"model": "mlp", "epochs": 7}, r"pretrained\.epochs: .* was made with 2, not 7.*pretrain anew"),
+        ({"model": "mlp", "epochs": 7}, r"pretrained\.epochs: .* was made with 2, not 7.*pretrain a new model"),
     ],
 )
 def test_what_the_config_says_of_a_file_must_be_so(section: dict[str, Any], why: str, file: Path) -> None:
