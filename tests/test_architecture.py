@@ -70,6 +70,24 @@ def test_the_table_has_no_circle_and_names_every_folder() -> None:
     TopologicalSorter(ALLOWED).prepare()  # raises CycleError
 
 
+def classes(file: Path) -> list[ast.ClassDef]:
+    """Every class that a file defines."""
+    return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]
+
+
+def test_folders_and_loose_files_are_few() -> None:
+    folders = [f for f in SOURCE.iterdir() if f.is_dir() and f.name != "__pycache__"]
+    assert len(folders) <= 14 and len(TOP) <= 6
+
+
+def test_no_class_name_means_two_things() -> None:
+    where: dict[str, list[str]] = {}
+    for file in FILES:
+        for found in classes(file):
+            where.setdefault(found.name, []).append(str(file.relative_to(SOURCE)))
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
 def test_a_method_page_imports_neither_engines_nor_experiments_nor_touches_the_world() -> None:
     pages = sorted((SOURCE / "methods").rglob("*.py"))
     assert len(pages) >= 3
