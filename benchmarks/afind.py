@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.timing import ratio
-from benchmarks.toy import CLASSES, sites
+from benchmarks.toy import CLASSES, contexts
 from fedloom import models
 from fedloom.core import graphs
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, LocalEngine
 from fedloom.methods import find, steps
@@ -32,10 +32,10 @@ PEERS, ROWS, BATCH, LR = 8, 150, 50, 0.02
 IMAGE, SMALL = (1, 28, 28), (3, 32, 32)
 
 
-def places(n: int, architecture: str, shape: tuple[int, ...], degree: int | None = None) -> list[Site]:
+def places(n: int, architecture: str, shape: tuple[int, ...], degree: int | None = None) -> list[ClientContext]:
     """Peers that begin alike, on a complete or a random regular graph."""
     graph = None if degree is None else graphs.regular(n, degree)
-    first = sites(n, ROWS, architecture, shape=shape)
+    first = contexts(n, ROWS, architecture, shape=shape)
     near = [graphs.Others(n, i) if graph is None else graph[i] for i in range(n)]
     return [replace(s, network=first[0].network, neighbours=near[i], parties=n) for i, s in enumerate(first)]
 
@@ -43,14 +43,14 @@ def places(n: int, architecture: str, shape: tuple[int, ...], degree: int | None
 class Job:
     """A federation of AFIND+, and how to do one of its rounds."""
 
-    def __init__(self, sites_: list[Site], *, batched: bool = False, **params: Any) -> None:
+    def __init__(self, sites_: list[ClientContext], *, batched: bool = False, **params: Any) -> None:
         self.method = find("afind-plus")
         self.cfg = self.method.configure(params={"batch_size": BATCH, "lr": LR, "epochs": 1, **params})
         peers = [self.method.client(self.cfg, s) for s in sites_]
         self.engine = (BatchedEngine if batched else LocalEngine)(peers)
         form = {k: p.detach().to("meta") for k, p in sites_[0].build().named_parameters()}
         graph = {s.id: s.neighbours for s in sites_}
-        self.fed = Federation(self.engine, home="coordinator", graph=graph, form=form)
+        self.fed = Federation(self.engine, coordinator="coordinator", graph=graph, form=form)
         self.t = 0
 
     def round(self) -> None:
@@ -61,7 +61,7 @@ class Job:
         self.t += 1
 
 
-def plain(sites_: list[Site]) -> Callable[[], None]:
+def plain(sites_: list[ClientContext]) -> Callable[[], None]:
     """A faithful round in which everybody asks everybody."""
     net = models.build("mlp", IMAGE, CLASSES, seed=0)
     states = [copy.deepcopy(net.state_dict()) for _ in sites_]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.timing import ratio
 from fedloom import models
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
 from fedloom.methods import find
@@ -35,17 +35,19 @@ class Job:
         pool = torch.from_numpy(chance.integers(256, size=(CLIENTS * 40, *SHAPE), dtype=np.uint8))
         labels, half = torch.from_numpy(chance.integers(CLASSES, size=len(pool))), torch.full((1, 1, 1), 127.5)
         network = partial(models.build, model, SHAPE, CLASSES, seed=0)
-        home = Site(id=0, parties=CLIENTS, classes=CLASSES, network=network)
+        home = ClientContext(id=0, parties=CLIENTS, classes=CLASSES, network=network)
         counts = chance.integers(20, 41, size=CLIENTS)
-        self.sites = [
-            Site(id=i, parties=CLIENTS, classes=CLASSES, network=network, data=Rows(pool, labels, rows, half, half))
+        self.contexts = [
+            ClientContext(
+                id=i, parties=CLIENTS, classes=CLASSES, network=network, data=Rows(pool, labels, rows, half, half)
+            )
             for i, count in enumerate(counts)
             for rows in (torch.arange(40 * i, 40 * i + count),)
         ]
         self.cfg = method.configure(params={"lam": 0.0, **params})
         assert method.server is not None
         self.server: Any = method.server(self.cfg, home)
-        parties = [method.client(self.cfg, site) for site in self.sites]
+        parties = [method.client(self.cfg, context) for context in self.contexts]
         engine: Engine = BatchedEngine(parties) if batched else LocalEngine(parties)
         form = {k: p.detach().to("meta") for k, p in network().named_parameters()}
         self.fed, self.method, self.t = Federation(engine, form=form), method, 0
@@ -60,11 +62,11 @@ class Job:
 
 def box(job: Job) -> Callable[[], None]:
     """A round of Algorithm 1."""
-    module, alpha, rho = job.sites[0].build(), job.cfg.alpha, job.cfg.penalty(CLIENTS)
+    module, alpha, rho = job.contexts[0].build(), job.cfg.alpha, job.cfg.penalty(CLIENTS)
     theta = {k: p.detach() for k, p in module.named_parameters()}
-    y = [{k: torch.zeros_like(w) for k, w in theta.items()} for _ in job.sites]
-    halves = [((s.support.x, s.support.y), (s.query.x, s.query.y)) for s in job.sites]
-    weights = [len(s.rows) / sum(len(other.rows) for other in job.sites) for s in job.sites]
+    y = [{k: torch.zeros_like(w) for k, w in theta.items()} for _ in job.contexts]
+    halves = [((s.support.x, s.support.y), (s.query.x, s.query.y)) for s in job.contexts]
+    weights = [len(s.rows) / sum(len(other.rows) for other in job.contexts) for s in job.contexts]
 
     def loss(w: dict[str, Tensor], x: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(module, w, (x,)), labels)
@@ -88,8 +90,8 @@ def box(job: Job) -> Callable[[], None]:
 
 def gradients(job: Job) -> Callable[[], None]:
     """One plain gradient of every client over its support half."""
-    module = job.sites[0].build()
-    halves = [(s.support.x, s.support.y) for s in job.sites]
+    module = job.contexts[0].build()
+    halves = [(s.support.x, s.support.y) for s in job.contexts]
 
     def once() -> None:
         for x, y in halves:

@@ -15,9 +15,9 @@ import torch
 
 from benchmarks.fedavg import BATCH, LR, plain
 from benchmarks.timing import ratio
-from benchmarks.toy import SHAPE, sites
+from benchmarks.toy import SHAPE, contexts
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.federation import Federation
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
 
@@ -26,9 +26,9 @@ def rounds(make: Callable[..., Engine], architecture: str, clients: int, rows: i
     """A function that runs one round."""
     method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
     cfg = method.configure(params={"lr": LR, "batch_size": BATCH})
-    places = sites(clients, rows, architecture, shape=shape, device=device)
+    places = contexts(clients, rows, architecture, shape=shape, device=device)
     fed = Federation(make([method.client(cfg, s) for s in places]))
-    server = method.server(cfg, Site(id=0, network=places[0].network, device=device))
+    server = method.server(cfg, ClientContext(id=0, network=places[0].network, device=device))
     t = 0
 
     def run() -> None:

@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.timing import ratio
-from benchmarks.toy import CLASSES, sites
+from benchmarks.toy import CLASSES, contexts
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
 from fedloom.methods.distillation.fedal import mlp
@@ -25,7 +25,7 @@ CLIENTS, ROWS, BATCH, TAU = 10, 200, 32, 5
 
 
 def by_hand(architecture: str, rounds: int) -> Callable[[], None]:
-    places = sites(CLIENTS, ROWS, architecture)
+    places = contexts(CLIENTS, ROWS, architecture)
     nets = [s.build() for s in places]
     optimisers = [torch.optim.Adam(net.parameters(), lr=1e-3) for net in nets]
     data = [(s.data.every, s.data.y(torch.arange(ROWS))) for s in places if s.data]
@@ -76,9 +76,9 @@ def by_hand(architecture: str, rounds: int) -> Callable[[], None]:
 def ours(architecture: str, rounds: int) -> Callable[[], None]:
     method = methods.find("fedal")
     cfg = method.configure()
-    engine = LocalEngine([method.client(cfg, s) for s in sites(CLIENTS, ROWS, architecture)])
+    engine = LocalEngine([method.client(cfg, s) for s in contexts(CLIENTS, ROWS, architecture)])
     assert method.server is not None
-    server = method.server(cfg, Site(id=0, parties=CLIENTS, classes=CLASSES))
+    server = method.server(cfg, ClientContext(id=0, parties=CLIENTS, classes=CLASSES))
     fed = Federation(engine)
     t = 0
 

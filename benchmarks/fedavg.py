@@ -14,9 +14,9 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks.timing import ratio
-from benchmarks.toy import CLASSES, SHAPE, sites
+from benchmarks.toy import CLASSES, SHAPE, contexts
 from fedloom import methods, models
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
 
@@ -24,7 +24,7 @@ CLIENTS, ROWS, BATCH, LR, ROUNDS = 20, 300, 32, 0.01, 2
 
 
 def plain(architecture: str) -> Callable[[], None]:
-    places = sites(CLIENTS, ROWS, architecture)
+    places = contexts(CLIENTS, ROWS, architecture)
     net = models.build(architecture, SHAPE, CLASSES, seed=0)
     weights = {k: v.clone() for k, v in net.state_dict().items()}
     data = [(s.data.every, s.data.y(torch.arange(ROWS))) for s in places if s.data]
@@ -52,8 +52,8 @@ def plain(architecture: str) -> Callable[[], None]:
 def ours(architecture: str, rounds: int = ROUNDS) -> Callable[[], None]:
     method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
     cfg = method.configure(params={"lr": LR, "batch_size": BATCH})
-    places = sites(CLIENTS, ROWS, architecture)
-    server = method.server(cfg, Site(id=0, network=places[0].network))
+    places = contexts(CLIENTS, ROWS, architecture)
+    server = method.server(cfg, ClientContext(id=0, network=places[0].network))
     fed = Federation(LocalEngine([method.client(cfg, s) for s in places]))
     t = 0
 

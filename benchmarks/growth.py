@@ -24,7 +24,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedloom import methods, models
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
 
@@ -44,12 +44,12 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y)
 
 
-def sites(clients: int) -> list[Site]:
+def contexts(clients: int) -> list[ClientContext]:
     """A client's rows are drawn by its number, so that one client is the same among any others."""
     pool, labels = digits()
     zero, scale = torch.zeros(1), torch.full((1,), 16.0)
     return [
-        Site(
+        ClientContext(
             id=n,
             parties=clients,
             classes=10,
@@ -66,7 +66,7 @@ class Job:
     def __init__(self, clients: int, memory: int | None) -> None:
         self.method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
         self.cfg = self.method.configure(params={"batch_size": BATCH})
-        places = sites(clients)
+        places = contexts(clients)
         assert self.method.server is not None
         self.server = self.method.server(self.cfg, places[0])
         self.engine = LocalEngine((self.method.client(self.cfg, place) for place in places), memory=memory)

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from fedloom import models
-from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.context import ClientContext, PublicSet, Rows
 
 SHAPE, CLASSES = (1, 28, 28), 10
 
@@ -18,20 +18,20 @@ def pool(rows: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> tuple[torc
     return x, torch.randint(0, CLASSES, (rows,), generator=g)
 
 
-def sites(
+def contexts(
     clients: int,
     rows: int,
     architecture: str,
     public: int = 1000,
     shape: tuple[int, ...] = SHAPE,
     device: str = "cpu",
-) -> list[Site]:
+) -> list[ClientContext]:
     x, y = (a.to(device) for a in pool(clients * rows + public, shape=shape))
     half = torch.tensor(127.5, device=device)
     part = lambda a, b: Rows(x, y, torch.arange(a, b, device=device), half, half)
     shared = PublicSet(part(clients * rows, clients * rows + public), 0, "benchmark")
     return [
-        Site(
+        ClientContext(
             id=n,
             parties=clients,
             classes=CLASSES,

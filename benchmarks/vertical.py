@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.timing import ratio
 from fedloom import models
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
 from fedloom.methods import find
@@ -30,7 +30,7 @@ from fedloom.methods.vertical.proto_evfl_steps import similarities, to_prototype
 PARTIES, CLASSES, WIDTH, BATCH, OWN = 4, 10, 64, 64, 4000
 
 
-def places(aligned: int) -> tuple[Site, list[Site]]:
+def places(aligned: int) -> tuple[ClientContext, list[ClientContext]]:
     """The home, and the parties, of random pixels."""
     chance = torch.Generator().manual_seed(0)
     shift = torch.full((1, 1, 1), 127.5)
@@ -42,8 +42,10 @@ def places(aligned: int) -> tuple[Site, list[Site]]:
         return Rows(pool, y, torch.arange(n), shift, shift)
 
     network = [partial(models.build, "lenet5", (2, 14, 14), WIDTH, seed=m) for m in range(PARTIES)]
-    sites = [Site(id=m, data=rows(None, aligned + OWN), network=network[m], **common) for m in range(PARTIES)]
-    return Site(id=0, data=rows(labels, aligned), **common), sites
+    contexts = [
+        ClientContext(id=m, data=rows(None, aligned + OWN), network=network[m], **common) for m in range(PARTIES)
+    ]
+    return ClientContext(id=0, data=rows(labels, aligned), **common), contexts
 
 
 class Job:
@@ -52,10 +54,12 @@ class Job:
     def __init__(self, name: str, aligned: int, **params: Any) -> None:
         method = find(name)
         self.cfg = method.configure(params=params)
-        self.place, self.sites = places(aligned)
+        self.place, self.contexts = places(aligned)
         assert method.server is not None
         self.home: Any = method.server(self.cfg, self.place)
-        self.fed = Federation(LocalEngine([method.client(self.cfg, s) for s in self.sites]), home="active", house=(0,))
+        self.fed = Federation(
+            LocalEngine([method.client(self.cfg, s) for s in self.contexts]), coordinator="active", colocated=(0,)
+        )
         self.method, self.t = method, 0
 
     def party(self, m: int) -> Any:
@@ -75,7 +79,7 @@ def joint(job: Job) -> Callable[[], None]:
     bottoms = [copy.deepcopy(job.party(m).net.module) for m in range(PARTIES)]
     top = copy.deepcopy(job.home.net.module)
     aligned = job.place.aligned
-    x = [s.rows.every[:aligned] for s in job.sites]
+    x = [s.rows.every[:aligned] for s in job.contexts]
     y = job.home.labels()
     whole = nn.ModuleList([*bottoms, top])
     optimiser = torch.optim.AdamW(whole.parameters(), lr=1e-3, weight_decay=1e-4)
@@ -95,7 +99,7 @@ def box(job: Job) -> Callable[[], None]:
     """A round of Proto-EVFL's algorithm box."""
     cfg, aligned, y = job.cfg, job.place.aligned, job.home.labels()
     extractors = [copy.deepcopy(job.party(m).net.module) for m in range(PARTIES)]
-    data = [s.rows.every for s in job.sites]
+    data = [s.rows.every for s in job.contexts]
     each = [torch.optim.AdamW(e.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for e in extractors]
     fusion = Fusion(PARTIES, WIDTH, CLASSES, cfg)
     active = torch.optim.AdamW(fusion.parameters(), lr=cfg.active_lr, weight_decay=0)

@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.fedavg import BATCH, CLIENTS, LR, ROUNDS, ROWS, plain
-from benchmarks.toy import sites
+from benchmarks.toy import contexts
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.federation import Federation
 from fedloom.engines import WorkersEngine
 
@@ -32,8 +32,8 @@ def ours(architecture: str = "lenet5", workers: int = WORKERS, rounds: int = ROU
     torch.set_num_threads(1)
     method = methods.load(Path(__file__).parents[1] / "examples" / "fedavg.py")
     cfg = method.configure(params={"lr": LR, "batch_size": BATCH})
-    places = sites(CLIENTS, ROWS, architecture)
-    server = method.server(cfg, Site(id=0, network=places[0].network))
+    places = contexts(CLIENTS, ROWS, architecture)
+    server = method.server(cfg, ClientContext(id=0, network=places[0].network))
     engine = WorkersEngine((method.client(cfg, s) for s in places), workers=workers)
     fed = Federation(engine)
     t = 0

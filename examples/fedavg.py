@@ -18,7 +18,7 @@ class Client(Party[Config]):
     CALLS = ("receive", "update")  # what a round may call; a node of another organisation answers nothing else
 
     def setup(self):
-        self.network(self.site.build(), SGD(self.cfg.lr))
+        self.network(self.context.build(), SGD(self.cfg.lr))
 
     def receive(self, *, weights):
         self.params = weights
@@ -33,7 +33,7 @@ class Server(Party[Config]):
     STATE = ("weights",)
 
     def setup(self):
-        self.weights = {name: p.detach() for name, p in self.site.build().named_parameters()}
+        self.weights = {name: p.detach() for name, p in self.context.build().named_parameters()}
 
     def average(self, replies):
         rows = [int(r["rows"]) for r in replies.values()]
@@ -44,7 +44,7 @@ def round(fed, server, clients, cfg, t):
     if t == 0:
         fed.call(clients, "receive", shared={"weights": server.weights})
     template = {"weights": server.weights, "rows": Shape("int64")}
-    replies = fed.call(clients, "update", shared={"t": t}, expect=template, need=1)
+    replies = fed.call(clients, "update", shared={"t": t}, expect=template, min_replies=1)
     if replies:
         server.average(replies)
     fed.call(clients, "receive", shared={"weights": server.weights})

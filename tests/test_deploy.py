@@ -68,7 +68,7 @@ class Trained:
     def alone(self, m: int) -> np.ndarray:
         """The same of one party alone."""
         party: Any = self.parties[m]
-        return torch.softmax(party.alone(party.infer(party.site.tests["test"].every)), -1).numpy()
+        return torch.softmax(party.alone(party.infer(party.context.tests["test"].every)), -1).numpy()
 
     def raw(self) -> Any:
         """Raw test rows of all columns, or whole pictures."""
@@ -721,7 +721,7 @@ class TurnedActive(Party):
     STATE = ("params", "opt", "turned")
 
     def setup(self):
-        self.network(steps.top_model(self, self.site.parties * self.cfg.width), self.cfg.optimise())
+        self.network(steps.top_model(self, self.context.parties * self.cfg.width), self.cfg.optimise())
         self.turned = 1.0
 
     def decide(self, contributions):

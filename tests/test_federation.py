@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from fedloom.core import message
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
@@ -62,7 +62,7 @@ class Worker(Party[None]):
 
 
 def federation(n: int = 3, faults: Faults | None = None, isolated: bool = False) -> Federation:
-    builders = [partial(Worker, None, Site(id=i)) for i in range(n)]
+    builders = [partial(Worker, None, ClientContext(id=i)) for i in range(n)]
     if isolated:
         return Federation(IsolatedEngine(builders, faults=faults))
     return Federation(LocalEngine([b() for b in builders], faults=faults))
@@ -105,7 +105,7 @@ def test_a_page_may_refuse_what_no_template_can_tell(isolated: bool) -> None:
     assert [(t.party, t.reason) for t in fed.failures] == [("worker-1", "wrong shape"), ("worker-2", "refused")]
     assert "4711" in fed.failures[1].trace
     assert sum(e.count for e in fed.ledger if e.receiver == "server") == 2
-    assert fed.call([2], "work", shared={"x": torch.ones(2)}, check=check, need=1) == {}
+    assert fed.call([2], "work", shared={"x": torch.ones(2)}, check=check, min_replies=1) == {}
 
 
 def test_a_mistake_in_a_check_stops_the_run() -> None:
@@ -139,9 +139,9 @@ def test_a_failed_call_leaves_state_as_it_was_and_a_bad_reply_does_not() -> None
 def test_a_step_says_how_many_replies_it_needs() -> None:
     fed = federation()
     modes = {0: {"mode": "fine"}, 1: {"mode": "nan"}, 2: {"mode": "nan"}}
-    assert fed.call([0, 1, 2], "work", shared={"x": torch.ones(2)}, each=modes, need=2) == {}
+    assert fed.call([0, 1, 2], "work", shared={"x": torch.ones(2)}, each=modes, min_replies=2) == {}
     assert fed.failures[-1].reason == "fewer than 2 replies"
-    assert fed.call([], "work", need=1) == {}
+    assert fed.call([], "work", min_replies=1) == {}
 
 
 def test_a_mistake_in_the_page_stops_the_run() -> None:
@@ -274,12 +274,12 @@ def test_peers_speak_to_their_neighbours_alone() -> None:
     fed, free = Federation(engine, seed=3, graph=ring), Federation(engine, seed=3)
     assert fed.neighbours(0, [0, 1, 2, 4]) == (1, 4) and fed.neighbours(0, [2, 4]) == (4,)
     assert free.neighbours(2, [0, 1, 2, 4]) == (0, 1, 4)
-    assert fed.links([0, 1, 3], None, 0) == {0: [1], 1: [0], 3: []}
-    drawn = [free.links(range(5), 2, t) for t in range(20)]
-    assert drawn == [Federation(engine, seed=3).links(range(5), 2, t) for t in range(20)]
+    assert fed.sample_peers([0, 1, 3], None, 0) == {0: [1], 1: [0], 3: []}
+    drawn = [free.sample_peers(range(5), 2, t) for t in range(20)]
+    assert drawn == [Federation(engine, seed=3).sample_peers(range(5), 2, t) for t in range(20)]
     assert all(i not in near and near == sorted(set(near)) and len(near) == 2 for d in drawn for i, near in d.items())
     assert {j for d in drawn for j in d[0]} == {1, 2, 3, 4}
-    assert drawn != [Federation(engine, seed=4).links(range(5), 2, t) for t in range(20)]
+    assert drawn != [Federation(engine, seed=4).sample_peers(range(5), 2, t) for t in range(20)]
     for wrong, why in (({0: [2]}, "peer 2 is no neighbour of 0"), ({1: [1]}, "can't exchange with itself")):
         with pytest.raises(MethodError, match=why):
             fed.exchange(wrong, answer="own", take="take")
@@ -324,21 +324,23 @@ def test_neighbours_are_those_of_the_graph_who_are_there() -> None:
 
 def test_links_lie_in_the_graph_and_are_the_same_for_every_method() -> None:
     ring, full = on_a_ring(), federation(5)
-    assert ring.links(range(5), None, 0) == ring.links(range(5), 2, 7) == RING
-    assert ring.links([0, 1, 3], None, 0) == {0: [1], 1: [0], 3: []}
-    ones = [ring.links(range(5), 1, t) for t in range(20)]
+    assert ring.sample_peers(range(5), None, 0) == ring.sample_peers(range(5), 2, 7) == RING
+    assert ring.sample_peers([0, 1, 3], None, 0) == {0: [1], 1: [0], 3: []}
+    ones = [ring.sample_peers(range(5), 1, t) for t in range(20)]
     assert all(len(near) == 1 and near[0] in RING[i] for links in ones for i, near in links.items())
     assert {links[0][0] for links in ones} == {1, 4}
     again = federation(5)
     again.call([0], "own")  # whatever else it does
-    drawn = [full.links((3, 0, 1, 4), 2, t) for t in range(20)]
-    assert drawn == [again.links((3, 0, 1, 4), 2, t) for t in range(20)]
+    drawn = [full.sample_peers((3, 0, 1, 4), 2, t) for t in range(20)]
+    assert drawn == [again.sample_peers((3, 0, 1, 4), 2, t) for t in range(20)]
     assert all(list(links) == [3, 0, 1, 4] for links in drawn)
     assert all(near == sorted(set(near) - {i}) and len(near) == 2 for links in drawn for i, near in links.items())
     assert {tuple(links[0]) for links in drawn} == {(1, 3), (1, 4), (3, 4)}
     whole = Federation(full.engine, graph={i: [j for j in range(5) if j != i] for i in range(5)})
-    assert whole.links(range(5), 2, 3) == full.links(range(5), 2, 3)  # however the complete graph is given
-    assert Federation(full.engine, seed=1).links(range(5), 2, 3) != full.links(range(5), 2, 3)
+    assert whole.sample_peers(range(5), 2, 3) == full.sample_peers(
+        range(5), 2, 3
+    )  # however the complete graph is given
+    assert Federation(full.engine, seed=1).sample_peers(range(5), 2, 3) != full.sample_peers(range(5), 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +366,7 @@ class Listener(Party[None]):
     STATE = ("value", "heard")
 
     def setup(self) -> None:
-        self.value, self.heard = torch.tensor([float(self.site.id)]), torch.zeros(0)
+        self.value, self.heard = torch.tensor([float(self.context.id)]), torch.zeros(0)
 
     def ask(self) -> Tensor:
         return self.value
@@ -392,7 +394,7 @@ def test_answers_held_in_groups_are_the_same_answers(
         (4, [[0, 1, 2], [3, 4]]),
         (1, [[0], [1, 2], [3], [4]]),  # whoever has more links than that is alone
     ]:
-        builders = [partial(Listener, None, Site(id=i)) for i in range(5)]
+        builders = [partial(Listener, None, ClientContext(id=i)) for i in range(5)]
         engine = IsolatedEngine(builders) if isolated else LocalEngine([b() for b in builders])
         fed, calls = Federation(engine), []
         inner = engine.exchange
@@ -412,9 +414,9 @@ def test_answers_held_in_groups_are_the_same_answers(
 @pytest.mark.parametrize("isolated", [False, True])
 def test_what_is_said_in_the_home_s_own_house_is_not_counted(isolated: bool) -> None:
     """Its replies are used and its failures counted all the same."""
-    builders = [partial(Worker, None, Site(id=i)) for i in range(3)]
+    builders = [partial(Worker, None, ClientContext(id=i)) for i in range(3)]
     engine = IsolatedEngine(builders) if isolated else LocalEngine([b() for b in builders])
-    fed, x = Federation(engine, house=(0,)), torch.ones(2)
+    fed, x = Federation(engine, colocated=(0,)), torch.ones(2)
     assert set(fed.call([0, 1, 2], "work", shared={"x": x})) == {0, 1, 2}
     one = {i: {"mode": "nan" if i == 0 else "fine"} for i in (0, 1)}
     assert set(fed.call([0, 1], "work", shared={"x": x}, each=one)) == {1}
@@ -422,7 +424,7 @@ def test_what_is_said_in_the_home_s_own_house_is_not_counted(isolated: bool) -> 
     others = ("worker-1", "worker-2")
     assert fed.ledger.pairs.keys() == {("server", i) for i in others} | {(i, "server") for i in others}
     assert fed.ledger.pairs["server", "worker-1"] == [2, 16] and fed.ledger.sent("worker-0") == 0
-    nobody = Federation(engine, house=(0, 1, 2))
+    nobody = Federation(engine, colocated=(0, 1, 2))
     nobody.call([0, 1, 2], "work", shared={"x": x})
     assert not list(nobody.ledger) and not nobody.ledger.pairs
 

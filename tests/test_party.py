@@ -10,7 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Batches, PublicSet, Recent, Rows, Site, aligned_plan, epoch_plan, sample_plan
+from fedloom.core.context import (
+    BatchCache,
+    Batches,
+    ClientContext,
+    PublicSet,
+    Rows,
+    aligned_plan,
+    epoch_plan,
+    sample_plan,
+)
 from fedloom.core.errors import MethodError, StateError
 from fedloom.core.evaluation import contribution, decide, predictions
 from fedloom.core.optim import SGD, Adam
@@ -50,7 +59,7 @@ class Learner(Party[None]):
 
 
 def test_undeclared_state_is_refused_and_says_how_to_mend_it() -> None:
-    party = Counter(None, Site(id=0))
+    party = Counter(None, ClientContext(id=0))
     with pytest.raises(StateError, match=r"self\.cache.*Add 'cache' to STATE, or use a local variable"):
         party.sneak()
     with pytest.raises(StateError, match=r"Counter\.log must be a tree.*\bf\b"):
@@ -58,7 +67,7 @@ def test_undeclared_state_is_refused_and_says_how_to_mend_it() -> None:
 
 
 def test_state_goes_round_and_holds_no_graph() -> None:
-    party, twin = Counter(None, Site(id=0)), Counter(None, Site(id=1))
+    party, twin = Counter(None, ClientContext(id=0)), Counter(None, ClientContext(id=1))
     party.add(x=torch.tensor(2.0, requires_grad=True))
     assert not party.total.requires_grad
     twin.load(party.state())
@@ -69,7 +78,7 @@ def test_state_goes_round_and_holds_no_graph() -> None:
 
 
 def test_a_failing_call_changes_nothing() -> None:
-    party = Counter(None, Site(id=0))
+    party = Counter(None, ClientContext(id=0))
     party.add(x=torch.tensor(2.0))
     with pytest.raises(RuntimeError), party.transaction():
         party.fail()
@@ -77,7 +86,7 @@ def test_a_failing_call_changes_nothing() -> None:
 
 
 def test_a_failing_call_leaves_the_network_as_it_was() -> None:
-    party = Learner(None, Site(id=0, data=rows(20, 0)))
+    party = Learner(None, ClientContext(id=0, data=rows(20, 0)))
     before = {k: v.clone() for k, v in {**party.params, **party.opt}.items()}
     batches = party.batches(0, steps=2, size=8)
     with pytest.raises(RuntimeError), party.transaction():
@@ -95,11 +104,11 @@ def test_mistakes_in_setup_are_told() -> None:
             self.cache: list[int] = []  # which a method could fill without ever assigning it
 
     with pytest.raises(StateError, match=r"Hides assigns self\.cache.*belongs in the config or on the class"):
-        Hides(None, Site(id=0))
+        Hides(None, ClientContext(id=0))
 
-    learner = Learner(None, Site(id=0))
-    with pytest.raises(StateError, match=r"Learner assigns self\.site"):
-        learner.site = Site(id=1)
+    learner = Learner(None, ClientContext(id=0))
+    with pytest.raises(StateError, match=r"Learner assigns self\.context"):
+        learner.context = ClientContext(id=1)
     with pytest.raises(StateError, match=r"Learner assigns self\._network"):
         learner.network(nn.Linear(2, 2), SGD(0.1))
 
@@ -118,17 +127,17 @@ def test_mistakes_in_setup_are_told() -> None:
         (NoBuffers, "'buffers'"),
     ):
         with pytest.raises(MethodError, match=text):
-            kind(None, Site(id=0))
+            kind(None, ClientContext(id=0))
     with pytest.raises(MethodError, match="holds no data"):
-        _ = Counter(None, Site(id=4)).data
+        _ = Counter(None, ClientContext(id=4)).data
     with pytest.raises(MethodError, match=r"set data\.public"):
-        Counter(None, Site(id=4)).public(0, steps=1, size=1)
+        Counter(None, ClientContext(id=4)).public(0, steps=1, size=1)
     with pytest.raises(MethodError, match="has no network"):
-        _ = Counter(None, Site(id=4)).params
+        _ = Counter(None, ClientContext(id=4)).params
 
 
 def test_assigning_params_copies_values_and_keeps_the_flat_vector() -> None:
-    a, b = Learner(None, Site(id=0)), Learner(None, Site(id=1))
+    a, b = Learner(None, ClientContext(id=0)), Learner(None, ClientContext(id=1))
     flat = b.net.flat
     b.params = a.params
     assert b.net.flat is flat
@@ -153,19 +162,19 @@ class Student(Party[None]):
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.model(x), y)
 
-    def prepare(self, *, way: str, handout: Mapping[str, Any]) -> None:
-        if handout:
-            self.params = {**self.params, **handout}
-        if way == "tuned":
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Any]) -> None:
+        if broadcast:
+            self.params = {**self.params, **broadcast}
+        if eval_mode == "tuned":
             self.train(self.loss, self.batches(0, steps=3, size=8))
-        if way == "broken":
+        if eval_mode == "broken":
             self.train(self.loss, self.batches(0, steps=1, size=8))
             raise RuntimeError
 
 
 def student() -> Student:
-    party = Student(None, Site(id=0, data=rows(40, 0), tests={"test": rows(60, 1)}))
-    party.minimise(party.loss, *party.some(0, size=8))
+    party = Student(None, ClientContext(id=0, data=rows(40, 0), tests={"test": rows(60, 1)}))
+    party.minimise(party.loss, *party.sample_batch(0, size=8))
     return party
 
 
@@ -173,23 +182,23 @@ def test_an_evaluation_is_prepared_and_that_is_undone() -> None:
     party, ready = student(), student()
     before = party.net.memory.clone()
     plain = predictions(party, on="test")
-    ready.prepare(way="tuned", handout={})
+    ready.prepare(eval_mode="tuned", broadcast={})
     with party.transaction():
-        tuned = predictions(party, on="test", way="tuned")
+        tuned = predictions(party, on="test", eval_mode="tuned")
         assert not party.net.changed
     assert torch.equal(tuned["loss"], predictions(ready, on="test")["loss"])
     assert not torch.equal(tuned["loss"], plain["loss"])
     blank = {k: torch.zeros_like(v) for k, v in party.params.items() if k.startswith("head.")}
-    assert float(predictions(party, on="test", handout=blank)["loss"]) == pytest.approx(np.log(CLASSES))
+    assert float(predictions(party, on="test", broadcast=blank)["loss"]) == pytest.approx(np.log(CLASSES))
     with pytest.raises(RuntimeError):
-        predictions(party, on="test", way="broken")
+        predictions(party, on="test", eval_mode="broken")
     assert torch.equal(party.net.memory, before)
     assert torch.equal(predictions(party, on="test")["loss"], plain["loss"])
 
 
 def test_a_party_passes_on_what_its_network_can() -> None:
     party = student()
-    x, y = party.some(1, size=8)
+    x, y = party.sample_batch(1, size=8)
     before = {k: v.clone() for k, v in party.params.items()}
     value, gradients = party.gradient(party.loss, x, y, of=["head.bias"])
     assert gradients.keys() == {"head.bias"} and value.shape == ()
@@ -217,7 +226,7 @@ def test_notes_are_numbers_or_vectors() -> None:
 
 def test_batches_depend_on_seed_round_and_party_only() -> None:
     def batch(id: int, seed: int, t: int) -> Tensor:
-        return Learner(None, Site(id=id, seed=seed, data=rows(50, 0))).batches(t, steps=2, size=8).x
+        return Learner(None, ClientContext(id=id, seed=seed, data=rows(50, 0))).batches(t, steps=2, size=8).x
 
     base = batch(0, 0, 0)
     assert torch.equal(base, batch(0, 0, 0))
@@ -241,8 +250,8 @@ def test_an_epoch_sees_every_row_and_its_batches_are_full() -> None:
 
 def test_public_batches_are_one_object_for_all_parties() -> None:
     public = PublicSet(rows(64, 7), 3, "x")
-    a = Counter(None, Site(id=0, seed=3, public=public)).public(5, steps=2, size=8)
-    b = Counter(None, Site(id=1, seed=3, public=public)).public(5, steps=2, size=8)
+    a = Counter(None, ClientContext(id=0, seed=3, public=public)).public(5, steps=2, size=8)
+    b = Counter(None, ClientContext(id=1, seed=3, public=public)).public(5, steps=2, size=8)
     assert a[1] is b[1]
     other = PublicSet(rows(64, 7), 3, "x").batches(5, 2, 8)
     assert torch.equal(other[1], a[1])
@@ -258,18 +267,18 @@ def test_rows_are_scaled_when_they_are_read() -> None:
 
 
 def test_some_rows_are_different_ones_and_all_where_there_are_fewer() -> None:
-    party = Learner(None, Site(id=0, data=rows(30, 0)))
-    x, y = party.some(2, size=12)
+    party = Learner(None, ClientContext(id=0, data=rows(30, 0)))
+    x, y = party.sample_batch(2, size=12)
     assert x.shape == (12, FEATURES) and y.shape == (12,)
     assert len({tuple(row) for row in x.tolist()}) == 12
     own = {tuple(row): int(label) for row, label in zip(party.data.every.tolist(), party.data.labels, strict=True)}
     assert all(own[tuple(row)] == label for row, label in zip(x.tolist(), y, strict=True))
-    assert {tuple(row) for row in party.some(2, size=99)[0].tolist()} == set(own)
-    assert torch.equal(party.some(2, size=12)[0], x) and not torch.equal(party.some(3, size=12)[0], x)
+    assert {tuple(row) for row in party.sample_batch(2, size=99)[0].tolist()} == set(own)
+    assert torch.equal(party.sample_batch(2, size=12)[0], x) and not torch.equal(party.sample_batch(3, size=12)[0], x)
 
 
 def test_batches_are_gathered_once_while_they_are_recent_and_never_for_another() -> None:
-    recent, made = Recent(1000), [0]
+    recent, made = BatchCache(1000), [0]
 
     class Owner:
         pass
@@ -294,19 +303,23 @@ def test_batches_are_gathered_once_while_they_are_recent_and_never_for_another()
 # -- rows that have no labels here -----------------------------------------------------------------------
 
 
-def unlabelled(n: int = 12, aligned: int = 5, **site: Any) -> Site:
+def unlabelled(n: int = 12, aligned: int = 5, **context: Any) -> ClientContext:
     """A place with n rows, of which the first are aligned."""
     data = rows(n, 0)
     hidden = Rows(data.pool, None, data.index, data.shift, data.scale)
-    return Site(id=2, seed=4, classes=CLASSES, data=hidden, aligned=aligned, tests={"test": hidden}, **site)
+    return ClientContext(id=2, seed=4, classes=CLASSES, data=hidden, aligned=aligned, tests={"test": hidden}, **context)
 
 
 def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
-    site = unlabelled()
+    context = unlabelled()
     which = torch.tensor([[3, 1], [0, 3]])
-    assert torch.equal(site.rows.inputs(which)[1, 0], site.rows.every[0])
-    assert site.rows.inputs(torch.zeros(0, 4, dtype=torch.long)).shape == (0, 4, FEATURES)
-    for read in (lambda: site.rows.y(which[0]), lambda: site.rows.batches(which), lambda: site.some(0, size=2)):
+    assert torch.equal(context.rows.inputs(which)[1, 0], context.rows.every[0])
+    assert context.rows.inputs(torch.zeros(0, 4, dtype=torch.long)).shape == (0, 4, FEATURES)
+    for read in (
+        lambda: context.rows.y(which[0]),
+        lambda: context.rows.batches(which),
+        lambda: context.sample_batch(0, size=2),
+    ):
         with pytest.raises(MethodError, match="no labels here: another party may hold them"):
             read()
     with pytest.raises(MethodError, match="no labels here"):
@@ -314,25 +327,25 @@ def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
 
 
 def test_aligned_batches_are_the_same_people_at_every_place_and_one_object_here() -> None:
-    site, other = unlabelled(), Site(id=0, seed=4, data=rows(7, 1), aligned=5)
+    context, other = unlabelled(), ClientContext(id=0, seed=4, data=rows(7, 1), aligned=5)
     plan = aligned_plan(4, 3, 5, 2)
     assert plan.shape == (3, 2) and set(plan.flatten().tolist()) == set(range(5))
     for step in range(3):
-        for place in (site, other):
+        for place in (context, other):
             assert torch.equal(place.aligned_batch(3, step, size=2), place.rows.every[plan[step]])
-    batch = site.aligned_batch(3, 1, size=2)
-    assert site.aligned_batch(3, 1, size=2) is batch
-    assert all(site.aligned_batch(*key, size=2) is not batch for key in ((3, 0), (2, 1)))
+    batch = context.aligned_batch(3, 1, size=2)
+    assert context.aligned_batch(3, 1, size=2) is batch
+    assert all(context.aligned_batch(*key, size=2) is not batch for key in ((3, 0), (2, 1)))
     assert not torch.equal(plan, aligned_plan(4, 4, 5, 2)) and not torch.equal(plan, aligned_plan(5, 3, 5, 2))
 
 
 @pytest.mark.parametrize("size", [4, 20])
 def test_unlabelled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int) -> None:
-    site = unlabelled()
-    numbers = {tuple(row): n for n, row in enumerate(site.rows.every.tolist())}
+    context = unlabelled()
+    numbers = {tuple(row): n for n, row in enumerate(context.rows.every.tolist())}
 
     def drawn(t: int, aligned: bool) -> list[list[int]]:
-        batches = site.unlabelled(t, steps=30, size=size, aligned=aligned)
+        batches = context.unlabelled(t, steps=30, size=size, aligned=aligned)
         assert batches.shape == (30, size, FEATURES)
         return [[numbers[tuple(row)] for row in batch] for batch in batches.tolist()]
 
@@ -341,13 +354,13 @@ def test_unlabelled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int)
     assert {n for batch in own for n in batch} == set(range(5, 12))
     assert size > 7 or all(len(set(batch)) == size for batch in own)  # none twice, unless they are few
     assert drawn(0, False) == own != drawn(1, False)
-    assert site.unlabelled(0, steps=0, size=size).shape == (0, size, FEATURES)
+    assert context.unlabelled(0, steps=0, size=size).shape == (0, size, FEATURES)
     with pytest.raises(MethodError, match="party 2 has no unaligned rows"):
         unlabelled(5).unlabelled(0, steps=1, size=2, aligned=False)
 
 
 def test_only_a_method_with_columns_contributes_and_decides() -> None:
-    party = Counter(None, Site(id=0))
+    party = Counter(None, ClientContext(id=0))
     with pytest.raises(MethodError, match=r"define contribution\(\)"):
         contribution(party, on="test")
     with pytest.raises(MethodError, match=r"define decide\(\)"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.rng import hidden_stream
 from fedloom.experiment.build import build
@@ -19,41 +19,42 @@ from fedloom.methods import find
 from fedloom.methods.peer.selection import private, proxy
 from fedloom.methods.vertical.proto_evfl_steps import with_noise
 from fedloom.methods.vertical.steps import aligned_rows
-from tests.toy import Toy, common, sites
+from tests.toy import Toy, common, contexts
 
 X = torch.arange(6.0)
 SECRET = 2**128 - 1
 
 
-def drawn(site: Site, on: torch.Tensor = X, *keys: int) -> list[float]:
-    found: list[float] = site.noise(on, "privacy", *keys).standard_normal(4).tolist()
+def drawn(context: ClientContext, on: torch.Tensor = X, *keys: int) -> list[float]:
+    found: list[float] = context.noise(on, "privacy", *keys).standard_normal(4).tolist()
     return found
 
 
 def test_without_a_secret_noise_is_the_stream_that_it_was() -> None:
-    site = Site(3, seed=5)
-    assert drawn(site, X, 1) == site.stream("privacy", 1).standard_normal(4).tolist()
-    assert drawn(site, X, 1) == drawn(site, X + 1, 1)
+    context = ClientContext(3, seed=5)
+    assert drawn(context, X, 1) == context.stream("privacy", 1).standard_normal(4).tolist()
+    assert drawn(context, X, 1) == drawn(context, X + 1, 1)
 
 
 def test_with_one_it_depends_on_it_and_on_what_it_hides() -> None:
-    site = Site(3, seed=5, secret=SECRET)
+    context = ClientContext(3, seed=5, secret=SECRET)
     every = [
-        drawn(site), drawn(Site(3, seed=5)), drawn(replace(site, secret=SECRET - 1)), drawn(site, X + 1),
-        drawn(site, X.double()), site.noise(X, "other").standard_normal(4).tolist(),
-        *(site.noise([X, scale], "privacy").standard_normal(4).tolist() for scale in (1.0, 2.0)),
+        drawn(context), drawn(ClientContext(3, seed=5)),
+        drawn(replace(context, secret=SECRET - 1)), drawn(context, X + 1),
+        drawn(context, X.double()), context.noise(X, "other").standard_normal(4).tolist(),
+        *(context.noise([X, scale], "privacy").standard_normal(4).tolist() for scale in (1.0, 2.0)),
     ]  # fmt: skip
     assert len({tuple(numbers) for numbers in every}) == len(every)
-    assert drawn(site) == drawn(replace(site)) == drawn(site, X.clone())  # who resumes makes it again
+    assert drawn(context) == drawn(replace(context)) == drawn(context, X.clone())  # who resumes makes it again
     assert (
-        site.stream("batches").integers(100, size=9).tolist()
-        == Site(3, seed=5).stream("batches").integers(100, size=9).tolist()
+        context.stream("batches").integers(100, size=9).tolist()
+        == ClientContext(3, seed=5).stream("batches").integers(100, size=9).tolist()
     )
 
 
 def test_with_one_nothing_that_a_caller_chooses_gives_other_noise_for_the_same() -> None:
-    site = Site(3, seed=5, secret=SECRET)
-    every = [drawn(site), drawn(site, X, 1), drawn(site, X, 1, 2), drawn(replace(site, seed=6, id=4))]
+    context = ClientContext(3, seed=5, secret=SECRET)
+    every = [drawn(context), drawn(context, X, 1), drawn(context, X, 1, 2), drawn(replace(context, seed=6, id=4))]
     assert every == [every[0]] * 4
 
 
@@ -68,7 +69,7 @@ def test_averaging_the_replies_does_not_remove_the_noise_of_a_proxy() -> None:
     params = {"dp": {"target": "phi", "sigma": 1.0, "clip": 0.1}, "probe_rows": 1000}  # all rows, in every round
 
     def noises(secret: int | None) -> list[torch.Tensor]:
-        places = [replace(site, secret=secret) for site in sites(3, make=common)]
+        places = [replace(context, secret=secret) for context in contexts(3, make=common)]
         method = find("afind-plus")
         peer: Any = method.party_at(places[1])(method.configure("recommended", params), places[1])
         phi = proxy(peer, 0)[0]
@@ -86,7 +87,7 @@ def test_afind_s_noise_can_not_be_made_again_with_the_seed_alone(target: str) ->
     method = find("afind-plus")
 
     def states(secret: int | None) -> dict[int, str]:
-        places = [replace(site, secret=secret) for site in sites(3, make=common)]
+        places = [replace(context, secret=secret) for context in contexts(3, make=common)]
         return Toy(method, places=places, **params).run(2).engine.digests()
 
     known, hidden = states(None), states(SECRET)
@@ -111,7 +112,7 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     again = build_party(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]
     assert float((2 * said[1] - again - f).std()) > 1  # or two runs with two scales would tell f
     home = build(check({"run": {**values, "params": {"width": 8, "prototype_noise": 0.5}}}).run, secret=7).server
-    assert home is not None and home.site.secret == 7
+    assert home is not None and home.context.secret == 7
     home.prototypes = torch.ones_like(home.prototypes)
     one, two = (home.prototypes_for(t)[1]["prototypes"] for t in (0, 1))  # type: ignore[attr-defined]
     assert torch.equal(one, two) and not torch.equal(one, torch.ones_like(one))

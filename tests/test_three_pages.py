@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.federation import Federation
 from fedloom.core.message import floats
 from fedloom.core.optim import SGD
@@ -23,8 +23,8 @@ from fedloom.engines import IsolatedEngine, LocalEngine
 ENGINES = ["local", "isolated"]
 
 
-def engine(kind: str, party: type[Party[None]], sites: list[Site]) -> LocalEngine:
-    builders = [partial(party, None, site) for site in sites]
+def engine(kind: str, party: type[Party[None]], contexts: list[ClientContext]) -> LocalEngine:
+    builders = [partial(party, None, context) for context in contexts]
     return LocalEngine([b() for b in builders]) if kind == "local" else IsolatedEngine(builders)
 
 
@@ -35,7 +35,7 @@ class Peer(Party[None]):
     STATE = ("value",)
 
     def setup(self) -> None:
-        self.value = torch.full((3,), float(self.site.id), dtype=torch.float64)
+        self.value = torch.full((3,), float(self.context.id), dtype=torch.float64)
 
     def share(self) -> Tensor:
         return self.value
@@ -52,7 +52,7 @@ def gossip(fed: Federation, peers: tuple[int, ...], t: int) -> None:
 @pytest.mark.parametrize("kind", ENGINES)
 def test_gossip_reaches_the_mean_and_the_coordinator_holds_nothing(kind: str) -> None:
     n = 6
-    fed = Federation(engine(kind, Peer, [Site(id=i) for i in range(n)]), home="coordinator")
+    fed = Federation(engine(kind, Peer, [ClientContext(id=i) for i in range(n)]), coordinator="coordinator")
     for t in range(60):
         fed.round = t
         gossip(fed, fed.engine.ids, t)
@@ -70,20 +70,20 @@ class Columns(Party[None]):
     STATE = ("params", "opt")
 
     def setup(self) -> None:
-        self.network(self.site.build(), SGD(lr=0.1))
+        self.network(self.context.build(), SGD(lr=0.1))
 
     def embed(self, *, rows: Tensor) -> Tensor:
-        return self.forward(X[self.site.id][rows])
+        return self.forward(X[self.context.id][rows])
 
     def update(self, *, rows: Tensor, cut: Tensor) -> None:
-        self.descend(X[self.site.id][rows], cut)
+        self.descend(X[self.context.id][rows], cut)
 
 
 class Labels(Party[None]):
     STATE = ("params", "opt")
 
     def setup(self) -> None:
-        self.network(self.site.build(), SGD(lr=0.1))
+        self.network(self.context.build(), SGD(lr=0.1))
 
     def learn(self, parts: dict[int, Tensor], rows: Tensor) -> dict[int, dict[str, Tensor]]:
         joint = torch.cat(list(parts.values()), -1).requires_grad_()
@@ -93,7 +93,7 @@ class Labels(Party[None]):
 
 
 def split_step(fed: Federation, label: Labels, columns: tuple[int, ...], rows: Tensor) -> None:
-    parts = fed.call(columns, "embed", shared={"rows": rows}, expect=floats(len(rows), 4), need=2)
+    parts = fed.call(columns, "embed", shared={"rows": rows}, expect=floats(len(rows), 4), min_replies=2)
     fed.call(parts, "update", shared={"rows": rows}, each=label.learn(parts, rows))
 
 
@@ -113,9 +113,9 @@ def top() -> nn.Module:
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_split_step_is_the_step_of_the_joint_network(kind: str) -> None:
-    sites = [Site(id=i, network=partial(bottom, i)) for i in range(2)]
-    label = Labels(None, Site(id=9, network=top))
-    fed = Federation(engine(kind, Columns, sites), home="labels")
+    contexts = [ClientContext(id=i, network=partial(bottom, i)) for i in range(2)]
+    label = Labels(None, ClientContext(id=9, network=top))
+    fed = Federation(engine(kind, Columns, contexts), coordinator="labels")
     bottoms, head = nn.ModuleList([bottom(0), bottom(1)]), top()
     joint = torch.optim.SGD([*bottoms.parameters(), *head.parameters()], lr=0.1)
     for t in range(20):
@@ -148,7 +148,7 @@ class Node(Party[None]):
         self.dual = torch.zeros(2, dtype=torch.float64)
 
     def solve(self, *, z: Tensor) -> Tensor:
-        a, c = CURVATURE[self.site.id], CENTRE[self.site.id]
+        a, c = CURVATURE[self.context.id], CENTRE[self.context.id]
         self.x = (a * c - self.dual + RHO * z) / (a + RHO)  # argmin f(x) + y·(x - z) + ρ/2 |x - z|²
         return self.dual + RHO * self.x
 
@@ -157,7 +157,7 @@ class Node(Party[None]):
 
 
 def admm(fed: Federation, nodes: tuple[int, ...], z: Tensor) -> Tensor:
-    u = fed.call(nodes, "solve", shared={"z": z}, expect=z, need=len(nodes))
+    u = fed.call(nodes, "solve", shared={"z": z}, expect=z, min_replies=len(nodes))
     z = torch.stack(list(u.values())).mean(0) / RHO
     fed.call(nodes, "ascend", shared={"z": z})
     return z
@@ -165,7 +165,7 @@ def admm(fed: Federation, nodes: tuple[int, ...], z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_admm_converges_to_the_closed_form(kind: str) -> None:
-    fed = Federation(engine(kind, Node, [Site(id=i) for i in range(3)]))
+    fed = Federation(engine(kind, Node, [ClientContext(id=i) for i in range(3)]))
     z = torch.zeros(2, dtype=torch.float64)
     for t in range(120):
         fed.round = t

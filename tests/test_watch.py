@@ -526,7 +526,7 @@ def test_a_run_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert text_of(dom, "accuracy") == "75.0 %" and text_of(dom, "up") == "4 of 5"
     assert text_of(dom, "who") == "down: client-3"
     assert text_of(dom, "bytes") == "11.5 MB" and text_of(dom, "failures") == "17"
-    assert text_of(dom, "ways") == "3.84 MB to the home, 7.68 MB from it"
+    assert text_of(dom, "eval_modes") == "3.84 MB to the home, 7.68 MB from it"
     parties = " ".join(text_of(dom, "parties").split())
     assert "client-2 ● up 52.0 % 2.00 kB 0 B client-3 ○ down 53.0 % 3.00 kB 0 B" in parties
     assert "9 client-3 logits unreachable" in " ".join(text_of(dom, "mishaps").split())

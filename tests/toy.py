@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
@@ -50,18 +50,18 @@ def common(_: int = 0, *, norm: bool = False, width: int = 8) -> nn.Module:
         return Classifier(nn.Sequential(nn.Linear(FEATURES, width), *middle, nn.ReLU()), width, CLASSES)
 
 
-def sites(
+def contexts(
     n: int,
     *,
     seed: int = 0,
     make: Callable[[int], nn.Module] = network,
     data: Callable[[int], Rows] = lambda i: rows(20 + 10 * i, i),
     graph: Mapping[int, Sequence[int]] | None = None,
-) -> list[Site]:
+) -> list[ClientContext]:
     """The places of n parties; without a graph everybody is everybody's neighbour."""
     public, test = PublicSet(rows(64, 77), seed, "toy"), rows(50, 88)
     return [
-        Site(
+        ClientContext(
             id=i,
             seed=seed,
             parties=n,
@@ -100,19 +100,19 @@ class Toy:
         batched: bool = False,
         faults: Faults | None = None,
         preset: str = "recommended",
-        places: list[Site] | None = None,
+        places: list[ClientContext] | None = None,
         graph: Mapping[int, Sequence[int]] | None = None,
         make: Callable[[int], nn.Module] | None = None,
         home: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> None:
         make = make or (common if "one network" in method.needs else network)
-        places = places if places is not None else sites(n, make=make, graph=graph)
+        places = places if places is not None else contexts(n, make=make, graph=graph)
         self.method, self.places = method, places
         self.cfg = method.configure(preset, params)
         first = places[0]
         at_home = {"parties": len(places), "classes": CLASSES, "network": first.network, **(home or {})}
-        place = Site(id=0, seed=first.seed, **at_home)
+        place = ClientContext(id=0, seed=first.seed, **at_home)
         self.server: Party[Any] | None = method.server(self.cfg, place) if method.server else None
         builders = [partial(method.party_at(place), self.cfg, place) for place in places]
         self.engine: Engine
@@ -125,7 +125,7 @@ class Toy:
             if "one network" in method.needs
             else None
         )
-        self.fed = Federation(self.engine, seed=first.seed, graph=graph, form=form)
+        self.fed = Federation(self.engine, seed=first.seed, graph=graph, param_shapes=form)
 
     def party(self, i: int) -> Any:
         """Party i itself, where it is in this process."""

@@ -9,7 +9,7 @@ from typing import Any
 import job
 import torch
 
-from fedloom import Federation, Party, Site, methods, models
+from fedloom import ClientContext, Federation, Party, methods, models
 from fedloom.core.context import Rows
 from fedloom.engines import Engine, LocalEngine, WorkersEngine
 
@@ -30,10 +30,12 @@ def main(workers: int) -> None:
 
     def client(n: int) -> Party[Any]:
         own = torch.arange(n * job.ROWS, (n + 1) * job.ROWS)
-        site = Site(n, parties=job.CLIENTS, classes=job.CLASSES, data=Rows(x, y, own, half, half), network=network)
-        return method.client(cfg, site)
+        context = ClientContext(
+            n, parties=job.CLIENTS, classes=job.CLASSES, data=Rows(x, y, own, half, half), network=network
+        )
+        return method.client(cfg, context)
 
-    server = method.server(cfg, Site(0, network=network))
+    server = method.server(cfg, ClientContext(0, network=network))
     marks = job.Marks()
     with engine_of([client(n) for n in range(job.CLIENTS)], workers) as engine:
         fed = Federation(engine)

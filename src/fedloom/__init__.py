@@ -5,7 +5,7 @@ The public names, all of them:
     run, compare, read              do an experiment: a name, a TOML file, or typed config
     Experiment, RunConfig, Result   what goes in and what comes out
     Method, MethodConfig, Party     what a method page is made of
-    Federation, Site                what a round speaks through, and what stands at a party's place
+    Federation, ClientContext                what a round speaks through, and what stands at a party's place
     load, split                     data sets, and who holds which rows
     FedloomError                    base of every error raised on purpose
 
@@ -21,7 +21,7 @@ from fedloom._version import __version__
 
 if TYPE_CHECKING:
     from fedloom.api import Experiment, Result, RunConfig, compare, read, run
-    from fedloom.core.context import Site
+    from fedloom.core.context import ClientContext
     from fedloom.core.errors import FedloomError
     from fedloom.core.federation import Federation
     from fedloom.core.method import Method, MethodConfig
@@ -37,11 +37,12 @@ _HOMES = {
     "fedloom.core.federation": ("Federation",),
     "fedloom.core.method": ("Method", "MethodConfig"),
     "fedloom.core.party": ("Party",),
-    "fedloom.core.context": ("Site",),
+    "fedloom.core.context": ("ClientContext",),
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ClientContext",
     "Experiment",
     "Federation",
     "FedloomError",
@@ -50,7 +51,6 @@ __all__ = [
     "Party",
     "Result",
     "RunConfig",
-    "Site",
     "__version__",
     "compare",
     "load",

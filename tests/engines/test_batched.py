@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fedloom import methods, models
 from fedloom.core import message
-from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.engine import Failure
 from fedloom.core.errors import MethodError
 from fedloom.core.faults import Faults
@@ -25,7 +25,7 @@ from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.engines import BatchedEngine, Engine, LocalEngine
 from fedloom.engines._vmap_context import run_vmapped
-from tests.toy import CLASSES, FEATURES, rows, sites
+from tests.toy import CLASSES, FEATURES, contexts, rows
 
 FEDAVG = methods.load(Path(__file__).parents[2] / "examples" / "fedavg.py")
 FEDAL = methods.find("fedal")
@@ -52,9 +52,9 @@ def run(
     faults: Faults | None = None,
     **params: Any,
 ) -> tuple[Engine, Federation, Party[Any] | None]:
-    places = sites(N, make=network, data=data)
+    places = contexts(N, make=network, data=data)
     cfg = method.configure(params=params)
-    home = Site(id=0, parties=N, classes=CLASSES, network=partial(network, 0))
+    home = ClientContext(id=0, parties=N, classes=CLASSES, network=partial(network, 0))
     server = method.server(cfg, home) if method.server else None
     engine = make([method.client(cfg, place) for place in places], faults=faults)
     fed = Federation(engine)
@@ -164,7 +164,7 @@ class Page(Party[Config]):
 
     def setup(self) -> None:
         cfg = self.cfg
-        self.network(self.site.build(), Adam(cfg.lr) if cfg.adam else SGD(cfg.lr, cfg.momentum, 0.01))
+        self.network(self.context.build(), Adam(cfg.lr) if cfg.adam else SGD(cfg.lr, cfg.momentum, 0.01))
         self.anchor = {k: p.clone() for k, p in self.params.items()}
         self.seen = torch.zeros(3, dtype=torch.float64)
 
@@ -195,7 +195,7 @@ class Page(Party[Config]):
         return torch.rand(4)
 
     def own_number(self) -> int:
-        return self.site.id
+        return self.context.id
 
     def how_many(self) -> int:
         return len(self.data)
@@ -213,7 +213,9 @@ class Page(Party[Config]):
 
 def both(data: Callable[[int], Rows] = even, **params: Any) -> tuple[Engine, Engine]:
     cfg = Config(**params)
-    return tuple(make([Page(cfg, s) for s in sites(N, make=net, data=data)]) for make in (LocalEngine, BatchedEngine))  # type: ignore[return-value]
+    return tuple(
+        make([Page(cfg, s) for s in contexts(N, make=net, data=data)]) for make in (LocalEngine, BatchedEngine)
+    )  # type: ignore[return-value]
 
 
 def same(a: Engine, b: Engine, method: str, each: dict[int, Any] | None = None, **shared: Any) -> list[Any]:
@@ -321,8 +323,12 @@ class Tools(Page):
         return self.train(self.loss, self.epochs(t, size=8), only=masks)
 
     def slope(self, *, t: int) -> dict[str, Tensor]:
-        value, gradients = self.gradient(self.loss, *self.some(t, size=8), of=self.head())
-        return {"value": value, **gradients, "all": self.gradient(self.loss, *self.some(t, size=8))[1]["0.weight"]}
+        value, gradients = self.gradient(self.loss, *self.sample_batch(t, size=8), of=self.head())
+        return {
+            "value": value,
+            **gradients,
+            "all": self.gradient(self.loss, *self.sample_batch(t, size=8))[1]["0.weight"],
+        }
 
     def proximal(self, *, t: int) -> Tensor:
         def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -338,7 +344,7 @@ class Tools(Page):
             outer = self.params["0.weight"].clone()
             with self.scratch():
                 self.params = {k: torch.zeros_like(p) for k, p in self.params.items()}
-                inner = self.infer(self.some(t, size=4)[0])
+                inner = self.infer(self.sample_batch(t, size=4)[0])
             again = self.params["0.weight"].clone()
         return {"outer": outer, "inner": inner, "again": again, "own": self.params["0.weight"]}
 
@@ -348,15 +354,15 @@ class Tools(Page):
         return self.train(self.loss, self.epochs(t, size=8))
 
     def pick(self, *, t: int, size: int) -> list[Tensor]:
-        return list(self.some(t, size=size))
+        return list(self.sample_batch(t, size=size))
 
     def vector(self) -> None:
         self.note("mixing", torch.stack([p.mean() for p in self.params.values()]))
 
-    def prepare(self, *, way: str, handout: Any) -> None:
-        if handout:
-            self.params = {**self.params, **handout}
-        if way == "tuned":
+    def prepare(self, *, eval_mode: str, broadcast: Any) -> None:
+        if broadcast:
+            self.params = {**self.params, **broadcast}
+        if eval_mode == "tuned":
             self.train(self.loss, self.epochs(9, size=8))
 
 
@@ -365,7 +371,7 @@ def tools(
 ) -> tuple[Engine, Engine]:
     cfg = Config(**params)
     return tuple(
-        make([Tools(cfg, s) for s in sites(N, make=network, data=data)]) for make in (LocalEngine, BatchedEngine)
+        make([Tools(cfg, s) for s in contexts(N, make=network, data=data)]) for make in (LocalEngine, BatchedEngine)
     )  # type: ignore[return-value]
 
 
@@ -429,7 +435,7 @@ def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest
         return replies
 
     monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
-    places = sites(6, make=net, data=lambda i: rows((40, 30, 30, 20, 20, 10)[i], i))
+    places = contexts(6, make=net, data=lambda i: rows((40, 30, 30, 20, 20, 10)[i], i))
     cfg = Config()
     engine = BatchedEngine([Tools(cfg, place) for place in places], chunk_size=3)
     for _ in range(2):
@@ -441,9 +447,14 @@ def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest
 def test_an_evaluation_is_prepared_together_and_leaves_no_trace() -> None:
     a, b = tools()
     before = {i: {k: v.clone() for k, v in s["params"].items()} for i, s in b.states().items()}  # type: ignore[union-attr]
-    handout = {"2.bias": torch.tensor([0.0, 1.0, 2.0, 3.0])}
+    broadcast = {"2.bias": torch.tensor([0.0, 1.0, 2.0, 3.0])}
     losses = []
-    for words in ({"way": ""}, {"way": "tuned"}, {"way": "", "handout": handout}, {"way": "tuned", "handout": handout}):
+    for words in (
+        {"eval_mode": ""},
+        {"eval_mode": "tuned"},
+        {"eval_mode": "", "broadcast": broadcast},
+        {"eval_mode": "tuned", "broadcast": broadcast},
+    ):
         replies = same(a, b, "predictions", on="test", **words)
         losses.append(torch.stack([r["loss"] for r in replies]))
     assert len({tuple(row.tolist()) for row in losses}) == 4
@@ -472,7 +483,7 @@ class Asked(Party[None]):
     STATE = ("params", "opt", "served", "taken")
 
     def setup(self) -> None:
-        self.network(self.site.build(), SGD(0.1))
+        self.network(self.context.build(), SGD(0.1))
         self.served = torch.zeros((), dtype=torch.float64)
         self.taken = torch.zeros(CLASSES)
 
@@ -492,7 +503,7 @@ class Asked(Party[None]):
 def test_the_questions_of_several_are_answered_in_order_and_each_wave_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loop, batched = (make([Asked(None, s) for s in sites(N, make=net)]) for make in (LocalEngine, BatchedEngine))
+    loop, batched = (make([Asked(None, s) for s in contexts(N, make=net)]) for make in (LocalEngine, BatchedEngine))
     waves: list[tuple[str, int]] = []
 
     def counted(memory: Tensor, rows: list[int], parties: Any, method: str, *others: Any) -> list[Any]:
@@ -610,7 +621,7 @@ def test_dropout_is_done_in_turn_with_the_same_draws() -> None:
 
 def test_a_run_goes_on_from_another_engine_s_state() -> None:
     whole, *_ = run(LocalEngine, FEDAL, rounds=2, batch_size=8)
-    places = sites(N, make=net, data=even)
+    places = contexts(N, make=net, data=even)
     cfg = FEDAL.configure(params={"batch_size": 8})
     fresh = BatchedEngine([FEDAL.client(cfg, place) for place in places])
     fresh.load(whole.states())
@@ -634,7 +645,7 @@ def test_everything_is_made_on_the_parties_device(method: Method, norm: str, mon
     parties = [
         method.client(
             cfg,
-            Site(
+            ClientContext(
                 id=i,
                 parties=3,
                 classes=CLASSES,

@@ -107,7 +107,7 @@ def ran(name: str, norm: str, engine: str) -> dict[str, Any]:
     world = build(run.model_copy(update={"engine": EngineConfig(**ENGINES.get(engine, {}))}))
     with start(world) as there:
         graph = None if world.graph is None else dict(enumerate(world.graph))
-        fed = Federation(there, seed=run.seed, graph=graph, form=world.form, house=world.house)
+        fed = Federation(there, seed=run.seed, graph=graph, param_shapes=world.param_shapes, adopt=world.adopt)
         for t in range(ROUNDS):
             fed.round = t
             for _ in world.method.round(fed, world.server, there.ids, world.cfg, t):
@@ -128,13 +128,16 @@ def ran(name: str, norm: str, engine: str) -> dict[str, Any]:
 def answered(world: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
     """What an evaluation gets to see: everybody's answers in every way, or what the home decides from all of them."""
     home = world.server
-    handout = home.handout() if home else {}
+    broadcast = home.broadcast() if home else {}
     looks: list[tuple[str, dict[str, Any]]]
     if world.method.setting == "vertical":
-        looks = [("predictions_alone", {"on": "own"}) for _ in world.cfg.ways]
+        looks = [("predictions_alone", {"on": "own"}) for _ in world.cfg.eval_modes]
     else:
-        looks = [("predictions", {"on": "own", "way": way, "handout": handout}) for way in world.cfg.ways]
-        looks = [("predictions", {"on": "test", "handout": handout}), *looks]
+        looks = [
+            ("predictions", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast})
+            for eval_mode in world.cfg.eval_modes
+        ]
+        looks = [("predictions", {"on": "test", "broadcast": broadcast}), *looks]
     found = [reply for what, how in looks for reply in there.call(there.ids, what, how, None, None)]
     if home and world.method.setting == "vertical":
         parts = dict(zip(there.ids, there.call(there.ids, "contribution", {"on": "test"}, None, None), strict=True))

@@ -18,7 +18,7 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.core import message
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.engine import Failure
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
@@ -29,7 +29,7 @@ from fedloom.engines import LocalEngine
 from fedloom.engines.memory import SLAB, Arena
 from fedloom.experiment import checkpoint
 from tests.test_three_pages import Peer, gossip
-from tests.toy import Toy, network, sites
+from tests.toy import Toy, contexts, network
 
 FAULTS = Faults(dropout=0.1, crash=0.1, nan=0.1, late=0.1)
 
@@ -53,7 +53,7 @@ def everything(engine: LocalEngine) -> bytes:
 
 def fedal(memory: int | None, params: dict[str, Any] | None = None) -> Toy:
     """FedAL with BatchNorm, momentum of Adam and faults: parties remember a pass between two calls."""
-    places = sites(4, make=partial(network, norm=True))
+    places = contexts(4, make=partial(network, norm=True))
     toy = Toy(methods.find("fedal"), places=places, tau=3, **params or {})
     parties = (toy.method.client(toy.cfg, place) for place in places)
     toy.engine = LocalEngine(parties, faults=FAULTS, memory=memory)
@@ -78,9 +78,11 @@ def test_a_budget_changes_no_number_of_fedal() -> None:
 
 
 def test_a_budget_changes_no_number_of_an_exchange() -> None:
-    engines = [LocalEngine((Peer(None, Site(id=i)) for i in range(6)), memory=memory) for memory in (None, 0, 400)]
+    engines = [
+        LocalEngine((Peer(None, ClientContext(id=i)) for i in range(6)), memory=memory) for memory in (None, 0, 400)
+    ]
     for engine in engines:
-        fed = Federation(engine, home="coordinator")
+        fed = Federation(engine, coordinator="coordinator")
         for t in range(20):
             fed.round = t
             gossip(fed, engine.ids, t)
@@ -139,7 +141,7 @@ def keepers(memory: int | None) -> LocalEngine:
     def made() -> Iterator[Party[Any]]:
         for i in range(3):
             torch.manual_seed(i)
-            yield Keeper(None, Site(id=i))
+            yield Keeper(None, ClientContext(id=i))
 
     return LocalEngine(made(), memory=memory)
 
@@ -181,7 +183,7 @@ class Large(Party[None]):
 
     def setup(self) -> None:
         self.network(nn.Linear(WEIGHTS, 1, bias=False), SGD(0.1))
-        self.params = {"weight": torch.full((1, WEIGHTS), float(self.site.id))}
+        self.params = {"weight": torch.full((1, WEIGHTS), float(self.context.id))}
 
     def grow(self, *, by: float) -> float:
         self.params = {"weight": self.params["weight"] + by}
@@ -203,7 +205,7 @@ def test_memory_stays_within_the_budget_and_is_given_back() -> None:
     def made() -> Iterator[Party[Any]]:
         nonlocal most
         for i in range(n):
-            yield Large(None, Site(id=i))
+            yield Large(None, ClientContext(id=i))
             most = max(most, resident() if i % 10 == 0 else 0)
 
     start, files = resident(), len(os.listdir("/proc/self/fd"))
@@ -249,7 +251,7 @@ def test_the_file_lies_where_tmpdir_says(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_only_parties_on_the_cpu_are_housed() -> None:
-    party = Large(None, Site(id=0, device="meta"))
+    party = Large(None, ClientContext(id=0, device="meta"))
     with pytest.raises(ConfigError, match="only the state of parties on the CPU"):
         Arena(0).adopt(party)
 
@@ -270,7 +272,7 @@ def test_blocks_never_overlap_wherever_a_slab_ends(
     monkeypatch: pytest.MonkeyPatch, budget: int | None, slab: int
 ) -> None:
     monkeypatch.setattr("fedloom.engines.memory.SLAB", slab)
-    arena, parties = Arena(budget), [Small(None, Site(id=i)) for i in range(9)]
+    arena, parties = Arena(budget), [Small(None, ClientContext(id=i)) for i in range(9)]
     for party in parties:
         arena.adopt(party)
     spans = sorted((p.net.memory.data_ptr(), p.net.memory.numel()) for p in parties)
@@ -284,7 +286,7 @@ def test_blocks_never_overlap_wherever_a_slab_ends(
 
 @pytest.mark.parametrize("budget", [None, 0])
 def test_another_process_cuts_from_a_slab_of_its_own(monkeypatch: pytest.MonkeyPatch, budget: int | None) -> None:
-    arena, parties = Arena(budget), [Small(None, Site(id=i)) for i in range(2)]
+    arena, parties = Arena(budget), [Small(None, ClientContext(id=i)) for i in range(2)]
     arena.adopt(parties[0])
     monkeypatch.setattr(os, "getpid", lambda: -1)  # as after a fork
     arena.adopt(parties[1])

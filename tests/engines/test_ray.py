@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedloom import methods, models
 from fedloom.core import message
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.engine import Account, Engine, Failure, Lost
 from fedloom.core.errors import ConfigError, EngineError, MethodError
 from fedloom.core.faults import Faults
@@ -34,7 +34,7 @@ from fedloom.engines import LocalEngine
 from fedloom.engines.ray import RayEngine, deal
 from tests import test_three_pages as pages
 from tests.engines.test_workers import ALL, LINKS, Gossip, outcome
-from tests.toy import CLASSES, FEATURES, network, rows, sites
+from tests.toy import CLASSES, FEATURES, contexts, network, rows
 
 ray = pytest.importorskip("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -108,11 +108,13 @@ def alive(pid: int) -> bool:
 # -- the same bits ---------------------------------------------------------------------------------------
 
 
-def fedal(make: Callable[..., Engine], places: Sequence[Site], rounds: int, faults: Faults | None) -> dict[str, Any]:
+def fedal(
+    make: Callable[..., Engine], places: Sequence[ClientContext], rounds: int, faults: Faults | None
+) -> dict[str, Any]:
     method = methods.find("fedal")
     cfg = method.configure(params={"batch_size": 8, "tau": 3})
     assert method.server is not None
-    server = method.server(cfg, Site(id=0, parties=len(places), classes=CLASSES))
+    server = method.server(cfg, ClientContext(id=0, parties=len(places), classes=CLASSES))
     with make([partial(method.client, cfg, place) for place in places], faults=faults) as engine:
         fed = Federation(engine)
         for t in range(rounds):
@@ -132,7 +134,7 @@ def test_a_cluster_of_our_own_gives_the_loops_bits_and_is_gone_after() -> None:
     """All faults, BatchNorm, rows of one pool that parties share, and most of the state on disk."""
     pool = rows(100, 5)
     data = lambda i: Rows(pool.pool, pool.labels, torch.arange(20 + 10 * i).mul(7) % 100, pool.shift, pool.scale)
-    places = lambda: sites(5, make=partial(network, norm=True), data=data)
+    places = lambda: contexts(5, make=partial(network, norm=True), data=data)
     expected = fedal(local, places(), 4, ALL)
     found = fedal(on(None, memory=4000), places(), 4, ALL)
     account, processes = found.pop("account"), found.pop("processes")
@@ -159,7 +161,7 @@ class Talker(Party[None]):
         return os.getpid()
 
     def say(self, *, size: int) -> Tensor:
-        return torch.full((size,), float(self.site.id))
+        return torch.full((size,), float(self.context.id))
 
     def hear(self, *, inbox: dict[str, Tensor], size: int) -> None:
         self.heard = torch.stack([x.sum() for x in inbox.values()])
@@ -196,19 +198,19 @@ PEERS, NODES, COLUMNS, GOSSIPS, TALKERS = range(10, 16), range(3), (-2, -1), ran
 def crowd() -> list[Callable[[], Party[Any]]]:
     """Parties of five kinds. Their pages find things of theirs by number, from the end where it is negative."""
     return [
-        *(partial(Talker, None, Site(id=i)) for i in TALKERS[:2]),
-        *(partial(pages.Peer, None, Site(id=i)) for i in PEERS),
-        *(partial(pages.Node, None, Site(id=i)) for i in NODES),
-        *(partial(pages.Columns, None, Site(id=i, network=partial(pages.bottom, i + 2))) for i in COLUMNS),
-        *(partial(Gossip, None, Site(id=i)) for i in GOSSIPS),
-        *(partial(Talker, None, Site(id=i)) for i in TALKERS[2:]),
+        *(partial(Talker, None, ClientContext(id=i)) for i in TALKERS[:2]),
+        *(partial(pages.Peer, None, ClientContext(id=i)) for i in PEERS),
+        *(partial(pages.Node, None, ClientContext(id=i)) for i in NODES),
+        *(partial(pages.Columns, None, ClientContext(id=i, network=partial(pages.bottom, i + 2))) for i in COLUMNS),
+        *(partial(Gossip, None, ClientContext(id=i)) for i in GOSSIPS),
+        *(partial(Talker, None, ClientContext(id=i)) for i in TALKERS[2:]),
     ]
 
 
 def gossip(engine: Engine, *, ask: bool) -> dict[str, Any]:
-    weights = {k: floats(*v.shape) for k, v in Gossip(None, Site(id=0)).params.items()}
+    weights = {k: floats(*v.shape) for k, v in Gossip(None, ClientContext(id=0)).params.items()}
     answer = {"mine": weights, "count": int}
-    fed = Federation(engine, home="coordinator")
+    fed = Federation(engine, coordinator="coordinator")
     for t in range(3):
         fed.round = t
         if ask:
@@ -221,7 +223,7 @@ def gossip(engine: Engine, *, ask: bool) -> dict[str, Any]:
 
 
 def three_pages(engine: Engine) -> dict[str, Any]:
-    label, z = pages.Labels(None, Site(id=9, network=pages.top)), torch.zeros(2, dtype=torch.float64)
+    label, z = pages.Labels(None, ClientContext(id=9, network=pages.top)), torch.zeros(2, dtype=torch.float64)
     fed = Federation(engine)
     for t in range(5):
         fed.round = t
@@ -343,9 +345,9 @@ def test_a_page_and_a_network_of_the_users_own_come_along(
     cfg = method.configure()
     found = []
     for make in (local, on(cluster)):
-        places = [Site(id=i, parties=4, classes=CLASSES, data=rows(20, i), network=build) for i in range(4)]
+        places = [ClientContext(id=i, parties=4, classes=CLASSES, data=rows(20, i), network=build) for i in range(4)]
         assert method.server is not None
-        server = method.server(cfg, Site(id=0, classes=CLASSES, network=build))
+        server = method.server(cfg, ClientContext(id=0, classes=CLASSES, network=build))
         with make([partial(method.client, cfg, place) for place in places]) as engine:
             fed = Federation(engine)
             for t in range(2):
@@ -424,10 +426,10 @@ def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     cfg = method.configure(params={"batch_size": 8, "tau": 2})
     assert method.server is not None
     third = cluster.add_node(**NODE)
-    builders = [partial(method.client, cfg, place) for place in sites(5)]
+    builders = [partial(method.client, cfg, place) for place in contexts(5)]
     found = []
     for engine in (local(builders, faults=ALL), on(cluster, workers=3)(builders, faults=ALL)):
-        server = method.server(cfg, Site(id=0, parties=5, classes=CLASSES))
+        server = method.server(cfg, ClientContext(id=0, parties=5, classes=CLASSES))
         with engine:
             fed = Federation(engine)
             lost: list[str] = []
@@ -462,7 +464,7 @@ def test_a_cluster_without_any_room_left_is_said_in_a_sentence(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = cluster.add_node(**{**NODE, "num_cpus": 2})
-    builders = [partial(Talker, None, Site(id=i)) for i in range(2)]
+    builders = [partial(Talker, None, ClientContext(id=i)) for i in range(2)]
     with on(cluster, workers=1, cpus=2.0)(builders) as engine:
         monkeypatch.setattr(_ray_cluster, "START", 2.0)
         cluster.remove_node(large)
@@ -474,7 +476,7 @@ def test_a_cluster_without_any_room_left_is_said_in_a_sentence(
 
 
 def refused(address: str | None = None, **options: Any) -> str:
-    builders = [partial(Talker, None, Site(id=i)) for i in range(8)]
+    builders = [partial(Talker, None, ClientContext(id=i)) for i in range(8)]
     with pytest.raises((EngineError, ConfigError)) as error:
         RayEngine(builders, ids=range(8), **{"workers": 1, "address": address, **options})
     text = str(error.value)
@@ -551,12 +553,12 @@ def test_a_node_without_fedloom_is_said(cluster: Cluster, monkeypatch: pytest.Mo
 
 def test_what_cant_be_sent_is_said(cluster: Cluster) -> None:
     lock = threading.Lock()
-    builders = [partial(Talker, None, Site(id=0, network=lambda: lock))]
+    builders = [partial(Talker, None, ClientContext(id=0, network=lambda: lock))]
     with pytest.raises(EngineError, match="no open files, locks or the like"):
         on(cluster, workers=1)(builders)
     assert not ray.is_initialized()
     with pytest.raises(EngineError, match=r"each builder must be partial\(class, config, site\)"):
-        RayEngine([lambda: Talker(None, Site(id=0))], ids=[0], workers=1)
+        RayEngine([lambda: Talker(None, ClientContext(id=0))], ids=[0], workers=1)
 
 
 def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

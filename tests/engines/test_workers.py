@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedloom import methods
 from fedloom.core import message
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
@@ -25,7 +25,7 @@ from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.engines import Engine, LocalEngine, WorkersEngine, _shared_buffer
 from fedloom.engines._queue import Queue
-from tests.toy import CLASSES, network, sites
+from tests.toy import CLASSES, contexts, network
 
 Make = Callable[..., Engine]
 ALL = Faults(dropout=0.1, crash=0.1, nan=0.1, inf=0.1, shape=0.1, type=0.1, late=0.1)
@@ -51,10 +51,10 @@ def outcome(fed: Federation) -> dict[str, Any]:
 # -- the same bits ---------------------------------------------------------------------------------------
 
 
-def fedal(make: Make, places: Sequence[Site], rounds: int = 3, faults: Faults | None = None) -> dict[str, Any]:
+def fedal(make: Make, places: Sequence[ClientContext], rounds: int = 3, faults: Faults | None = None) -> dict[str, Any]:
     method = methods.find("fedal")
     cfg = method.configure(params={"batch_size": 8, "tau": 3})
-    server = method.server(cfg, Site(id=0, parties=len(places), classes=CLASSES)) if method.server else None
+    server = method.server(cfg, ClientContext(id=0, parties=len(places), classes=CLASSES)) if method.server else None
     with make([method.client(cfg, place) for place in places], faults=faults) as engine:
         fed = Federation(engine)
         for t in range(rounds):
@@ -72,24 +72,24 @@ def fedal(make: Make, places: Sequence[Site], rounds: int = 3, faults: Faults | 
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_fedal_gives_the_loops_bits(n: int) -> None:
     """Five clients of 20 to 60 rows, each with another network; own state beside it; notes; a remembered pass."""
-    assert fedal(workers(n), sites(5)) == fedal(LocalEngine, sites(5))
+    assert fedal(workers(n), contexts(5)) == fedal(LocalEngine, contexts(5))
 
 
 def test_batch_norm_gives_the_loops_bits() -> None:
     make = partial(network, norm=True)
-    assert fedal(workers(2), sites(4, make=make)) == fedal(LocalEngine, sites(4, make=make))
+    assert fedal(workers(2), contexts(4, make=make)) == fedal(LocalEngine, contexts(4, make=make))
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_faults_give_the_loops_bits(n: int) -> None:
-    expected = fedal(LocalEngine, sites(5), rounds=5, faults=ALL)
+    expected = fedal(LocalEngine, contexts(5), rounds=5, faults=ALL)
     assert len({reason for *_, reason in expected["failures"]}) >= 6
-    assert fedal(workers(n), sites(5), rounds=5, faults=ALL) == expected
+    assert fedal(workers(n), contexts(5), rounds=5, faults=ALL) == expected
 
 
 @pytest.mark.parametrize("memory", [0, 5000])
 def test_parties_on_disk_give_the_loops_bits(memory: int) -> None:
-    assert fedal(workers(2, memory=memory), sites(5)) == fedal(LocalEngine, sites(5))
+    assert fedal(workers(2, memory=memory), contexts(5)) == fedal(LocalEngine, contexts(5))
 
 
 class Gossip(Party[None]):
@@ -98,13 +98,13 @@ class Gossip(Party[None]):
     STATE = ("params", "buffers", "opt", "answered", "diary")
 
     def setup(self) -> None:
-        torch.manual_seed(self.site.id)
+        torch.manual_seed(self.context.id)
         self.network(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), Adam(0.01))
         self.answered = 0
         self.diary: dict[str, Any] = {"last": torch.zeros(2), "words": ["born"]}
 
     def question(self, *, boost: float) -> dict[str, Any]:
-        return {"from": self.site.id, "weights": self.params}
+        return {"from": self.context.id, "weights": self.params}
 
     def answer(self, *, asked: dict[str, Any], by: Tensor, boost: float) -> dict[str, Any]:
         """It answers each asker otherwise, and remembers in what order they came."""
@@ -123,7 +123,7 @@ class Gossip(Party[None]):
             self.params = message.weighted_mean([x["mine"] for x in inbox.values()], [1.0] * len(inbox))
         self.diary["last"].add_(boost)  # in place: an engine must see that, too
         self.note("inbox", len(inbox))
-        if self.site.id == 0:
+        if self.context.id == 0:
             self.note("odd", float("nan"))
 
 
@@ -131,11 +131,11 @@ LINKS = {0: [1, 2, 3, 4], 1: [0], 2: [0, 1], 3: [], 4: [0, 1, 2, 3]}
 
 
 def gossip(make: Make, *, ask: bool, faults: Faults | None = None) -> dict[str, Any]:
-    parties = [Gossip(None, Site(id=i)) for i in range(5)]
+    parties = [Gossip(None, ClientContext(id=i)) for i in range(5)]
     weights = {k: floats(*v.shape) for k, v in parties[0].params.items()}
     answer = {"mine": weights, "count": int}
     with make(parties, faults=faults) as engine:
-        fed = Federation(engine, home="coordinator")
+        fed = Federation(engine, coordinator="coordinator")
         for t in range(3):
             fed.round = t
             if ask:
@@ -174,9 +174,9 @@ def test_a_run_goes_on_from_a_checkpoint_and_a_load_is_the_only_past() -> None:
 
     method = methods.find("fedmd-lf")
     cfg = method.configure(params={"batch_size": 8, "tau": 2})
-    make = lambda: WorkersEngine([method.client(cfg, place) for place in sites(4)], workers=2)
+    make = lambda: WorkersEngine([method.client(cfg, place) for place in contexts(4)], workers=2)
     assert method.server is not None
-    server = method.server(cfg, Site(id=0, parties=4, classes=CLASSES))  # it does not learn
+    server = method.server(cfg, ClientContext(id=0, parties=4, classes=CLASSES))  # it does not learn
     with make() as engine:
         fed = Federation(engine)
         rounds(fed, range(2))
@@ -202,7 +202,7 @@ class Absent(Party[None]):
     STATE = ("params", "opt", "steps")
 
     def setup(self) -> None:
-        torch.manual_seed(self.site.id)
+        torch.manual_seed(self.context.id)
         self.network(nn.Linear(3, 2), SGD(0.5))
         self.steps = 0
 
@@ -220,7 +220,7 @@ def test_a_remembered_pass_does_not_outlive_the_weights_that_made_it() -> None:
         engine.call([0], "learn", {}, None, (0, 1))
         return message.encode(engine.states()[0])
 
-    with WorkersEngine([Absent(None, Site(id=0))], workers=1) as engine:
+    with WorkersEngine([Absent(None, ClientContext(id=0))], workers=1) as engine:
         before: Any = message.decode(message.encode(engine.states()[0]))
         once = step(engine)
         engine.call([0], "look", {}, None, (0, 0))
@@ -264,7 +264,7 @@ class Echo(Party[None]):
 
 
 def echoes(n: int = 3, make: Make | None = None) -> Engine:
-    return (make or workers(2))([Echo(None, Site(id=i)) for i in range(n)])
+    return (make or workers(2))([Echo(None, ClientContext(id=i)) for i in range(n)])
 
 
 def test_messages_of_many_megabytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom.core import message
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.engine import Account
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
@@ -27,7 +27,7 @@ from fedloom.core.party import Party
 from fedloom.engines import Engine, LocalEngine, Lost, WorkersEngine
 from fedloom.engines._worker_pool import DEATHS
 from tests.engines.test_workers import Echo, Gossip, Make, echoes, fedal, outcome, workers
-from tests.toy import sites
+from tests.toy import contexts
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs us in the background has it ignored
 
@@ -40,17 +40,17 @@ class Fragile(Party[str]):
     STATE = ("params", "opt", "steps")
 
     def setup(self) -> None:
-        torch.manual_seed(self.site.id)
+        torch.manual_seed(self.context.id)
         self.network(nn.Linear(3, 2), SGD(0.1, momentum=0.9))
         self.steps = torch.zeros((), dtype=torch.int64)
 
     def learn(self, *, die: str, at: int) -> dict[str, Any]:
-        if die == "before" and at == self.site.id:
+        if die == "before" and at == self.context.id:
             self.fall()
         self.steps = self.steps + 1
         x = torch.randn(8, 3)
         self.minimise(lambda: F.cross_entropy(self.model(x), torch.arange(8) % 2))
-        if die == "after" and at == self.site.id:
+        if die == "after" and at == self.context.id:
             self.fall()
         self.note("steps", self.steps)
         return {"weights": self.params, "steps": self.steps}
@@ -84,7 +84,7 @@ def again(fed: Federation, rounds: Sequence[Callable[[], object]]) -> dict[str, 
 
 
 def fragile(make: Make, mark: str, die: str) -> dict[str, Any]:
-    with make([Fragile(mark, Site(id=i)) for i in range(6)]) as engine:
+    with make([Fragile(mark, ClientContext(id=i)) for i in range(6)]) as engine:
         fed = Federation(engine)
         shared = {"die": die, "at": 3}
         ring = {i: [(i + 1) % 6, (i + 2) % 6] for i in engine.ids}
@@ -110,7 +110,7 @@ def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(tmp_path: Path,
     """The party that dies answers last, when replies of the same worker are left in its buffer already."""
 
     def run(make: Make) -> dict[str, Any]:
-        with make([Fragile(str(tmp_path / "dead"), Site(id=i)) for i in range(4)]) as engine:
+        with make([Fragile(str(tmp_path / "dead"), ClientContext(id=i)) for i in range(4)]) as engine:
             fed = Federation(engine)
             ring = {i: [j for j in range(4) if j != i] for i in range(4)}
             shared = {"die": "after", "at": 2}
@@ -122,7 +122,7 @@ def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(tmp_path: Path,
 
 
 def test_a_party_that_always_kills_its_worker_fails_and_the_run_goes_on() -> None:
-    with WorkersEngine([Fragile("always", Site(id=i)) for i in range(4)], workers=2) as engine:
+    with WorkersEngine([Fragile("always", ClientContext(id=i)) for i in range(4)], workers=2) as engine:
         before = message.encode(engine.states()[1])
         fed = Federation(engine)
         replies: list[Any] = []
@@ -154,7 +154,7 @@ def test_a_party_that_ends_its_process_says_why() -> None:
 
 def test_an_idle_worker_and_the_fork_server_may_be_killed() -> None:
     shared = {"die": "never", "at": 0}
-    with WorkersEngine([Fragile("", Site(id=i)) for i in range(4)], workers=2) as engine:
+    with WorkersEngine([Fragile("", ClientContext(id=i)) for i in range(4)], workers=2) as engine:
         fed, killed = Federation(engine), set[int]()
 
         def work() -> None:
@@ -168,7 +168,7 @@ def test_an_idle_worker_and_the_fork_server_may_be_killed() -> None:
         found = again(fed, [work] * 3)
         left = processes(engine)
     assert not any(map(alive, left))
-    with LocalEngine([Fragile("", Site(id=i)) for i in range(4)]) as loop:
+    with LocalEngine([Fragile("", ClientContext(id=i)) for i in range(4)]) as loop:
         fed = Federation(loop)
         assert again(fed, [lambda: fed.call(loop.ids, "learn", shared=shared)] * 3) == found
 
@@ -273,10 +273,10 @@ def test_a_parent_that_trained_with_threads_may_still_have_workers() -> None:
         x = torch.randn(400, 400, requires_grad=True)
         (x @ x).square().mean().backward()
         nn.Conv2d(3, 8, 3)(torch.randn(8, 3, 32, 32)).mean().backward()
-        found = fedal(workers(2), sites(3), rounds=1)
+        found = fedal(workers(2), contexts(3), rounds=1)
     finally:
         torch.set_num_threads(1)
-    assert found == fedal(LocalEngine, sites(3), rounds=1)
+    assert found == fedal(LocalEngine, contexts(3), rounds=1)
 
 
 def test_a_torch_that_refuses_to_train_in_forks_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,9 +305,9 @@ def test_two_engines_live_side_by_side() -> None:
 def test_the_account_and_what_is_refused() -> None:
     with echoes(3, workers(8)) as engine:
         assert engine.account() == Account("local", workers=3)
-    with WorkersEngine([Gossip(None, Site(id=i)) for i in range(2)], workers=2, memory=0) as engine:
+    with WorkersEngine([Gossip(None, ClientContext(id=i)) for i in range(2)], workers=2, memory=0) as engine:
         assert engine.account().remarks == ("the state of 2 of 2 parties lies on disk between calls",)
     with pytest.raises(ConfigError, match="at least 1"):
         echoes(3, workers(0))
     with pytest.raises(ConfigError, match="take the engine batched"):
-        WorkersEngine([Echo(None, Site(id=0, device="meta"))], workers=2)
+        WorkersEngine([Echo(None, ClientContext(id=0, device="meta"))], workers=2)

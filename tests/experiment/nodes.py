@@ -33,13 +33,13 @@ class Nodes(Engine):
         away: Callable[[int, int, str], bool] = lambda party, round, method: False,
     ) -> None:
         sent = type(world.run).model_validate_json(for_nodes(world).model_dump_json())
-        guests = [i for i in world.names if i not in world.house]
+        guests = [i for i in world.names if i not in world.colocated]
         self.places = {i: place(sent, i) for i in guests}
         for i, there in self.places.items():
             assert there.facts == expected(world, i)
-        house = {i: world.clients[i]() for i in world.house}
-        every = [house[i] if i in house else self.places[i].party for i in world.names]
-        self._inner, self._house = LocalEngine(every, seed=world.run.seed), tuple(house)
+        colocated = {i: world.clients[i]() for i in world.colocated}
+        every = [colocated[i] if i in colocated else self.places[i].party for i in world.names]
+        self._inner, self._colocated = LocalEngine(every, seed=world.run.seed), tuple(colocated)
         self._kept, self._away, self._round = kept, away, -1
         self.calls: list[str] = []
         super().__init__(world.names, seed=world.run.seed, faults=world.run.faults)
@@ -66,10 +66,10 @@ class Nodes(Engine):
 
     def states(self) -> dict[int, dict[str, Tree]]:
         found = self._inner.states()
-        return {i: found[i] for i in self._house}
+        return {i: found[i] for i in self._colocated}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        assert set(states) <= set(self._house)
+        assert set(states) <= set(self._colocated)
         self._inner.load(states)
 
     def digests(self) -> dict[int, str]:

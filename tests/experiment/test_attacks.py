@@ -54,7 +54,7 @@ def begun(run: Any, rounds: int = 1) -> Iterator[tuple[RunPlan, Federation]]:
     """A federation after some rounds."""
     world = build(run)
     with start(world) as engine:
-        fed = Federation(engine, home="active", house=world.house)
+        fed = Federation(engine, coordinator="active", colocated=world.colocated)
         for t in range(rounds):
             fed.round = t
             assert list(world.method.round(fed, world.server, engine.ids, world.cfg, t)) == ["round"]
@@ -187,10 +187,10 @@ def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
     truth = world.data.parties.labels  # type: ignore[attr-defined]
     told = labels(world.server).numpy().copy()
     assert np.array_equal(truth, told)
-    data = world.server.site.data
+    data = world.server.context.data
     data.labels[data.index] = torch.from_numpy(stream(0, "permuted").permutation(told))
     with start(world) as engine:
-        fed = Federation(engine, home="active", house=world.house)
+        fed = Federation(engine, coordinator="active", colocated=world.colocated)
         parts = ask(fed, "contribution", on="aligned")
         gradients = world.server.exposed(parts)["gradients"]
     for m in (1, 2):

@@ -64,6 +64,6 @@ def test_the_shipped_comparison_of_codings_tells_its_runs_apart() -> None:
     runs = [run for run in read("fedal-bytes").runs() if run.seed == 0]
     assert len({run.name for run in runs}) == len(runs) == 10
     asked = {(run.method, run.params.get("coding", "float32"), run.params.get("top_k")) for run in runs}
-    ways = [("float32", None), ("float16", None), ("int8", None), ("top-k", 1), ("top-k", 3)]
-    assert asked == {(method, *way) for method in ("fedmd", "fedal") for way in ways}
+    eval_modes = [("float32", None), ("float16", None), ("int8", None), ("top-k", 1), ("top-k", 3)]
+    assert asked == {(method, *eval_mode) for method in ("fedmd", "fedal") for eval_mode in eval_modes}
     assert {run.resolve()[1].tau for run in runs} == {5}

@@ -213,12 +213,12 @@ def test_what_is_pooled_must_be_known_in_full(tmp_path: Path) -> None:
 def test_parties_and_places_are_those_of_the_section() -> None:
     section = {"aligned": 40, "unaligned": 30, "held": 1}
     world = build(check({"run": {"method": "proto-evfl", "data": {"test_rows": 20}, "columns": section}}).run)
-    assert world.house == (0,) and len(world.clients) == 4 and world.graph is None
+    assert world.colocated == (0,) and len(world.clients) == 4 and world.graph is None
     for make in world.clients:
-        site = make().site
-        assert (len(site.rows), site.aligned, site.parties, site.classes) == (70, 40, 4, 10)
-        assert (len(site.tests["test"]), len(site.tests["own"])) == (20, 30)
-        assert site.rows.every.shape[1:] == (1, 4, 4)
+        context = make().context
+        assert (len(context.rows), context.aligned, context.parties, context.classes) == (70, 40, 4, 10)
+        assert (len(context.tests["test"]), len(context.tests["own"])) == (20, 30)
+        assert context.rows.every.shape[1:] == (1, 4, 4)
 
 
 @pytest.mark.parametrize("method", ["proto-evfl", "split"])

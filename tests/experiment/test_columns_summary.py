@@ -57,7 +57,7 @@ def test_one_answer_of_all_parties_is_the_result(proto: Result) -> None:
     s, end = proto.summary, last(proto)
     value = end["accuracy mean", ""]
     assert s["accuracy"] == {"mean": value, "std": 0.0, "per_client": [value]} and proto.accuracy == value
-    assert s["own_accuracy"] is None and s["ways"] == {} and s["agreement"] is None
+    assert s["own_accuracy"] is None and s["eval_modes"] == {} and s["agreement"] is None
     assert s["scores"] == {
         "accuracy": value,
         "balanced accuracy": end["balanced accuracy", ""],
@@ -121,9 +121,9 @@ def test_bytes_by_kind_are_the_formula(proto: Result) -> None:
 def test_bytes_by_kind_of_methods_that_share_rows() -> None:
     settings: dict[str, Any] = {"data": {"clients": 3}, "models": {"pool": ["linear"]}, "evaluate": {"points": 1}}
     s = fedloom.run("fedal", rounds=2, **settings).summary
-    ways = {"up": "client", "down": "server"}
-    for way, sender in ways.items():
-        assert s["bytes"][way] == sum(line["bytes"] for line in s["bytes_by_kind"] if line["sender"] == sender)
+    eval_modes = {"up": "client", "down": "server"}
+    for eval_mode, sender in eval_modes.items():
+        assert s["bytes"][eval_mode] == sum(line["bytes"] for line in s["bytes_by_kind"] if line["sender"] == sender)
     assert "scores" not in s
 
 

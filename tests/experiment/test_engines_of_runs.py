@@ -131,11 +131,11 @@ def test_auto_batches_many_small_networks() -> None:
 
 
 def test_another_engine_goes_on_where_one_stopped(whole: dict[str, Any], tmp_path: Path) -> None:
-    ways: list[dict[str, Any]] = [{"workers": 2}, {"name": "isolated"}, {"memory_mb": 0}, {}]
-    for engine in ways[:-1]:
+    eval_modes: list[dict[str, Any]] = [{"workers": 2}, {"name": "isolated"}, {"memory_mb": 0}, {}]
+    for engine in eval_modes[:-1]:
         with pytest.raises(Stopped):
             execute(small(engine=engine), tmp_path / "run", resume=True, stop=lambda: True)
-    done = execute(small(engine=ways[-1]), tmp_path / "run", resume=True).summary
+    done = execute(small(engine=eval_modes[-1]), tmp_path / "run", resume=True).summary
     assert done["state_sha256"] == whole["state_sha256"]
 
 

@@ -148,8 +148,8 @@ def test_parties_with_columns(tmp_path: Path) -> None:
     result = execute(check({"run": run}).run, tmp_path)
     view = read(tmp_path)
     assert view.accuracy == result.summary["scores"]["accuracy"] and view.parties[0].name == "active"
-    (way,) = result.summary["alone"]
-    alone = result.summary["alone"][way]["test"]["per_client"]
+    (eval_mode,) = result.summary["alone"]
+    alone = result.summary["alone"][eval_mode]["test"]["per_client"]
     assert [m.accuracy for m in view.parties if m.accuracy is not None] == alone
 
 

@@ -46,7 +46,7 @@ def test_a_stopped_run_resumes_with_its_duals_banks_and_maps(tmp_path: Path) -> 
         with pytest.raises(Stopped):
             execute(config, tmp_path / name / "b", stop=lambda left=asked: next(left))
         again = execute(config, tmp_path / name / "b", resume=True).summary
-        assert again["state_sha256"] == whole["state_sha256"] and again["ways"] == whole["ways"]
+        assert again["state_sha256"] == whole["state_sha256"] and again["eval_modes"] == whole["eval_modes"]
 
 
 def test_nobody_else_holds_what_the_server_holds(tmp_path: Path) -> None:
@@ -55,16 +55,16 @@ def test_nobody_else_holds_what_the_server_holds(tmp_path: Path) -> None:
     parts = [shares.server, shares.test, *shares.shards]
     rows = np.concatenate(parts)
     assert len(np.unique(rows)) == len(rows) and len(shares.server) == 120
-    assert world.server is not None and world.server.site.pretrained is not None
+    assert world.server is not None and world.server.context.pretrained is not None
     clients = [make() for make in world.clients]
-    assert all(c.site.pretrained is None and c.site.encoder is None for c in clients)
+    assert all(c.context.pretrained is None and c.context.encoder is None for c in clients)
 
 
 def test_statistics_of_batchnorm_need_a_word_where_clients_are_unseen() -> None:
     with pytest.raises(ConfigError, match="no statistics for BatchNorm"):
         build(run(models={"pool": ["mlp"], "norm": "batch"}))
     summary = execute(run(models={"pool": ["mlp"], "norm": "batch"}, params={"batchnorm": "batch"})).summary
-    assert set(summary["ways"]) >= {"1 step", "1 step training"} and not summary["failures"]
+    assert set(summary["eval_modes"]) >= {"1 step", "1 step training"} and not summary["failures"]
     several = {"pool": ["mlp"], "norm": "batch"}
     assert not execute(run(models=several, data={"name": "digits", "server": 120})).summary["failures"]
 
@@ -75,8 +75,8 @@ def test_the_same_numbers_with_workers_and_nearly_so_batched() -> None:
         for name, engine in {"loop": {}, "two": {"workers": 2}, "many": {"name": "batched"}}.items()
     }
     assert found["loop"]["state_sha256"] == found["two"]["state_sha256"]
-    for way, spread in found["loop"]["ways"].items():
-        assert found["many"]["ways"][way]["mean"] == pytest.approx(spread["mean"], abs=0.02)
+    for eval_mode, spread in found["loop"]["eval_modes"].items():
+        assert found["many"]["eval_modes"][eval_mode]["mean"] == pytest.approx(spread["mean"], abs=0.02)
 
 
 def test_every_method_of_the_family_is_judged_by_the_same_clients_and_rows(tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_every_method_of_the_family_is_judged_by_the_same_clients_and_rows(tmp_p
     for name in names:
         more: dict[str, Any] = {"params": {"adapt_steps": [1, 0]}} if name == "fedavg" else {}
         summary = execute(run(name, **more, rounds=1), tmp_path / name).summary
-        assert next(iter(summary["ways"])) == "1 step"
+        assert next(iter(summary["eval_modes"])) == "1 step"
         held = json.loads((tmp_path / name / "partition.json").read_text())
         seen.add((tuple(summary["unseen"]), held["server_sha256"], summary["test_sha256"], json.dumps(held["counts"])))
-        assert len(summary["ways"]["1 step"]["per_client"]) == 2
+        assert len(summary["eval_modes"]["1 step"]["per_client"]) == 2
     assert len(seen) == 1
 
 

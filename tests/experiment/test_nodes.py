@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedloom.core import message
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.engine import UNREACHABLE
 from fedloom.core.errors import EngineError, MethodError
 from fedloom.core.federation import Federation
@@ -202,14 +202,14 @@ def test_an_answer_that_could_not_be_handed_over_is_a_failure() -> None:
         def _undelivered(self) -> set[tuple[int, int]]:
             return {(1, 0)}
 
-    fed = Federation(Lossy([Peer(None, Site(id=i)) for i in range(3)]))
+    fed = Federation(Lossy([Peer(None, ClientContext(id=i)) for i in range(3)]))
     fed.exchange({0: [1, 2], 1: [0]}, answer="share", take="add")
     assert set(fed.ledger.pairs) == {("peer-2", "peer-0"), ("peer-0", "peer-1")}
     assert [(f.party, f.kind, f.reason) for f in fed.failures] == [("peer-1", "share", UNREACHABLE)]
 
 
 def test_a_hash_of_digests_is_that_of_the_states() -> None:
-    engine = LocalEngine([Peer(None, Site(id=i)) for i in range(2)])
+    engine = LocalEngine([Peer(None, ClientContext(id=i)) for i in range(2)])
     names = [(engine.name(i), found) for i, found in engine.digests().items()]
     assert dict(names) == {engine.name(i): message.digest(s) for i, s in engine.states().items()}
     before = state_sha256(names)

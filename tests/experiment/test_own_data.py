@@ -91,23 +91,23 @@ def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
     sent = type(world.run).model_validate_json(for_nodes(world).model_dump_json())
     assert str(disk["public"].parent) not in sent.model_dump_json()
     assert world.data.labels == {} and world.chance is None and world.server is not None
-    assert world.server.site.data is None
+    assert world.server.context.data is None
     there = build_party(sent, 1, PrivateData(rows=disk["1"], public=disk["public"]))
-    site = there.party.site
-    assert site.data is not None and site.public is not None
-    assert len(site.data) + len(site.tests["own"]) == 40 and set(site.tests) == {"own"}
-    assert not set(site.data.index.tolist()) & set(site.tests["own"].index.tolist())
+    context = there.party.context
+    assert context.data is not None and context.public is not None
+    assert len(context.data) + len(context.tests["own"]) == 40 and set(context.tests) == {"own"}
+    assert not set(context.data.index.tolist()) & set(context.tests["own"].index.tolist())
     assert there.facts == expected(world, 1) and there.facts["columns"] == ["a", "b", "c=x", "c=y"]
     assert "40" not in json.dumps(there.facts["classes"])
-    public = site.public.rows
+    public = context.public.rows
     assert torch.allclose(public.every.mean(0), torch.zeros(4), atol=1e-5)  # what all hold scales the columns of all
-    other = build_party(sent, 2, PrivateData(rows=disk["2"], public=disk["public"])).party.site.data
-    assert other is not None and torch.equal(other.shift, site.data.shift)
+    other = build_party(sent, 2, PrivateData(rows=disk["2"], public=disk["public"])).party.context.data
+    assert other is not None and torch.equal(other.shift, context.data.shift)
 
 
 def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> None:
     world = build(run(method="local"), PrivateData())
-    one, two = (build_party(for_nodes(world), n, PrivateData(rows=disk[str(n)])).party.site.data for n in (1, 2))
+    one, two = (build_party(for_nodes(world), n, PrivateData(rows=disk[str(n)])).party.context.data for n in (1, 2))
     assert one is not None and two is not None
     assert torch.allclose(one.every.mean(0), torch.zeros(4), atol=1e-5)
     assert not torch.equal(one.shift, two.shift)
@@ -123,7 +123,7 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
     out = tmp_path / "out"
     result = execute(run(method=method, params=params, models=one), out)
     s = result.summary
-    each = {e.party.site.id: score(e.party, on="own") for e in engines[0].places.values()}
+    each = {e.party.context.id: score(e.party, on="own") for e in engines[0].places.values()}
     if method not in ("fedavg", "feddf", "ditto"):  # whose clients are handed weights before they are judged
         assert s["accuracy"]["per_client"] == pytest.approx([float(found["accuracy"]) for found in each.values()])
     assert s["chance"] == pytest.approx(np.mean([float(found["chance"]) for found in each.values()]))
@@ -266,7 +266,7 @@ def test_a_score_that_can_t_be_is_left_out(
     wrong: dict[str, Any], federation: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     lies = {1: wrong}
-    lying = lambda party, **how: {**score(party, **how), **lies.get(party.site.id, {})}
+    lying = lambda party, **how: {**score(party, **how), **lies.get(party.context.id, {})}
     monkeypatch.setitem(EVALUATIONS, "score", lying)  # type: ignore[arg-type]
     federation(PrivateData())
     found = execute(run(method="local", params={})).summary

@@ -55,25 +55,25 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_node_s_party_is_that_of_the_world(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.experiment.pretrained.trained", None)  # any training would fail
     world = build(run(method, **CASES[method]))
-    for number in set(world.names) - set(world.house):
+    for number in set(world.names) - set(world.colocated):
         own = world.clients[number]()
         there = build_party(sent(for_nodes(world)), number)
-        assert type(there.party) is type(own) and there.party.site.id == number
+        assert type(there.party) is type(own) and there.party.context.id == number
         assert message.digest(there.party.state()) == message.digest(own.state())
-        assert tuple(there.party.site.neighbours) == tuple(own.site.neighbours)
-        assert message.digest(there.party.site.unlabelled(1, steps=1, size=4)) == message.digest(
-            own.site.unlabelled(1, steps=1, size=4)
+        assert tuple(there.party.context.neighbours) == tuple(own.context.neighbours)
+        assert message.digest(there.party.context.unlabelled(1, steps=1, size=4)) == message.digest(
+            own.context.unlabelled(1, steps=1, size=4)
         )
         assert there.facts == expected(world, number)
         assert there.facts["role"] == world.names[number]
         assert json.loads(json.dumps(there.facts)) == there.facts
         assert (
-            (own.site.encoder is None)
-            == (there.party.site.encoder is None)
+            (own.context.encoder is None)
+            == (there.party.context.encoder is None)
             == ("pretrained encoder" not in world.method.needs)
         )
-        if own.site.encoder and there.party.site.encoder:
-            a, b = own.site.encoder().state_dict(), there.party.site.encoder().state_dict()
+        if own.context.encoder and there.party.context.encoder:
+            a, b = own.context.encoder().state_dict(), there.party.context.encoder().state_dict()
             assert message.digest(dict(a)) == message.digest(dict(b))
 
 

@@ -179,13 +179,13 @@ def test_a_run_trains_its_servers_model_once_for_all_seeds(own_cache: Path, capl
     caplog.set_level(logging.INFO, "fedloom.pretraining")
     built = [build(a_run(seed, model="mlp", epochs=20)) for seed in (0, 1)]
     assert not own_cache.exists()  # nobody has asked for it yet
-    first, second, again = (w.server.site.teacher() for w in (*built, built[0]))  # type: ignore[union-attr]
+    first, second, again = (w.server.context.teacher() for w in (*built, built[0]))  # type: ignore[union-attr]
     assert len(list(own_cache.glob("*.safetensors"))) == 1
     assert sum("pretraining mlp" in r.message for r in caplog.records) == 1
     for other in (second, again):
         assert all(torch.equal(p, q) for p, q in zip(first.parameters(), other.parameters(), strict=True))
     assert not first.training and not any(p.requires_grad for p in first.parameters())
-    rows = built[0].server.site.rows  # type: ignore[union-attr]
+    rows = built[0].server.context.rows  # type: ignore[union-attr]
     x, y = rows.every, rows.y(torch.arange(len(rows)))
     assert (first(x).argmax(1) == y).float().mean() > 0.5
 
@@ -223,13 +223,13 @@ def test_a_method_by_its_name_alone_trains_no_model_that_it_does_not_ask_for(own
 
 
 def test_a_kept_model_that_is_damaged_is_trained_again(own_cache: Path) -> None:
-    site = build(a_run(model="mlp", epochs=2)).server.site  # type: ignore[union-attr]
-    before = site.teacher()
+    context = build(a_run(model="mlp", epochs=2)).server.context  # type: ignore[union-attr]
+    before = context.teacher()
     (kept,) = own_cache.glob("*.safetensors")
     whole = kept.read_bytes()
     for torn in (b"", whole[:-4], whole[:-1] + bytes([whole[-1] ^ 1])):
         kept.write_bytes(torn)
-        after = site.teacher()
+        after = context.teacher()
         assert all(torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
         assert kept.read_bytes() == whole
 
@@ -257,12 +257,12 @@ def test_what_moves_a_weight_moves_the_key(tmp_path: Path, monkeypatch: pytest.M
 
 def test_only_the_server_is_given_the_model(file: Path) -> None:
     built = build(a_run(file=str(file)))
-    assert built.server is not None and built.server.site.pretrained is not None
+    assert built.server is not None and built.server.context.pretrained is not None
     for client in built.clients:
-        site = client().site
-        assert site.pretrained is None and site.encoder is None
+        context = client().context
+        assert context.pretrained is None and context.encoder is None
         with pytest.raises(MethodError, match="has no pretrained model"):
-            site.teacher()
+            context.teacher()
 
 
 def test_clients_of_a_method_that_hands_it_out_know_the_architecture_alone(
@@ -271,13 +271,13 @@ def test_clients_of_a_method_that_hands_it_out_know_the_architecture_alone(
     method = find("fedavg")
     monkeypatch.setattr(RunConfig, "resolve", lambda self: (_with_encoder(method), method.configure(), 1))
     built = build(a_run(file=str(file)))
-    own = built.server.site.teacher().state_dict()  # type: ignore[union-attr]
-    encoders = [client().site.encoder() for client in built.clients]  # type: ignore[misc]
+    own = built.server.context.teacher().state_dict()  # type: ignore[union-attr]
+    encoders = [client().context.encoder() for client in built.clients]  # type: ignore[misc]
     first = encoders[0].state_dict()
     assert {k: v.shape for k, v in first.items()} == {k: v.shape for k, v in own.items()}
     assert not any(torch.equal(first[k], own[k]) for k in own if k.endswith("weight"))
     assert all(torch.equal(first[k], e.state_dict()[k]) for e in encoders for k in first)
-    assert all(client().site.pretrained is None for client in built.clients)
+    assert all(client().context.pretrained is None for client in built.clients)
 
 
 def _with_encoder(method: Any) -> Any:
@@ -359,7 +359,7 @@ def test_a_plain_file_is_read_when_its_network_is_named(tmp_path: Path, caplog: 
     with pytest.raises(ConfigError, match=r"does not say which network it holds: name it with pretrained\.model"):
         build(a_run(file=str(plain)))
     built = [build(a_run(file=str(plain), model="resnet8", norm="batch")) for _ in range(2)]
-    found = built[0].server.site.teacher()  # type: ignore[union-attr]
+    found = built[0].server.context.teacher()  # type: ignore[union-attr]
     assert all(torch.equal(p, q) for p, q in zip(found.parameters(), net.parameters(), strict=True))
     assert [r.message for r in caplog.records if "nothing is known" in r.message] == [
         f"pretrained: nothing is known of what {plain} was trained on: it may have seen the clients' or the test rows"
@@ -430,9 +430,9 @@ def test_a_file_that_does_not_fit_is_refused_before_any_work(change: Any, why: s
 
 def test_altered_weights_are_refused_when_they_are_read(file: Path) -> None:
     changed(file, lambda t, m: t["head.bias"].add_(1))
-    site = build(a_run(file=str(file))).server.site  # type: ignore[union-attr]
+    context = build(a_run(file=str(file))).server.context  # type: ignore[union-attr]
     with pytest.raises(CheckpointError, match="torn or altered"):
-        site.teacher()
+        context.teacher()
 
 
 def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -440,9 +440,9 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     tensors = models.build("mlp", (1, 8, 8), 10, seed=0).state_dict()
     tensors["head.bias"][2] = float("nan")
     save_file(tensors, plain)
-    site = build(a_run(file=str(plain), model="mlp")).server.site  # type: ignore[union-attr]
+    context = build(a_run(file=str(plain), model="mlp")).server.context  # type: ignore[union-attr]
     with pytest.raises(CheckpointError, match=r"not finite, in head\.bias"):
-        site.teacher()
+        context.teacher()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x02}q\x00.", b"PK\x03\x04" + bytes(200), b"\xff" * 64])
@@ -573,5 +573,5 @@ def test_a_published_model_is_made_when_it_is_asked_for(
     monkeypatch.setattr("fedloom.models.external.build", published)
     built = build(a_run(server=0, model="hf:some/vit"))
     assert not calls and "nothing is known of what hf:some/vit was trained on" in caplog.text
-    built.server.site.teacher()  # type: ignore[union-attr]
+    built.server.context.teacher()  # type: ignore[union-attr]
     assert calls == [(("hf:some/vit", (1, 8, 8), 10, (8.0,), (8.0,)), None)]

@@ -276,7 +276,7 @@ def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     """Rows and rounds are few, for speed; all else is what the name alone gives."""
     method = registry()[name]
     short = {"pretrain": 1} if "pretrain" in method.config.model_fields else {}
-    rounds = max(2, method.configure().least_rounds)
+    rounds = max(2, method.configure().min_rounds)
     few = {"test_fraction": 0.8, "test_rows": 60}
     result, columns = (
         fedloom.run(name, rounds=rounds, data=few, params=short),
@@ -297,9 +297,9 @@ def test_tables_work_too(data: str) -> None:
 
 def test_a_client_with_another_public_set_is_refused() -> None:
     world = build(small())
-    sites = [make.args[1] for make in world.clients]  # type: ignore[attr-defined]
-    other = PublicSet(sites[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
-    parties = [world.method.client(world.cfg, replace(s, public=other) if s.id == 1 else s) for s in sites]
+    contexts = [make.args[1] for make in world.clients]  # type: ignore[attr-defined]
+    other = PublicSet(contexts[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
+    parties = [world.method.client(world.cfg, replace(s, public=other) if s.id == 1 else s) for s in contexts]
     with pytest.raises(DataError, match=r"client-1 holds another public set: its digest is 0123456789abcdef…"):
         agree(LocalEngine(parties), world.data.public_digest)
 

@@ -34,7 +34,7 @@ class Peer(Party[MethodConfig]):
     STATE = ("params", "buffers", "opt")
 
     def setup(self):
-        self.network(self.site.build(), SGD(0.1))
+        self.network(self.context.build(), SGD(0.1))
 
     def give(self):
         return self.params
@@ -45,7 +45,7 @@ class Peer(Party[MethodConfig]):
 
 
 def round(fed, server, clients, cfg, t):
-    fed.exchange(fed.links(clients, None, t), answer="give", take="mix")
+    fed.exchange(fed.sample_peers(clients, None, t), answer="give", take="mix")
     yield "mixed"
 
 
@@ -106,7 +106,7 @@ def test_a_run_speaks_along_its_graph_and_says_which(page: str, tmp_path: Path) 
             session = Session(world, engine, folder)
             session.begin(resume=False)
             session.go(lambda _: None, lambda: False)
-        assert tuple(make().site.neighbours for make in world.clients) == world.graph
+        assert tuple(make().context.neighbours for make in world.clients) == world.graph
         assert neighbours(folder) == [list(near) for near in world.graph]
         asked = {(f"peer-{i}", f"peer-{j}") for i, near in enumerate(world.graph) for j in near}
         assert set(session.fed.ledger.pairs) == asked
@@ -115,7 +115,7 @@ def test_a_run_speaks_along_its_graph_and_says_which(page: str, tmp_path: Path) 
 
 def test_a_full_graph_is_not_written_down(page: str, tmp_path: Path) -> None:
     world = build(run(method=page))
-    others = [tuple(make().site.neighbours) for make in world.clients]
+    others = [tuple(make().context.neighbours) for make in world.clients]
     assert (world.graph, others) == (None, [tuple(j for j in range(6) if j != i) for i in range(6)])
     result = execute(run(method=page, rounds=1), tmp_path / "run")
     assert "neighbours" not in json.loads((tmp_path / "run" / "partition.json").read_text())

@@ -52,7 +52,7 @@ class Client(Party[Config]):
     STATE = ("params", "opt")
 
     def setup(self):
-        self.network(self.site.build(), SGD(self.cfg.lr))
+        self.network(self.context.build(), SGD(self.cfg.lr))
 
     def steps(self, t, number):
         for x, y in self.batches(t, steps=number, size=16):
@@ -71,9 +71,9 @@ class Server(Party[Config]):
     STATE = ("weights",)
 
     def setup(self):
-        self.weights = {k: p.detach() for k, p in self.site.build().named_parameters()}
+        self.weights = {k: p.detach() for k, p in self.context.build().named_parameters()}
 
-    def handout(self):
+    def broadcast(self):
         return dict(self.weights)
 
 def round(fed, server, clients, cfg, t):
@@ -211,22 +211,22 @@ def test_unseen_peers_are_asked_by_nobody() -> None:
         session.begin(resume=False)
         session.go(lambda _: None, lambda: False)
     spoke = {name for pair in session.fed.ledger.pairs for name in pair}
-    assert spoke - {session.home} == {engine.name(i) for i in world.training} and len(spoke) == 5
+    assert spoke - {session.coordinator} == {engine.name(i) for i in world.training} and len(spoke) == 5
 
 
 def test_only_the_server_holds_its_rows_with_their_labels(page: str) -> None:
     world = build(run(page, {"server": 300}))
     shares = world.data.split  # type: ignore[attr-defined]
     assert world.server is not None
-    held = world.server.site.data
+    held = world.server.context.data
     assert held is not None and held.index.tolist() == shares.server.tolist() and len(held) == 300
     assert held.y(torch.arange(5)).tolist() == world.data.dataset.y[shares.server[:5]].tolist()  # type: ignore[attr-defined]
     for make in world.clients:
-        site = make().site
-        for rows in (site.rows, *site.tests.values()):
+        context = make().context
+        for rows in (context.rows, *context.tests.values()):
             assert not set(rows.index.tolist()) & set(shares.server.tolist())
     bare = build(run(page))
-    assert bare.server is not None and bare.server.site.data is None
+    assert bare.server is not None and bare.server.context.data is None
 
 
 def test_columns_are_scaled_by_the_server_s_rows_for_every_seed(page: str) -> None:
@@ -247,11 +247,11 @@ def test_ways_are_measured_over_the_unseen_and_over_the_others(page: str, tmp_pa
     summary = execute(config, tmp_path / "a").summary
     names = {f"client-{i}" for i in world.unseen}, {f"client-{i}" for i in world.training}
     rows = table(tmp_path / "a" / "metrics.csv")
-    assert [*summary["ways"]] == WAYS
+    assert [*summary["eval_modes"]] == WAYS
     assert summary["unseen"] == list(world.unseen)
-    for way, found in summary["ways"].items():
-        train = way.endswith("training")
-        last = [row for row in rows if row["measure"] == f"own accuracy {way}" and row["round"] == "4"]
+    for eval_mode, found in summary["eval_modes"].items():
+        train = eval_mode.endswith("training")
+        last = [row for row in rows if row["measure"] == f"own accuracy {eval_mode}" and row["round"] == "4"]
         each = {row["party"]: float(row["value"]) for row in last}
         assert set(each) == names[train]
         assert found["clients"] == list(world.training if train else world.unseen)
@@ -261,8 +261,10 @@ def test_ways_are_measured_over_the_unseen_and_over_the_others(page: str, tmp_pa
     for found in (summary["accuracy"], summary["own_accuracy"]):
         assert len(found["per_client"]) == 6 and "clients" not in found
     own = summary["own_accuracy"]["per_client"]
-    for way in ("0 steps", "0 steps training"):  # nothing but the handed out weights: what own accuracy is
-        assert summary["ways"][way]["per_client"] == [own[i] for i in summary["ways"][way]["clients"]]
+    for eval_mode in ("0 steps", "0 steps training"):  # nothing but the handed out weights: what own accuracy is
+        assert summary["eval_modes"][eval_mode]["per_client"] == [
+            own[i] for i in summary["eval_modes"][eval_mode]["clients"]
+        ]
     most = np.array([np.bincount(labels).max() / len(labels) for labels in world.data.labels["own"]])
     assert summary["own_chance"] == pytest.approx(most.mean())
     assert summary["own_chances"]["unseen"] == pytest.approx(most[[*world.unseen]].mean())
@@ -276,8 +278,8 @@ def test_ways_are_measured_over_the_unseen_and_over_the_others(page: str, tmp_pa
 def test_a_run_in_which_all_take_part_is_as_it_was(page: str) -> None:
     summary = execute(run(page, {"unseen": 0.0})).summary
     assert summary["unseen"] == [] and summary["own_chances"] == {}
-    assert [*summary["ways"]] == ["1 step", "0 steps", "5 steps"]
-    assert all(len(found["per_client"]) == 6 and "clients" not in found for found in summary["ways"].values())
+    assert [*summary["eval_modes"]] == ["1 step", "0 steps", "5 steps"]
+    assert all(len(found["per_client"]) == 6 and "clients" not in found for found in summary["eval_modes"].values())
     assert summarise("", [Result(summary, [], None)])["unseen"] == {}
 
 
@@ -288,7 +290,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(page: str, tmp_path: Path) -> No
     with pytest.raises(Stopped):
         execute(config, tmp_path / "b", stop=lambda: next(asked))
     again = execute(config, tmp_path / "b", resume=True).summary
-    assert again["state_sha256"] == whole["state_sha256"] and again["ways"] == whole["ways"]
+    assert again["state_sha256"] == whole["state_sha256"] and again["eval_modes"] == whole["eval_modes"]
     for name in ("metrics.csv", "ledger.csv", "partition.json"):
         assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text()
     for changed in ({"unseen": 0.2}, {"unseen": 0.0}, {"server": 51}):
@@ -314,9 +316,9 @@ def test_comparisons_pair_the_clients_that_a_measure_is_of(page: str) -> None:
     assert found["unseen"] == {str(seed): results[seed].summary["unseen"] for seed in (0, 1)}
     assert found["unseen"]["0"] != found["unseen"]["1"]
     pairs = {"own accuracy 1 step": found["differences"], **found["further"]}
-    for way, clients in (("1 step", 4), ("1 step training", 8), ("5 steps training", 8)):
-        (d,) = pairs[f"own accuracy {way}"]
-        a, b = ([r.summary["ways"][way] for r in results if r.summary["name"] == name] for name in "ab")
+    for eval_mode, clients in (("1 step", 4), ("1 step training", 8), ("5 steps training", 8)):
+        (d,) = pairs[f"own accuracy {eval_mode}"]
+        a, b = ([r.summary["eval_modes"][eval_mode] for r in results if r.summary["name"] == name] for name in "ab")
         each = np.concatenate([one["per_client"] for one in a]) - np.concatenate([one["per_client"] for one in b])
         assert d["clients"] == clients and d["clients_better"] == (each > 0).sum()
         assert d["per_seed"] == pytest.approx([one["mean"] - other["mean"] for one, other in zip(a, b, strict=True)])
@@ -342,7 +344,10 @@ def test_pages_say_who_was_unseen_and_what_they_reach(page: str, tmp_path: Path)
     clients = [f"client-{i}" for i in summary["unseen"]]
     assert "Two clients of 6 took part in no round, got no message" in text and " and ".join(clients) in text
     assert all(f"{name} · linear · unseen" in text for name in clients)
-    reached = {way: f"{100 * found['mean']:.1f} % ± {100 * found['std']:.1f}" for way, found in summary["ways"].items()}
+    reached = {
+        eval_mode: f"{100 * found['mean']:.1f} % ± {100 * found['std']:.1f}"
+        for eval_mode, found in summary["eval_modes"].items()
+    }
     assert f"two unseen clients reached {reached['1 step']} after 1 step, four training clients" in text
     assert all(shown in text for shown in reached.values())
     assert text.index(">0 steps<") < text.index(">1 step<") < text.index(">5 steps<")
@@ -366,9 +371,12 @@ def test_a_run_under_way_knows_its_unseen_clients(page: str, tmp_path: Path) -> 
     ("change", "text"),
     [
         ({"unseen": [6]}, "other clients than its 6"),
-        ({"ways": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 7]}}}, "other clients"),
-        ({"ways": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1]}}}, "as many values"),
-        ({"ways": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 2]}}}, "training clients"),
+        ({"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 7]}}}, "other clients"),
+        ({"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1]}}}, "as many values"),
+        (
+            {"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 2]}}},
+            "training clients",
+        ),
     ],
 )
 def test_a_damaged_result_is_told(page: str, tmp_path: Path, change: dict[str, Any], text: str) -> None:
@@ -387,7 +395,7 @@ def test_a_terminal_shows_the_unseen_first(page: str) -> None:
     assert max(map(len, lines)) <= 80
     head = " ".join(" ".join(lines[:4]).split())
     assert "1 step" in head and "training" in head and "global" not in head
-    mean = found["methods"][0]["ways"]["1 step"]["mean"]
+    mean = found["methods"][0]["eval_modes"]["1 step"]["mean"]
     assert any(line.split()[:2] == ["a", f"{mean:.1%}"] for line in lines)
     assert f"seed 0: in no round, only evaluated: clients {', '.join(map(str, found['unseen']['0']))}" in out.getvalue()
     chance = found["methods"][0]["own_chances"]["unseen"]
@@ -440,7 +448,7 @@ def test_without_own_rows_pages_speak_of_the_global_test_set(page: str, tmp_path
     pair = report.write_many([tmp_path / "a", tmp_path / "b"], tmp_path / "c.html").read_text(encoding="utf-8")
     told = html.unescape(text + pair)
     assert "one's own most frequent" not in told and "always the most frequent class" in told
-    first = summary["ways"]["1 step"]
+    first = summary["eval_modes"]["1 step"]
     who = "two unseen clients" if share else "six clients"
     reached = f"{100 * first['mean']:.1f} % ± {100 * first['std']:.1f}"
     assert f"On the global test set of digits, {who} reached {reached}" in text

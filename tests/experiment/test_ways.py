@@ -36,7 +36,7 @@ class Client(Party[Config]):
     STATE = ("params", "opt")
 
     def setup(self):
-        self.network(self.site.build(), SGD(0.1))
+        self.network(self.context.build(), SGD(0.1))
 
     def learn(self, *, t):
         self.train(lambda x, y: F.cross_entropy(self.model(x), y), self.epochs(t, epochs=1, size=16))
@@ -46,8 +46,8 @@ class Client(Party[Config]):
 
     def mix(self, *, t, inbox):
         self.params = weighted_mean([self.params, *inbox.values()], [3.0] + [1.0] * len(inbox))
-        weights = torch.zeros(self.site.parties)
-        weights[[self.site.id, *map(int, inbox)]] = torch.tensor([3.0] + [1.0] * len(inbox)) / (3 + len(inbox))
+        weights = torch.zeros(self.context.parties)
+        weights[[self.context.id, *map(int, inbox)]] = torch.tensor([3.0] + [1.0] * len(inbox)) / (3 + len(inbox))
         self.note("mixing", weights)
         self.note("other vector", weights)
         self.note("taken", float(len(inbox)))
@@ -90,17 +90,17 @@ def table(path: Path) -> list[list[str]]:
 
 def test_each_way_is_evaluated_and_leaves_nothing(page: str, tmp_path: Path) -> None:
     whole = execute(run(page), tmp_path / "a").summary
-    (way,) = whole["ways"]
-    assert way == "tuned" and len(whole["ways"]["tuned"]["per_client"]) == 3
-    assert whole["ways"]["tuned"]["mean"] == pytest.approx(np.mean(whole["ways"]["tuned"]["per_client"]))
-    assert whole["ways"]["tuned"]["mean"] > whole["own_chance"] > whole["chance"]
-    start_, end = whole["own_accuracy"], whole["ways"]["tuned"]
+    (eval_mode,) = whole["eval_modes"]
+    assert eval_mode == "tuned" and len(whole["eval_modes"]["tuned"]["per_client"]) == 3
+    assert whole["eval_modes"]["tuned"]["mean"] == pytest.approx(np.mean(whole["eval_modes"]["tuned"]["per_client"]))
+    assert whole["eval_modes"]["tuned"]["mean"] > whole["own_chance"] > whole["chance"]
+    start_, end = whole["own_accuracy"], whole["eval_modes"]["tuned"]
     assert start_["per_client"] != end["per_client"]
     rows = table(tmp_path / "a" / "metrics.csv")
     looked = {r[0] for r in rows if r[4] == "own accuracy tuned"}
     assert looked == {r[0] for r in rows if r[4] == "own accuracy tuned mean"} == {"0", "2", "4"}
     untuned = execute(run(page, params={"tune": False})).summary
-    assert untuned["ways"] == {} and untuned["state_sha256"] == whole["state_sha256"]
+    assert untuned["eval_modes"] == {} and untuned["state_sha256"] == whole["state_sha256"]
     assert untuned["own_accuracy"] == whole["own_accuracy"] and untuned["accuracy"] == whole["accuracy"]
 
 
@@ -108,7 +108,7 @@ def test_without_own_rows_a_way_is_looked_at_on_the_global_test(page: str) -> No
     data = {"clients": 3, "public": 50, "own_test_rows": 0}
     summary = execute(run(page, data=data)).summary
     assert summary["own_accuracy"] is None and summary["own_chance"] is None
-    assert 0 < summary["ways"]["tuned"]["mean"] < 1
+    assert 0 < summary["eval_modes"]["tuned"]["mean"] < 1
 
 
 def test_mixing_is_written_at_the_rounds_that_are_evaluated(page: str, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_engines_agree_on_notes_and_ways(page: str, tmp_path: Path, engine: str)
     loop = execute(run(page), tmp_path / "a").summary
     other = execute(run(page, engine={"name": engine}), tmp_path / "b").summary
     assert (tmp_path / "a" / "mixing.csv").read_text() == (tmp_path / "b" / "mixing.csv").read_text()
-    assert other["ways"]["tuned"]["mean"] == pytest.approx(loop["ways"]["tuned"]["mean"], abs=0.05)
+    assert other["eval_modes"]["tuned"]["mean"] == pytest.approx(loop["eval_modes"]["tuned"]["mean"], abs=0.05)
 
 
 def test_a_stopped_run_resumes_with_its_mixing(page: str, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_comparison_leads_with_a_way_that_all_have(page: str) -> None:
     other = Result({**ring.summary, "name": "other"}, [], None)
     same = summarise("", [ring, other])
     assert same["measure"] == "own accuracy tuned" and set(same["further"]) == {"accuracy", "own accuracy"}
-    assert same["methods"][0]["ways"]["tuned"]["mean"] == ring.summary["ways"]["tuned"]["mean"]
+    assert same["methods"][0]["eval_modes"]["tuned"]["mean"] == ring.summary["eval_modes"]["tuned"]["mean"]
     mixed = summarise("", [ring, local])
     assert mixed["measure"] == "accuracy" and set(mixed["further"]) == {"own accuracy"}
     (own,) = mixed["further"]["own accuracy"]

@@ -31,11 +31,11 @@ class Grid:
         self.nodes = [SimpleNamespace(name=name, node_id=n, last_activated_at="1") for n, name in enumerate(names)]
         self.pushed: list[Message] = []
         self.replies: dict[str, Message] = {}
-        self.trouble: Exception | None = None
+        self.problem: Exception | None = None
 
     def get_nodes(self) -> list[Any]:
-        if self.trouble:
-            raise self.trouble
+        if self.problem:
+            raise self.problem
         return self.nodes
 
     def push_messages(self, messages: Sequence[Message]) -> list[str]:
@@ -165,14 +165,14 @@ def test_a_name_of_two_nodes_is_nobodys(grid: Grid, post: GridTransport) -> None
 
 
 def test_a_superlink_in_trouble_fails_calls_until_it_is_back(grid: Grid, post: GridTransport) -> None:
-    grid.trouble = OSError("no route")
+    grid.problem = OSError("no route")
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     with pytest.raises(CallRefused) as caught:
         while True:
             coming.result(10)
             coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     assert caught.value.code == rpc_errors.UNREACHABLE
-    grid.trouble, before = None, len(grid.pushed)
+    grid.problem, before = None, len(grid.pushed)
     coming = post.send("alpha", pack({"kind": "do", "to": "alpha"}), 10)
     until(lambda: len(grid.pushed) > before)
     grid.reply(pack({"code": "", "words": ""}, b"back"))
@@ -196,7 +196,7 @@ def test_a_line_says_who_is_there_instead(grid: Grid, post: GridTransport) -> No
     async def look() -> str:
         line = GridClient(post, "gamma")
         assert not await line.wait(0.05)
-        return line.trouble
+        return line.problem
 
     assert asyncio.run(look()) == "no SuperNode of this name is there; there are: alpha, beta"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.method import Method
-from tests.toy import Toy, network, sites
+from tests.toy import Toy, contexts, network
 
 GROUPS = (0, 1, 2, 0, 1)
 """The group of each of five clients: 20, 30, 40, 50 and 60 rows; the third group is a linear network."""
@@ -30,7 +30,7 @@ def group_networks(groups: Sequence[int], norm: bool = False) -> list[Any]:
     return [partial(architecture, groups.index(g), norm=norm) for g in range(len({*groups}))]
 
 
-def places(groups: Sequence[int] = GROUPS, norm: bool = False) -> list[Site]:
+def places(groups: Sequence[int] = GROUPS, norm: bool = False) -> list[ClientContext]:
     """A place for each client, with the network of its group."""
     makers = group_networks(groups, norm)
 
@@ -38,7 +38,7 @@ def places(groups: Sequence[int] = GROUPS, norm: bool = False) -> list[Site]:
         module: nn.Module = makers[groups[i]]()
         return module
 
-    return [replace(site, group=g) for site, g in zip(sites(len(groups), make=make), groups, strict=True)]
+    return [replace(context, group=g) for context, g in zip(contexts(len(groups), make=make), groups, strict=True)]
 
 
 def grouped(method: Method, groups: Sequence[int] = GROUPS, *, norm: bool = False, **settings: Any) -> Toy:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.engine import Failure
 from fedloom.core.faults import Faults
 from fedloom.core.federation import Federation
@@ -104,9 +104,9 @@ class Columns:
         shared: dict[str, Any] = {"seed": seed, "parties": parties, "classes": CLASSES, "aligned": aligned}
         own = Rows(first.pool, labels, first.index[:aligned], first.shift, first.scale)
         assert method.server is not None
-        self.home: Any = method.server(self.cfg, Site(id=0, data=own, **shared))
-        self.sites = [
-            Site(
+        self.home: Any = method.server(self.cfg, ClientContext(id=0, data=own, **shared))
+        self.contexts = [
+            ClientContext(
                 id=m,
                 data=part(rows, 0, known),
                 network=partial(make, m),
@@ -115,10 +115,10 @@ class Columns:
             )
             for m, rows in enumerate(every)
         ]
-        builders = [partial(method.client, self.cfg, site) for site in self.sites]
+        builders = [partial(method.client, self.cfg, context) for context in self.contexts]
         engine: type[Any] = IsolatedEngine if isolated else LocalEngine
         self.engine: Engine = engine(builders if isolated else [b() for b in builders], seed=seed, faults=faults)
-        self.fed = Federation(self.engine, seed=seed, home="active", house=(0,))
+        self.fed = Federation(self.engine, seed=seed, coordinator="active", colocated=(0,))
         self.heard: list[Heard] = []
         self._listen()
 

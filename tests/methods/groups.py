@@ -8,18 +8,18 @@ from collections.abc import Mapping
 import numpy as np
 from torch import Tensor
 
-from fedloom.core.context import Rows, Site
-from tests.toy import CLASSES, Toy, common, rows, sites
+from fedloom.core.context import ClientContext, Rows
+from tests.toy import CLASSES, Toy, common, contexts, rows
 
 
-def planted(seed: int, m: int = 8, n: int = 40) -> list[Site]:
+def planted(seed: int, m: int = 8, n: int = 40) -> list[ClientContext]:
     """Places of peers whose inputs are alike; odd and even ones disagree on every label."""
 
     def data(i: int) -> Rows:
         r = rows(n, 1000 * seed + i)
         return Rows(r.pool, (r.labels + 2 * (i % 2)) % CLASSES, r.index, r.shift, r.scale)
 
-    return sites(m, seed=seed, make=common, data=data)
+    return contexts(m, seed=seed, make=common, data=data)
 
 
 def mates(i: int, m: int = 8) -> set[int]:

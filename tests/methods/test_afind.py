@@ -37,7 +37,7 @@ from fedloom.methods.peer.selection import (
     smoothed,
     threshold,
 )
-from tests.toy import Toy, common, rows, sites
+from tests.toy import Toy, common, contexts, rows
 
 EQ13 = AFIND_PLUS.configure()
 CALIBRATED = AFIND_PLUS.configure("calibrated")
@@ -168,7 +168,7 @@ def plain_work(peer: Any, body: dict[str, Tensor], t: int) -> tuple[Tensor, Tens
     """φ, F(before), F(after) and the weights after a peer's training from this body, by torch.optim alone."""
     cfg, module = peer.cfg, copy.deepcopy(peer.net.module)
     module.load_state_dict({**dict(module.state_dict()), **body})
-    x, y = peer.some(t, size=cfg.probe_rows)
+    x, y = peer.sample_batch(t, size=cfg.probe_rows)
     before = F.cross_entropy(module(x), y)
     layer = [p for k, p in module.named_parameters() if k in proxy_names(dict(module.named_parameters()))]
     phi = torch.cat([g.flatten() for g in torch.autograd.grad(before, layer)])
@@ -190,7 +190,7 @@ def plain_work(peer: Any, body: dict[str, Tensor], t: int) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("aggregation", ["boltzmann", "uniform"])
 def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> None:
     n = 4
-    toy = Toy(AFIND_PLUS, places=sites(n, make=common, data=lambda i: rows(30, i)), **PLAIN, aggregation=aggregation)
+    toy = Toy(AFIND_PLUS, places=contexts(n, make=common, data=lambda i: rows(30, i)), **PLAIN, aggregation=aggregation)
     toy.run(1)  # so that bodies, heads and p differ
     peers = [copy.deepcopy(toy.party(i)) for i in range(n)]
     expected = []
@@ -271,7 +271,7 @@ class Planted:
         ).run
         self.world = build(run)
         self.engine = start(self.world)
-        self.fed = Federation(self.engine, seed=seed, home="coordinator", form=self.world.form)
+        self.fed = Federation(self.engine, seed=seed, coordinator="coordinator", param_shapes=self.world.param_shapes)
         self.t = 0
 
     def run(self, rounds: int) -> Planted:
@@ -324,8 +324,8 @@ def half(n: int) -> dict[int, list[int]]:
 def test_the_first_round_asks_all_neighbours_and_nobody_else_is_ever_spoken_to(mode: str) -> None:
     n = 9
     graph = half(n)
-    toy = Toy(AFIND_PLUS, places=sites(n, make=common, graph=graph), graph=graph, **PLAIN, mode=mode)
-    toy.fed.home = "coordinator"
+    toy = Toy(AFIND_PLUS, places=contexts(n, make=common, graph=graph), graph=graph, **PLAIN, mode=mode)
+    toy.fed.coordinator = "coordinator"
     toy.run(1)
     pairs = {pair for pair in toy.fed.ledger.pairs if "coordinator" not in pair}
     assert pairs == {(f"peer-{i}", f"peer-{j}") for i in range(n) for j in graph[i]}
@@ -337,7 +337,7 @@ def test_the_first_round_asks_all_neighbours_and_nobody_else_is_ever_spoken_to(m
 
 def test_the_coordinator_learns_who_asks_whom_and_nothing_else_and_no_head_ever_crosses() -> None:
     toy = Toy(AFIND_PLUS, 4, **PLAIN)
-    toy.fed.home = "coordinator"
+    toy.fed.coordinator = "coordinator"
     toy.run(3)
     for entry in toy.fed.ledger:
         assert "head" not in entry.what
@@ -442,8 +442,8 @@ def test_other_numbers_for_the_peers_change_nothing() -> None:
     full = {**PLAIN, "probe_rows": 30}  # one full batch a pass: nothing is drawn but its order
     data = [rows(30, i) for i in range(4)]
     order = [2, 0, 3, 1]
-    a = Toy(AFIND_PLUS, places=sites(4, make=common, data=lambda i: data[i]), **full).run(3)
-    b = Toy(AFIND_PLUS, places=sites(4, make=common, data=lambda i: data[order[i]]), **full).run(3)
+    a = Toy(AFIND_PLUS, places=contexts(4, make=common, data=lambda i: data[i]), **full).run(3)
+    b = Toy(AFIND_PLUS, places=contexts(4, make=common, data=lambda i: data[order[i]]), **full).run(3)
     for i in range(4):
         for k, v in b.party(i).params.items():
             assert torch.allclose(v, a.party(order[i]).params[k], atol=1e-5), k
@@ -500,7 +500,7 @@ def test_a_network_without_a_layer_before_its_head_is_refused() -> None:
 def test_peers_learn() -> None:
     toy = Toy(AFIND_PLUS, 4, lr=0.1, batch_size=16, epochs=3).run(6)
     replies = toy.engine.call(toy.engine.ids, "predictions", {"on": "test"}, None, None)
-    labels = toy.party(0).site.tests["test"].labels
+    labels = toy.party(0).context.tests["test"].labels
     assert min(float((r["predicted"] == labels).float().mean()) for r in replies) > 0.6
 
 
@@ -532,4 +532,4 @@ def test_a_run_on_a_partial_graph_with_joins_and_leaves_ends_the_same_after_a_ki
         assert taken <= set(near[i])
         assert not (t >= 3 and 0 in taken) and not (t < 2 and 7 in taken)
         assert not (i == 0 and t >= 3) and not (i == 7 and t < 2)  # who is away mixes nothing
-    assert whole.summary["ways"]["tuned"]["mean"] > 0.5
+    assert whole.summary["eval_modes"]["tuned"]["mean"] > 0.5

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError, ModelError
 from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
@@ -24,7 +24,7 @@ from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.methods import steps
 from fedloom.methods.meta import augfl, crd
-from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
+from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
 AUGFL, KD_ONLY, CE_ONLY, LOCAL_ONLY = (methods.find(n) for n in ("augfl", "kd-only", "server-ce-only", "local-only"))
 MODEL = 4 * sum(p.numel() for p in common().parameters())
@@ -75,12 +75,12 @@ QUADRATIC: Method = replace(AUGFL, client=Squares)
 
 
 def quadratic(count: Callable[[int], int] = lambda i: 12 + 4 * i, scale: float = 1.0, **params: Any) -> Toy:
-    places = sites(N, make=lambda _: Linear(START), data=lambda i: doubles(count(i), i, scale))
+    places = contexts(N, make=lambda _: Linear(START), data=lambda i: doubles(count(i), i, scale))
     home = {"data": doubles(6, 50), "pretrained": lambda: Linear(KNOWN)}
     return Toy(QUADRATIC, places=places, home=home, **{"alpha": 0.1, "crd": 0.0, "kt_batch_size": 3, **params})
 
 
-def halves(place: Site) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def halves(place: ClientContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A and b of the support, and of the query half."""
     found = []
     for x, y, _ in (place.support, place.query):
@@ -88,7 +88,7 @@ def halves(place: Site) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return tuple(found)  # type: ignore[return-value]
 
 
-def meta(place: Site, theta: Tensor, alpha: float) -> Tensor:
+def meta(place: ClientContext, theta: Tensor, alpha: float) -> Tensor:
     """The gradient of L(θ - α ∇L(θ, D^s), D^q)."""
     a_s, b_s, a_q, b_q = halves(place)
     phi = theta - alpha * (a_s @ theta - b_s)
@@ -230,7 +230,7 @@ def loss(module: nn.Module, weights: Mapping[str, Tensor], x: Tensor, y: Tensor)
     return F.cross_entropy(torch.func.functional_call(module, dict(weights), (x,)), y)
 
 
-def slope_of(module: nn.Module, weights: Mapping[str, Tensor], place: Site, alpha: float) -> dict[str, Tensor]:
+def slope_of(module: nn.Module, weights: Mapping[str, Tensor], place: ClientContext, alpha: float) -> dict[str, Tensor]:
     """The meta-gradient, by differentiating through the step."""
     theta = {k: w.detach().clone().requires_grad_() for k, w in weights.items()}
     (xs, ys, _), (xq, yq, _) = place.support, place.query
@@ -240,7 +240,7 @@ def slope_of(module: nn.Module, weights: Mapping[str, Tensor], place: Site, alph
     return dict(zip(theta, found, strict=True))
 
 
-def by_hand(places: list[Site], rounds: int, alpha: float, rho: float) -> dict[str, Tensor]:
+def by_hand(places: list[ClientContext], rounds: int, alpha: float, rho: float) -> dict[str, Tensor]:
     """Algorithm 1 without R_h: θ, θ_i and y_i one by one."""
     module, count = common(), sum(len(p.rows) for p in places)
     theta = {k: p.detach().clone() for k, p in module.named_parameters()}
@@ -267,7 +267,7 @@ def test_three_rounds_equal_the_algorithm_box_written_out() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
-    place = sites(1, make=bent)[0]
+    place = contexts(1, make=bent)[0]
     party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), place)
     double = bent().double()
     weights = {k: p.detach() for k, p in double.named_parameters()}
@@ -292,7 +292,7 @@ def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
 
 
 def test_first_order_leaves_the_hessian_out() -> None:
-    place = sites(1, make=common)[0]
+    place = contexts(1, make=common)[0]
     party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), place)
     weights, module = dict(party.params), common()
     found = steps.meta_gradient(party, weights, "first_order", 0.0)
@@ -304,7 +304,7 @@ def test_first_order_leaves_the_hessian_out() -> None:
 
 
 def test_where_the_gradient_is_0_a_difference_along_its_direction_is_too() -> None:
-    place = sites(1, make=common)[0]
+    place = contexts(1, make=common)[0]
     party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), place)
     nothing = {k: torch.zeros_like(w) for k, w in party.params.items()}
     found = steps.hvp_by_difference(party, dict(party.params), nothing, 1e-2, unit=True)
@@ -312,7 +312,7 @@ def test_where_the_gradient_is_0_a_difference_along_its_direction_is_too() -> No
 
 
 def test_support_and_query_share_no_row_and_leave_none_out() -> None:
-    for place in sites(5):
+    for place in contexts(5):
         support, query = place.half("support"), place.half("query")
         assert sorted([*support.tolist(), *query.tolist()]) == list(range(len(place.rows)))
         assert len(support) - len(query) in (0, 1)
@@ -361,7 +361,11 @@ def test_the_pretrained_model_is_not_read_where_it_does_not_count(method: Method
     toy = Toy(method, home=home, **params).run(2)
     assert toy.server is not None
     toy.engine.call(
-        toy.engine.ids, "predictions", {"on": "test", "way": "1 step", "handout": toy.server.handout()}, None, None
+        toy.engine.ids,
+        "predictions",
+        {"on": "test", "eval_mode": "1 step", "broadcast": toy.server.broadcast()},
+        None,
+        None,
     )
     with pytest.raises(AssertionError, match="was read"):
         Toy(AUGFL, home=home).run(1)
@@ -507,7 +511,7 @@ def test_batched_clients_give_what_one_after_the_other_gives_with_halves_of_all_
             toy.engine.call(
                 toy.engine.ids,
                 "predictions",
-                {"on": "test", "way": "5 steps", "handout": toy.server.handout()},
+                {"on": "test", "eval_mode": "5 steps", "broadcast": toy.server.broadcast()},
                 None,
                 None,
             )
@@ -527,7 +531,7 @@ def test_adaptation_is_full_batch_descent_on_the_support_half_and_leaves_no_trac
     for _ in range(5):
         slope = torch.func.grad(lambda w: loss(module, w, x, y))(weights)
         weights = {k: w - 0.2 * slope[k] for k, w in weights.items()}
-    found = predictions(party, on="test", way="5 steps", handout=toy.server.handout())
+    found = predictions(party, on="test", eval_mode="5 steps", broadcast=toy.server.broadcast())
     want = torch.func.functional_call(module, weights, (place.tests["test"].every,))
     assert torch.equal(found["predicted"], want.argmax(-1))
     assert equal(before, toy.tensors())
@@ -591,9 +595,9 @@ def test_frozen_weights_take_no_part() -> None:
         return module
 
     toy = helped(make=frozen)
-    toy.fed.form = {k: p for k, p in toy.fed.form.items() if k in toy.party(0).params}
+    toy.fed.param_shapes = {k: p for k, p in toy.fed.param_shapes.items() if k in toy.party(0).params}
     toy.run(2)
-    assert not toy.fed.failures and "body.0.weight" not in toy.server.handout()  # type: ignore[union-attr]
+    assert not toy.fed.failures and "body.0.weight" not in toy.server.broadcast()  # type: ignore[union-attr]
 
 
 class Unsaid(Faults):
@@ -621,7 +625,7 @@ def test_lost_numbers_and_lost_answers_leave_the_rate_right_and_the_end_too() ->
 def test_points_without_clients_send_nothing() -> None:
     for method in (KD_ONLY, CE_ONLY, LOCAL_ONLY):
         toy = helped(method)
-        before = toy.server.handout() if toy.server else {}
+        before = toy.server.broadcast() if toy.server else {}
         before = {k: w.clone() for k, w in before.items()}  # type: ignore[union-attr]
         toy.run(3)
         assert toy.server is not None
@@ -634,10 +638,14 @@ def test_it_learns_and_the_class_count_is_four() -> None:
     toy = helped(alpha=0.1, meta_lr=0.5, lam=0.2)
     assert toy.server is not None
 
-    def accuracy(way: str) -> float:
+    def accuracy(eval_mode: str) -> float:
         y = toy.places[0].tests["test"].y(torch.arange(50))
         replies = toy.engine.call(
-            toy.engine.ids, "predictions", {"on": "test", "way": way, "handout": toy.server.handout()}, None, None
+            toy.engine.ids,
+            "predictions",
+            {"on": "test", "eval_mode": eval_mode, "broadcast": toy.server.broadcast()},
+            None,
+            None,
         )  # type: ignore[union-attr]
         return float(np.mean([(r["predicted"] == y).float().mean() for r in replies]))  # type: ignore[call-overload, index]
 

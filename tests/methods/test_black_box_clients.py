@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedloom import methods
 from fedloom.core.black_box import CHECKED_ROWS, BlackBoxModel
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, ModelError, NotReady
 from fedloom.core.evaluation import predictions
 from fedloom.core.faults import Faults
@@ -30,7 +30,7 @@ from fedloom.experiment.run import Stopped, execute
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fedal import FedALBlackBox
 from fedloom.models.black_boxes import make
-from tests.toy import CLASSES, FEATURES, Toy, sites
+from tests.toy import CLASSES, FEATURES, Toy, contexts
 
 ABLE = [m for m in methods.registry().values() if m.black_box]
 FEDAL, FEDMD, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "local"))
@@ -56,9 +56,9 @@ def floored(p: Any) -> Any:
     return 1e-3 + (1 - CLASSES * 1e-3) * p
 
 
-def boxed(names: Mapping[int, str], n: int = 4, **settings: Any) -> list[Site]:
+def boxed(names: Mapping[int, str], n: int = 4, **settings: Any) -> list[ClientContext]:
     """The toy's places, some of them with black boxes; `still` always answers P."""
-    found = sites(n)
+    found = contexts(n)
     for i, name in names.items():
         made = partial(Still, P) if name == "still" else partial(make, name, (FEATURES,), CLASSES, i)
         found[i] = replace(found[i], network=None, black_box=BlackBoxModel(name, made, CLASSES, i, **settings))
@@ -200,7 +200,7 @@ def test_before_its_first_fit_it_knows_nothing() -> None:
 
 def test_without_a_box_or_public_rows_an_error_says_what_is_missing() -> None:
     with pytest.raises(MethodError, match=r"was given no black box: name one in models\.pool"):
-        FedALBlackBox(FEDAL.configure(), sites(1)[0])
+        FedALBlackBox(FEDAL.configure(), contexts(1)[0])
     place = replace(boxed({0: "knn"}, 1)[0], public=None)
     with pytest.raises(MethodError, match=r"set data\.public"):
         FedALBlackBox(FEDAL.configure(), place)
@@ -224,7 +224,7 @@ def test_engines_agree_to_the_bit(method: Method) -> None:
     assert not loop.fed.failures
 
 
-def at_home(method: Method, places: list[Site]) -> dict[str, Any]:
+def at_home(method: Method, places: list[ClientContext]) -> dict[str, Any]:
     return {"public": places[0].public} if "public rows at the server" in method.needs else {}
 
 

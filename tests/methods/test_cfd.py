@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import PublicSet, Site
+from fedloom.core.context import ClientContext, PublicSet
 from fedloom.core.errors import ConfigError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.losses import kl, kl_gradient
@@ -24,16 +24,16 @@ from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.methods.distillation.cfd import CFDClient, CFDServer
 from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
-from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
+from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
 
 CFD, LOCAL = methods.find("cfd"), methods.find("local")
 BOTH = {"bits": 2, "bits_down": 3}
 DELTA = {**BOTH, "delta": True}
 
 
-def toy(n: int = 4, places: list[Site] | None = None, method: Any = CFD, **params: Any) -> Toy:
+def toy(n: int = 4, places: list[ClientContext] | None = None, method: Any = CFD, **params: Any) -> Toy:
     """CFD on the toy federation: batches of 8, and a server with the public rows and a network of its own."""
-    places = places or sites(n)
+    places = places or contexts(n)
     home = {"public": places[0].public, "network": lambda: network(7)}
     return Toy(method, places=places, home=home, **{"batch_size": 8, **params})
 
@@ -142,7 +142,7 @@ def hand_quantised(p: np.ndarray, bits: int) -> np.ndarray:
 @pytest.mark.parametrize("params", [{}, BOTH, DELTA], ids=["floats", "bits", "delta"])
 def test_rounds_by_plain_torch(params: dict[str, Any]) -> None:
     """Two rounds of two steps each, with three steps of the server, by torch's own Adam and KL."""
-    places = sites(3)
+    places = contexts(3)
     run = toy(places=places, tau=2, server_steps=3, server_lr=0.01, lr=0.02, **params).run(2)
     nets, g = [network(n) for n in range(3)], network(7)
     opts = [torch.optim.Adam(net.parameters(), lr=0.02) for net in nets]
@@ -158,8 +158,8 @@ def test_rounds_by_plain_torch(params: dict[str, Any]) -> None:
         return p if bits is None else torch.from_numpy(hand_quantised(p.numpy(), bits)).float()
 
     for t in range(2):
-        for site, net, opt in zip(places, nets, opts, strict=True):
-            for x, y in site.batches(t, steps=2, size=8):
+        for context, net, opt in zip(places, nets, opts, strict=True):
+            for x, y in context.batches(t, steps=2, size=8):
                 step(opt, F.cross_entropy(net(x), y))
         assert places[0].public is not None
         for x in places[0].public.batches(t, 2, 8):
@@ -298,7 +298,7 @@ def test_only_labels_cross() -> None:
 @pytest.mark.parametrize("params", [{}, BOTH, DELTA, {"coding": "int8"}], ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(params: dict[str, Any], norm: bool) -> None:
-    places = sites(3, make=lambda n: network(n, norm=norm))
+    places = contexts(3, make=lambda n: network(n, norm=norm))
     loop = toy(places=places, tau=2, **params).run(3)
     strict = toy(places=places, tau=2, isolated=True, **params).run(3)
     assert equal(loop.tensors(), strict.tensors())
@@ -307,7 +307,7 @@ def test_engines_agree_to_the_bit(params: dict[str, Any], norm: bool) -> None:
 
 @pytest.mark.parametrize("params", [{}, BOTH, {"coding": "top-k", "top_k": 2}], ids=str)
 def test_clients_of_one_architecture_are_done_together(params: dict[str, Any]) -> None:
-    places = sites(4, make=lambda n: network(1))
+    places = contexts(4, make=lambda n: network(1))
     loop, together = toy(places=places, **params).run(3), toy(places=places, batched=True, **params).run(3)
     assert together.engine.account().remarks == ("4 of 4 parties together, in groups: 1",)
     a, b = loop.tensors(), together.tensors()
@@ -315,7 +315,7 @@ def test_clients_of_one_architecture_are_done_together(params: dict[str, Any]) -
 
 
 def test_delta_coding_is_done_in_turn_and_comes_to_the_same() -> None:
-    places = sites(4, make=lambda n: network(1))
+    places = contexts(4, make=lambda n: network(1))
     loop, together = toy(places=places, **DELTA).run(3), toy(places=places, batched=True, **DELTA).run(3)
     assert any("predict in turn" in remark for remark in together.engine.account().remarks)
     a, b = loop.tensors(), together.tensors()
@@ -331,7 +331,7 @@ def test_partial_participation_trains_only_the_sampled() -> None:
 
 
 def test_renaming_the_clients_renames_the_result() -> None:
-    plain, order = sites(3), [2, 0, 1]
+    plain, order = contexts(3), [2, 0, 1]
     a, b = toy(places=plain, tau=2).run(3).tensors(), toy(places=[plain[i] for i in order], tau=2).run(3).tensors()
     assert all(torch.allclose(a[k], b[k], atol=1e-6) for k in a)
 
@@ -348,7 +348,7 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 @pytest.mark.parametrize("params", [{}, BOTH, DELTA], ids=["floats", "bits", "delta"])
 def test_a_nan_client_is_left_out(params: dict[str, Any]) -> None:
-    places = sites(4)
+    places = contexts(4)
     run = toy(places=places, **params)
     with torch.no_grad():
         run.party(3).net.flat.fill_(float("nan"))
@@ -363,7 +363,7 @@ class Liar(CFDClient):
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
         sent = super().predict(t=t, i=i, anew=anew)
-        if self.site.id != 1:
+        if self.context.id != 1:
             return sent
         if isinstance(sent, Tensor):
             return torch.full_like(sent, 255)
@@ -373,7 +373,7 @@ class Liar(CFDClient):
 
 @pytest.mark.parametrize("params", [BOTH, DELTA], ids=["bits", "delta"])
 def test_bytes_that_are_no_labels_are_left_out(params: dict[str, Any]) -> None:
-    places = sites(3)
+    places = contexts(3)
     run = toy(places=places, method=replace(CFD, client=Liar), **params).run(4)
     assert {(f.party, f.kind, f.reason) for f in run.fed.failures} == {("client-1", "predict", "refused")}
     honest, after = toy(places=places, **params).run(4, present=[0, 2]).tensors(), run.tensors()
@@ -388,7 +388,7 @@ class Liars(CFDClient):
 
 
 def test_without_any_labels_everybody_goes_on_alone() -> None:
-    places = sites(3)
+    places = contexts(3)
     run = toy(places=places, method=replace(CFD, client=Liars), **BOTH).run(2)
     reasons = [f.reason for f in run.fed.failures]
     assert reasons.count("refused") == 6 and reasons.count("fewer than 1 replies") == 2
@@ -434,14 +434,14 @@ def test_the_rows_of_a_public_batch_are_known_by_number() -> None:
     assert plan.shape == (2, 8)
     assert torch.equal(public.rows.x(plan.flatten()).view(2, 8, FEATURES), torch.stack(public.batches(5, 2, 8)))
     client = toy().party(2)
-    assert torch.equal(client.public_rows(1, steps=2, size=8), client.site.public.plan(1, 2, 8))
+    assert torch.equal(client.public_rows(1, steps=2, size=8), client.context.public.plan(1, 2, 8))
 
 
 @pytest.mark.parametrize("name", ["cfd", "fedal"])
 def test_a_server_holds_the_public_rows_where_its_method_says_so(name: str) -> None:
     run = RunConfig(method=name, rounds=1, data={"name": "wine", "clients": 3, "public": 40})  # type: ignore[arg-type]
     world = build(run)
-    assert world.server is not None and (world.server.site.public is not None) == (name == "cfd")
+    assert world.server is not None and (world.server.context.public is not None) == (name == "cfd")
 
 
 def test_networks_of_server_and_clients_are_their_own() -> None:

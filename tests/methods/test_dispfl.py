@@ -192,7 +192,7 @@ def test_a_round_written_out() -> None:
     for i, peer in enumerate(peers):
         module = deep()
         module.load_state_dict(dict(peer.params))
-        x, y = peer.some(1, size=8)
+        x, y = peer.sample_batch(1, size=8)
         nn.functional.cross_entropy(module(x), y).backward()
         for k, old in peer.mask.items():
             w, g = peer.params[k].flatten(), dict(module.named_parameters())[k].grad
@@ -227,7 +227,7 @@ def test_what_is_outside_of_the_mask_is_exactly_0_always(name: str, personal_hea
             assert {k: int(m.sum()) for k, m in peer.mask.items()} == counts
             assert all((peer.params[k][~m] == 0).all() for k, m in peer.mask.items())
             before = {k: v.clone() for k, v in peer.params.items()}
-            peer.prepare(way="tuned", handout={})
+            peer.prepare(eval_mode="tuned", broadcast={})
             peer.update(t=t + 1)
             assert all((peer.params[k][~m] == 0).all() for k, m in peer.mask.items())
             assert all(not torch.equal(peer.params[k], v) for k, v in before.items())

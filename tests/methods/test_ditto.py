@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.evaluation import predictions
 from fedloom.methods import find, steps
 from fedloom.methods.peer.ditto import PERSONAL
 from fedloom.methods.peer.gossip import GossipConfig, GossipPeer
-from tests.toy import Toy, common, equal, rows, sites
+from tests.toy import Toy, common, contexts, equal, rows
 
 DITTO, GOSSIP = find("ditto"), find("gossip")
 ROWS = 24
@@ -26,9 +26,9 @@ def doubled(found: Rows) -> Rows:
     return replace(found, pool=found.pool.double(), shift=found.shift.double(), scale=found.scale.double())
 
 
-def places(n: int) -> list[Site]:
+def places(n: int) -> list[ClientContext]:
     """In float64, all with equally many rows."""
-    return sites(n, make=lambda _: common().double(), data=lambda i: doubled(rows(ROWS, i)))
+    return contexts(n, make=lambda _: common().double(), data=lambda i: doubled(rows(ROWS, i)))
 
 
 def by_hand(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def test_the_personal_gradient_is_that_of_the_loss_plus_lam_times_the_distance()
     w = copied(peer.params)
     noise = torch.Generator().manual_seed(0)
     peer.params = {k: x + 0.1 * torch.randn(x.shape, generator=noise, dtype=x.dtype) for k, x in w.items()}
-    x, y = peer.some(0, size=ROWS)
+    x, y = peer.sample_batch(0, size=ROWS)
     assert x.dtype == torch.float64
     value, found = peer.gradient(peer.proximal_loss, w, x, y)
     plain = gradient_by_hand(copied(peer.params), x, y)
@@ -128,7 +128,7 @@ def test_the_personal_model_is_what_is_evaluated_with_its_own_statistics() -> No
     assert not torch.equal(v["buffers"][name], peer.buffers[name])
     module = common(norm=True).eval()
     module.load_state_dict({**v["params"], **v["buffers"]})
-    test = peer.site.tests["test"]
+    test = peer.context.tests["test"]
     logits = module(test.every).detach()
     answer = predictions(peer, on="test")
     assert torch.equal(answer["predicted"], logits.argmax(-1))

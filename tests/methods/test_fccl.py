@@ -23,7 +23,7 @@ from fedloom.methods.distillation.fccl import (
     pretrained_logits,
     standardised,
 )
-from tests.toy import CLASSES, Toy, equal, network, rows, sites
+from tests.toy import CLASSES, Toy, contexts, equal, network, rows
 
 FCCL, LOCAL = methods.find("fccl"), methods.find("local")
 SMALL: dict[str, Any] = {"batch_size": 8, "pretrain": 3}
@@ -101,7 +101,7 @@ def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch
 
     def predict(self: FCCLClient, *, t: int, i: int) -> Any:
         answer = honest(self, t=t, i=i)
-        return torch.full_like(answer, size) if self.site.id == 1 and t == 0 else answer  # type: ignore[arg-type]
+        return torch.full_like(answer, size) if self.context.id == 1 and t == 0 else answer  # type: ignore[arg-type]
 
     monkeypatch.setattr(FCCLClient, "predict", predict)
     toy = Toy(FCCL, 3, tau=2, batch_size=32, pretrain=3).run(1)
@@ -140,7 +140,7 @@ def divergence(p: Tensor, f: Tensor) -> Tensor:
 def plain(toy: Toy, rounds: int) -> list[nn.Module]:
     """The same rounds for all clients by torch.optim and whole copies of networks."""
     cfg, parties = toy.cfg, [toy.party(i) for i in toy.engine.ids]
-    nets = [p.site.build() for p in parties]
+    nets = [p.context.build() for p in parties]
     adams = [torch.optim.Adam(net.parameters(), lr=cfg.lr) for net in nets]
 
     def step(n: int, loss: Tensor) -> None:
@@ -152,12 +152,12 @@ def plain(toy: Toy, rounds: int) -> list[nn.Module]:
         for k in range(cfg.pretrain):
             batch = party.batches(FIRST - k, steps=1, size=cfg.batch_size)
             step(n, F.cross_entropy(net(batch.x[0]), batch.y[0]))
-    frozen = [p.site.build() for p in parties]
+    frozen = [p.context.build() for p in parties]
     for net, copy in zip(nets, frozen, strict=True):
         copy.load_state_dict(net.state_dict())
     for t in range(rounds):
         for n, (net, party) in enumerate(zip(nets, parties, strict=True)):
-            previous = party.site.build()
+            previous = party.context.build()
             previous.load_state_dict(net.state_dict())
             for x, y in party.batches(t, steps=cfg.tau, size=cfg.batch_size):
                 f = net(x)
@@ -208,7 +208,7 @@ def test_the_pretrained_model_has_its_own_statistics() -> None:
     x = party.batches(3, steps=2, size=party.cfg.batch_size).x
     answer = pretrained_logits(party, party.pretrained, x)
     assert equal(before, toy.tensors())
-    copy = party.site.build()
+    copy = party.context.build()
     copy.load_state_dict({**party.pretrained["params"], **party.pretrained["buffers"]})
     assert torch.allclose(answer, copy.eval()(x.flatten(0, 1)).view(answer.shape), atol=1e-6)
 
@@ -249,7 +249,7 @@ def test_each_memory_holds_a_client_back(term: str) -> None:
 
 
 def test_equal_clients_stay_equal() -> None:
-    toy = Toy(FCCL, places=sites(3, make=lambda n: network(0), data=lambda n: rows(8, 5)), tau=2, **SMALL)
+    toy = Toy(FCCL, places=contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5)), tau=2, **SMALL)
     first = toy.run(2).party(0)
     # a batch holds all 8 rows, in an order of each client's own
     for i in (1, 2):
@@ -262,7 +262,7 @@ def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.Mon
     loss, seen = FCCLClient.private_loss, []
 
     def watched(self: FCCLClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
-        seen.append((self.site.id, previous is not None))
+        seen.append((self.context.id, previous is not None))
         return loss(self, x, y, previous, *more)
 
     monkeypatch.setattr(FCCLClient, "private_loss", watched)
@@ -299,7 +299,7 @@ def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, up: int, d
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(norm: bool) -> None:
-    places = sites(3, make=lambda n: network(n, norm=norm, dropout=False))
+    places = contexts(3, make=lambda n: network(n, norm=norm, dropout=False))
     loop = Toy(FCCL, places=places, tau=3, **SMALL).run(3)
     strict = Toy(FCCL, places=places, tau=3, isolated=True, **SMALL).run(3)
     assert equal(loop.tensors(), strict.tensors())
@@ -307,7 +307,7 @@ def test_engines_agree_to_the_bit(norm: bool) -> None:
 
 
 def test_clients_of_one_architecture_can_be_done_together() -> None:
-    places = sites(3, make=lambda n: network(0))
+    places = contexts(3, make=lambda n: network(0))
     loop = Toy(FCCL, places=places, tau=3, **SMALL).run(2)
     batched = Toy(FCCL, places=places, tau=3, batched=True, **SMALL).run(2)
     assert not [r for r in batched.engine.account().remarks if "in turn" in r]
@@ -337,7 +337,7 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 
 def test_a_sick_client_is_kept_out_of_the_mean() -> None:
-    places = sites(4)
+    places = contexts(4)
     toy = Toy(FCCL, places=places, tau=2, **SMALL)
     with torch.no_grad():
         toy.party(3).net.flat.fill_(float("nan"))
@@ -349,7 +349,7 @@ def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytes
     works = FCCLClient.local_train
 
     def fails(self: FCCLClient, *, t: int) -> None:
-        if self.site.id == 1:
+        if self.context.id == 1:
             raise RuntimeError("no rows today")
         works(self, t=t)
 

@@ -18,7 +18,7 @@ from fedloom.core.losses import kl
 from fedloom.methods.distillation.fccl import correlation_loss
 from fedloom.methods.distillation.fccl_plus import FCCLPlusClient, FeaturesAndLogits, cosines, others, others_kl, parted
 from fedloom.methods.distillation.steps import public_batch
-from tests.toy import CLASSES, Toy, common, equal, rows, sites
+from tests.toy import CLASSES, Toy, common, contexts, equal, rows
 
 FCCL, PLUS, LOCAL = (methods.find(n) for n in ("fccl", "fccl-plus", "local"))
 
@@ -129,7 +129,7 @@ def test_the_transfer_loss_is_the_weighted_sum() -> None:
 def plain(at: Toy, rounds: int) -> list[Any]:
     """The same rounds for all clients by torch.optim and whole copies of networks, each in two parts."""
     cfg, parties = at.cfg, [at.party(i) for i in at.engine.ids]
-    nets: list[Any] = [p.site.build() for p in parties]
+    nets: list[Any] = [p.context.build() for p in parties]
     adams = [torch.optim.Adam(net.parameters(), lr=cfg.lr) for net in nets]
 
     def step(n: int, loss: Tensor) -> None:
@@ -144,7 +144,7 @@ def plain(at: Toy, rounds: int) -> list[Any]:
 
     for t in range(rounds):
         for n, (net, party) in enumerate(zip(nets, parties, strict=True)):
-            previous = party.site.build()
+            previous = party.context.build()
             previous.load_state_dict(net.state_dict())
             for x, y in party.batches(t, steps=cfg.tau, size=cfg.batch_size):
                 f, memory = net(x), torch.zeros(())
@@ -217,7 +217,7 @@ def test_the_memory_holds_a_client_back() -> None:
 
 
 def test_equal_clients_learn_no_likeness_from_each_other() -> None:
-    places = sites(3, make=lambda n: two_parts(0), data=lambda n: rows(8, 5))
+    places = contexts(3, make=lambda n: two_parts(0), data=lambda n: rows(8, 5))
     at = Toy(PLUS, places=places, batch_size=8, tau=1, correlation=0.0, inter=0.0).run(1)
     assert all(notes["similarity loss"] < 1e-6 for notes in at.engine.notes().values())
 
@@ -228,7 +228,7 @@ def test_equal_clients_learn_no_likeness_from_each_other() -> None:
 def test_a_client_answers_with_its_logits_alone() -> None:
     party = toy().party(1)
     x = torch.randn(9, 6)
-    net = party.site.build().eval()
+    net = party.context.build().eval()
     features, logits = parted(party.net.infer(x), CLASSES)
     assert torch.allclose(logits, net(x), atol=1e-6) and torch.allclose(features, net.features(x), atol=1e-6)
     assert torch.equal(party.infer(x), logits)
@@ -244,7 +244,7 @@ def test_the_first_step_of_a_stage_has_no_previous_model(monkeypatch: pytest.Mon
     loss, seen = FCCLPlusClient.private_loss, []
 
     def watched(self: FCCLPlusClient, x: Tensor, y: Tensor, previous: Tensor | None, *more: Tensor) -> Tensor:
-        seen.append((self.site.id, previous is not None))
+        seen.append((self.context.id, previous is not None))
         return loss(self, x, y, previous, *more)
 
     monkeypatch.setattr(FCCLPlusClient, "private_loss", watched)
@@ -292,14 +292,14 @@ def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, logits: in
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(norm: bool) -> None:
-    places = sites(3, make=lambda n: two_parts(n, norm=norm))
+    places = contexts(3, make=lambda n: two_parts(n, norm=norm))
     loop, strict = toy(places=places).run(3), toy(places=places, isolated=True).run(3)
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 
 
 def test_clients_of_one_architecture_can_be_done_together() -> None:
-    places = sites(3, make=lambda n: two_parts(0))
+    places = contexts(3, make=lambda n: two_parts(0))
     loop, batched = toy(places=places).run(2), toy(places=places, batched=True).run(2)
     assert not [r for r in batched.engine.account().remarks if "in turn" in r]
     for k, v in batched.tensors().items():
@@ -325,7 +325,7 @@ def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch
 
     def predict(self: FCCLPlusClient, *, t: int, i: int) -> Any:
         answer: Any = honest(self, t=t, i=i)
-        return {k: torch.full_like(v, size) for k, v in answer.items()} if (self.site.id, t) == (1, 0) else answer
+        return {k: torch.full_like(v, size) for k, v in answer.items()} if (self.context.id, t) == (1, 0) else answer
 
     monkeypatch.setattr(FCCLPlusClient, "predict", predict)
     at = toy(batch_size=32).run(1)
@@ -337,7 +337,7 @@ def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch
 
 
 def test_a_sick_client_is_kept_out_of_the_means() -> None:
-    places = sites(4, make=two_parts)
+    places = contexts(4, make=two_parts)
     at = toy(places=places)
     with torch.no_grad():
         at.party(3).net.flat.fill_(float("nan"))
@@ -349,7 +349,7 @@ def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytes
     works = FCCLPlusClient.local_train
 
     def fails(self: FCCLPlusClient, *, t: int) -> None:
-        if self.site.id == 1:
+        if self.context.id == 1:
             raise RuntimeError("no rows today")
         works(self, t=t)
 

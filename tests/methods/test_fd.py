@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.methods.distillation.fd import FDClient, FDConfig, FDServer
-from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
+from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
 
 FD, LOCAL = methods.find("fd"), methods.find("local")
 
@@ -52,7 +52,7 @@ def apart(i: int) -> Rows:
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 def test_the_gradient_is_that_of_the_loss(average: str) -> None:
-    client = FDClient(FDConfig(gamma=0.7, average=average), sites(1)[0])
+    client = FDClient(FDConfig(gamma=0.7, average=average), contexts(1)[0])
     means = rand(CLASSES, CLASSES, seed=2) if average == "logits" else rand(CLASSES, CLASSES, seed=2).softmax(-1)
     client.heard = {"means": means, "known": torch.tensor([True, False, True, True])}
     f, y = rand(9, CLASSES).requires_grad_(), torch.arange(9) % CLASSES
@@ -69,7 +69,7 @@ def test_each_hears_the_mean_of_those_others_that_have_a_class() -> None:
         10 + n: {"means": means[n], "present": torch.tensor([k in classes for k in range(CLASSES)])}
         for n, classes in enumerate(have)
     }
-    taught = FDServer(FDConfig(), Site(id=0, classes=CLASSES)).teach(replies)
+    taught = FDServer(FDConfig(), ClientContext(id=0, classes=CLASSES)).teach(replies)
     assert list(taught) == list(replies)
     for n in range(4):
         for k in range(CLASSES):
@@ -80,7 +80,7 @@ def test_each_hears_the_mean_of_those_others_that_have_a_class() -> None:
 
 
 def test_who_alone_has_a_class_has_no_target_for_it_and_gives_one() -> None:
-    t = Toy(FD, places=sites(3, data=few), batch_size=16).run(1)
+    t = Toy(FD, places=contexts(3, data=few), batch_size=16).run(1)
     for i in range(3):
         known = t.party(i).heard["known"].tolist()
         assert known == [k != i + 1 for k in range(CLASSES)]
@@ -89,7 +89,7 @@ def test_who_alone_has_a_class_has_no_target_for_it_and_gives_one() -> None:
 # -- rounds, against hand-made ones ------------------------------------------------------------------------
 
 
-def by_hand(places: list[Site], rounds: int, tau: int, gamma: float, average: str) -> list[nn.Module]:
+def by_hand(places: list[ClientContext], rounds: int, tau: int, gamma: float, average: str) -> list[nn.Module]:
     """All clients' networks after this many rounds."""
     networks = [place.build() for place in places]
     optimisers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in networks]
@@ -121,7 +121,7 @@ def by_hand(places: list[Site], rounds: int, tau: int, gamma: float, average: st
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 def test_three_rounds_are_those_written_by_hand(batched: bool, average: str) -> None:
-    places = sites(3, make=alike if batched else network, data=few)
+    places = contexts(3, make=alike if batched else network, data=few)
     t = Toy(FD, places=places, batched=batched, tau=2, batch_size=8, lr=0.05, gamma=1.5, average=average).run(3)
     assert not any("in turn" in remark for remark in t.engine.account().remarks)
     for i, module in enumerate(by_hand(places, 3, 2, 1.5, average)):
@@ -139,9 +139,9 @@ def test_without_a_target_it_is_local_training(rounds: int, gamma: float) -> Non
 
 
 def test_clients_without_a_common_class_learn_nothing_from_each_other() -> None:
-    weak, strong = (Toy(FD, places=sites(4, data=apart), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0))
+    weak, strong = (Toy(FD, places=contexts(4, data=apart), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0))
     assert equal(weak.tensors(), strong.tensors())
-    together = [Toy(FD, places=sites(4), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0)]
+    together = [Toy(FD, places=contexts(4), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0)]
     assert not equal(*(t.tensors() for t in together))
 
 
@@ -195,7 +195,7 @@ def test_one_client_alone_hears_nothing() -> None:
 
 
 def test_a_nan_client_is_kept_out_of_the_means() -> None:
-    places = sites(4)
+    places = contexts(4)
     t = Toy(FD, places=places, batch_size=8)
     with torch.no_grad():
         t.party(3).net.flat.fill_(float("nan"))
@@ -215,7 +215,7 @@ def test_huge_answers_leave_everybody_finite_and_learning(
 
     def update(self: FDClient, *, t: int) -> Any:
         told = honest(self, t=t)
-        lies = self.site.id < liars and t == 0
+        lies = self.context.id < liars and t == 0
         return {**told, "means": torch.full_like(told["means"], 3e38)} if lies else told
 
     monkeypatch.setattr(FDClient, "update", update)
@@ -239,7 +239,7 @@ def test_faults_are_counted_and_poison_nothing() -> None:
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(norm: bool) -> None:
-    places = sites(3, make=lambda n: network(n, norm=norm))
+    places = contexts(3, make=lambda n: network(n, norm=norm))
     loop = Toy(FD, places=places, tau=2, batch_size=8).run(3)
     strict = Toy(FD, places=places, tau=2, batch_size=8, isolated=True).run(3)
     assert equal(loop.tensors(), strict.tensors())

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
 from fedloom.core.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
 from fedloom.methods.distillation.fedal import FedALClient, FedALConfig, FedALServer, author_loss, judge, target_of
 from fedloom.methods.distillation.steps import mean_of_others
-from tests.toy import CLASSES, FEATURES, Toy, equal, network, rows, sites
+from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
 
 FEDAL, FEDMD, FEDMD_LF, LOCAL = (methods.find(n) for n in ("fedal", "fedmd", "fedmd-lf", "local"))
 
@@ -31,7 +31,7 @@ def server(clients: int = 5, **params: Any) -> FedALServer:
     """In float64."""
     torch.set_default_dtype(torch.float64)
     try:
-        return FedALServer(FedALConfig(**params), Site(id=0, parties=clients, classes=CLASSES))
+        return FedALServer(FedALConfig(**params), ClientContext(id=0, parties=clients, classes=CLASSES))
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -175,9 +175,9 @@ def test_a_step_against_the_gradient_lowers_what_gives_a_client_away() -> None:
 
 def test_one_round_of_one_client_by_hand() -> None:
     """NumPy: a linear client, one local and one transfer step by SGD-free arithmetic on its gradients."""
-    toy = Toy(FEDAL, 3, places=sites(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
+    toy = Toy(FEDAL, 3, places=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
     start = {k: v.clone() for k, v in toy.tensors().items()}
-    site = toy.engine._parties[0].site  # type: ignore[attr-defined]
+    context = toy.engine._parties[0].context  # type: ignore[attr-defined]
     w, b = start["0.weight"].double().numpy(), start["0.bias"].double().numpy()
     x, y = (a[0].double().numpy() for a in _batch(toy.engine._parties[0]))  # type: ignore[attr-defined]
 
@@ -196,10 +196,10 @@ def test_one_round_of_one_client_by_hand() -> None:
     gw, gb = d.T @ x, d.sum(0)
     w1, b1 = adam(w, [gw]), adam(b, [gb])
     toy.run(1)
-    public = site.public.batches(0, 1, 8)[0].double().numpy()
+    public = context.public.batches(0, 1, 8)[0].double().numpy()
     others = []
     for n in (1, 2):
-        twin = Toy(LOCAL, 3, places=sites(3, make=lambda n: network(2)), tau=1, batch_size=8).run(1).tensors()
+        twin = Toy(LOCAL, 3, places=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8).run(1).tensors()
         others.append(public @ twin[f"{n}.weight"].double().numpy().T + twin[f"{n}.bias"].double().numpy())
     d = (softmax(public @ w1.T + b1) - softmax(np.mean(others, 0))) / 8
     w2, b2 = adam(w, [gw, d.T @ public]), adam(b, [gb, d.sum(0)])
@@ -259,7 +259,7 @@ def test_fedal_with_no_weights_is_local() -> None:
 
 
 def test_equal_clients_stay_equal_and_teach_each_other_nothing() -> None:
-    places = sites(3, make=lambda n: network(0), data=lambda n: rows(8, 5))
+    places = contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5))
     toy = Toy(FEDMD, places=places, batch_size=8, tau=1)  # all 8 rows in each batch
     toy.run(4)
     states = [s["params"] for s in toy.engine.states().values()]
@@ -292,7 +292,7 @@ def test_the_server_never_receives_anything_but_logits() -> None:
 
 def test_renaming_the_clients_renames_the_result() -> None:
     """Without a discriminator, which knows clients by number, the order of clients does not matter."""
-    plain = sites(3)
+    plain = contexts(3)
     order = [2, 0, 1]
     toy = Toy(FEDMD_LF, places=plain, tau=2, batch_size=8).run(3).tensors()
     moved = Toy(FEDMD_LF, places=[plain[i] for i in order], tau=2, batch_size=8).run(3).tensors()
@@ -335,7 +335,7 @@ def test_a_federation_of_one_learns_alone_and_says_why() -> None:
 @pytest.mark.parametrize("method", [FEDAL, FEDMD_LF, FEDMD, LOCAL], ids=lambda m: m.name)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(method: Any, norm: bool) -> None:
-    places = sites(3, make=lambda n: network(n, norm=norm))
+    places = contexts(3, make=lambda n: network(n, norm=norm))
     loop = Toy(method, places=places, batch_size=8).run(3)
     strict = Toy(method, places=places, batch_size=8, isolated=True).run(3)
     assert equal(loop.tensors(), strict.tensors())
@@ -367,7 +367,7 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 
 def test_a_nan_client_is_kept_out_of_the_mean() -> None:
-    places = sites(4)
+    places = contexts(4)
     toy = Toy(FEDMD, places=places, batch_size=8)
     sick = toy.engine._parties[3]  # type: ignore[attr-defined]
     with torch.no_grad():
@@ -410,7 +410,7 @@ def test_bytes_of_each_coding(method: Any, down: int, coding: str) -> None:
 @codings
 def test_engines_agree_whatever_the_coding(coding: str) -> None:
     params, *_ = CODINGS[coding]
-    places = sites(3, make=lambda n: network(1))
+    places = contexts(3, make=lambda n: network(1))
     loop = Toy(FEDAL, places=places, batch_size=8, tau=2, **params).run(2)
     strict = Toy(FEDAL, places=places, batch_size=8, tau=2, isolated=True, **params).run(2)
     together = Toy(FEDAL, places=places, batch_size=8, tau=2, batched=True, **params).run(2)
@@ -427,8 +427,8 @@ def test_a_run_with_rounded_logits_stays_near_the_exact_one(coding: str, most: f
     exact, rounded = (Toy(FEDMD, batch_size=8, lr=0.01, **p).run(10).tensors() for p in ({}, params))
     start = Toy(FEDMD).tensors()
     off = math.sqrt(sum(float((exact[k] - rounded[k]).square().sum()) for k in start))
-    way = math.sqrt(sum(float((exact[k] - start[k]).square().sum()) for k in start))
-    assert 0 < off < most * way
+    eval_mode = math.sqrt(sum(float((exact[k] - start[k]).square().sum()) for k in start))
+    assert 0 < off < most * eval_mode
 
 
 @codings
@@ -451,7 +451,7 @@ def test_the_target_is_the_mean_of_the_others_as_the_server_has_them(n: int, ave
 
 
 def test_a_client_beyond_float16_is_kept_out_of_the_mean() -> None:
-    places = sites(4)
+    places = contexts(4)
     toy = Toy(FEDMD, places=places, batch_size=8, coding="float16")
     with torch.no_grad():
         toy.party(3).net.flat.fill_(1e5)
@@ -471,7 +471,7 @@ def test_huge_answers_leave_everybody_finite(coding: str, monkeypatch: pytest.Mo
         answer = honest(self, t=t, i=i)
         huge = torch.full((8, CLASSES), torch.finfo(torch.float32).max)
         evil = {"steps": huge.sign().to(torch.int8) * 127, "scale": huge[:, 0]} if coding == "int8" else huge
-        return evil if self.site.id > 1 else answer
+        return evil if self.context.id > 1 else answer
 
     monkeypatch.setattr(FedALClient, "predict", predict)
     toy.run(3)

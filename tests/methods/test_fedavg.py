@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.faults import Faults
-from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
+from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
 FEDAVG, FEDAVG_FT = (methods.find(n) for n in ("fedavg", "fedavg-ft"))
 MODEL = 4 * sum(p.numel() for p in common().parameters())
@@ -21,7 +21,7 @@ BODY = 4 * (FEATURES * 8 + 8)
 
 
 def by_hand(
-    start: dict[str, Tensor], places: Sequence[Site], rounds: range, epochs: int, lr: float, momentum: float
+    start: dict[str, Tensor], places: Sequence[ClientContext], rounds: range, epochs: int, lr: float, momentum: float
 ) -> dict[str, Tensor]:
     """Algorithm 1 with all clients: the server's weights after these rounds."""
     weights = start
@@ -119,9 +119,9 @@ def test_participants_are_few_and_the_others_stay_as_they_were() -> None:
         assert torch.allclose(v.double(), mean, rtol=0, atol=1e-6)
 
 
-def answers(toy: Toy, way: str = "") -> list[Any]:
+def answers(toy: Toy, eval_mode: str = "") -> list[Any]:
     assert toy.server is not None
-    words = {"on": "test", "way": way, "handout": toy.server.handout()}
+    words = {"on": "test", "eval_mode": eval_mode, "broadcast": toy.server.broadcast()}
     return toy.engine.call(toy.engine.ids, "predictions", words, None, None)
 
 
@@ -146,7 +146,7 @@ def test_everybody_is_evaluated_with_the_server_s_weights() -> None:
 
 
 def test_fedavg_has_no_fine_tuning_and_fedavg_ft_is_fedavg_otherwise() -> None:
-    assert FEDAVG.configure().ways == () and FEDAVG_FT.configure().ways == ("tuned",)
+    assert FEDAVG.configure().eval_modes == () and FEDAVG_FT.configure().eval_modes == ("tuned",)
     assert equal(Toy(FEDAVG, batch_size=8).run(2).tensors(), Toy(FEDAVG_FT, batch_size=8).run(2).tensors())
 
 
@@ -165,8 +165,8 @@ def test_replies_that_are_no_use_are_left_out_of_the_mean() -> None:
 
 def test_a_network_of_another_shape_can_t_poison_the_mean() -> None:
     """The template is the common network's: who sends another is dropped and counted."""
-    places = sites(3, make=common)
-    odd = Site(
+    places = contexts(3, make=common)
+    odd = ClientContext(
         id=2, parties=3, classes=CLASSES, data=rows(30, 2), network=lambda: common(width=9), tests=places[2].tests
     )
     toy = Toy(FEDAVG, places=[*places[:2], odd], batch_size=8).run(1)

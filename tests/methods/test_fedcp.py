@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ModelError
 from fedloom.core.faults import Faults
 from fedloom.core.rng import stream
@@ -69,7 +69,7 @@ def mmd(x: Tensor, y: Tensor) -> Tensor:
     return k(x, x) + k(y, y) - 2 * k(x, y)
 
 
-def trained(client: ByHand, place: Site, t: int, epochs: int, lam: float) -> None:
+def trained(client: ByHand, place: ClientContext, t: int, epochs: int, lam: float) -> None:
     """One client's round."""
     rng = stream(place.seed, "gumbel", place.id, t)
     batches = [b for n in range(t * epochs, (t + 1) * epochs) for b in place.epochs(n, epochs=1, size=10)]
@@ -193,7 +193,7 @@ def test_an_unseen_client_takes_the_global_head_and_adapts_without_noise(batched
     assert t.server is not None
     before, place = t.tensors(), t.places[3]
     x, y, _ = place.support
-    for way, steps in {"0 steps": 0, "1 step": 1, "5 steps": 5}.items():
+    for eval_mode, steps in {"0 steps": 0, "1 step": 1, "5 steps": 5}.items():
         client = ByHand(t.server.weights, {})
         v, h_g = client.context(), client.body(x).detach()
         for _ in range(steps):
@@ -205,7 +205,7 @@ def test_an_unseen_client_takes_the_global_head_and_adapts_without_noise(batched
                     p -= 0.1 * (0 if p.grad is None else p.grad)
         test = place.tests["test"]
         expected = client(client.body(test.every), client.context())
-        words = {"on": "test", "way": way, "handout": t.server.handout()}
+        words = {"on": "test", "eval_mode": eval_mode, "broadcast": t.server.broadcast()}
         found = t.engine.call(t.engine.ids, "predictions", words, None, None)
         assert torch.allclose(found[3]["loss"], F.cross_entropy(expected, test.labels), atol=1e-5)
         assert not torch.allclose(found[0]["loss"], found[3]["loss"])
@@ -218,7 +218,9 @@ def test_everybody_is_evaluated_with_today_s_parts_and_its_own_head() -> None:
     party, test = t.party(0), t.places[0].tests["test"]
     client = ByHand(t.server.weights, {k: party.params[f"network.head.{k}"] for k in ("weight", "bias")})
     expected = client(client.body(test.every), client.context())
-    (found,) = t.engine.call([0], "predictions", {"on": "test", "way": "", "handout": t.server.handout()}, None, None)
+    (found,) = t.engine.call(
+        [0], "predictions", {"on": "test", "eval_mode": "", "broadcast": t.server.broadcast()}, None, None
+    )
     assert torch.allclose(found["loss"], F.cross_entropy(expected, test.labels), atol=1e-6)
 
 

@@ -233,24 +233,24 @@ def test_clients_of_one_architecture_begin_with_the_weights_of_the_first_of_them
     for f in {*firsts}:
         assert close(dict(parties[f].params), dict(fedal.clients[f]().params), 0.0)
     assert ours.server is not None
-    site = ours.server.site
+    context = ours.server.context
     for party, f in zip(parties, firsts, strict=True):
-        assert party.site.group == site.groups[party.site.id] == site.groups[f]
-        assert not party.site.groups and not party.site.group_networks
-        assert close(ours.server.models[str(party.site.group)]["weights"], dict(party.params), 0.0)
-    assert len(site.group_networks) == len({*names}) == len(ours.server.models)
+        assert party.context.group == context.groups[party.context.id] == context.groups[f]
+        assert not party.context.groups and not party.context.group_networks
+        assert close(ours.server.models[str(party.context.group)]["weights"], dict(party.params), 0.0)
+    assert len(context.group_networks) == len({*names}) == len(ours.server.models)
     alike = world("feddf", pool=("mlp",))
-    assert len({*map(id, alike.clients)}) == 6 and {p().site.group for p in alike.clients} == {0}
+    assert len({*map(id, alike.clients)}) == 6 and {p().context.group for p in alike.clients} == {0}
 
 
 def test_other_methods_know_of_no_groups() -> None:
     for method in ("fedal", "fedavg"):
         there = world(method, pool=("mlp",))
-        assert there.server is not None and not there.server.site.groups and not there.server.site.group_networks
+        assert there.server is not None and not there.server.context.groups and not there.server.context.group_networks
     begun = [make() for make in world("fedal", pool=("mlp",)).clients]
     assert not close(dict(begun[0].params), dict(begun[1].params), 1e-3)
-    assert world("feddf").server.site.public is not None  # type: ignore[union-attr]
-    assert world("fedavg-adam").server.site.public is None  # type: ignore[union-attr]
+    assert world("feddf").server.context.public is not None  # type: ignore[union-attr]
+    assert world("fedavg-adam").server.context.public is None  # type: ignore[union-attr]
 
 
 # -- bytes, participation, evaluation --------------------------------------------------------------------
@@ -275,7 +275,7 @@ def test_only_who_takes_part_trains_and_everybody_is_evaluated_with_the_group_s_
     assert moved == {str(i) for i in toy.fed.sample(range(5), 2, 0)}
     assert toy.server is not None
     test = toy.places[0].tests["test"]
-    words = {"on": "test", "handout": toy.server.handout()}
+    words = {"on": "test", "broadcast": toy.server.broadcast()}
     found = toy.engine.call(toy.engine.ids, "predictions", words, None, None)
     for g, reply in zip(GROUPS, found, strict=True):
         module = group_networks(GROUPS, True)[g]().eval()
@@ -307,7 +307,7 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 def test_a_nan_client_is_left_out() -> None:
     toy = grouped(FEDDF, server_steps=3, lr=0.01, **SMALL)
     with torch.no_grad():
-        toy.party(3).site.data.pool.fill_(float("nan"))
+        toy.party(3).context.data.pool.fill_(float("nan"))
     toy.run(1)
     assert {(f.party, f.reason) for f in toy.fed.failures} == {("client-3", "not finite")}
     alone = grouped(FEDDF, server_steps=3, lr=0.01, **SMALL).run(1, present=(0, 1, 2, 4))
@@ -387,7 +387,7 @@ def test_engines_agree_to_the_bit(method: Any, norm: bool) -> None:
 def test_a_group_is_batched() -> None:
     toy = grouped(FEDAVG_ADAM, (0,) * 8, batched=True, **SMALL).run(1)
     assert toy.server is not None
-    toy.engine.call(toy.engine.ids, "predictions", {"on": "test", "handout": toy.server.handout()}, None, None)
+    toy.engine.call(toy.engine.ids, "predictions", {"on": "test", "broadcast": toy.server.broadcast()}, None, None)
     assert toy.engine.account().remarks == ("8 of 8 parties together, in groups: 1",)
 
 

@@ -149,10 +149,10 @@ def test_while_a_round_is_under_way_each_is_evaluated_as_it_is_and_then_with_the
     toy = grouped(FEDDF_AL, norm=True, clients_per_round=3, **SMALL)
     assert toy.server is not None
     test, seen = toy.places[0].tests["test"], {}
-    before = toy.server.handout()
+    before = toy.server.broadcast()
     for stage in toy.method.round(toy.fed, toy.server, toy.engine.ids, toy.cfg, 0):
-        seen[stage] = toy.server.handout()
-        words = {"on": "test", "handout": seen[stage]}
+        seen[stage] = toy.server.broadcast()
+        words = {"on": "test", "broadcast": seen[stage]}
         found = toy.engine.call(toy.engine.ids, "predictions", words, None, None)
         for i, (g, reply) in enumerate(zip(GROUPS, found, strict=True)):
             own = {**toy.party(i).params, **toy.party(i).buffers}
@@ -211,7 +211,7 @@ def test_with_nobody_there_nothing_moves() -> None:
     toy = grouped(FEDDF_AL, faults=Faults(dropout=1.0), **SMALL)
     before = toy.tensors()
     assert equal(toy.run(1).tensors(), before)
-    assert toy.server is not None and toy.server.handout()
+    assert toy.server is not None and toy.server.broadcast()
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])

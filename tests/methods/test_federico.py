@@ -17,7 +17,7 @@ from fedloom.core.context import epoch_plan
 from fedloom.core.faults import Faults
 from fedloom.methods.peer.federico import WORST, draw, expectation
 from tests.methods.groups import accuracy, asked, mates, planted, row_losses, told, weights_of
-from tests.toy import Toy, common, equal, rows, sites
+from tests.toy import Toy, common, contexts, equal, rows
 
 FEDERICO, ALONE, GOSSIP = (methods.find(n) for n in ("federico", "alone", "gossip"))
 TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 20, "lr": 0.05}
@@ -124,7 +124,7 @@ def test_who_never_answered_keeps_its_share() -> None:
 
 
 def test_equal_peers_have_equal_shares() -> None:
-    places = sites(4, make=common, data=lambda i: rows(16, 5))
+    places = contexts(4, make=common, data=lambda i: rows(16, 5))
     toy = Toy(FEDERICO, places=places, neighbours=None, batch_size=16).run(4)  # all 16 rows in each batch
     assert np.allclose(pi(toy), 1 / 4, atol=1e-5)
     assert np.allclose(toy.engine.notes()[0]["mixing"], 1 / 4, atol=1e-5)
@@ -182,7 +182,7 @@ def test_fine_tuning_is_that_of_any_learner() -> None:
     ours.mixture = {**ours.mixture, "weights": torch.rand(len(ours.data))}
     tuned: list[dict[str, Tensor]] = []
     for party in (ours, plain):
-        party.prepare(way="tuned", handout={})
+        party.prepare(eval_mode="tuned", broadcast={})
         tuned.append(party.params)
     assert equal(*tuned)
     assert not equal(tuned[0], Toy(ALONE, **TRAINING).party(2).params)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fedloom.methods import find, steps
 from fedloom.methods.peer.fedfomo import first_order, normalised
-from tests.toy import Toy, common, equal, rows, sites
+from tests.toy import Toy, common, contexts, equal, rows
 
 FEDFOMO, ALONE = find("fedfomo"), find("alone")
 SMALL: dict[str, Any] = {"batch_size": 8, "epochs": 2}
@@ -98,7 +98,7 @@ def test_where_nothing_helps_the_weights_are_those_before_training() -> None:
 
 @pytest.mark.parametrize(("count", "share", "held"), [(20, 0.2, 4), (3, 0.2, 1), (2, 0.9, 1), (1, 0.5, 1)])
 def test_a_share_of_the_rows_is_held_out_once_and_for_all(count: int, share: float, held: int) -> None:
-    places = sites(2, make=common, data=lambda i: rows(count, i))
+    places = contexts(2, make=common, data=lambda i: rows(count, i))
     peer = Toy(FEDFOMO, places=places, validation=share).party(0)
     train, kept = peer.split()
     assert len(kept) == held
@@ -109,7 +109,7 @@ def test_a_share_of_the_rows_is_held_out_once_and_for_all(count: int, share: flo
 
 
 def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
-    places = sites(2, make=common)
+    places = contexts(2, make=common)
     held = Toy(FEDFOMO, places=places).party(0).split()[1]
     other = places[0].rows.labels.clone()
     other[held] = (other[held] + 1) % 4
@@ -117,7 +117,7 @@ def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
     peers = [Toy(FEDFOMO, places=p, **SMALL).party(0) for p in (places, poisoned)]
     for peer in peers:
         peer.update(t=0)
-        peer.prepare(way="tuned", handout={})
+        peer.prepare(eval_mode="tuned", broadcast={})
     assert equal(*(dict(p.params) for p in peers))
     assert peers[0].validation_loss(steps.shared_weights(peers[0])) != peers[1].validation_loss(
         steps.shared_weights(peers[1])
@@ -125,7 +125,7 @@ def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
 
 
 def test_with_nobody_to_ask_it_is_alone_on_the_training_share() -> None:
-    places = sites(3, make=common)
+    places = contexts(3, make=common)
     toy = Toy(FEDFOMO, places=places, neighbours=0, lr=0.02, **SMALL)
     for t in range(3):
         toy.run(1, start=t)

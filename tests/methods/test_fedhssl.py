@@ -40,7 +40,7 @@ def others(n: int, seed: int = 0) -> Tensor:
 def test_the_cross_loss_is_the_mean_over_others_of_minus_the_mean_cosine(data: str) -> None:
     party = Vertical("fedhssl", data, **FEW).parties[0]
     z = others(3)
-    heads, x = party.net.module, party.site.aligned_batch(0, 0, size=16)
+    heads, x = party.net.module, party.context.aligned_batch(0, 0, size=16)
     with torch.no_grad():
         p = heads.cross_predictor(heads.cross_projector(party.forward(x)[:, 0])).numpy()
     by_hand = -np.mean([np.diag(cosines(p, one.numpy())).mean() for one in z])
@@ -198,7 +198,7 @@ def test_fine_tuning_is_a_step_of_the_joint_network(features: str) -> None:
     toy.run(1)
     rows, parts = batch_indices(joint.home, 0, 0), []
     for party in joint.parties:
-        features_of = party.net.module(party.site.aligned_batch(0, 0, size=64))
+        features_of = party.net.module(party.context.aligned_batch(0, 0, size=64))
         parts.append(party.pooled(features_of))
     logits = joint.home.net.module(torch.stack(parts, 1))
     nn.functional.cross_entropy(logits, labels(joint.home, rows)).backward()
@@ -236,11 +236,11 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 
 def test_a_network_without_a_last_layer_is_refused_only_where_it_is_averaged() -> None:
     toy = Vertical("fedhssl", **FEW)
-    site = replace(toy.parties[0].site, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 8)))
+    context = replace(toy.parties[0].context, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 8)))
     kind = toy.world.method.client
     with pytest.raises(MethodError, match="module `head`"):
-        kind(toy.cfg, site)
-    party: Any = kind(toy.cfg.model_copy(update={"aggregate": False}), site)
+        kind(toy.cfg, context)
+    party: Any = kind(toy.cfg.model_copy(update={"aggregate": False}), context)
     party.improve(t=0)
 
 

@@ -36,7 +36,7 @@ def toy(**settings: Any) -> Toy:
 def test_round_0_hands_out_the_pretrained_weights() -> None:
     t = toy()
     assert t.server is not None and close(t.server.weights, weights(), 0.0)
-    handed = t.server.handout()
+    handed = t.server.broadcast()
     assert close(handed, weights(), 0.0)  # and so everybody is evaluated with them
     assert not close(dict(t.party(0).params), weights(), 0.01)
 

@@ -17,7 +17,7 @@ from fedloom.core.faults import Faults
 from fedloom.core.rng import stream
 from fedloom.methods.meta import fedpcl
 from tests.methods.test_fedproto import few
-from tests.toy import CLASSES, FEATURES, Toy, common, equal, sites
+from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal
 
 FEDPCL = methods.find("fedpcl")
 INNER, WIDTH = 8, 16
@@ -42,7 +42,7 @@ def encoder() -> nn.Module:
 
 
 def toy(n: int = 3, **settings: Any) -> Toy:
-    places = [replace(p, encoder=encoder) for p in sites(n, data=few)]
+    places = [replace(p, encoder=encoder) for p in contexts(n, data=few)]
     home = {"pretrained": pretrained}
     return Toy(FEDPCL, places=places, home=home, **{"batch_size": 4, "width": WIDTH, "lr": 0.01, **settings})
 
@@ -189,7 +189,7 @@ def test_prototypes_of_the_own_support_half_answer(i: int) -> None:
     e, test = features(x), place.tests["test"]
     sets = {m: {k: c for k, c in enumerate(one) if lesson["known"][k]} for m, one in enumerate(lesson["each"])}
     first = dict(t.engine.states()[i]["params"])
-    for way, steps in {"0 steps": 0, "1 step": 1, "5 steps": 5}.items():
+    for eval_mode, steps in {"0 steps": 0, "1 step": 1, "5 steps": 5}.items():
         w = {k: p.detach().clone().requires_grad_() for k, p in first.items()}
         for _ in range(steps):
             gradients = torch.autograd.grad(loss_by_hand(project(w, e), y, sets, 0.07), list(w.values()))
@@ -199,7 +199,7 @@ def test_prototypes_of_the_own_support_half_answer(i: int) -> None:
         cosines = F.cosine_similarity(
             project(w, features(test.every))[:, None], torch.stack(list(own.values())), dim=-1
         )
-        words = {"on": "test", "way": way, "handout": t.server.handout()}
+        words = {"on": "test", "eval_mode": eval_mode, "broadcast": t.server.broadcast()}
         (found,) = t.engine.call([i], "predictions", words, None, None)
         assert torch.equal(found["predicted"], names[cosines.argmax(-1)])
         assert torch.isfinite(found["loss"])

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import MethodError, ModelError
 from fedloom.core.faults import Faults
 from fedloom.methods.steps import class_means
 from fedloom.models.parts import Classifier
-from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
+from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
 FEDPROTO = methods.find("fedproto")
 WIDTH = 8
@@ -40,10 +40,12 @@ def few(i: int) -> Rows:
 
 def toy(n: int = 3, **settings: Any) -> Toy:
     make = settings.pop("make", own)
-    return Toy(FEDPROTO, places=sites(n, make=make, data=few), **{"batch_size": 4, "lr": 0.05, **settings})
+    return Toy(FEDPROTO, places=contexts(n, make=make, data=few), **{"batch_size": 4, "lr": 0.05, **settings})
 
 
-def by_hand(places: list[Site], rounds: int, epochs: int, ld: float) -> tuple[list[Classifier], dict[int, Tensor]]:
+def by_hand(
+    places: list[ClientContext], rounds: int, epochs: int, ld: float
+) -> tuple[list[Classifier], dict[int, Tensor]]:
     """Algorithm 1 with all clients: their networks, and the global prototypes by class."""
     networks = [own(p.id) for p in places]
     known: dict[int, Tensor] = {}
@@ -132,9 +134,11 @@ def test_who_fails_does_not_count_and_a_class_keeps_its_prototype() -> None:
     assert torch.isfinite(poor.server.prototypes["prototypes"]).all()
 
 
-def answer(t: Toy, i: int, way: str) -> Any:
+def answer(t: Toy, i: int, eval_mode: str) -> Any:
     assert t.server is not None
-    (found,) = t.engine.call([i], "predictions", {"on": "test", "way": way, "handout": t.server.handout()}, None, None)
+    (found,) = t.engine.call(
+        [i], "predictions", {"on": "test", "eval_mode": eval_mode, "broadcast": t.server.broadcast()}, None, None
+    )
     return found
 
 
@@ -147,7 +151,7 @@ def test_an_unseen_client_adapts_its_own_first_network(who: str, batched: bool) 
     before, known = t.tensors(), t.server.prototypes
     network = own(3)
     x, y, _ = t.places[3].support
-    for way, steps in {"0 steps": 0, "1 step": 1, "5 steps": 4}.items():
+    for eval_mode, steps in {"0 steps": 0, "1 step": 1, "5 steps": 4}.items():
         for _ in range(steps):
             network.zero_grad()
             f = network.features(x)
@@ -160,7 +164,7 @@ def test_an_unseen_client_adapts_its_own_first_network(who: str, batched: bool) 
         f = network.features(t.places[3].tests["test"].every)
         distances = torch.cdist(f, known["prototypes"])[:, :3]
         expected = distances.argmin(-1) if who == "prototype" else network.head(f).argmax(-1)
-        assert torch.equal(answer(t, 3, way)["predicted"], expected)
+        assert torch.equal(answer(t, 3, eval_mode)["predicted"], expected)
     assert equal(t.tensors(), before)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, ModelError
 from fedloom.core.faults import Faults
 from fedloom.experiment.build import build
@@ -24,7 +24,7 @@ from fedloom.methods.distillation.fedproto_public import (
     FedProtoPublicServer,
 )
 from fedloom.models.parts import Classifier
-from tests.toy import CLASSES, FEATURES, Toy, common, equal, sites
+from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal
 
 PROTO, LOCAL = methods.find("fedproto-public"), methods.find("local")
 WIDTH = 8
@@ -42,7 +42,7 @@ def own(n: int, *, hidden: int | None = None, width: int = WIDTH, norm: bool = F
 
 def toy(n: int = 3, **settings: Any) -> Toy:
     make = settings.pop("make", own)
-    return Toy(PROTO, places=settings.pop("places", sites(n, make=make)), **{"batch_size": 8, **settings})
+    return Toy(PROTO, places=settings.pop("places", contexts(n, make=make)), **{"batch_size": 8, **settings})
 
 
 def params(t: Toy, i: int) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ def params(t: Toy, i: int) -> dict[str, Tensor]:
 # -- a round, against hand-made ones -----------------------------------------------------------------------
 
 
-def by_hand(places: list[Site], modules: list[AdaptedFeatures], rounds: int, tau: int, ld: float) -> None:
+def by_hand(places: list[ClientContext], modules: list[AdaptedFeatures], rounds: int, tau: int, ld: float) -> None:
     """Train these networks for so many rounds, with torch's Adam."""
     optimisers = [torch.optim.Adam(m.parameters(), lr=0.02) for m in modules]
     for t in range(rounds):
@@ -77,7 +77,7 @@ def by_hand(places: list[Site], modules: list[AdaptedFeatures], rounds: int, tau
 @pytest.mark.parametrize("adaptor", [None, 6])
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 def test_three_rounds_are_those_written_by_hand(batched: bool, adaptor: int | None) -> None:
-    places = sites(3, make=lambda n: own(n, hidden=5 if batched else None))
+    places = contexts(3, make=lambda n: own(n, hidden=5 if batched else None))
     t = toy(places=places, batched=batched, tau=2, lr=0.02, ld=1.5, adaptor=adaptor)
     modules = [AdaptedFeatures(place.build(), adaptor) for place in t.places]
     for i, module in enumerate(modules):
@@ -115,7 +115,7 @@ def test_the_first_transfer_step_in_numpy() -> None:
 
 def test_the_gradient_of_the_distance_is_the_closed_form() -> None:
     """In float64, through the network: that of <2 λ (g - target) / (B d), g>."""
-    place = sites(1, make=lambda n: own(n).double())[0]
+    place = contexts(1, make=lambda n: own(n).double())[0]
     client = FedProtoPublicClient(FedProtoPublicConfig(ld=0.7, adaptor=5), place)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(9, FEATURES, generator=draw, dtype=torch.float64)
@@ -149,7 +149,7 @@ def test_a_transfer_step_leaves_the_last_layer_and_its_moments_alone() -> None:
 
 
 def test_at_ld_0_it_is_local_training_and_nothing_crosses() -> None:
-    alone = Toy(LOCAL, places=sites(3, make=own), tau=2, batch_size=8).run(3)
+    alone = Toy(LOCAL, places=contexts(3, make=own), tau=2, batch_size=8).run(3)
     t = toy(tau=2, ld=0.0).run(3)
     for i in range(3):
         assert all(torch.equal(t.party(i).params[f"network.{k}"], v) for k, v in alone.party(i).params.items())
@@ -179,7 +179,7 @@ def test_a_network_without_a_body_shows_its_features_and_learns_alone() -> None:
             return Classifier(nn.Flatten(), FEATURES, CLASSES) if n == 2 else own(n, width=FEATURES)
 
     t = toy(make=make, tau=2).run(2)
-    alone = Toy(LOCAL, places=sites(3, make=make), tau=2, batch_size=8).run(2)
+    alone = Toy(LOCAL, places=contexts(3, make=make), tau=2, batch_size=8).run(2)
     assert all(torch.equal(t.party(2).params[f"network.{k}"], v) for k, v in alone.party(2).params.items())
     assert not torch.equal(t.party(0).params["network.body.0.weight"], alone.party(0).params["body.0.weight"])
     assert set(t.engine.notes()[2]) == {"feature distance"}
@@ -214,7 +214,7 @@ def test_networks_whose_features_differ_in_width_are_refused_before_any_work() -
 
 
 def test_one_reply_of_another_width_is_a_failure_and_the_others_go_on() -> None:
-    places = sites(3, make=own)
+    places = contexts(3, make=own)
     t = toy(places=places)
     liar = t.party(1)
     object.__setattr__(liar, "embed", lambda *, t, i: torch.zeros(8, WIDTH + 1))
@@ -294,7 +294,7 @@ def test_a_federation_of_one_learns_alone() -> None:
 
 
 def test_a_nan_client_is_kept_out_of_the_mean() -> None:
-    places = sites(4, make=own)
+    places = contexts(4, make=own)
     t = toy(places=places)
     with torch.no_grad():
         t.party(3).net.flat.fill_(float("nan"))
@@ -313,7 +313,7 @@ def test_huge_features_neither_end_the_run_nor_freeze_the_others(
 
     def embed(self: FedProtoPublicClient, *, t: int, i: int) -> Tensor:
         answer = honest(self, t=t, i=i)
-        return torch.full_like(answer, size) if self.site.id < liars and t == 0 else answer
+        return torch.full_like(answer, size) if self.context.id < liars and t == 0 else answer
 
     monkeypatch.setattr(FedProtoPublicClient, "embed", embed)
     t = toy(4).run(1)
@@ -350,7 +350,7 @@ def test_a_reply_of_another_width_than_the_adaptor_s_is_dropped() -> None:
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 @pytest.mark.parametrize("adaptor", [None, 6])
 def test_engines_agree_to_the_bit(adaptor: int | None, norm: bool) -> None:
-    places = sites(3, make=lambda n: own(n, norm=norm))
+    places = contexts(3, make=lambda n: own(n, norm=norm))
     loop, strict = (toy(places=places, tau=2, adaptor=adaptor, isolated=i).run(3) for i in (False, True))
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
@@ -360,5 +360,6 @@ def test_engines_agree_to_the_bit(adaptor: int | None, norm: bool) -> None:
 def test_the_server_s_mean_is_that_of_the_clients() -> None:
     features = {n: torch.full((2, 3), float(n)) for n in (1, 2, 6)}
     assert torch.equal(
-        FedProtoPublicServer(FedProtoPublicConfig(adaptor=3), Site(id=0)).average(features), torch.full((2, 3), 3.0)
+        FedProtoPublicServer(FedProtoPublicConfig(adaptor=3), ClientContext(id=0)).average(features),
+        torch.full((2, 3), 3.0),
     )

@@ -60,7 +60,7 @@ def holds(toy: Toy, expected: Sequence[Mapping[str, Tensor]]) -> bool:
 def test_a_round_is_training_and_then_the_plain_mean_with_neighbours(graph: Any, k: int | None, batched: bool) -> None:
     toy = Toy(GOSSIP, 5, graph=graph, neighbours=k, batched=batched, batch_size=8, epochs=1, lr=0.05)
     for t in range(3):
-        links = toy.fed.links(range(5), k, t)
+        links = toy.fed.sample_peers(range(5), k, t)
         expected = mixed(trained(toy, t), links)
         toy.run(1, start=t)
         assert holds(toy, expected)
@@ -108,7 +108,7 @@ def test_a_neighbour_that_does_not_answer_is_left_out() -> None:
     toy = Toy(GOSSIP, 5, neighbours=3, batch_size=8, faults=Faults(dropout=0.2, nan=0.2))
     asked = heard = 0
     for t in range(4):
-        links = toy.fed.links(range(5), 3, t)
+        links = toy.fed.sample_peers(range(5), 3, t)
         toy.run(1, start=t)
         for i, notes in toy.engine.notes().items():
             if "mixing" in notes:  # it was there when it had to mix

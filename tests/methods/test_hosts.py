@@ -151,6 +151,9 @@ def test_the_plain_method_asks_for_no_gradient_and_no_loss(name: str) -> None:
 def test_tuning_before_an_evaluation_leaves_no_trace(name: str) -> None:
     toy = Toy(find(name), 3, **SMALL).run(1)
     before = sha(toy)
-    answers = [toy.engine.call([0], "predictions", {"on": "test", "way": way}, None, None)[0] for way in ("", "tuned")]
+    answers = [
+        toy.engine.call([0], "predictions", {"on": "test", "eval_mode": eval_mode}, None, None)[0]
+        for eval_mode in ("", "tuned")
+    ]
     assert sha(toy) == before
     assert not torch.equal(*(a["loss"] for a in answers))  # type: ignore[index,call-overload]

@@ -47,7 +47,7 @@ def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
     common = {"personal_head": personal_head, **TRAINING}
     trained = weights_of(Toy(ALONE, 6, **common).run(1))
     toy = Toy(PENS, 6, neighbours=3, top=2, **common)
-    links = toy.fed.links(toy.engine.ids, 3, 0)
+    links = toy.fed.sample_peers(toy.engine.ids, 3, 0)
     toy.run(1)
     notes = toy.engine.notes()
     for i in range(6):
@@ -89,12 +89,12 @@ def test_as_often_as_by_chance_is_no_friend() -> None:
 
 def test_loss_rows_bounds_what_is_compared_on() -> None:
     toy = Toy(PENS, 6, neighbours=3, top=1, loss_rows=7, personal_head=False, **TRAINING)
-    links = toy.fed.links(toy.engine.ids, 3, 0)
+    links = toy.fed.sample_peers(toy.engine.ids, 3, 0)
     trained = weights_of(Toy(ALONE, 6, personal_head=False, **TRAINING).run(1))
     toy.run(1)
     for i in range(6):
         party = toy.party(i)
-        x, y = party.some(0, size=7)
+        x, y = party.sample_batch(0, size=7)
         which = [int((party.data.every == row).all(-1).nonzero()[0]) for row in x]
         assert len(set(which)) == 7 and len(y) == 7
         losses = [row_losses(trained[j], party.data)[which].mean() for j in links[i]]

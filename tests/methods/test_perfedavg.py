@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.faults import Faults
 from fedloom.methods.meta import augfl
 from tests.methods.test_fedavg import MODEL, close, initial
@@ -21,14 +21,14 @@ PER_FEDAVG = methods.find("per-fedavg")
 Weights = dict[str, Tensor]
 
 
-def gradient(place: Site, theta: Weights, half: str, graph: bool = False) -> Weights:
+def gradient(place: ClientContext, theta: Weights, half: str, graph: bool = False) -> Weights:
     x, y, _ = getattr(place, half)
     at = {k: w if w.requires_grad else w.detach().requires_grad_() for k, w in theta.items()}
     loss = F.cross_entropy(functional_call(common(), at, (x,)), y)
     return dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=graph), strict=True))
 
 
-def meta_gradient(place: Site, theta: Weights, alpha: float, how: str, delta: float) -> Weights:
+def meta_gradient(place: ClientContext, theta: Weights, alpha: float, how: str, delta: float) -> Weights:
     """The gradient of L(θ - α ∇L(θ, D^s), D^q), by differentiating through the step itself if exactly."""
     if how == "exact":
         at = {k: w.detach().requires_grad_() for k, w in theta.items()}
@@ -45,7 +45,7 @@ def meta_gradient(place: Site, theta: Weights, alpha: float, how: str, delta: fl
     return {k: r[k] - alpha * (ahead[k] - behind[k]) / (2 * delta) for k in r}
 
 
-def by_hand(theta: Weights, places: list[Site], steps: int, how: str, alpha: float, beta: float) -> Weights:
+def by_hand(theta: Weights, places: list[ClientContext], steps: int, how: str, alpha: float, beta: float) -> Weights:
     """One round of Algorithm 1 with all clients."""
     total = {k: torch.zeros_like(w, dtype=torch.float64) for k, w in theta.items()}
     for place in places:
@@ -120,8 +120,8 @@ def test_evaluation_adapts_the_server_s_weights_on_the_support_half() -> None:
     assert toy.server is not None
     before = toy.tensors()
     theta, place = toy.server.weights, toy.places[3]
-    for way, steps in {"1 step": 1, "5 steps": 5, "0 steps": 0}.items():
-        words = {"on": "test", "way": way, "handout": toy.server.handout()}
+    for eval_mode, steps in {"1 step": 1, "5 steps": 5, "0 steps": 0}.items():
+        words = {"on": "test", "eval_mode": eval_mode, "broadcast": toy.server.broadcast()}
         (found,) = toy.engine.call([3], "predictions", words, None, None)
         phi = theta
         for _ in range(steps):

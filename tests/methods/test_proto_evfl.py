@@ -344,7 +344,7 @@ class Box:
         kind: Any = torch.optim.AdamW if cfg.optimiser == "adamw" else torch.optim.SGD
         self.opts = [kind(net.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for net in self.nets]
         self.top_opt = kind(self.top.parameters(), lr=cfg.active_lr, weight_decay=0.0)
-        self.x = [site.rows.every for site in world.sites]
+        self.x = [context.rows.every for context in world.contexts]
         self.y = labels(world.home)
         self.n = len(self.y)
         self.uniform = torch.full((CLASSES,), 1 / CLASSES)
@@ -382,7 +382,7 @@ class Box:
             gamma = counts.min() / counts.sum()
             self.priors[m] = p = gamma * self.prior + (1 - gamma) * pi.mean(0)
             all_rows = cfg.local_rows == "all"
-            for batch in self.world.sites[m].unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_rows):
+            for batch in self.world.contexts[m].unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_rows):
                 self.local_step(m, batch, p)
             f.append(self.embed(m, x)[: self.n])
         for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
@@ -474,8 +474,8 @@ def test_local_training_can_keep_to_the_unaligned_rows() -> None:
     """The aligned rows of one party are replaced: only what it sends of them may change, not what it learns."""
     params = {"local_rows": "unaligned", "prior": "uniform", "centred": False, "steps": 4}
     worlds = [Columns(PROTO, **params), Columns(PROTO, **params)]
-    site = worlds[1].sites[1]
-    site.rows.pool[site.rows.index[: site.aligned]] += 1
+    context = worlds[1].contexts[1]
+    context.rows.pool[context.rows.index[: context.aligned]] += 1
     mu, prior = torch.randn(CLASSES, WIDTH), torch.full((CLASSES,), 1 / CLASSES)
     sent = [w.party(1).improve(t=0, prototypes=mu, prior=prior)["embedded"] for w in worlds]
     assert same(dict(worlds[0].party(1).params), dict(worlds[1].party(1).params))
@@ -554,12 +554,12 @@ def test_a_run_gives_labels_to_the_home_alone() -> None:
     run = check({"run": {"method": "proto-evfl", "data": {"clients": 4, "test_rows": 50}}}).run
     world = build(run)
     for make in world.clients:
-        site = make().site
-        held: list[Rows] = [site.rows, *site.tests.values()]
+        context = make().context
+        held: list[Rows] = [context.rows, *context.tests.values()]
         assert all(rows.labels is None for rows in held)
     assert world.server is not None
-    labels = world.server.site.rows.labels
-    assert labels is not None and int((labels >= 0).sum()) == world.server.site.aligned == 200
+    labels = world.server.context.rows.labels
+    assert labels is not None and int((labels >= 0).sum()) == world.server.context.aligned == 200
 
 
 # -- noise -----------------------------------------------------------------------------------------------
@@ -769,7 +769,7 @@ def test_of_two_classes_one_may_be_rare() -> None:
 def test_a_party_alone_answers_with_prototypes_and_prior() -> None:
     world = Columns(PROTO).run(2)
     party = world.party(1)
-    f = party.infer(party.site.tests["test"].every)
+    f = party.infer(party.context.tests["test"].every)
     seen = (a.double().numpy() for a in (f, party.prototypes, party.prior))
     belongs = by_numpy(*seen, world.cfg)["pi"]
     assert predictions_alone(party, on="test")["predicted"].tolist() == belongs.argmax(1).tolist()
@@ -787,7 +787,7 @@ def test_the_paper_s_preset_is_the_printed_one() -> None:
         0.1,
         True,
     )
-    assert ours.ways == ("alone",) and set(ours.warnings) == {"collapsed"}
+    assert ours.eval_modes == ("alone",) and set(ours.warnings) == {"collapsed"}
 
 
 @pytest.mark.parametrize("faults", [{}, {"dropout": 0.15, "nan": 0.1}], ids=["calm", "faults"])

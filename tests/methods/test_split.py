@@ -112,19 +112,19 @@ def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
     worlds = {n: build(check({"run": {**values, "method": n}}).run) for n in ("pooled", "split")}
     world, others = worlds["pooled"], worlds["split"]
     assert world.server is not None and others.server is not None
-    assert (world.server.site.aligned, others.server.site.aligned) == (30 + 4 * 25, 30)
+    assert (world.server.context.aligned, others.server.context.aligned) == (30 + 4 * 25, 30)
     assert torch.equal(labels(world.server)[:30], labels(others.server))  # type: ignore[attr-defined]
     engine = LocalEngine([make() for make in world.clients])
     for m in engine.ids:  # among all rows are each one's own of the other world, at the same place at everybody
-        site = engine._parties[m].site
-        assert len(site.rows) == site.aligned and "own" not in site.tests and site.rows.labels is None
-        theirs = others.clients[m]().site
-        assert torch.equal(raw(site.rows)[:30], raw(theirs.rows)[:30])
-        assert torch.equal(raw(site.rows)[30 + 25 * m : 55 + 25 * m], raw(theirs.rows)[30:])
+        context = engine._parties[m].context
+        assert len(context.rows) == context.aligned and "own" not in context.tests and context.rows.labels is None
+        theirs = others.clients[m]().context
+        assert torch.equal(raw(context.rows)[:30], raw(theirs.rows)[:30])
+        assert torch.equal(raw(context.rows)[30 + 25 * m : 55 + 25 * m], raw(theirs.rows)[30:])
     y = labels(world.server)  # type: ignore[attr-defined]
     truths = [v.truth for v in others.data.parties.views]  # type: ignore[attr-defined]
     assert y[30:].tolist() == np.concatenate(truths).tolist()
-    fed = Federation(engine, home="active", house=world.house)
+    fed = Federation(engine, coordinator="active", colocated=world.colocated)
     joint = joint_of(list(engine._parties.values()), world.server, world.cfg)
     for _ in world.method.round(fed, world.server, engine.ids, world.cfg, 0):
         pass
@@ -146,12 +146,12 @@ def test_each_step_is_one_forward_pass_at_each_party() -> None:
             count[m] += 1
 
         world.party(m).net.module.register_forward_hook(forward)
-    site = world.sites[1]
-    assert site.aligned_batch(0, 1, size=8) is site.aligned_batch(0, 1, size=8)
+    context = world.contexts[1]
+    assert context.aligned_batch(0, 1, size=8) is context.aligned_batch(0, 1, size=8)
     world.run(1)
     assert count == [4, 4, 4] and steps_per_pass(world.home) == 4
-    site.aligned_batch(9, 0, size=8)
-    assert site.aligned_batch(0, 0, size=8) is not site.aligned_batch(0, 1, size=8)
+    context.aligned_batch(9, 0, size=8)
+    assert context.aligned_batch(0, 0, size=8) is not context.aligned_batch(0, 1, size=8)
 
 
 def test_the_gradient_that_goes_down_is_the_loss_s_by_what_came_up() -> None:

@@ -57,15 +57,15 @@ class Vertical:
         torch.set_num_threads(1)
         self.world = world(method, data, **params)
         self.cfg, home = self.world.cfg, self.world.server
-        assert home is not None and home.site.data is not None and home.site.data.labels is not None
+        assert home is not None and home.context.data is not None and home.context.data.labels is not None
         if relabel:
-            labels = (home.site.data.labels + 1) % home.site.classes
-            site = replace(home.site, data=replace(home.site.data, labels=labels))
-            home = self.world.method.server(self.cfg, site)  # type: ignore[misc]
+            labels = (home.context.data.labels + 1) % home.context.classes
+            context = replace(home.context, data=replace(home.context.data, labels=labels))
+            home = self.world.method.server(self.cfg, context)  # type: ignore[misc]
         self.home: Any = home
         self.parties: list[Any] = [make() for make in self.world.clients]
         self.engine = LocalEngine(self.parties, faults=faults)
-        self.fed = Federation(self.engine, home="active", house=self.world.house)
+        self.fed = Federation(self.engine, coordinator="active", colocated=self.world.colocated)
 
     def run(self, rounds: int, first: int = 0, present: Sequence[int] | None = None) -> Vertical:
         for t in range(first, first + rounds):
@@ -312,7 +312,7 @@ def agree(method: str, data: str, engine: dict[str, Any]) -> None:
     toy = Vertical(method, data).run(3)
     there_world = world(method, data, engine=engine)
     with start(there_world) as there:
-        fed = Federation(there, home="active", house=there_world.house)
+        fed = Federation(there, coordinator="active", colocated=there_world.colocated)
         for t in range(3):
             fed.round = t
             for _ in there_world.method.round(fed, there_world.server, there.ids, there_world.cfg, t):

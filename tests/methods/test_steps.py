@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ModelError
 from fedloom.core.evaluation import predictions
 from fedloom.experiment.evaluate import state_sha256
 from fedloom.methods import steps
 from fedloom.methods.peer.gossip import GossipConfig, GossipPeer
-from tests.toy import CLASSES, FEATURES, Toy, common, equal, rows, sites
+from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
 GOSSIP, ALONE, FEDAVG = (methods.find(n) for n in ("gossip", "alone", "fedavg"))
 BODY, HEAD = ["body.0.weight", "body.0.bias"], ["head.weight", "head.bias"]
@@ -29,7 +29,7 @@ def copied(party: Any) -> dict[str, Tensor]:
 
 
 def peer(**params: Any) -> GossipPeer:
-    (place,) = sites(1, make=common, data=lambda i: rows(30, i))
+    (place,) = contexts(1, make=common, data=lambda i: rows(30, i))
     return GossipPeer(GossipConfig(**{"batch_size": 8, "lr": 0.05, **params}), place)
 
 
@@ -37,7 +37,9 @@ def sha(toy: Toy) -> str:
     return state_sha256((str(i), s) for i, s in toy.engine.digests().items())
 
 
-def trained(module: nn.Module, place: Site, numbers: range, names: list[str], lr: float, momentum: float) -> None:
+def trained(
+    module: nn.Module, place: ClientContext, numbers: range, names: list[str], lr: float, momentum: float
+) -> None:
     """Passes over a place's rows in plain torch; only the named parameters are the optimiser's."""
     optimiser = torch.optim.SGD([module.get_parameter(k) for k in names], lr=lr, momentum=momentum)
     for n in numbers:
@@ -66,7 +68,7 @@ def test_head_and_body_learn_in_turn() -> None:
 def test_two_rounds_are_those_of_plain_torch(personal: bool) -> None:
     """With a new optimiser for each round and part: momentum begins at zero."""
     party, module = peer(epochs=2, head_epochs=1, personal_head=personal, momentum=0.8), common()
-    train = partial(trained, module, party.site, lr=0.05, momentum=0.8)
+    train = partial(trained, module, party.context, lr=0.05, momentum=0.8)
     for t in range(2):
         steps.local_sgd(party, t)
         if personal:
@@ -92,10 +94,10 @@ def test_no_head_passes_leave_the_head_alone() -> None:
 def test_fine_tuning_moves_all_weights_with_shuffles_of_its_own() -> None:
     party, module = peer(finetune_epochs=2), common()
     steps.fine_tune(party)
-    trained(module, party.site, range(steps.TUNING - 2, steps.TUNING), [*BODY, *HEAD], 0.05, 0.9)
+    trained(module, party.context, range(steps.TUNING - 2, steps.TUNING), [*BODY, *HEAD], 0.05, 0.9)
     for k, p in module.named_parameters():
         assert torch.allclose(party.params[k], p, rtol=0, atol=1e-6), k
-    assert GossipConfig(finetune_epochs=2).ways == ("tuned",) and GossipConfig(finetune_epochs=0).ways == ()
+    assert GossipConfig(finetune_epochs=2).eval_modes == ("tuned",) and GossipConfig(finetune_epochs=0).eval_modes == ()
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
@@ -103,17 +105,17 @@ def test_fine_tuning_moves_all_weights_with_shuffles_of_its_own() -> None:
 def test_an_evaluation_after_fine_tuning_leaves_the_state_as_it_was(name: str, batched: bool) -> None:
     toy = Toy(methods.find(name), batch_size=8, finetune_epochs=3, lr=0.1, batched=batched).run(1)
     before = sha(toy)
-    handout = toy.server.handout() if toy.server else {}
-    words = {"on": "test", "handout": handout}
+    broadcast = toy.server.broadcast() if toy.server else {}
+    words = {"on": "test", "broadcast": broadcast}
     plain, tuned = (
-        toy.engine.call(toy.engine.ids, "predictions", {**words, "way": w}, None, None) for w in ("", "tuned")
+        toy.engine.call(toy.engine.ids, "predictions", {**words, "eval_mode": w}, None, None) for w in ("", "tuned")
     )
     assert sha(toy) == before
     for i, (a, b) in enumerate(zip(plain, tuned, strict=True)):
         assert not torch.equal(a["loss"], b["loss"])  # type: ignore[index,call-overload]
         party = toy.party(i)
-        if handout:
-            steps.set_weights(party, handout)
+        if broadcast:
+            steps.set_weights(party, broadcast)
         assert torch.allclose(a["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
         steps.fine_tune(party)
         assert torch.allclose(b["loss"], predictions(party, on="test")["loss"], atol=1e-6)  # type: ignore[index,call-overload]
@@ -124,7 +126,7 @@ def test_predictions_may_use_the_statistics_of_the_rows_asked_about(batched: boo
     toy = Toy(GOSSIP, make=lambda _: common(norm=True), batch_size=8, batchnorm="batch", batched=batched).run(1)
     party, module = toy.party(1), common(norm=True)
     module.load_state_dict({**party.params, **party.buffers})
-    x = party.site.tests["test"].every
+    x = party.context.tests["test"].every
     found = toy.engine.call([0, 1], "predictions", {"on": "test"}, None, None)[1]
     assert torch.equal(found["predicted"], module.train()(x).argmax(-1))  # type: ignore[index,call-overload]
     assert not torch.allclose(party.infer(x), module.eval()(x), atol=1e-3)
@@ -153,12 +155,12 @@ def test_shared_weights_are_all_or_all_but_the_head() -> None:
     ids=["no head", "no body", "another name"],
 )
 def test_a_network_without_two_parts_is_refused_in_words(module: nn.Module, what: str) -> None:
-    site = Site(id=0, data=rows(20, 0), network=lambda: module)
+    context = ClientContext(id=0, data=rows(20, 0), network=lambda: module)
     with pytest.raises(ModelError, match=rf"{re.escape(what)}.*models\.pool.*params\.personal_head=false"):
-        GossipPeer(GossipConfig(), site)
+        GossipPeer(GossipConfig(), context)
     params = dict(module.named_parameters())
     assert steps.shared_names(params, personal_head=False) == list(params)
-    assert list(steps.shared_weights(GossipPeer(GossipConfig(personal_head=False), site))) == list(params)
+    assert list(steps.shared_weights(GossipPeer(GossipConfig(personal_head=False), context))) == list(params)
 
 
 PERSONAL = [m for m in methods.registry().values() if "personal_head" in m.config.model_fields]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.optim import SGD
 from fedloom.core.party import Party
 from fedloom.methods.steps import gradient_variance
@@ -29,7 +29,7 @@ class One(Party[None]):
 
 
 def test_it_is_that_of_a_mean_over_a_batch() -> None:
-    party = One(None, Site(id=0, parties=1, classes=CLASSES))
+    party = One(None, ClientContext(id=0, parties=1, classes=CLASSES))
     noise = torch.Generator().manual_seed(1)
     spread = torch.arange(1.0, 1 + FEATURES)
     found = [

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedloom import methods
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import MethodError
 from fedloom.core.evaluation import predictions_alone
 from fedloom.core.party import Party
@@ -33,7 +33,7 @@ SPLIT = methods.find("split")
 
 
 def passive(m: int = 1, **params: Any) -> SplitPassive:
-    return SplitPassive(SplitConfig(width=WIDTH, batch_size=8, **params), Columns(SPLIT).sites[m])
+    return SplitPassive(SplitConfig(width=WIDTH, batch_size=8, **params), Columns(SPLIT).contexts[m])
 
 
 # -- the extractor ---------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def test_calibration_follows_weights_that_have_moved() -> None:
 def test_without_centring_the_extractor_is_its_body() -> None:
     party = passive(centred=False)
     calibrate(party)
-    body = party.site.build()
+    body = party.context.build()
     assert torch.equal(party.infer(party.data.every), body(party.data.every).detach())
     assert not party.buffers and set(party.params) == {f"body.{k}" for k, _ in body.named_parameters()}
 
@@ -134,15 +134,15 @@ def test_passes_differ_from_each_other_and_repeat() -> None:
 
 def test_a_party_has_no_labels_to_read() -> None:
     world = Columns(SPLIT)
-    for site in world.sites:
-        for rows in (site.rows, *site.tests.values()):
+    for context in world.contexts:
+        for rows in (context.rows, *context.tests.values()):
             assert rows.labels is None
     party = world.party(1)
     reads: list[Any] = [
         lambda: party.data.y(torch.arange(2)),
         lambda: party.batches(0, steps=1, size=4),
         lambda: party.epochs(0, size=4),
-        lambda: party.some(0, size=4),
+        lambda: party.sample_batch(0, size=4),
     ]
     for read in reads:
         with pytest.raises(MethodError, match="these rows have no labels here: another party may hold them"):
@@ -151,7 +151,7 @@ def test_a_party_has_no_labels_to_read() -> None:
 
 def test_the_home_holds_the_labels_of_the_aligned_people_alone() -> None:
     home = Columns(SPLIT, aligned=13).home
-    assert len(home.data) == home.site.aligned == 13
+    assert len(home.data) == home.context.aligned == 13
     assert (labels(home) >= 0).all()
     others = torch.ones(len(home.data.pool), dtype=torch.bool)
     others[home.data.index] = False
@@ -165,8 +165,8 @@ def test_the_home_decides_from_what_all_contribute_in_their_order() -> None:
     world = Columns(SPLIT)
     parts = {m: world.party(m).contribution(on="test") for m in world.engine.ids}
     assert {tuple(f.shape) for f in parts.values()} == {(TESTED, WIDTH)}
-    assert torch.equal(parts[1], world.party(1).infer(world.sites[1].tests["test"].every))
-    home = SplitActive(SplitConfig(width=WIDTH), world.home.site)
+    assert torch.equal(parts[1], world.party(1).infer(world.contexts[1].tests["test"].every))
+    home = SplitActive(SplitConfig(width=WIDTH), world.home.context)
     logits = home.decide(parts)
     assert torch.equal(logits, home.net.module(torch.stack([parts[m] for m in range(3)], 1)).detach())
     assert not torch.allclose(logits, home.decide({0: parts[1], 1: parts[0], 2: parts[2]}))
@@ -185,10 +185,10 @@ def test_the_state_of_a_passive_party_must_name_the_statistics_of_centring() -> 
             self.network(extractor(self), self.cfg.optimise())
 
     with pytest.raises(MethodError, match="STATE must name"):
-        Forgets(SplitConfig(width=WIDTH), Columns(SPLIT).sites[0])
-    assert partial(Forgets, SplitConfig(width=WIDTH, centred=False), Columns(SPLIT).sites[0])().params
+        Forgets(SplitConfig(width=WIDTH), Columns(SPLIT).contexts[0])
+    assert partial(Forgets, SplitConfig(width=WIDTH, centred=False), Columns(SPLIT).contexts[0])().params
 
 
 def test_a_party_without_rows_says_so() -> None:
     with pytest.raises(MethodError, match="holds no data"):
-        aligned_rows(SplitPassive(SplitConfig(width=WIDTH), Site(id=4, network=lambda: nn.Linear(2, WIDTH))))
+        aligned_rows(SplitPassive(SplitConfig(width=WIDTH), ClientContext(id=4, network=lambda: nn.Linear(2, WIDTH))))

@@ -52,8 +52,8 @@ class Proxy:
 
     def part(self, *directions: int) -> None:
         """From now on nothing comes through, and nobody is told."""
-        for way in directions or (TO_NODE, TO_CALLER):
-            self._closed[way] = True
+        for eval_mode in directions or (TO_NODE, TO_CALLER):
+            self._closed[eval_mode] = True
 
     def heal(self) -> None:
         """Let through what was held back, and all that comes."""
@@ -93,16 +93,16 @@ class Proxy:
             back, there = await asyncio.open_connection("127.0.0.1", self._target, limit=CHUNK)
             ends.append(there)
             self._writers.add(there)
-            ways = [
+            eval_modes = [
                 asyncio.ensure_future(self._pass(TO_NODE, reader, there, left)),
                 asyncio.ensure_future(self._pass(TO_CALLER, back, writer, left)),
             ]
             try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(eval_modes, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
+                for eval_mode in eval_modes:
+                    eval_mode.cancel()
+                await asyncio.gather(*eval_modes, return_exceptions=True)
         except OSError:
             pass  # nobody listens there
         finally:
@@ -113,7 +113,7 @@ class Proxy:
                     await end.wait_closed()
 
     async def _pass(
-        self, way: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[float]
+        self, eval_mode: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: list[float]
     ) -> None:
         """One direction of one connection: one task reads, at the line's pace, the other hands over when it is time."""
         line: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
@@ -123,22 +123,22 @@ class Proxy:
             while True:
                 due, data = await line.get()
                 await asyncio.sleep(max(0.0, due - loop.time()))
-                while self._closed[way]:
+                while self._closed[eval_mode]:
                     await asyncio.sleep(0.01)
                 if self.budget is not None:
                     left[0] -= len(data) / self.budget
                     if left[0] < 0:
                         return
-                self.passed[way] += len(data)
-                self.tap(way, data)
+                self.passed[eval_mode] += len(data)
+                self.tap(eval_mode, data)
                 writer.write(data)
                 await writer.drain()
 
         async def read() -> None:
             while data := await reader.read(CHUNK):
                 if self.rate is not None:
-                    self._free[way] = max(self._free[way], loop.time()) + len(data) / self.rate
-                    await asyncio.sleep(self._free[way] - loop.time())
+                    self._free[eval_mode] = max(self._free[eval_mode], loop.time()) + len(data) / self.rate
+                    await asyncio.sleep(self._free[eval_mode] - loop.time())
                 await line.put((loop.time() + self.delay, data))
             while not line.empty():
                 await asyncio.sleep(0.01)

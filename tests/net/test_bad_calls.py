@@ -119,7 +119,7 @@ def test_calls_of_a_run_that_is_another_s(caller: Caller) -> None:
     caller.do(1)
 
 
-@pytest.mark.parametrize("method", ["load", "state", "own_state", "__init__", "_network", "nonsense", "site"])
+@pytest.mark.parametrize("method", ["load", "state", "own_state", "__init__", "_network", "nonsense", "context"])
 def test_a_call_of_what_is_not_the_page_s(method: str, caller: Caller) -> None:
     caller.open()
     before = caller.sha256()
@@ -243,10 +243,10 @@ def test_two_peers_that_wait_for_each_other_both_get_what_they_want(tmp_path: Pa
         list(pool.map(Caller.open, callers))
         for t in range(10):
             left = [payload.unpack(c.do(3 * t, "give", t=t, leave=True))[0]["lines"][0] for c in callers]
-            inboxes = [{str(1 - n): [1 - n, left[1 - n]["parcel"], left[1 - n]["what"]]} for n in (0, 1)]
+            inboxes = [{str(1 - n): [1 - n, left[1 - n]["reply_ref"], left[1 - n]["what"]]} for n in (0, 1)]
             busy = [pool.submit(c.sha256) for c in callers for _ in range(2)]
             mixes = [
-                pool.submit(c.do, 3 * t + 1, "mix", t=t, parcels={"inbox": i})
+                pool.submit(c.do, 3 * t + 1, "mix", t=t, reply_refs={"inbox": i})
                 for c, i in zip(callers, inboxes, strict=True)
             ]
             for answer in mixes:

@@ -80,7 +80,7 @@ def test_small_calls_pass_a_large_answer(field: Machines) -> None:
     )
     caller = Caller(ours.ask, run_of("gossip", models={"pool": ["mlp-large"]}), members={"1": field.member(1)})
     caller.open()
-    key = payload.unpack(caller.do(1, "give", leave=True))[0]["lines"][0]["parcel"]
+    key = payload.unpack(caller.do(1, "give", leave=True))[0]["lines"][0]["reply_ref"]
     node.line.rate = 100e3
     with ThreadPoolExecutor(1) as pool:
         fetched = pool.submit(peers.ask, "fetch", payload.pack({"run": caller.run, "key": key}), "one")

@@ -422,25 +422,25 @@ def test_a_revoked_node_is_let_go_of_and_both_sides_say_so(tmp_path: Path, caplo
 def test_a_line_through_a_relay_says_why_nobody_is_there(fed: Path) -> None:
     coordinator, silence = holder(fed, "coordinator"), f"127.0.0.1:{free_port()}"
 
-    async def trouble(relay: str, target: str, name: str = "relay") -> str:
+    async def problem(relay: str, target: str, name: str = "relay") -> str:
         line = await connect(NodeAddress(target, relay=relay, relay_name=name), credentials=coordinator)
-        await until(lambda: line.tunnel is not None and bool(line.tunnel.trouble))
-        words = line.trouble
+        await until(lambda: line.tunnel is not None and bool(line.tunnel.problem))
+        words = line.problem
         await line.close()
         return words
 
     async def test() -> None:
         async with net(fed) as made:
-            assert (await trouble(made.at, "other")).startswith("it is not connected to the relay; is fedloom node")
-            assert await trouble(made.at, "stranger") == "'stranger' is not reached through this relay"
-            assert "correct the name or the address in federation.toml" in await trouble(made.at, "node", "relais")
+            assert (await problem(made.at, "other")).startswith("it is not connected to the relay; is fedloom node")
+            assert await problem(made.at, "stranger") == "'stranger' is not reached through this relay"
+            assert "correct the name or the address in federation.toml" in await problem(made.at, "node", "relais")
             line = await connect(NodeAddress("node", relay=made.at), credentials=coordinator)
-            line.tunnel.trouble = "old"  # type: ignore[union-attr]
-            await until(lambda: line.trouble == "")
-            line.trouble = "of its own"
-            assert line.trouble == "of its own"
+            line.tunnel.problem = "old"  # type: ignore[union-attr]
+            await until(lambda: line.problem == "")
+            line.problem = "of its own"
+            assert line.problem == "of its own"
             await line.close()
-        assert await trouble(silence, "node") == "the relay does not answer"
+        assert await problem(silence, "node") == "the relay does not answer"
 
     run(test)
 

@@ -23,7 +23,7 @@ GOOD = {"lines": [LINE], "notes": {}, "missing": []}
 class Node:
     """A connection whose other end says what a test lets it say."""
 
-    where, trouble, run, up, sent, received = "nowhere", "", "", True, 0, 0
+    where, problem, run, up, sent, received = "nowhere", "", "", True, 0, 0
 
     def __init__(self, *answers: bytes | CallRefused) -> None:
         self.answers, self.asked = list(answers), list[str]()
@@ -64,7 +64,7 @@ def told(node: Node) -> list[Any]:
         payload.pack({**GOOD, "missing": [[0, "inbox", "3"]]}),
         payload.pack({**GOOD, "missing": [1]}),
         payload.pack({**GOOD, "missing": 1}),
-        payload.pack({**GOOD, "lines": [{"parcel": "k", "what": "", "payload": 9, "wire": 1}]}),
+        payload.pack({**GOOD, "lines": [{"reply_ref": "k", "what": "", "payload": 9, "wire": 1}]}),
         payload.pack({**GOOD, "lines": [{"failure": 1, "injected": False}]}),
     ],
 )

@@ -250,12 +250,12 @@ def test_no_text_of_an_exception_crosses_with_a_sign_of_life(pki: Pki) -> None:
             link = RPCClient(ServerAddress("node", f"127.0.0.1:{server.port}"), pki.of("hub"))
             try:
                 assert not await link.wait(3)
-                return link.trouble
+                return link.problem
             finally:
                 await link.close()
 
-    trouble = run(work())
-    assert "its log says why" in trouble and "patient" not in trouble and "ValueError" not in trouble
+    problem = run(work())
+    assert "its log says why" in problem and "patient" not in problem and "ValueError" not in problem
 
 
 def test_no_text_of_an_exception_crosses(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
@@ -338,7 +338,7 @@ def test_a_certificate_of_another_federation_or_name_opens_nothing(pki: Pki, tmp
             for credentials, name in ((foreign.of("hub"), "node"), (pki.of("hub"), "other")):
                 async with linked(server.port, credentials, name, up=False) as link:
                     assert not await link.wait(1)
-                    assert link.trouble
+                    assert link.problem
         assert not handler.calls and not handler.heard_of
 
     run(work())
@@ -391,7 +391,7 @@ def test_a_node_that_is_revoked_is_not_talked_to(tmp_path: Path, fast: None) -> 
             with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"1", id="2", deadline=9)
             assert refusal.value.code == rpc_errors.UNREACHABLE
-            await _until(lambda: "revoked" in link.trouble)
+            await _until(lambda: "revoked" in link.problem)
             async with linked(server.port, pki.of("hub", revoked=True), up=False) as another:
                 assert not await another.wait(1)
         assert len(handler.calls) == 1

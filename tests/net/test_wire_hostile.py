@@ -218,13 +218,13 @@ def test_words_that_come_in_place_of_a_sign_of_life_can_not_move_a_terminal_s_cu
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with linked(port, None, own="hub", up=False) as link:
-            await _until(lambda: bool(link.trouble))
-            trouble = link.trouble
+            await _until(lambda: bool(link.problem))
+            problem = link.problem
         await server.stop(0)
-        return trouble
+        return problem
 
-    trouble = run(work())
-    assert trouble.startswith("[2Jnoroom ää") and len(trouble) <= frames.MOST_WORDS
+    problem = run(work())
+    assert problem.startswith("[2Jnoroom ää") and len(problem) <= frames.MOST_WORDS
 
 
 # -- a caller and a hostile node --------------------------------------------------------------------------------------

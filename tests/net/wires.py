@@ -79,7 +79,7 @@ async def linked(
 ) -> AsyncIterator[RPCClient]:
     link = RPCClient(ServerAddress(name, f"127.0.0.1:{port}"), credentials, **also)
     try:
-        assert not up or await link.wait(10), link.trouble
+        assert not up or await link.wait(10), link.problem
         yield link
     finally:
         await link.close()
@@ -129,7 +129,7 @@ class Proxy:
         ]
 
     async def _carry(
-        self, way: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: tuple[Any, Any]
+        self, eval_mode: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pair: tuple[Any, Any]
     ) -> None:
         carried = 0
         with suppress(OSError):
@@ -137,9 +137,9 @@ class Proxy:
                 while self.stopped.is_set():
                     await asyncio.sleep(0.01)
                 carried += len(piece)
-                self.carried[way] += len(piece)
-                if carried > self.cut.get(way, 1 << 60):
-                    self.cut.pop(way)
+                self.carried[eval_mode] += len(piece)
+                if carried > self.cut.get(eval_mode, 1 << 60):
+                    self.cut.pop(eval_mode)
                     self.cuts += 1
                     await asyncio.sleep(0.5)  # what an end has not read yet is lost with the line
                     for end in pair:

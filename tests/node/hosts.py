@@ -46,9 +46,9 @@ def config(**changes: Any) -> str:
     """The run's config as it crosses, with changes by dotted names."""
     values = json.loads(json.dumps(_CONFIG))
     for name, value in {"data.name": "mine", **changes}.items():
-        *way, last = name.split(".")
+        *eval_mode, last = name.split(".")
         table = values
-        for step in way:
+        for step in eval_mode:
             table = table[step]
         table[last] = value
     return json.dumps(values)
@@ -80,7 +80,7 @@ def doing(
     party: Any = host._node_runs[RUN].party
     if shared is None:
         shared = {"t": round, "weights": steps.shared_weights(party) if hasattr(party.cfg, "personal_head") else {}}
-    task: dict[str, Any] = {"each": None, "parcels": {}, "fault": None, "seed": 7}
+    task: dict[str, Any] = {"each": None, "reply_refs": {}, "fault": None, "seed": 7}
     head = {
         "run": RUN,
         "start": 1,

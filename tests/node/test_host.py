@@ -102,11 +102,11 @@ def _refusal(ask: RunRequest, kind: str, body: bytes) -> CallRefused | None:
     return None
 
 
-@pytest.mark.parametrize("field", ["each", "parcels", "fault", "seed"])
+@pytest.mark.parametrize("field", ["each", "reply_refs", "fault", "seed"])
 def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: RunRequest) -> None:
     for value in VALUES:
         before = known(ask)
-        task = {"each": None, "parcels": {}, "fault": None, "seed": 7, field: value}
+        task = {"each": None, "reply_refs": {}, "fault": None, "seed": 7, field: value}
         if _refusal(ask, "do", doing(99, ask.host, tasks=[task])) is not None:
             assert known(ask) == before, value
         else:  # it was worked on; and the number of the call is used up
@@ -462,14 +462,14 @@ def test_what_is_left_for_peers_has_a_bound(ask: RunRequest) -> None:
     def line(call: int) -> Any:
         return left(node_run, reply, True, object, call, [], 2 * ask.config.largest_mb << 20)
 
-    assert set(line(1)) == {"parcel", "what", "payload", "wire"}
+    assert set(line(1)) == {"reply_ref", "what", "payload", "wire"}
     each = node_run.left_bytes
     assert each > 400
     node_run.left_bytes = (2 * ask.config.largest_mb << 20) - each
-    assert "parcel" in line(2)
+    assert "reply_ref" in line(2)
     assert line(3) == {"failure": rpc_errors.BUSY, "injected": False} and len(node_run.left) == 2
     node_run.hold(2, 4)  # the first was taken
-    assert node_run.left_bytes == each and "parcel" in line(4)
+    assert node_run.left_bytes == each and "reply_ref" in line(4)
     node_run.hold(2, 4)  # the last was undone
     assert [call for call, _ in node_run.left.values()] == [2] and node_run.left_bytes == each
     failed = left(node_run, Failure("raised"), True, object, 5, [], 0)
@@ -477,7 +477,7 @@ def test_what_is_left_for_peers_has_a_bound(ask: RunRequest) -> None:
 
 
 def test_a_call_has_a_bound_of_tasks(ask: RunRequest) -> None:
-    task = {"each": None, "parcels": {}, "fault": None, "seed": 7}
+    task = {"each": None, "reply_refs": {}, "fault": None, "seed": 7}
     before = known(ask)
     refusal = ask.refused("do", doing(1, ask.host, tasks=[task] * (MOST_TASKS + 1)))
     assert refusal.code == rpc_errors.TOO_LARGE and known(ask) == before

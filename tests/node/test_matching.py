@@ -103,7 +103,7 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequ
         (None, {}, {"id": "nobody"}, "can't read its ids"),
         (json.dumps({"method": "split", "data": {"name": "people", "clients": 2}}), {}, {}, "set columns.own=true"),
         ("{}", {}, {}, "fedal is not allowed here"),
-        (None, {"rows": "ten"}, {}, "no valid message"),
+        (None, {"rows": "ten"}, {}, "not a valid message"),
     ],
 )
 def test_a_matching_is_begun_as_the_policy_has_it(

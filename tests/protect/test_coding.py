@@ -26,7 +26,7 @@ WAYS: list[tuple[Coding, int | None]] = [
     ("top-k", 3),
     ("top-k", 50),
 ]
-ways = pytest.mark.parametrize(("coding", "k"), WAYS)
+eval_modes = pytest.mark.parametrize(("coding", "k"), WAYS)
 scales = st.floats(-25, 3).map(lambda power: 10**power)
 seeds = st.integers(0, 2**31)
 
@@ -45,7 +45,7 @@ def there(x: Tensor, coding: Coding, k: int | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("width", [2, 10, 256, 257, 40_000])
-@ways
+@eval_modes
 def test_bytes_of_a_row_are_those_of_the_table(width: int, coding: Coding, k: int | None) -> None:
     most = min(k or 0, width)
     place = 1 if width <= 256 else 2 if width <= 32_768 else 4
@@ -57,16 +57,16 @@ def test_bytes_of_a_row_are_those_of_the_table(width: int, coding: Coding, k: in
 
 
 def test_a_message_of_another_coding_or_shape_does_not_fit() -> None:
-    sent = {way: encode(rows(10), *way) for way in WAYS}
-    for way in WAYS:
+    sent = {eval_mode: encode(rows(10), *eval_mode) for eval_mode in WAYS}
+    for eval_mode in WAYS:
         for other in WAYS:
-            if way != other:
+            if eval_mode != other:
                 with pytest.raises(MessageError):
-                    message.check_like(sent[other], like(B, 10, *way))
+                    message.check_like(sent[other], like(B, 10, *eval_mode))
         with pytest.raises(MessageError):
-            message.check_like(sent[way], like(B + 1, 10, *way))
+            message.check_like(sent[eval_mode], like(B + 1, 10, *eval_mode))
         with pytest.raises(MessageError):
-            message.check_like(sent[way], like(B, 300, *way))
+            message.check_like(sent[eval_mode], like(B, 300, *eval_mode))
 
 
 # -- what is lost ----------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_top_k_of_two_classes_loses_only_the_rounding(k: int) -> None:
     assert torch.equal(there(x, "top-k", k), x.half().float())
 
 
-@ways
+@eval_modes
 def test_parties_done_together_send_what_each_would_send(coding: Coding, k: int | None) -> None:
     x = torch.stack([rows(10, seed) for seed in range(4)])
 
@@ -155,7 +155,7 @@ def test_a_client_taken_out_of_a_rounded_mean_leaves_its_rounding_times_n_over_n
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-@ways
+@eval_modes
 def test_what_is_not_finite_is_refused(bad: float, coding: Coding, k: int | None) -> None:
     x = rows(10)
     x[2, 3] = bad

@@ -64,7 +64,9 @@ def write_columns(
             rows += [(*at, party, "own accuracy alone", 0.25 + m / 16)] * (alone and known)
             if attacks and m:
                 rows += [(*at, party, "attack prototypes", 0.25 + m / 4), (*at, party, "attack chance", 0.375)]
-        rows += [(*at, "", f"bytes {way}", t * unit * k) for way, k in (("up", 4), ("down", 1), ("across", 0))]
+        rows += [
+            (*at, "", f"bytes {eval_mode}", t * unit * k) for eval_mode, k in (("up", 4), ("down", 1), ("across", 0))
+        ]
         if t:
             rows += [(*at, "active", "loss", 0.5 / t), (*at, "", "collapsed", collapsed), (*at, "", "gamma", 0.125)]
     _table(folder / "metrics.csv", METRICS, rows)
@@ -127,7 +129,7 @@ def _result(
     return {
         "name": name, "method": "proto-evfl", "title": "Prototypes down", "preset": "recommended", "seed": seed,
         "rounds": 2, "iterations": 10, "dataset": dataset, "clients": len(PARTIES),
-        "accuracy": {"mean": accuracy, "std": 0.0, "per_client": [accuracy]}, "own_accuracy": None, "ways": {},
+        "accuracy": {"mean": accuracy, "std": 0.0, "per_client": [accuracy]}, "own_accuracy": None, "eval_modes": {},
         "scores": {**scores, "log loss": 1 - accuracy},
         "alone": {"alone": {"test": test, "own": own if known else None}} if alone else {},
         "attacks": found if attacks else {}, "agreement": None, "chance": 0.625, "own_chance": None,

@@ -81,7 +81,7 @@ def write_run(
             "name": name, "method": "fedal", "title": "Distillation", "preset": "recommended", "seed": seed,
             "rounds": 2, "iterations": 10, "dataset": dataset, "clients": clients,
             "accuracy": _spread(last), "own_accuracy": _spread(last / 2), "agreement": 0.4321, "chance": 0.512,
-            "ways": {"tuned": _spread(last * 3 / 4)} if tuned else {}, "own_chance": 0.4375,
+            "eval_modes": {"tuned": _spread(last * 3 / 4)} if tuned else {}, "own_chance": 0.4375,
             "engine": {"engine": "batched", "workers": 1, "device": "cpu", "remarks": ["picked by auto"]},
             "messages": 1234, "bytes": {"up": 2 * unit, "down": 4 * unit, "across": 0},
             "seconds": {"total": 75.0, "setup": 15.0, "local": 60.0}, "failures": len(failures),
@@ -98,13 +98,16 @@ def _metrics(
 
     def look(round: int, stage: str, each: np.ndarray) -> None:
         at = (round, 5 * round, stage)
-        ways = [("own accuracy tuned", each * 3 / 4)] if tuned else []
-        for what, values in (("accuracy", each), ("own accuracy", each / 2), *ways):
+        eval_modes = [("own accuracy tuned", each * 3 / 4)] if tuned else []
+        for what, values in (("accuracy", each), ("own accuracy", each / 2), *eval_modes):
             rows.extend((*at, f"client-{n}", what, value) for n, value in enumerate(values))
             rows.extend([(*at, "", f"{what} mean", values.mean()), (*at, "", f"{what} std", values.std())])
         rows.extend([(*at, "", "loss mean", 2.0 - each.mean()), (*at, "", "agreement", 0.4321)])
         rows.extend((*at, "", f"recall {label}", 0.5) for label in classes)
-        rows.extend((*at, "", f"bytes {way}", round * unit * k) for way, k in (("up", 1), ("down", 2), ("across", 0)))
+        rows.extend(
+            (*at, "", f"bytes {eval_mode}", round * unit * k)
+            for eval_mode, k in (("up", 1), ("down", 2), ("across", 0))
+        )
 
     look(0, "start", last / 4)
     for t in (1, 2):
@@ -621,8 +624,8 @@ def test_a_comparison_of_personal_methods(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "c", accuracies, tuned=True, mixing=CHOICES)
     found = json.loads((folder / "comparison.json").read_text())
     assert found["measure"] == "own accuracy tuned" and set(found["further"]) == {"own accuracy", "accuracy"}
-    ways = {"own accuracy tuned": 0.75, "own accuracy": 0.5, "accuracy": 1.0}
-    for measure, part in ways.items():
+    eval_modes = {"own accuracy tuned": 0.75, "own accuracy": 0.5, "accuracy": 1.0}
+    for measure, part in eval_modes.items():
         (d,) = found["differences"] if measure == found["measure"] else found["further"][measure]
         assert d["mean"] == pytest.approx(0.25 * part)
     text = checked(written(folder)).text

@@ -172,8 +172,10 @@ def test_no_number_is_not_the_best(made: Made) -> None:
 def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made) -> None:
     one, cells = claims(made, {}, columns=("α = 5",)), claims(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
     assert one.evidence == cells.evidence and len(one.evidence) == 16
-    ways = [{}, {"rule": "less"}, {"by": 1}, {"measure": "own accuracy"}, {"times": 2}, {"right": 2.0}]
-    assert len({one.evidence, *(claims(made, {}, **way).evidence for way in ways)}) == 1 + len(ways)
+    eval_modes = [{}, {"rule": "less"}, {"by": 1}, {"measure": "own accuracy"}, {"times": 2}, {"right": 2.0}]
+    assert len({one.evidence, *(claims(made, {}, **eval_mode).evidence for eval_mode in eval_modes)}) == 1 + len(
+        eval_modes
+    )
     assert claims(made, {}, left="Large").evidence == ""
     kilo, mega = (claims(made, {}, measure="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
     assert kilo != mega

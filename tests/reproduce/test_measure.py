@@ -51,7 +51,7 @@ def test_what_the_summary_has_is_shown_as_it_is(folder: Path) -> None:
     sent = found["bytes"]
     assert value(folder, "accuracy") == found["accuracy"]["mean"]
     assert value(folder, "own accuracy") == found["own_accuracy"]["mean"]
-    assert value(folder, "own accuracy tuned") == found["ways"]["tuned"]["mean"]
+    assert value(folder, "own accuracy tuned") == found["eval_modes"]["tuned"]["mean"]
     assert value(folder, "seconds") == found["seconds"]["total"]
     assert value(folder, "bytes across") == sent["across"] > 0
     assert value(folder, "bytes") == sum(sent.values())
@@ -94,10 +94,10 @@ def test_a_note_of_some_parties_is_their_mean_at_each_evaluation(written: Run) -
 def test_a_run_without_ways_shows_its_own_accuracy(made: Made) -> None:
     local = next(cell for cell in made.cells if cell.row.name == "Local")
     folder = made.folder(local.runs[0])
-    assert not read_run(folder).summary.ways
+    assert not read_run(folder).summary.eval_modes
     own = value(folder, "own accuracy")
-    ways = ("tuned", "1 step", "5 steps training")
-    assert [value(folder, f"own accuracy {way}") for way in ways] == [own] * 3
+    eval_modes = ("tuned", "1 step", "5 steps training")
+    assert [value(folder, f"own accuracy {eval_mode}") for eval_mode in eval_modes] == [own] * 3
     assert value(folder, "own accuracy std") not in (own, None) and value(folder, "own accuracy tunned") is None
 
 

@@ -137,7 +137,7 @@ def aligned_plan(seed: int, number: int, rows: int, size: int) -> Tensor:
     return epoch_plan(stream(seed, "aligned batches", number), rows, 1, size)
 
 
-class Recent:
+class BatchCache:
     """The batches that were gathered last in this process: a peer that answers many askers reads the same again.
 
     Args:
@@ -165,7 +165,7 @@ class Recent:
         return kept
 
 
-RECENT = Recent(8 << 20)
+BATCH_CACHE = BatchCache(8 << 20)
 
 
 class PublicSet:
@@ -194,7 +194,7 @@ class PublicSet:
 
 
 @dataclass(frozen=True, eq=False)
-class Site:
+class ClientContext:
     """The equipment of one party.
 
     Attributes:
@@ -269,7 +269,7 @@ class Site:
         def gather() -> Batches:
             return self.rows.batches(sample_plan(self.stream("batches", t), len(self.rows), steps, size))
 
-        return RECENT.get(self, ("batches", t, steps, size), gather)
+        return BATCH_CACHE.get(self, ("batches", t, steps, size), gather)
 
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches:
         """Round t's shuffled passes over the own rows, in full batches of `size`."""
@@ -277,9 +277,9 @@ class Site:
         def gather() -> Batches:
             return self.rows.batches(epoch_plan(self.stream("batches", t), len(self.rows), epochs, size))
 
-        return RECENT.get(self, ("epochs", t, epochs, size), gather)
+        return BATCH_CACHE.get(self, ("epochs", t, epochs, size), gather)
 
-    def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
+    def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
         """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""
         batch = self.batches(t, steps=1, size=min(size, len(self.rows)))
         return batch.x[0], batch.y[0]
@@ -287,12 +287,12 @@ class Site:
     @property
     def support(self) -> Sample:
         """One half of the own rows, drawn by chance: what a model is adapted on. The larger one, if they are odd."""
-        return RECENT.get(self, "support", lambda: self._sample(self.half("support")))
+        return BATCH_CACHE.get(self, "support", lambda: self._sample(self.half("support")))
 
     @property
     def query(self) -> Sample:
         """The other half: what an adapted model is judged by."""
-        return RECENT.get(self, "query", lambda: self._sample(self.half("query")))
+        return BATCH_CACHE.get(self, "query", lambda: self._sample(self.half("query")))
 
     def half(self, which: Literal["support", "query"]) -> Tensor:
         """Numbers (n,) into the own rows.
@@ -300,7 +300,7 @@ class Site:
         Raises:
             MethodError: there is but one row.
         """
-        return RECENT.get(self, ("half", which), lambda: self._halved(which))
+        return BATCH_CACHE.get(self, ("half", which), lambda: self._halved(which))
 
     def _halved(self, which: Literal["support", "query"]) -> Tensor:
         count = len(self.rows)
@@ -320,7 +320,7 @@ class Site:
         def gather() -> Tensor:
             return self.rows.x(aligned_plan(self.seed, number, self.aligned, size)[step].to(self.device))
 
-        return RECENT.get(self, ("aligned", number, step, size), gather)
+        return BATCH_CACHE.get(self, ("aligned", number, step, size), gather)
 
     def unlabelled(self, t: int, *, steps: int, size: int, aligned: bool = True) -> Tensor:
         """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows alone if not `aligned`.

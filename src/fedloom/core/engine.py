@@ -300,7 +300,7 @@ def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep
     except MessageError as error:
         return Failure("refused what it was sent: not finite", str(error))
     # torch.manual_seed is slow, and needed only where chance has a generator of the device's own
-    (torch.default_generator if party.site.device == "cpu" else torch).manual_seed(task.seed)
+    (torch.default_generator if party.context.device == "cpu" else torch).manual_seed(task.seed)
     try:
         with party.transaction(keep):
             if task.fault == "crash":

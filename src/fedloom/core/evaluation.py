@@ -60,35 +60,37 @@ class LeaksLabels(ActiveParty, Protocol):
 
 
 def predictions(
-    party: Party[Any], *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None
+    party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
 ) -> dict[str, Tree]:
     """Predicted classes (n,) on the test rows named `on`, and their mean cross-entropy ().
 
     Args:
         party: the party to evaluate.
         on: a name in `Site.tests`.
-        way: how the party prepares its network before, one of the config's `ways`; "" for no way.
+        way: how the party prepares its network before, one of the config's `eval_modes`; "" for no way.
         handout: what the server hands out to everybody before.
     """
     with party.scratch():
-        party.prepare(way=way, handout=handout or {})
-        logits = party.infer(party.site.tests[on].every)
+        party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
+        logits = party.infer(party.context.tests[on].every)
     return {"predicted": logits.argmax(-1), "loss": F.cross_entropy(logits, _labels(party, on))}
 
 
-def score(party: Party[Any], *, on: str, way: str = "", handout: Mapping[str, Tree] | None = None) -> dict[str, Tree]:
+def score(
+    party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
+) -> dict[str, Tree]:
     """How good `predictions` are where nobody else may see labels, in four numbers; arguments as there.
 
     `chance` is the accuracy of always predicting the most frequent class. The loss is clipped at `MAX_LOSS` and has
     three decimals, so that a model made for it can't read a row from it.
     """
-    found: Any = predictions(party, on=on, way=way, handout=handout)
+    found: Any = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast)
     labels = _labels(party, on)
     return {
         "accuracy": (found["predicted"] == labels).float().mean(),
         "loss": found["loss"].float().clamp(max=MAX_LOSS).round(decimals=3),
         "chance": labels.bincount().max() / len(labels),
-        "rows": len(party.site.tests[on]),
+        "rows": len(party.context.tests[on]),
     }
 
 
@@ -96,7 +98,7 @@ def predictions_alone(party: Party[Any], *, on: str) -> dict[str, Tree]:
     """The classes (n,) that a party with columns predicts alone on the test rows named `on`."""
     if not isinstance(party, PredictsAlone):
         raise MethodError(f"{type(party).__name__} can't predict alone: define alone()")
-    return {"predicted": party.alone(party.infer(party.site.tests[on].every)).argmax(-1)}
+    return {"predicted": party.alone(party.infer(party.context.tests[on].every)).argmax(-1)}
 
 
 def contribution(party: Party[Any], *, on: str) -> Tree:
@@ -123,5 +125,5 @@ EVALUATIONS: Final[Mapping[str, Callable[..., Tree]]] = {
 
 
 def _labels(party: Party[Any], on: str) -> Tensor:
-    rows = party.site.tests[on]
-    return rows.y(torch.arange(len(rows), device=party.site.device))
+    rows = party.context.tests[on]
+    return rows.y(torch.arange(len(rows), device=party.context.device))

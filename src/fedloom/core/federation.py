@@ -27,7 +27,7 @@ from fedloom.core.rng import stream
 
 
 @dataclass(frozen=True)
-class Trouble:
+class CallFailure:
     """A call that failed: where, why, and the party's own trace (for the run's own log only)."""
 
     round: int
@@ -60,19 +60,19 @@ class Federation:
         engine: Engine,
         *,
         seed: int = 0,
-        home: str = "server",
+        coordinator: str = "server",
         graph: Mapping[int, Sequence[int]] | None = None,
-        form: Mapping[str, Tensor] | None = None,
-        house: Iterable[int] = (),
+        param_shapes: Mapping[str, Tensor] | None = None,
+        colocated: Iterable[int] = (),
     ) -> None:
         self.engine = engine
         self.seed = seed
-        self.home = home
-        self.form = form or {}
-        self.house = frozenset(house)
+        self.coordinator = coordinator
+        self.param_shapes = param_shapes or {}
+        self.colocated = frozenset(colocated)
         self.graph = None if graph is None else {i: frozenset(near) for i, near in graph.items()}
         self.ledger = Ledger()
-        self.failures: list[Trouble] = []
+        self.failures: list[CallFailure] = []
         self._round = 0
         self._calls = 0
 
@@ -95,7 +95,7 @@ class Federation:
         expect: Template = object,
         expects: Mapping[int, Template] | None = None,
         check: Callable[[int, Any], None] | None = None,
-        need: int = 0,
+        min_replies: int = 0,
     ) -> dict[int, Any]:
         """One message to each party, one reply from each, in order.
 
@@ -112,7 +112,7 @@ class Federation:
 
         Returns:
             The good replies by id. A party that failed, or whose reply is malformed or not finite, is
-            left out and counted in `failures`. With fewer than `need`, nothing: `{}`.
+            left out and counted in `failures`. With fewer than `min_replies`, nothing: `{}`.
 
         Raises:
             MethodError: every party raised, which is a mistake in the page and not a party's; or the method is
@@ -129,7 +129,7 @@ class Federation:
             for i in ids:
                 self._count(i, method, {**common, **each[i]}, down=True)
         else:
-            self._same([i for i in ids if i not in self.house], method, common)
+            self._same([i for i in ids if i not in self.colocated], method, common)
         replies = self.engine.call(ids, method, common, each, self._next())
         if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
             trace = replies[0].trace  # type: ignore[union-attr]
@@ -144,8 +144,8 @@ class Federation:
                 good[i] = reply
             else:
                 self._failed(self.engine.name(i), method, failure)
-        if len(good) < need:
-            self._failed(self.home, method, Failure(f"fewer than {need} replies"))
+        if len(good) < min_replies:
+            self._failed(self.coordinator, method, Failure(f"fewer than {min_replies} replies"))
             return {}
         return good
 
@@ -202,7 +202,7 @@ class Federation:
         near = None if self.graph is None else self.graph.get(i, frozenset())
         return tuple(j for j in among if (j != i if near is None else j in near))
 
-    def links(self, peers: Sequence[int], k: int | None, t: int) -> dict[int, list[int]]:
+    def sample_peers(self, peers: Sequence[int], k: int | None, t: int) -> dict[int, list[int]]:
         """For each peer `k` of its neighbours among the peers (all, if None), rising: whom it asks in round t.
 
         Drawn from (seed, t, peer), so that all methods on this seed ask the same.
@@ -219,7 +219,7 @@ class Federation:
             found[i] = [everybody[near[n]] for n in picked]
         return found
 
-    def asked(self, peers: Sequence[int], method: str, shared: Mapping[str, Any]) -> dict[int, list[int]]:
+    def choose_peers(self, peers: Sequence[int], method: str, shared: Mapping[str, Any]) -> dict[int, list[int]]:
         """Whom each peer wants to ask: links for `exchange`. The home learns who asks whom, and nothing else.
 
         `method` is given `here`, a mask (m,) of who is there, and answers with a mask (m,). Of it only neighbours that
@@ -249,18 +249,18 @@ class Federation:
 
     def _count(self, i: int, kind: str, tree: Any, *, down: bool) -> None:
         """Record one message between the home and party i, unless both are in one house."""
-        if i not in self.house:
-            ends = (self.home, self.engine.name(i))
+        if i not in self.colocated:
+            ends = (self.coordinator, self.engine.name(i))
             self.ledger.record(self.round, *(ends if down else ends[::-1]), kind, tree)
 
     def _same(self, receivers: Iterable[int], kind: str, tree: Mapping[str, Any]) -> None:
         """Record one message that goes to many."""
         what, size = message.describe(tree), message.size(tree)
         for i in receivers:
-            self.ledger.add(self.round, self.home, self.engine.name(i), kind, what, size)
+            self.ledger.add(self.round, self.coordinator, self.engine.name(i), kind, what, size)
 
     def _failed(self, party: str, kind: str, failure: Failure) -> None:
-        self.failures.append(Trouble(self.round, party, kind, failure.reason, failure.trace))
+        self.failures.append(CallFailure(self.round, party, kind, failure.reason, failure.trace))
 
 
 def _groups(links: Mapping[int, Sequence[int]], at_once: int | None) -> Iterator[dict[int, Sequence[int]]]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
 
@@ -80,12 +80,12 @@ class MethodConfig(BaseModel):
         return 1
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def eval_modes(self) -> tuple[str, ...]:
         """Further ways to evaluate a party, such as after fine-tuning: see `Party.prepare`."""
         return ()
 
     @property
-    def least_rounds(self) -> int:
+    def min_rounds(self) -> int:
         """Minimum useful number of rounds, such as one more than those that only prepare."""
         return 0
 
@@ -156,9 +156,9 @@ class Method:
             if (setting := NEEDS[need][0]) != self.setting:
                 raise MethodError(f"method {self.name} is {self.setting}, but {need!r} is a need of {setting} methods")
 
-    def party_at(self, site: Site) -> type[Party[Any]]:
+    def party_at(self, context: ClientContext) -> type[Party[Any]]:
         """The party class of the client at this place."""
-        return self.black_box if self.black_box is not None and site.black_box is not None else self.client
+        return self.black_box if self.black_box is not None and context.black_box is not None else self.client
 
     def configure(self, preset: str = "recommended", params: Mapping[str, Any] | None = None) -> Any:
         """The config of a preset with `params` over it.

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import message
-from fedloom.core.context import Batches, PublicSet, Rows, Site
+from fedloom.core.context import Batches, ClientContext, PublicSet, Rows
 from fedloom.core.errors import MessageError, MethodError, StateError
 from fedloom.core.message import Tree
 from fedloom.core.network import Keep, Network, Only, Product
 from fedloom.core.optim import Optimiser
 
 NETWORK_STATE = ("params", "buffers", "opt")
-_OWN = ("cfg", "site", "_network", "_notes")
+_OWN = ("cfg", "context", "_network", "_notes")
 ConfigT = TypeVar("ConfigT")
 Note: TypeAlias = float | list[float]
 """What a party noted, as the experiment reads it."""
@@ -52,11 +52,11 @@ class Party(Generic[ConfigT]):
     CALLS: ClassVar[tuple[str, ...]] = ()
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, cfg: ConfigT, site: Site) -> None:
+    def __init__(self, cfg: ConfigT, context: ClientContext) -> None:
         self._network: Network | None = None
         self._notes: dict[str, Tensor | float] = {}
         self.cfg = cfg
-        self.site = site
+        self.context = context
         self.setup()
         missing = [name for name in self.STATE if name not in NETWORK_STATE and name not in vars(self)]
         if missing:
@@ -79,7 +79,7 @@ class Party(Generic[ConfigT]):
                 f"{type(self).__name__} trains a network: its STATE must name {sorted(needed)}, "
                 f"not only {list(self.STATE)}"
             )
-        self._network = Network(module.to(self.site.device), optimiser)
+        self._network = Network(module.to(self.context.device), optimiser)
 
     @property
     def net(self) -> Network:
@@ -202,21 +202,21 @@ class Party(Generic[ConfigT]):
     @property
     def data(self) -> Rows:
         """The party's own rows, or an error."""
-        return self.site.rows
+        return self.context.rows
 
     @property
     def row_count(self) -> Tensor:
         """How many own rows, () int64: to weigh with. A tensor, so that parties can be done together."""
-        return self.site.row_count
+        return self.context.row_count
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
         """Random numbers of this party for this purpose: the same wherever and whenever it runs."""
-        return self.site.stream(purpose, *keys)
+        return self.context.stream(purpose, *keys)
 
     def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
         """The same for numbers that hide `on`, tensors and the scale of the noise. If the party's place has a secret,
         nobody else can make them, and they are the same again for the same `on` and purpose, whatever the keys."""
-        return self.site.noise(on, purpose, *keys)
+        return self.context.noise(on, purpose, *keys)
 
     @contextlib.contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
@@ -227,15 +227,15 @@ class Party(Generic[ConfigT]):
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches:
         """Round t's `steps` independent batches of `size` own rows."""
-        return self.site.batches(t, steps=steps, size=size)
+        return self.context.batches(t, steps=steps, size=size)
 
     def epochs(self, t: int, *, epochs: int = 1, size: int) -> Batches:
         """Round t's shuffled passes over the own rows, in full batches of `size`."""
-        return self.site.epochs(t, epochs=epochs, size=size)
+        return self.context.epochs(t, epochs=epochs, size=size)
 
-    def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
+    def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
         """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""
-        return self.site.some(t, size=size)
+        return self.context.sample_batch(t, size=size)
 
     def public(self, t: int, *, steps: int, size: int) -> tuple[Tensor, ...]:
         """Round t's public batches, each (B, ...), the same at every party."""
@@ -248,13 +248,13 @@ class Party(Generic[ConfigT]):
     @property
     def public_set(self) -> PublicSet:
         """The public set, or an error."""
-        if self.site.public is None:
+        if self.context.public is None:
             raise MethodError(f"{type(self).__name__} needs a public set: set data.public to its size")
-        return self.site.public
+        return self.context.public
 
     def public_digest(self) -> str | None:
         """What the public set that this party holds comes to: parties with different ones can't work together."""
-        return None if self.site.public is None else self.site.public.digest
+        return None if self.context.public is None else self.context.public.digest
 
     # -- what the experiment reads; nothing here is a message ------------------------------------------
 
@@ -273,15 +273,15 @@ class Party(Generic[ConfigT]):
         self._notes.clear()
         return notes
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """At a home: what every client would fetch before its model is used, such as today's global weights."""
         return {}
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: make the network what is to be evaluated. It is undone afterwards.
 
         Args:
-            way: one of the config's `ways`, or "".
+            way: one of the config's `eval_modes`, or "".
             handout: the home's, if there is one.
         """
 
@@ -311,7 +311,7 @@ class Party(Generic[ConfigT]):
                 "it comes from another method or version"
             )
         for name, value in state.items():
-            setattr(self, name, message.map_tensors(lambda x: x.to(self.site.device), value))
+            setattr(self, name, message.map_tensors(lambda x: x.to(self.context.device), value))
 
     def own_state(self) -> dict[str, Tree]:
         """The part of the state that is not the network's: views, not copies."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedloom import methods, models
 from fedloom.core import message
-from fedloom.core.context import Rows, Site
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.evaluation import PredictsAlone, contribution, decide
 from fedloom.core.method import Method
@@ -80,7 +80,7 @@ class DeployedParty:
         _check_size(self.inputs, cfg.learnt, state)
         self._tests: dict[str, Rows] = {}
         model, shape, norm = self.inputs.model, self.inputs.shape, self.inputs.norm
-        site = Site(
+        context = ClientContext(
             id=manifest.party,
             seed=secrets.randbits(32),  # of noise on what is sent, if the method adds some: nobody may know it
             parties=manifest.parties,
@@ -89,7 +89,7 @@ class DeployedParty:
             network=partial(models.build, model, shape, cfg.learnt, norm=norm, seed=0),
             tests=self._tests,
         )
-        self._party = method.client(cfg, site)
+        self._party = method.client(cfg, context)
         _restore(self._party, state["state"])
 
     @property
@@ -161,8 +161,8 @@ class DeployedActive:
         # An active party is built where its rows are; one zero row of each class replaces those it had.
         labels, scaling = torch.arange(classes), (torch.zeros(1), torch.ones(1))
         rows = Rows(torch.zeros(classes, 1), labels, labels, *scaling)
-        site = Site(id=0, parties=manifest.parties, classes=classes, data=rows, aligned=classes)
-        self._active = method.server(_config(manifest, method), site)
+        context = ClientContext(id=0, parties=manifest.parties, classes=classes, data=rows, aligned=classes)
+        self._active = method.server(_config(manifest, method), context)
         message.check_like(state, {"state": object})
         _restore(self._active, state["state"])
 

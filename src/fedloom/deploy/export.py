@@ -240,7 +240,7 @@ def _verify(
     """
     rows = 0
     for m in embedded:
-        tests = parties[m].site.tests["test"]
+        tests = parties[m].context.tests["test"]
         rows = min(TRIED, len(tests))
         x = tests.x(torch.arange(rows))
         _compare(f"party-{m}", parties[m].infer(x), load_party(folder / f"party-{m}", trust=trust).outputs(x))

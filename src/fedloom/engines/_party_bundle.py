@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.core import message
-from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.errors import EngineError
 from fedloom.core.message import Tree
 from fedloom.core.party import Party
@@ -65,9 +65,9 @@ class RowPool:
 class PartySpec:
     """One party: what makes it, with numbers in the place of its row sets."""
 
-    kind: Callable[[Any, Site], Party[Any]]
+    kind: Callable[[Any, ClientContext], Party[Any]]
     cfg: Any
-    site: Site
+    context: ClientContext
     data: int | None
     public: tuple[int, int, str] | None  # the rows, the seed, the digest
     tests: Mapping[str, int]
@@ -94,7 +94,7 @@ class PartyBundler:
 
     def __init__(self, builders: Mapping[int, Callable[[], Party[Any]]]) -> None:
         self._made = {i: _parts(builder) for i, builder in builders.items()}
-        held = [list(_row_sets(site)) for _, _, site in self._made.values()]
+        held = [list(_row_sets(context)) for _, _, context in self._made.values()]
         self._rows = list({id(r): r for sets in held for r in sets}.values())
         self._numbers = {id(r): n for n, r in enumerate(self._rows)}
         self._common = set.intersection(*({self._numbers[id(r)] for r in sets} for sets in held))
@@ -107,7 +107,7 @@ class PartyBundler:
     def bundle(self, parties: Iterable[int]) -> PartyBundle:
         """These parties, to be sent within `by_value`."""
         made = [self._made[i] for i in parties]
-        own = {self._numbers[id(r)] for _, _, site in made for r in _row_sets(site)} - self._common
+        own = {self._numbers[id(r)] for _, _, context in made for r in _row_sets(context)} - self._common
         named = {name for parts in made for name in _texts(parts)} & self.modules.keys()
         return PartyBundle(
             [self._spec(*parts) for parts in made],
@@ -124,15 +124,15 @@ class PartyBundler:
         """Within it Ray pickles classes of a user's own modules by value, as other nodes cannot import them."""
         return _by_value(self.modules.values())
 
-    def _spec(self, kind: Any, cfg: Any, site: Site) -> PartySpec:
-        numbers, public = self._numbers, site.public
+    def _spec(self, kind: Any, cfg: Any, context: ClientContext) -> PartySpec:
+        numbers, public = self._numbers, context.public
         return PartySpec(
             kind,
             cfg,
-            replace(site, data=None, public=None, tests={}),
-            None if site.data is None else numbers[id(site.data)],
+            replace(context, data=None, public=None, tests={}),
+            None if context.data is None else numbers[id(context.data)],
             None if public is None else (numbers[id(public.rows)], public.seed, public.digest),
-            {on: numbers[id(rows)] for on, rows in site.tests.items()},
+            {on: numbers[id(rows)] for on, rows in context.tests.items()},
         )
 
 
@@ -166,14 +166,14 @@ def unpack(pools: Iterable[RowPool], device: str) -> dict[int, Rows]:
     return found
 
 
-def place(spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> Site:
+def place(spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> ClientContext:
     """A spec's site with its row sets in it. `publics` keeps one public set for all parties of a process."""
     public = None
     if spec.public is not None:
         number, seed, digest = spec.public
         public = publics.setdefault(number, PublicSet(rows[number], seed, digest))
     return replace(
-        spec.site,
+        spec.context,
         data=None if spec.data is None else rows[spec.data],
         public=public,
         tests={on: rows[number] for on, number in spec.tests.items()},
@@ -181,19 +181,19 @@ def place(spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSe
     )
 
 
-def _parts(builder: Any) -> tuple[Any, Any, Site]:
+def _parts(builder: Any) -> tuple[Any, Any, ClientContext]:
     match builder:
-        case partial(func=kind, args=(cfg, Site() as site), keywords={}):
-            return kind, cfg, site
+        case partial(func=kind, args=(cfg, ClientContext() as context), keywords={}):
+            return kind, cfg, context
     raise EngineError("the ray engine makes parties elsewhere: each builder must be partial(class, config, site)")
 
 
-def _row_sets(site: Site) -> Iterator[Rows]:
-    if site.data is not None:
-        yield site.data
-    if site.public is not None:
-        yield site.public.rows
-    yield from site.tests.values()
+def _row_sets(context: ClientContext) -> Iterator[Rows]:
+    if context.data is not None:
+        yield context.data
+    if context.public is not None:
+        yield context.public.rows
+    yield from context.tests.values()
 
 
 # -- modules that another machine does not have -------------------------------------------------------
@@ -226,7 +226,7 @@ def _parts_of(thing: Any) -> Iterator[Any]:
     """The classes, functions and values that a builder consists of."""
     if isinstance(thing, partial):
         thing = (thing.func, *thing.args, *thing.keywords.values())
-    elif isinstance(thing, Site):
+    elif isinstance(thing, ClientContext):
         thing = (thing.network, thing.encoder, thing.black_box and thing.black_box.make)
     if not isinstance(thing, tuple):
         yield thing

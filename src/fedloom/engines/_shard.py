@@ -65,7 +65,7 @@ class Shard:
             party = spec.kind(spec.cfg, place(spec, rows, self._publics, device))
             if self._arena is not None:
                 self._arena.adopt(party)
-            made[party.site.id] = party
+            made[party.context.id] = party
         self._parties.update(made)
         spilled = 0 if self._arena is None else self._arena.spilled
         return names((i, type(p)) for i, p in made.items()), spilled

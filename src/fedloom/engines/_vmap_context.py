@@ -17,7 +17,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 from fedloom.core import message
-from fedloom.core.context import Batches, PublicSet, Rows, Sample, Site, epoch_plan, sample_plan
+from fedloom.core.context import Batches, ClientContext, PublicSet, Rows, Sample, epoch_plan, sample_plan
 from fedloom.core.engine import bound
 from fedloom.core.message import Tree
 from fedloom.core.party import Party
@@ -50,7 +50,7 @@ def run_vmapped(
     own = [p.own_state() for p in parties]
     own_in, each_in = _stack(own), _stack(each)
     versions = [x._version for x in own_in]
-    sites = [p.site for p in parties]
+    contexts = [p.context for p in parties]
     rows_alone = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
     me = torch.arange(len(parties), device=memory.device)
     trees: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def run_vmapped(
         party = object.__new__(type(parties[0]))
         vars(party).update(
             cfg=parties[0].cfg,
-            site=VmapContext(sites, me_, rows_alone=rows_alone),
+            context=VmapContext(contexts, me_, rows_alone=rows_alone),
             _network=stacked,
             _notes=notes,
             **begun,
@@ -114,7 +114,7 @@ def _refill(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 
 class VmapContext:
-    """Stands in for `Site` inside `vmap`: the places of a group.
+    """Stands in for `ClientContext` inside `vmap`: the places of a group.
 
     Args:
         sites: the places, in the order of the stacked state.
@@ -122,9 +122,9 @@ class VmapContext:
         rows_alone: whether what the network says of a row does not depend on the rows beside it.
     """
 
-    def __init__(self, sites: Sequence[Site], me: Tensor, *, rows_alone: bool) -> None:
-        first = sites[0]
-        self._sites, self._me, self._rows_alone = sites, me, rows_alone
+    def __init__(self, contexts: Sequence[ClientContext], me: Tensor, *, rows_alone: bool) -> None:
+        first = contexts[0]
+        self._sites, self._me, self._rows_alone = contexts, me, rows_alone
         self.seed, self.parties, self.classes, self.device = first.seed, first.parties, first.classes, first.device
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches | PaddedBatches:
@@ -135,7 +135,7 @@ class VmapContext:
         """As a site's."""
         return self._gather([epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._sites])
 
-    def some(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
+    def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
         """As a site's."""
         each = {min(size, len(s.rows)) for s in self._sites}
         if len(each) > 1:

@@ -94,7 +94,7 @@ class _Worker:
         if order["refs"][-1]:
             refs = json.loads(self._bytes(*order["refs"]))
             each |= {name: _refs(held) for name, held in refs.items()}
-        task = Task(party.site.id, head["method"], head["shared"], each, order["fault"], order["seed"])
+        task = Task(party.context.id, head["method"], head["shared"], each, order["fault"], order["seed"])
         put = arguments(task, lambda sent: self._read(*sent.held))
         try:
             reply = run(party, task, put)

@@ -79,7 +79,7 @@ class BatchedEngine(LocalEngine):
         first = parties[0]
         if first._network is None or len(parties) < 2:
             return
-        if first.site.device == "cpu" and not everything:
+        if first.context.device == "cpu" and not everything:
             slow = convolutional(first.net.module)
             if slow or len(parties) < FEW:
                 why = "convolutions are slower batched on a CPU" if slow else f"fewer than {FEW} are no faster batched"
@@ -89,7 +89,7 @@ class BatchedEngine(LocalEngine):
         memory = torch.empty(len(parties), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
         for row, party in zip(memory, parties, strict=True):
             party.net.move(row)
-        group = _Group([p.site.id for p in parties], memory, _footprint(first))
+        group = _Group([p.context.id for p in parties], memory, _footprint(first))
         self._group.update({i: (group, row) for row, i in enumerate(group.parties)})
 
     # -- the engine --------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class BatchedEngine(LocalEngine):
         remarks = (
             [f"{len(self._group)} of {len(self.ids)} parties together, in groups: {len(groups)}"] if groups else []
         )
-        device = next(iter(self._parties.values())).site.device
+        device = next(iter(self._parties.values())).context.device
         return Account("batched" if groups else "local", device=device, remarks=(*remarks, *self._remarks))
 
     # -- grouping ----------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def _alike(parties: Iterable[Party[Any]]) -> list[list[Party[Any]]]:
     """Parties by what must be equal for them to be one."""
     found: dict[Any, list[Party[Any]]] = {}
     for p in parties:
-        key = (type(p), id(p.cfg), p.site.device, p._network and _likeness(p._network))
+        key = (type(p), id(p.cfg), p.context.device, p._network and _likeness(p._network))
         found.setdefault(key, []).append(p)
     return list(found.values())
 
@@ -270,13 +270,13 @@ def _settings(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _rows(party: Party[Any]) -> int:
-    return 0 if party.site.data is None else len(party.site.data)
+    return 0 if party.context.data is None else len(party.context.data)
 
 
 def _footprint(party: Party[Any]) -> int:
     """About how many bytes a party takes while it works: state, its copy, gradients, and what its layers give."""
     sizes: list[int] = []
-    rows = party.site.data or (party.site.public and party.site.public.rows)
+    rows = party.context.data or (party.context.public and party.context.public.rows)
     if rows:
         leaves = [m for m in party.net.module.modules() if not list(m.children())]
         hooks = [m.register_forward_hook(lambda _, __, out: sizes.append(_nbytes(out))) for m in leaves]

@@ -44,7 +44,7 @@ class IsolatedEngine(LocalEngine):
 
     def account(self) -> Account:
         """One process."""
-        return Account("isolated", device=next(iter(self._parties.values())).site.device)
+        return Account("isolated", device=next(iter(self._parties.values())).context.device)
 
 
 def _through_wire(tree: Tree) -> Tree:

@@ -35,7 +35,7 @@ class LocalEngine(Engine):
         self._arena = None if memory is None else Arena(memory)
         self._parties: dict[int, Party[Any]] = {}
         for party in parties:
-            self._parties[party.site.id] = party
+            self._parties[party.context.id] = party
             if self._arena is not None:
                 self._arena.adopt(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
@@ -74,4 +74,4 @@ class LocalEngine(Engine):
         """One process; how many parties are on disk."""
         spilled = 0 if self._arena is None else self._arena.spilled
         remarks = (f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls",) if spilled else ()
-        return Account("local", device=next(iter(self._parties.values())).site.device, remarks=remarks)
+        return Account("local", device=next(iter(self._parties.values())).context.device, remarks=remarks)

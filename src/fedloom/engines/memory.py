@@ -63,7 +63,9 @@ class Arena:
         """
         network = party._network
         if network is not None and network.memory.device.type != "cpu":
-            raise ConfigError(f"only the state of parties on the CPU can be kept on disk, not on {party.site.device!r}")
+            raise ConfigError(
+                f"only the state of parties on the CPU can be kept on disk, not on {party.context.device!r}"
+            )
         block = 0 if network is None else network.memory.numel()
         size = block + message.size(party.own_state()).wire
         spill = size > self._left
@@ -73,7 +75,7 @@ class Arena:
             place = self._cut(block, spill)
             network.move(place.memory)
         if spill:
-            self._spilled[party.site.id] = _SwapSlot(place)
+            self._spilled[party.context.id] = _SwapSlot(place)
             self._swap_out(party)
         self._moved += size
         if self._moved > TRIM_EVERY:
@@ -88,7 +90,7 @@ class Arena:
     @contextlib.contextmanager
     def swapped_in(self, party: Party[Any]) -> Iterator[None]:
         """Within it all of a party's state is in memory."""
-        slot = self._spilled.get(party.site.id)
+        slot = self._spilled.get(party.context.id)
         if slot is None:
             yield
             return
@@ -100,7 +102,7 @@ class Arena:
 
     def state(self, party: Party[Any]) -> dict[str, Tree]:
         """A party's state, from memory or disk."""
-        slot = self._spilled.get(party.site.id)
+        slot = self._spilled.get(party.context.id)
         if slot is None:
             return party.state()
         parked = slot.read()
@@ -108,7 +110,7 @@ class Arena:
 
     def _swap_out(self, party: Party[Any]) -> None:
         """Write a party's state beside its network, and release all pages."""
-        slot, own = self._spilled[party.site.id], party.own_state()
+        slot, own = self._spilled[party.context.id], party.own_state()
         if own:
             data = message.encode(own, _LIMITS)
             if slot.own is None or len(data) > slot.own.size:
@@ -118,7 +120,7 @@ class Arena:
 
     def release(self, party: Party[Any]) -> None:
         """Release the memory of a party on disk: enough for a forked process, whose parent stores the state."""
-        slot = self._spilled.get(party.site.id)
+        slot = self._spilled.get(party.context.id)
         if slot is None:
             return
         vars(party).update(dict.fromkeys(party.own_state()))

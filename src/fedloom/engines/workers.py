@@ -67,17 +67,17 @@ class WorkersEngine(Engine):
         self._pool = WorkerPool(Shared(self._parties, self._arena, self._buffers, count))
 
     def _place(self, party: Party[Any]) -> None:
-        i = party.site.id
-        if party.site.device != "cpu":
+        i = party.context.id
+        if party.context.device != "cpu":
             raise ConfigError(
-                f"workers are processes on the CPU, but party {i} is to live on {party.site.device!r}: take the engine "
+                f"workers are processes on the CPU, but party {i} runs on {party.context.device!r}: set the engine "
                 "batched with one worker, or the device cpu"
             )
         before = self._arena.spilled
         self._arena.adopt(party)
         if self._arena.spilled > before:
             self._spilled.add(i)
-        for rows in party.site.tests.values():
+        for rows in party.context.tests.values():
             _ = rows.every  # made here, it is one for all workers
         self._parties[i] = party
 

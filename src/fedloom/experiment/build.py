@@ -43,7 +43,7 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     Args:
         run: its config.
         files: private data of the coordinator of a run at nodes; None for other runs.
-        secret: of the parties on this machine, see `Site`.
+        secret: of the parties on this machine, see `ClientContext`.
 
     Raises:
         ConfigError, DataError, ModelError, CheckpointError: the run can't be built; nothing has been done.
@@ -64,21 +64,21 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
     check_feature_dims(plan)
     check_statistics(plan)
     if own_model is not None:
-        clients = plan.sites
+        clients = plan.contexts
         if "pretrained encoder" in method.needs:
-            clients = [replace(site, encoder=own_model.encoder) for site in clients]
+            clients = [replace(context, encoder=own_model.encoder) for context in clients]
         server = replace(plan.server_site, pretrained=own_model.teacher, encoder=own_model.encoder)
-        plan = replace(plan, server_site=server, sites=clients, pretrained=own_model.digest)
+        plan = replace(plan, server_site=server, contexts=clients, pretrained=own_model.digest)
     _ = plan.server  # made now: what is wrong with it stops the run before any work
     return plan
 
 
 def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
-    """The plan with the secret of the parties on this machine, see `Site`."""
+    """The plan with the secret of the parties on this machine, see `ClientContext`."""
     if secret is None:
         return plan
-    hidden = [replace(site, secret=secret) for site in plan.sites]
-    return replace(plan, server_site=replace(plan.server_site, secret=secret), sites=hidden)
+    hidden = [replace(context, secret=secret) for context in plan.contexts]
+    return replace(plan, server_site=replace(plan.server_site, secret=secret), contexts=hidden)
 
 
 def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:

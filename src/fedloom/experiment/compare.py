@@ -187,12 +187,14 @@ def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequenc
         own_accuracy=found.get(OWN),
         scores=found if first.scores else {},
         alone=_alone(group),
-        ways={way: found[f"{OWN} {way}"] for way in first.ways if f"{OWN} {way}" in found},
+        eval_modes={
+            eval_mode: found[f"{OWN} {eval_mode}"] for eval_mode in first.eval_modes if f"{OWN} {eval_mode}" in found
+        },
         networks=networks(group, main, baseline),
         chance=_mean([s.chance for s in group]),
         own_chance=_mean_if_all([s.own_chance for s in group]),
         own_chances=_own_chances(group),
-        bytes=Traffic(**{way: _mean([getattr(s.bytes, way) for s in group]) for way in Traffic.model_fields}),
+        bytes=Traffic(**{name: _mean([getattr(s.bytes, name) for s in group]) for name in Traffic.model_fields}),
         seconds=_mean([s.seconds["total"] for s in group]),
         failures=sum(s.failures for s in group),
     )
@@ -234,10 +236,12 @@ def _own_chances(group: Sequence[RunSummary]) -> dict[str, float]:
 def _alone(group: Sequence[RunSummary]) -> dict[str, SoloOverSeeds]:
     """The accuracy of parties that answer alone, in each way."""
     found = {}
-    for way in group[0].alone:
-        test = [s.alone[way].test for s in group]
-        own = [one for s in group if (one := s.alone[way].own) is not None]
-        found[way] = SoloOverSeeds(test=_over_seeds(test), own=_over_seeds(own) if len(own) == len(test) else None)
+    for eval_mode in group[0].alone:
+        test = [s.alone[eval_mode].test for s in group]
+        own = [one for s in group if (one := s.alone[eval_mode].own) is not None]
+        found[eval_mode] = SoloOverSeeds(
+            test=_over_seeds(test), own=_over_seeds(own) if len(own) == len(test) else None
+        )
     return found
 
 

@@ -220,8 +220,8 @@ class RunConfig(Section):
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)
-        if 0 < rounds < cfg.least_rounds:
-            raise ConfigError(f"rounds: {method.name} with these settings needs at least {cfg.least_rounds} rounds")
+        if 0 < rounds < cfg.min_rounds:
+            raise ConfigError(f"rounds: {method.name} with these settings needs at least {cfg.min_rounds} rounds")
         return method, cfg, rounds
 
     @property

@@ -58,7 +58,7 @@ class Backend:
     Attributes:
         start: makes the engine, with its parties: see `start`.
         files: the coordinator's own data files; None where all parties are on this machine.
-        secret: what the noise of colocated parties depends on, see `Site`; None for the seed alone.
+        secret: what the noise of colocated parties depends on, see `ClientContext`; None for the seed alone.
     """
 
     start: Callable[[RunPlan], Engine] = start

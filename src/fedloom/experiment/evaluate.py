@@ -58,9 +58,9 @@ def check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
     return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
 
 
-def groups(what: str, way: str, plan: RunPlan) -> dict[str, list[int]]:
+def groups(what: str, eval_mode: str, plan: RunPlan) -> dict[str, list[int]]:
     """Whom a measure is of: all clients, or in a method's ways those unseen, and under another name the others."""
-    if not way or not plan.unseen:
+    if not eval_mode or not plan.unseen:
         return {what: list(range(len(plan.clients)))}
     return {what: [*plan.unseen], f"{what}{TRAINING}": [*plan.training]}
 
@@ -166,8 +166,8 @@ def look(
     labels: Sequence[np.ndarray],
     classes: int,
     on: str,
-    way: str = "",
-    handout: Mapping[str, Tree] | None = None,
+    eval_mode: str = "",
+    broadcast: Mapping[str, Tree] | None = None,
 ) -> Look:
     """Every client's predictions on the test rows named `on`, whose labels (n,) are given client by client.
 
@@ -176,11 +176,11 @@ def look(
         labels: see above.
         classes: how many there are.
         on: a name in `Site.tests`.
-        way: how the clients are prepared before, one of the method's `ways`; "" for as they are.
+        way: how the clients are prepared before, one of the method's `eval_modes`; "" for as they are.
         handout: what the server hands out to everybody.
     """
     check = check_predictions(labels, loss=floats())
-    replies = ask(engine, "predictions", {"on": on, "way": way, "handout": dict(handout or {})}, check)
+    replies = ask(engine, "predictions", {"on": on, "eval_mode": eval_mode, "broadcast": dict(broadcast or {})}, check)
     labels = [labels[i] for i in replies]
     predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
     losses = [float(reply["loss"]) for reply in replies.values()]

@@ -77,7 +77,7 @@ class Live:
         self._always = _always(plan, measure)
         self._about = {"measure": measure, "engine": where, "started": time(), "process": own_process()}
         self._of_party = plan.setting.party_measures(plan)
-        self._home = () if plan.server is None else (fed.home,)
+        self._coordinator = () if plan.server is None else (fed.coordinator,)
         self._points: dict[int, float] = {}
         self._accuracies: dict[str, float] = {}
         self._read = 0
@@ -186,17 +186,17 @@ class Live:
         """What crossed so far, in all and by party."""
         sent: dict[str, int] = {}
         received: dict[str, int] = {}
-        total, home = 0, self._fed.home
+        total, coordinator = 0, self._fed.coordinator
         for (sender, receiver), (_, size) in self._fed.ledger.pairs.items():
             sent[sender] = sent.get(sender, 0) + size
             received[receiver] = received.get(receiver, 0) + size
             total += size
-        up, down = received.get(home, 0), sent.get(home, 0)
+        up, down = received.get(coordinator, 0), sent.get(coordinator, 0)
         parties = [
             Member(
                 name=name, accuracy=self._accuracies.get(name), sent=sent.get(name, 0), received=received.get(name, 0)
             )
-            for name in (*self._home, *self._ids)
+            for name in (*self._coordinator, *self._ids)
         ]
         return {"parties": parties, "bytes": {"up": up, "down": down, "across": total - up - down}}
 

@@ -45,11 +45,11 @@ SCORES = {
 aligned rows; they exist where a config names such classes."""
 
 
-def by_name(accuracy: T, own: T | None, ways: Mapping[str, T]) -> dict[str, T]:
+def by_name(accuracy: T, own: T | None, eval_modes: Mapping[str, T]) -> dict[str, T]:
     """All accuracies that exist, the main one first: on own rows in the first way, if the method has ways."""
-    prepared = {f"{OWN} {way}": found for way, found in ways.items()}
+    prepared = {f"{OWN} {eval_mode}": found for eval_mode, found in eval_modes.items()}
     on_own = {} if own is None else {OWN: own}
-    return {**prepared, **on_own, GLOBAL: accuracy} if ways else {GLOBAL: accuracy, **on_own}
+    return {**prepared, **on_own, GLOBAL: accuracy} if eval_modes else {GLOBAL: accuracy, **on_own}
 
 
 def described(metric: str, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
@@ -79,8 +79,8 @@ def group_of(metric: str) -> str:
 
 def in_way(metric: str, unseen: bool) -> str:
     """The way of a metric and, where some clients are unseen, its clients: `tuned`, or `tuned, unseen clients`."""
-    way = metric.removeprefix(OWN).strip()
-    return f"{way.removesuffix(TRAINING)}, {group_of(metric)} clients" if unseen and way else way
+    eval_mode = metric.removeprefix(OWN).strip()
+    return f"{eval_mode.removesuffix(TRAINING)}, {group_of(metric)} clients" if unseen and eval_mode else eval_mode
 
 
 def shown(metrics: Iterable[str], unseen: bool) -> list[str]:

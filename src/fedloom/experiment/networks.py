@@ -12,7 +12,7 @@ from torch import nn
 
 from fedloom import models
 from fedloom.core.black_box import BlackBoxModel
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
@@ -64,8 +64,13 @@ def networks(
 
 
 def replace_black_boxes(
-    run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str], server: Site, sites: list[Site]
-) -> tuple[Site, list[Site]]:
+    run: RunConfig,
+    method: Method,
+    dataset: DatasetLike,
+    architectures: Sequence[str],
+    server: ClientContext,
+    contexts: list[ClientContext],
+) -> tuple[ClientContext, list[ClientContext]]:
     """The same sites, with black boxes in place of networks at the clients that drew one. The server's network is then
     one that some client drew, or the common one if none did.
 
@@ -79,7 +84,7 @@ def replace_black_boxes(
     boxes = {name for name in pool if models.is_black_box(name, shape, classes)}
     if not boxes:
         refuse_settings(run)
-        return server, sites
+        return server, contexts
     refuse_black_boxes(method, boxes)
     if level.floor * classes >= 1:
         raise ConfigError(
@@ -104,8 +109,8 @@ def replace_black_boxes(
     weights = seed("server's initial weights", 0)
     server = replace(server, network=partial(models.build, name, shape, classes, norm=run.models.norm, seed=weights))
     return server, [
-        replace(site, network=None, black_box=black_box(n)) if architectures[n] in boxes else site
-        for n, site in enumerate(sites)
+        replace(context, network=None, black_box=black_box(n)) if architectures[n] in boxes else context
+        for n, context in enumerate(contexts)
     ]
 
 
@@ -113,7 +118,7 @@ def warn_of_refits(plan: RunPlan) -> None:
     """Warn of a run that ends before its black boxes are fitted to others' predictions."""
     box, last = plan.run.models.black_box, (plan.rounds - 1) * plan.cfg.iterations_per_round
     learns = plan.cfg.exchanges and box.learn
-    if learns and 0 <= last < box.refit and any(site.black_box is not None for site in plan.sites):
+    if learns and 0 <= last < box.refit and any(context.black_box is not None for context in plan.contexts):
         name = plan.method.name
         _warn(
             f"models.black_box: the last round of {name} begins after {last} iterations, so no black box is "
@@ -131,13 +136,13 @@ def _warn(text: str) -> None:
 
 
 def group_sites(
-    server: Site, sites: Sequence[Site], makers: Sequence[Network], architectures: Sequence[str]
-) -> tuple[Site, list[Site]]:
+    server: ClientContext, contexts: Sequence[ClientContext], makers: Sequence[Network], architectures: Sequence[str]
+) -> tuple[ClientContext, list[ClientContext]]:
     """The same sites. A client knows its group, those of its architecture; the server knows all, and their networks."""
     first = list(dict.fromkeys(map(architectures.index, architectures)))  # of each group, the first client
     groups = [first.index(architectures.index(a)) for a in architectures]
     server = replace(server, groups=groups, group_networks=[makers[n] for n in first])
-    return server, [replace(site, group=g) for site, g in zip(sites, groups, strict=True)]
+    return server, [replace(context, group=g) for context, g in zip(contexts, groups, strict=True)]
 
 
 def check_feature_dims(plan: RunPlan) -> None:
@@ -150,8 +155,8 @@ def check_feature_dims(plan: RunPlan) -> None:
     method, cfg = plan.method, plan.cfg
     if "same feature dim" not in method.needs or (cfg.FEATURE_DIM and getattr(cfg, cfg.FEATURE_DIM) is not None):
         return
-    first = {name: plan.sites[plan.architectures.index(name)] for name in plan.architectures}
-    widths = {name: Features(site.build()).width for name, site in first.items()}
+    first = {name: plan.contexts[plan.architectures.index(name)] for name in plan.architectures}
+    widths = {name: Features(context.build()).width for name, context in first.items()}
     (one, a), *others = widths.items()
     for other, b in others:
         if a != b:
@@ -164,7 +169,7 @@ def check_feature_dims(plan: RunPlan) -> None:
 
 def check_statistics(plan: RunPlan) -> None:
     """Refuse BatchNorm at clients that are never in a round, where its statistics stay at each client."""
-    norms = (m for i in plan.unseen for m in plan.sites[i].build().modules())
+    norms = (m for i in plan.unseen for m in plan.contexts[i].build().modules())
     if plan.cfg.keeps_batch_statistics and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
         raise ConfigError(
             "data.unseen: clients that never train have no statistics for BatchNorm: take models.norm=group, or "

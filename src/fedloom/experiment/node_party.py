@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom._version import __version__
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.party import Party
@@ -60,7 +60,7 @@ def build_party(
         number: of the party.
         files: the party's data on this machine; None for the run's own names.
         device: a torch device, here.
-        secret: see `Site`.
+        secret: see `ClientContext`.
 
     Raises:
         ConfigError, DataError, ModelError: there is no such party, or it can't be made here.
@@ -70,19 +70,19 @@ def build_party(
         raise ConfigError(f"there is no party {number}; valid numbers are 0–{run.data.clients - 1}")
     here = run.model_copy(update={"engine": EngineConfig(device=device)})
     plan = with_secret(setting.build(here, method, cfg, rounds, files or PrivateData(), at=number), secret)
-    if number in plan.house:
+    if number in plan.colocated:
         raise ConfigError(f"party {number} runs beside the server, not at a node")
     if "pretrained encoder" in method.needs and plan.data.dataset is not None:
         encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset)
-        plan.sites[number] = replace(plan.sites[number], encoder=encoder)
+        plan.contexts[number] = replace(plan.contexts[number], encoder=encoder)
     party = plan.clients[number]()
-    return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.site))
+    return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.context))
 
 
-def _counts(run: RunConfig, site: Site) -> tuple[int, int] | None:
+def _counts(run: RunConfig, context: ClientContext) -> tuple[int, int] | None:
     if run.data.own:
-        return len(site.rows), len(site.tests["own"])
-    return (site.aligned, len(site.tests["test"])) if run.columns.own else None
+        return len(context.rows), len(context.tests["own"])
+    return (context.aligned, len(context.tests["test"])) if run.columns.own else None
 
 
 def expected(plan: RunPlan, number: int) -> dict[str, Any]:

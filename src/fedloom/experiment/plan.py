@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.engine import Engine, names
 from fedloom.core.graphs import Graph
 from fedloom.core.method import Method
@@ -111,9 +111,9 @@ class RunPlan:
     data: DataAssignment
     architectures: tuple[str, ...]
     graph: Graph | None
-    server_site: Site
-    sites: list[Site]
-    house: tuple[int, ...] = ()
+    server_site: ClientContext
+    contexts: list[ClientContext]
+    colocated: tuple[int, ...] = ()
     unseen: tuple[int, ...] = ()
     pretrained: str = ""
     known_as: str = ""
@@ -126,18 +126,18 @@ class RunPlan:
     @cached_property
     def clients(self) -> list[partial[Party[Any]]]:
         """For each client a function that makes it, always the same."""
-        return [partial(self.method.party_at(site), self.cfg, site) for site in self.sites]
+        return [partial(self.method.party_at(context), self.cfg, context) for context in self.contexts]
 
     @cached_property
-    def form(self) -> Mapping[str, Tensor]:
+    def param_shapes(self) -> Mapping[str, Tensor]:
         """Names and shapes of the parameters of the network that all have; empty where each has its own."""
-        common = self.sites[0].build().named_parameters() if "one network" in self.method.needs else ()
+        common = self.contexts[0].build().named_parameters() if "one network" in self.method.needs else ()
         return {k: p.detach().to("meta") for k, p in common if p.requires_grad}
 
     @cached_property
     def training(self) -> tuple[int, ...]:
         """The clients that take part in rounds, rising."""
-        return tuple(sorted({*range(len(self.sites))} - {*self.unseen}))
+        return tuple(sorted({*range(len(self.contexts))} - {*self.unseen}))
 
     @property
     def names(self) -> dict[int, str]:

@@ -30,7 +30,7 @@ from typing import Any
 
 from fedloom._version import __version__
 from fedloom.core import ledger as ledgers
-from fedloom.core.federation import Federation, Trouble
+from fedloom.core.federation import CallFailure, Federation
 from fedloom.experiment.checkpoint import write_atomically
 
 METRICS = ("round", "iteration", "stage", "party", "measure", "value")
@@ -80,7 +80,7 @@ class Record:
         """Begin from what `state()` gave."""
         self.metrics, self.seconds, self.mixing = state["metrics"], state["seconds"], state["mixing"]
         fed.ledger.load(state["ledger"])
-        fed.failures[:] = [Trouble(*row) for row in state["failures"]]
+        fed.failures[:] = [CallFailure(*row) for row in state["failures"]]
 
     def write(self, folder: Path, fed: Federation) -> None:
         """Write the tables, each whole."""

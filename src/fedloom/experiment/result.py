@@ -118,7 +118,7 @@ class RunSummary(FileSchema):
     unseen: list[int] = []
     accuracy: Spread
     own_accuracy: Spread | None
-    ways: dict[str, Spread] = {}
+    eval_modes: dict[str, Spread] = {}
     scores: dict[ScoreName, float] = {}
     alone: dict[str, SoloAccuracy] = {}
     attacks: dict[str, AttackSuccess] = {}
@@ -143,8 +143,8 @@ class RunSummary(FileSchema):
         lists = [self.unseen, *(found.clients or () for found in self.accuracies.values())]
         if not all(0 <= client < self.clients for clients in lists for client in clients):
             raise ValueError(f"it names other clients than its {self.clients}")
-        unseen = [way for way in self.ways if not way.endswith(TRAINING)]
-        if self.unseen and not all(way + TRAINING in self.ways for way in unseen):
+        unseen = [eval_mode for eval_mode in self.eval_modes if not eval_mode.endswith(TRAINING)]
+        if self.unseen and not all(eval_mode + TRAINING in self.eval_modes for eval_mode in unseen):
             raise ValueError("it must have each way of unseen and of training clients")
         return self
 
@@ -152,7 +152,7 @@ class RunSummary(FileSchema):
     def accuracies(self) -> dict[str, Spread]:
         """By their names in `metrics.csv`, the main one first; where some clients are unseen, those in a way are over
         these, and those with the suffix `TRAINING` over the others."""
-        return metrics.by_name(self.accuracy, self.own_accuracy, self.ways)
+        return metrics.by_name(self.accuracy, self.own_accuracy, self.eval_modes)
 
     @property
     def compared(self) -> dict[str, Spread]:
@@ -199,7 +199,7 @@ def over_clients(
     return Spread(mean=float(np.mean(each)), std=float(np.std(each)), per_client=each, **known)
 
 
-def joint_scores(final: Final, names: Sequence[str], ways: Sequence[str]) -> dict[str, Any]:
+def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) -> dict[str, Any]:
     """What `RunSummary` has of parties with different columns: the scores of the active party's predictions, each
     party's own accuracy in further ways, and the labels that attacks find out."""
     accuracy = final["accuracy mean", ""]
@@ -210,14 +210,14 @@ def joint_scores(final: Final, names: Sequence[str], ways: Sequence[str]) -> dic
     return {
         "accuracy": Spread(mean=accuracy, std=0.0, per_client=[accuracy]),
         "own_accuracy": None,
-        "ways": {},
+        "eval_modes": {},
         "scores": {name: final[score.column, ""] for name, score in SCORES.items() if (score.column, "") in final},
         "alone": {
-            way: {
-                "test": over_clients(final, f"{GLOBAL} {way}", names),
-                "own": over_clients(final, f"{OWN} {way}", names),
+            eval_mode: {
+                "test": over_clients(final, f"{GLOBAL} {eval_mode}", names),
+                "own": over_clients(final, f"{OWN} {eval_mode}", names),
             }
-            for way in ways
+            for eval_mode in eval_modes
         },
         "attacks": {
             name: {"mean": float(np.mean([*each.values()])), "per_party": each} for name, each in attacks.items()
@@ -260,7 +260,7 @@ class MethodSummary(FileSchema):
     own_accuracy: SeedSpread | None
     scores: dict[ScoreName, SeedSpread] = {}
     alone: dict[str, SoloOverSeeds] = {}
-    ways: dict[str, SeedSpread]
+    eval_modes: dict[str, SeedSpread]
     networks: dict[str, NetworkGain] = {}
     chance: float
     own_chance: float | None
@@ -272,7 +272,7 @@ class MethodSummary(FileSchema):
     @property
     def accuracies(self) -> dict[str, SeedSpread]:
         """The main one first."""
-        return metrics.by_name(self.accuracy, self.own_accuracy, self.ways)
+        return metrics.by_name(self.accuracy, self.own_accuracy, self.eval_modes)
 
 
 class PairedDifference(FileSchema):
@@ -324,7 +324,7 @@ class Comparison(FileSchema):
     @property
     def personal(self) -> bool:
         """Whether a method's parties are evaluated in further ways."""
-        return any(m.ways for m in self.methods)
+        return any(m.eval_modes for m in self.methods)
 
     @property
     def several_seeds(self) -> bool:
@@ -344,7 +344,7 @@ class Comparison(FileSchema):
 
     def describe(self, metric: str) -> str:
         """The rows and the way of an accuracy."""
-        unseen = any(way.endswith(TRAINING) for m in self.methods for way in m.ways)
+        unseen = any(eval_mode.endswith(TRAINING) for m in self.methods for eval_mode in m.eval_modes)
         return metrics.described(metric, any(m.own_accuracy for m in self.methods), unseen)
 
     def chance_of(self, metric: str) -> float | None:

@@ -95,9 +95,16 @@ class Session:
         self.plan = plan
         self.engine = engine
         self.folder = folder
-        self.home = plan.setting.server_name(plan)
+        self.coordinator = plan.setting.server_name(plan)
         graph = None if plan.graph is None else dict(enumerate(plan.graph))
-        self.fed = Federation(engine, seed=plan.run.seed, home=self.home, graph=graph, form=plan.form, house=plan.house)
+        self.fed = Federation(
+            engine,
+            seed=plan.run.seed,
+            coordinator=self.coordinator,
+            graph=graph,
+            param_shapes=plan.param_shapes,
+            colocated=plan.colocated,
+        )
         self.record = Record()
         self.done = 0
         self.main = plan.setting.main_measure(plan)
@@ -211,7 +218,7 @@ class Session:
         """What every party's state after the last round comes to, in the order of `_states`."""
         if self._mark:
             return {who: message.digest(state) for who, state in self._mark[0].items()}
-        own = {self.home: message.digest(self.plan.server.state())} if self.plan.server else {}
+        own = {self.coordinator: message.digest(self.plan.server.state())} if self.plan.server else {}
         return {**own, **{self.engine.name(i): found for i, found in sorted(self.engine.digests().items())}}
 
     def _snapshot(self) -> tuple[Any, ...]:
@@ -246,7 +253,7 @@ class Session:
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
                 if not isinstance(value, list):
-                    self.record.measure(round, iteration, stage, name, value, self.home)
+                    self.record.measure(round, iteration, stage, name, value, self.coordinator)
         gathered: dict[str, list[float]] = {}
         for party, notes in self.engine.notes().items():
             for name, value in notes.items():
@@ -292,20 +299,20 @@ class Session:
             self.record.measure(round, iteration, stage, what, value, party)
             if what == f"{self.main} mean":
                 self.accuracy = value
-        for way, count in traffic(self.fed).items():
-            self.record.measure(round, iteration, stage, f"bytes {way}", count)
+        for direction, count in traffic(self.fed).items():
+            self.record.measure(round, iteration, stage, f"bytes {direction}", count)
         self.record.spend("evaluate", perf_counter() - clock)
 
     def _states(self) -> dict[str, dict[str, Tree]]:
         """The state of every party, or of those that the engine has it of; the server's first, then by number."""
-        own = {self.home: self.plan.server.state()} if self.plan.server else {}
+        own = {self.coordinator: self.plan.server.state()} if self.plan.server else {}
         return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
 
     def _load(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._states().keys():
             raise CheckpointError("the checkpoint holds other parties than this run has")
         if self.plan.server is not None:
-            self.plan.server.load(states[self.home])
+            self.plan.server.load(states[self.coordinator])
         held = [i for i in self.engine.ids if self.engine.name(i) in states]
         for start in range(0, len(held), AT_ONCE):
             self.engine.load({i: states[self.engine.name(i)] for i in held[start : start + AT_ONCE]})

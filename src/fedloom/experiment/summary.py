@@ -27,8 +27,8 @@ from fedloom.experiment.result import EngineUsed, PretrainedUsed, RunSummary, Tr
 def traffic(fed: Federation) -> dict[str, int]:
     """Bytes of tensor data `up` to the home party, `down` from it, and `across` between the others."""
     pairs = fed.ledger.pairs.items()
-    up = sum(size for (_, to), (_, size) in pairs if to == fed.home)
-    down = sum(size for (by, _), (_, size) in pairs if by == fed.home)
+    up = sum(size for (_, to), (_, size) in pairs if to == fed.coordinator)
+    down = sum(size for (by, _), (_, size) in pairs if by == fed.coordinator)
     return {"up": up, "down": down, "across": sum(size for _, (_, size) in pairs) - up - down}
 
 
@@ -119,7 +119,7 @@ def summarise(
         messages=sum(count for count, _ in fed.ledger.pairs.values()),
         seconds={"total": sum(record.seconds.values()), **record.seconds},
         failures=len(fed.failures),
-        failure_reasons=dict(Counter(trouble.reason for trouble in fed.failures)),
+        failure_reasons=dict(Counter(failure.reason for failure in fed.failures)),
         public_sha256=plan.data.public_digest,
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),

@@ -83,7 +83,7 @@ class LocalSGDConfig(MethodConfig):
         return self.epochs
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def eval_modes(self) -> tuple[str, ...]:
         """After steps of adaptation, and after fine-tuning, if there is any."""
         return eval_modes(self.adapt_steps, self.finetune_epochs)
 
@@ -102,7 +102,7 @@ class MetaConfig(MethodConfig):
     """Participants of a round; None for all."""
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def eval_modes(self) -> tuple[str, ...]:
         """After each number of steps."""
         return eval_modes(self.adapt_steps)
 
@@ -140,7 +140,7 @@ def shared_weights(party: Party[Any]) -> dict[str, Tensor]:
 
 def weights_template(fed: Federation, personal_head: bool) -> dict[str, Template]:
     """Template of a message of the shared weights."""
-    return {"weights": {k: floats(*fed.form[k].shape) for k in shared_names(fed.form, personal_head)}}
+    return {"weights": {k: floats(*fed.param_shapes[k].shape) for k in shared_names(fed.param_shapes, personal_head)}}
 
 
 def norm_of(weights: Mapping[str, Tensor]) -> Tensor:
@@ -168,7 +168,7 @@ def init_network(party: Party[Any]) -> None:
     Raises:
         ModelError: a personal head needs a network in two parts.
     """
-    party.network(party.site.build(), SGD(party.cfg.lr, party.cfg.momentum))
+    party.network(party.context.build(), SGD(party.cfg.lr, party.cfg.momentum))
     shared_names(party.params, party.cfg.personal_head)
 
 
@@ -225,7 +225,7 @@ def weighted_cross_entropy(party: Party[Any], x: Tensor, y: Tensor, weight: Tens
 
 def adapt(party: Party[Any], steps: int) -> None:
     """Full-batch steps on the support half."""
-    gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.site.support)
+    gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.context.support)
 
 
 def gradient_descent(party: Party[Any], steps: int, loss: Callable[..., Tensor], *batch: object) -> None:
@@ -247,14 +247,14 @@ def meta_gradient(party: Party[Any], weights: Mapping[str, Tensor], hvp: Hessian
         hvp: how ∇²L(θ, D^s) r is computed.
         delta: distance of the two gradients of a difference (δ).
     """
-    loss, alpha, support = partial(weighted_cross_entropy, party), party.cfg.alpha, party.site.support
+    loss, alpha, support = partial(weighted_cross_entropy, party), party.cfg.alpha, party.context.support
     product = None
     if hvp == "exact":
         _, s, product = party.curvature_at(weights, loss, *support)
     else:
         _, s = party.gradient_at(weights, loss, *support)
     phi = {k: w.sub(s[k], alpha=alpha) for k, w in weights.items()}
-    _, r = party.gradient_at(phi, loss, *party.site.query)
+    _, r = party.gradient_at(phi, loss, *party.context.query)
     if hvp == "first_order":
         return r
     g = product(r) if product else hvp_by_difference(party, weights, r, delta, unit=hvp == "fd_normalised")
@@ -267,7 +267,7 @@ def hvp_by_difference(
     """[∇L(θ + δ r, D^s) - ∇L(θ - δ r, D^s)] / 2δ by name at θ = `weights`, with δ over the norm of r if `unit`."""
     loss, step = partial(weighted_cross_entropy, party), delta / (norm_of(r).clamp_min(1e-12) if unit else 1.0)
     ahead, behind = (
-        party.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, loss, *party.site.support)[1]
+        party.gradient_at({k: w + sign * step * r[k] for k, w in weights.items()}, loss, *party.context.support)[1]
         for sign in (1, -1)
     )
     return {k: (ahead[k] - behind[k]) / (2 * step) for k in r}
@@ -286,17 +286,17 @@ def after(steps: int) -> str:
     return f"{steps} step" if steps == 1 else f"{steps} steps"
 
 
-def steps_of(cfg: Any, way: str) -> int:
+def steps_of(cfg: Any, eval_mode: str) -> int:
     """Steps of adaptation of an evaluation mode."""
-    return next((n for n in cfg.adapt_steps if after(n) == way), 0)
+    return next((n for n in cfg.adapt_steps if after(n) == eval_mode), 0)
 
 
-def prepare(party: Party[Any], way: str, handout: Mapping[str, Tree]) -> None:
+def prepare(party: Party[Any], eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
     """Before an evaluation: load the server's weights, if there is one; adapt or fine-tune, if the mode says so."""
-    if handout:
-        set_weights(party, handout)
-    adapt(party, steps_of(party.cfg, way))
-    if way == TUNED:
+    if broadcast:
+        set_weights(party, broadcast)
+    adapt(party, steps_of(party.cfg, eval_mode))
+    if eval_mode == TUNED:
         fine_tune(party)
 
 
@@ -310,7 +310,7 @@ def infer(party: Party[Any], x: Tensor) -> Tensor:
 
 def models_of(party: Party[Any], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
     """Shared weights by peer id: the party's own, and those of the neighbours that answered."""
-    return {party.site.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
+    return {party.context.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
 
 
 def average(party: Party[Any], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
@@ -322,7 +322,7 @@ def average(party: Party[Any], models: Mapping[int, Mapping[str, Tensor]], weigh
 
 def note_mixing(party: Party[Any], shares: Mapping[int, float]) -> None:
     """Note with which share the model of each peer was mixed, by their ids."""
-    row = torch.zeros(party.site.parties, dtype=torch.float64)
+    row = torch.zeros(party.context.parties, dtype=torch.float64)
     for i, share in shares.items():
         row[i] = share
     party.note("mixing", row)

@@ -22,13 +22,13 @@ RelativeName = Annotated[str, AfterValidator(_beside)]
 """The same as text."""
 
 
-class Section(BaseModel):
+class FileSection(BaseModel):
     """A table of such a file: frozen, and unknown keys are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
 
 
-ConfigT = TypeVar("ConfigT", bound=Section)
+ConfigT = TypeVar("ConfigT", bound=FileSection)
 
 
 def read_config(path: Path, kind: type[ConfigT], hint: str) -> ConfigT:

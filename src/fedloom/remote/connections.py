@@ -49,7 +49,7 @@ class Connection(Protocol):
     received: int
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the other end is not there."""
 
     @property
@@ -112,16 +112,16 @@ class NodeClient(RPCClient):
 
     where: str
     tunnel: Tunnel | None = None
-    _trouble = ""
+    _problem = ""
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why the other end is not there: what the way through the relay met says more than a silent local address."""
-        return (self.tunnel.trouble if self.tunnel is not None else "") or self._trouble
+        return (self.tunnel.problem if self.tunnel is not None else "") or self._problem
 
-    @trouble.setter
-    def trouble(self, words: str) -> None:
-        self._trouble = words
+    @problem.setter
+    def problem(self, words: str) -> None:
+        self._problem = words
 
     async def close(self) -> None:
         """Let go of all connections."""

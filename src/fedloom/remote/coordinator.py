@@ -107,12 +107,12 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
             "evaluate.attacks: nodes never show the embeddings of aligned people. Leave it out, and measure attacks in "
             "a run on one machine"
         )
-    guests = [i for i in range(len(plan.clients)) if i not in plan.house]
-    check_node_count(len(guests), len(nodes.members), len(plan.house))
+    guests = [i for i in range(len(plan.clients)) if i not in plan.colocated]
+    check_node_count(len(guests), len(nodes.members), len(plan.colocated))
     number = next_start(folder)
     engine = NetEngine(
         dict(zip(guests, nodes.members, strict=True)),
-        [plan.clients[i]() for i in plan.house],
+        [plan.clients[i]() for i in plan.colocated],
         plan.names,
         config=for_nodes(plan).model_dump_json(),
         differences=lambda i, theirs: differences(expected(plan, i), theirs, run.data.name if run.data.own else ""),

@@ -24,7 +24,7 @@ from fedloom.core.party import Note, Party
 from fedloom.engines.local import LocalEngine
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.connections import NodeAddress, Timeouts, Transport
-from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, parcels, plain
+from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, plain, reply_refs
 from fedloom.remote.rpc_errors import CallRefused
 
 _log = logging.getLogger("fedloom.net")
@@ -56,7 +56,7 @@ class NetEngine(Engine):
     def __init__(
         self,
         members: Mapping[int, NodeAddress],
-        house: Sequence[Party[Any]],
+        colocated: Sequence[Party[Any]],
         names: Mapping[int, str],
         *,
         config: str,
@@ -70,7 +70,7 @@ class NetEngine(Engine):
         faults: Faults | None = None,
     ) -> None:
         super().__init__(names, seed=seed, faults=faults)
-        self._house = LocalEngine(house, seed=seed) if house else None
+        self._colocated = LocalEngine(colocated, seed=seed) if colocated else None
         self._differences, self._wire, self._waiting = differences, wire, waiting
         self._common = RunContext(run, time_ns() if start is None else start, config, resume, waiting, dict(members))
         self._notes: dict[int, dict[str, Note]] = {}
@@ -107,12 +107,12 @@ class NetEngine(Engine):
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """The state of the parties of our own house; the others' never comes here."""
-        return self._house.states() if self._house else {}
+        return self._colocated.states() if self._colocated else {}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Give the parties of our own house the state that `states()` gave."""
-        if self._house:
-            self._house.load(states)
+        if self._colocated:
+            self._colocated.load(states)
 
     def digests(self) -> dict[int, str]:
         """The SHA-256 of each party's state, as its node says it.
@@ -120,7 +120,7 @@ class NetEngine(Engine):
         Raises:
             EngineError: a node is away.
         """
-        found = self._house.digests() if self._house else {}
+        found = self._colocated.digests() if self._colocated else {}
 
         async def ask(session: NodeSession) -> str:
             head, _ = payload.unpack(await session.ask("digest", self._common.which()), {"sha256": str})
@@ -157,7 +157,7 @@ class NetEngine(Engine):
         """What the parties noted since the last call, as far as their nodes tell it."""
         taken = {i: self._notes.get(i, {}) for i in self.ids}
         self._notes = {}
-        return taken | (self._house.notes() if self._house else {})
+        return taken | (self._colocated.notes() if self._colocated else {})
 
     def presence(self) -> dict[int, bool]:
         """Which parties can be reached now."""
@@ -289,10 +289,10 @@ class NetEngine(Engine):
         return [results[n] for n in range(len(tasks))]
 
     def _at_home(self, tasks: Sequence[Task], leave: bool, expect: Template) -> list[Any]:
-        assert self._house is not None
-        if leave or any(parcels(value) for task in tasks for value in task.each.values()):
+        assert self._colocated is not None
+        if leave or any(reply_refs(value) for task in tasks for value in task.each.values()):
             raise MethodError("parties of the coordinator's house can't exchange with peers over the net")
-        return list(self._house._call(tasks))
+        return list(self._colocated._call(tasks))
 
     async def _enough(self) -> None:
         """Wait until there are as many nodes as a round needs: rounds that come to nothing are soon used up."""
@@ -322,5 +322,5 @@ def _is(found: object, code: str) -> bool:
 def _named(sessions: Iterable[NodeSession]) -> str:
     """Nodes that are away, and what is known of why, a line each."""
     return "\n".join(
-        f"{session.member.name} at {session.link.where}: {session.link.trouble or 'no answer'}" for session in sessions
+        f"{session.member.name} at {session.link.where}: {session.link.problem or 'no answer'}" for session in sessions
     )

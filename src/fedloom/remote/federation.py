@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from fedloom.remote.config_file import RelativePath, Section, read_config
+from fedloom.remote.config_file import FileSection, RelativePath, read_config
 from fedloom.remote.connections import NodeAddress
 from fedloom.remote.credentials import Credentials
 
 
-class NodeEntry(Section):
+class NodeEntry(FileSection):
     """`[[nodes]]`: a node. The first has party 0 of a run, or the first one that does not live with the coordinator."""
 
     name: str = Field(min_length=1)
@@ -37,7 +37,7 @@ class NodeEntry(Section):
         return NodeAddress(self.name, self.address or "", self.relay or "", self.relay_name)
 
 
-class OwnFiles(Section):
+class OwnFiles(FileSection):
     """`[data.NAME]`: the coordinator's own files of a run whose parties have rows or columns of their own."""
 
     rows: RelativePath | None = None
@@ -47,7 +47,7 @@ class OwnFiles(Section):
     """The rows that every party holds, for a method whose server needs them too."""
 
 
-class FederationConfig(Section):
+class FederationConfig(FileSection):
     """A federation as its coordinator knows it."""
 
     nodes: tuple[NodeEntry, ...] = Field(min_length=1)

@@ -259,7 +259,7 @@ class _MatchingSession:
         for guest, end in zip(guests, ends, strict=True):
             name = guest.member.name
             if isinstance(end, CallRefused) and end.code == rpc_errors.UNREACHABLE:
-                away.append(f"{name} at {guest.link.where}: {guest.link.trouble or 'no answer'}")
+                away.append(f"{name} at {guest.link.where}: {guest.link.problem or 'no answer'}")
             elif isinstance(end, CallRefused):
                 wrong.append(f"{name} takes no part: {end.words}")
             elif isinstance(end, MessageError):

@@ -116,7 +116,7 @@ class NodeSession:
             try:
                 if await self.link.wait(min(0.5, end - now())) or now() >= end:
                     return await self.open()
-                words = self.link.trouble or "no answer yet"
+                words = self.link.problem or "no answer yet"
             except CallRefused as why:
                 if why.code not in (rpc_errors.UNREACHABLE, rpc_errors.TAKEN) or now() >= end:
                     raise
@@ -178,8 +178,8 @@ class NodeSession:
         rest, lines, refused = [shared], list[Tree](), dict[int, Failure]()
         for n, task in enumerate(tasks):
             own = plain(task)
-            held = {name: to_message for name, value in task.each.items() if (to_message := parcels(value))}
-            line: dict[str, Any] = {"each": None, "parcels": held, "fault": task.fault, "seed": task.seed}
+            held = {name: to_message for name, value in task.each.items() if (to_message := reply_refs(value))}
+            line: dict[str, Any] = {"each": None, "reply_refs": held, "fault": task.fault, "seed": task.seed}
             try:
                 if own:
                     rest.append(message.encode(own))
@@ -255,11 +255,11 @@ class NodeSession:
             raise MessageError("a result must be a table")
         if "reply" in line:
             return payload.decoded(rest, line["reply"])
-        if "parcel" in line:
-            message.check_like(line, {"parcel": str, "what": str, "payload": int, "wire": int})
+        if "reply_ref" in line:
+            message.check_like(line, {"reply_ref": str, "what": str, "payload": int, "wire": int})
             if not 0 <= line["payload"] <= line["wire"]:
                 raise MessageError("a parcel must have a size")
-            held = (self.party, line["parcel"], line["what"])
+            held = (self.party, line["reply_ref"], line["what"])
             return ReplyRef(held, line["what"], Size(line["payload"], line["wire"]))
         message.check_like(line, {"failure": str, "injected": bool})
         reason = line["failure"] if line["failure"] in REASONS else "raised"
@@ -272,10 +272,10 @@ class NodeSession:
 
 def plain(task: Task) -> dict[str, Any]:
     """A task's own arguments that are no parcels."""
-    return {name: value for name, value in task.each.items() if not parcels(value)}
+    return {name: value for name, value in task.each.items() if not reply_refs(value)}
 
 
-def parcels(value: Any) -> Any:
+def reply_refs(value: Any) -> Any:
     """Where a parcel lies, or each of a dict of parcels; None for any other value."""
     if isinstance(value, ReplyRef):
         return list(value.held)

@@ -22,7 +22,7 @@ import grpc.aio
 from pydantic import Field
 
 from fedloom.core.errors import EngineError
-from fedloom.remote.config_file import RelativePath, Section, read_config
+from fedloom.remote.config_file import FileSection, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint
 
 log = logging.getLogger("fedloom.relay")
@@ -64,7 +64,7 @@ _OPTIONS: Final = (
 )
 
 
-class RelayConfig(Section):
+class RelayConfig(FileSection):
     """`relay.toml`."""
 
     listen: str

@@ -144,7 +144,7 @@ class RPCClient:
     ) -> None:
         self.address = address
         self.sent = self.received = 0
-        self.trouble = self.run = ""
+        self.problem = self.run = ""
         self._credentials = credentials
         self._metadata = ((NAME, own),) if credentials is None else ()
         self._largest = largest
@@ -329,19 +329,19 @@ class RPCClient:
             begun = monotonic()
             try:
                 if self._only is not None and self._revoked(self._only):
-                    self.trouble = f"the certificate of {self.address.name} does not count any more"
+                    self.problem = f"the certificate of {self.address.name} does not count any more"
                     self._lost()
                 pulse = (self._lives or await self._dial()).unary_unary(PULSES)
                 seconds = PULSE if self.up else SILENCE
                 await pulse(self.run.encode(), timeout=seconds, metadata=self._metadata, wait_for_ready=self.up)
                 self._alive()
             except grpc.aio.AioRpcError as error:
-                self.trouble = printable(error.details() or "") or error.code().name
+                self.problem = printable(error.details() or "") or error.code().name
             except (FedloomError, OSError) as error:
-                self.trouble = str(error)
+                self.problem = str(error)
             except Exception as error:  # whatever it is, the other end must be found again
-                said, self.trouble = self.trouble, f"{type(error).__name__}: {error}"
-                if self.trouble != said:
+                said, self.problem = self.problem, f"{type(error).__name__}: {error}"
+                if self.problem != said:
                     _log.exception("%s can't be asked for a sign of life", self.address.name)
             if monotonic() - self._life > SILENCE and (self.up or self._only is not None):
                 self._lost()

@@ -72,7 +72,7 @@ class Tunnel:
     """
 
     def __init__(self, route: _Route, target: str) -> None:
-        self.address = self.trouble = ""
+        self.address = self.problem = ""
         self._route, self._target = route, target
         self._folder = self._said = ""
         self._server: asyncio.Server | None = None
@@ -101,13 +101,13 @@ class Tunnel:
                 await _carry(call, reader, writer, self._through)
         except (EngineError, grpc.aio.AioRpcError) as error:
             why = _why(error)
-            self.trouble = self._meaning(why)
+            self.problem = self._meaning(why)
             level = logging.INFO if why == self._said else logging.WARNING
             log.log(level, "no way to %s through the relay at %s: %s", self._target, self._route.address, why)
             self._said = why
 
     def _through(self) -> None:
-        self.trouble = ""
+        self.problem = ""
 
     def _meaning(self, why: str) -> str:
         """What a person is to look at."""

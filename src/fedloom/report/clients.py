@@ -23,7 +23,7 @@ WIDE = 12
 def of_one(run: Run) -> PageSection:
     """The clients of a run: their accuracy on all classes and on their own mix, and their rows."""
     s = run.summary
-    if s.ways and s.own_accuracy:
+    if s.eval_modes and s.own_accuracy:
         return _before_and_after(run)
     order, each = _order(run), s.accuracy.over(s.clients)
     series = [Dots(s.tested, each[order], series_style(0))]
@@ -39,23 +39,25 @@ def of_one(run: Run) -> PageSection:
 def _before_and_after(run: Run) -> PageSection:
     """The clients of a run on their own mix: in the first way, and as they are; those unseen first."""
     s = run.summary
-    way, before = next(iter(s.ways)), s.accuracies[OWN].over(s.clients)
-    after = s.ways[way].over(s.clients)
+    eval_mode, before = next(iter(s.eval_modes)), s.accuracies[OWN].over(s.clients)
+    after = s.eval_modes[eval_mode].over(s.clients)
     if s.unseen:
-        after = np.where(np.isnan(after), s.ways[way + TRAINING].over(s.clients), after)
+        after = np.where(np.isnan(after), s.eval_modes[eval_mode + TRAINING].over(s.clients), after)
     order = np.lexsort((-after, ~np.isin(np.arange(s.clients), s.unseen)))
     series = [
-        Dots(way, after[order], series_style(0)),
+        Dots(eval_mode, after[order], series_style(0)),
         Dots("as they are", before[order], replace(series_style(1), shape="diamond", filled=False)),
     ]
     better, worse = int((after > before).sum()), int((after < before).sum())
     gain = fmt.points(float(np.nanmean(after - before)))
     caption = (
-        f"On test rows in each client's own class mix, sorted by the accuracy {way}: {gain} points over as they are; "
-        f"better at {better} of {s.clients} clients, worse at {worse}."
+        f"On test rows in each client's own class mix, sorted by the accuracy {eval_mode}: {gain} points over as they "
+        f"are; better at {better} of {s.clients} clients, worse at {worse}."
     )
     caption += " Unseen clients come first." if s.unseen else ""
-    alt = f"Accuracy of each client on its own class mix; the means are {way} {fmt.percent(np.nanmean(after))} and "
+    alt = (
+        f"Accuracy of each client on its own class mix; the means are {eval_mode} {fmt.percent(np.nanmean(after))} and "
+    )
     alt += f"as they are {fmt.percent(np.nanmean(before))}."
     return _section(run, order, series, alt, caption, joined=True)
 

@@ -161,27 +161,30 @@ def _methods(found: Comparison) -> PageSection:
             over_seeds = [fmt.standard_deviation(accuracy.std_over_seeds), str(len(m.seeds))] if several else []
             numbers = [fmt.percent(accuracy.mean), fmt.standard_deviation(accuracy.std_over_clients), *over_seeds]
             values.append([*numbers, *(NONE if one is None else fmt.percent(one.mean) for one in further)])
-    ways = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
+    directions = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
     rows = [
         cells(
             PageCell(m.name, title=m.method, key=series_style(number).key("").sample),
             *([m.preset] if presets else []),
             *own,
-            *_sizes(m.bytes, ways),
+            *_sizes(m.bytes, directions),
             fmt.duration(m.seconds),
             fmt.whole(m.failures),
         )
         for number, (m, own) in enumerate(zip(methods, values, strict=True))
     ]
-    columns += [*(f"Sent {way}" for way in ways), "Time", "Failures"]
+    columns += [*(f"Sent {direction}" for direction in directions), "Time", "Failures"]
     caption += "; tensor data and wall time of one run, failures in all runs"
     caption += "" if presets else f"; preset {methods[0].preset}"
     table = PageTable(caption, columns, rows, words=1 + presets)
     return PageSection("Methods", tables=[table], figures=_dots(found) if found.joint else [])
 
 
-def _sizes(traffic: Traffic, ways: Sequence[str]) -> list[PageCell]:
-    return [PageCell(fmt.size(count), fmt.exactly(count)) for count in (getattr(traffic, way) for way in ways)]
+def _sizes(traffic: Traffic, directions: Sequence[str]) -> list[PageCell]:
+    return [
+        PageCell(fmt.size(count), fmt.exactly(count))
+        for count in (getattr(traffic, direction) for direction in directions)
+    ]
 
 
 def _spread(found: SeedSpread | None, score: Score) -> str:
@@ -282,8 +285,8 @@ def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSect
         np.mean([sent(run)[: len(line.x)] for run in own], axis=0) for (_, own), line in zip(groups, lines, strict=True)
     ]
     across = any(m.bytes.across for m in found.methods)
-    way = senders(runs[0]) if across or found.joint else "sent up by all clients"
-    figures[1:1] = cost_figures(lines, spent, levels, way, f"Tensor data {way}, without framing.")
+    direction = senders(runs[0]) if across or found.joint else "sent up by all clients"
+    figures[1:1] = cost_figures(lines, spent, levels, direction, f"Tensor data {direction}, without framing.")
     return PageSection("Learning", figures=figures)
 
 

@@ -39,7 +39,7 @@ def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
     runs = _named_apart(runs)
     mixed = len({bool(run.summary.unseen) for run in runs}) > 1
     if mixed:
-        runs = [replace(run, summary=run.summary.model_copy(update={"ways": {}})) for run in runs]
+        runs = [replace(run, summary=run.summary.model_copy(update={"eval_modes": {}})) for run in runs]
     found, problem = _compared(runs)
     return found, runs, problem + (f"; {WITHOUT_WAYS}" if mixed else "")
 

@@ -79,8 +79,8 @@ def senders(run: Run) -> str:
 def sent(run: Run) -> np.ndarray:
     """Bytes (n,) that had been sent at each evaluation after the last stage: by the clients, to whomever; or by all
     parties with different columns."""
-    ways = ("up", "down", "across") if run.summary.scores else ("up", "across")
-    total: np.ndarray = np.sum([run.curve(f"bytes {way}", run.last)[1] for way in ways], axis=0)
+    directions = ("up", "down", "across") if run.summary.scores else ("up", "across")
+    total: np.ndarray = np.sum([run.curve(f"bytes {direction}", run.last)[1] for direction in directions], axis=0)
     return total
 
 

@@ -47,7 +47,7 @@ class Run:
     @property
     def personal(self) -> bool:
         """Whether what counts is each client's accuracy on its own rows."""
-        return bool(self.summary.ways or self.mixing)
+        return bool(self.summary.eval_modes or self.mixing)
 
     @property
     def called(self) -> tuple[str, ...]:

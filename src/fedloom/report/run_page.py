@@ -41,29 +41,29 @@ def lead(run: Run) -> str:
     length = "one iteration" if s.iterations == 1 else f"{fmt.whole(s.iterations)} iterations"
     if s.scores:
         text = vertical.lead(run, length)
-    elif s.ways:
+    elif s.eval_modes:
         text = _lead_in_ways(s, length)
     else:
         over = " (s.d. over clients)" if s.clients > 1 else ""
         reached = fmt.spread(s.accuracy.mean, s.accuracy.std if s.clients > 1 else None)
         who = fmt.capital(fmt.times(s.clients, "client"))
         text = f"{who} reached {reached}{over} on {s.dataset} after {length}"
-    main = s.main if s.ways else GLOBAL
+    main = s.main if s.eval_modes else GLOBAL
     chance = s.chance_of(main)
     if chance is None:
         return f"{text}."
-    where = "at those unseen, " if s.unseen and s.ways and s.own_accuracy else ""
+    where = "at those unseen, " if s.unseen and s.eval_modes and s.own_accuracy else ""
     return f"{text}; {where}always answering {s.most_frequent(main)} gives {fmt.percent(chance)}."
 
 
 def _lead_in_ways(s: RunSummary, length: str) -> str:
     """The same for clients that are evaluated in a further way, on their own class mix if they have test rows."""
-    way = next(iter(s.ways))
+    eval_mode = next(iter(s.eval_modes))
     rows = f"On {'their own class mix' if s.own_accuracy else s.tested} of {s.dataset}"
-    after = f"after {way}" if way[:1].isdigit() else way
-    over = s.ways[way]
+    after = f"after {eval_mode}" if eval_mode[:1].isdigit() else eval_mode
+    over = s.eval_modes[eval_mode]
     if s.unseen:
-        training = s.ways[way + TRAINING]
+        training = s.eval_modes[eval_mode + TRAINING]
         return (
             f"{rows}, {fmt.times(len(over.per_client), 'unseen client')} reached {fmt.spread(over.mean, over.std)} "
             f"{after}, {fmt.times(len(training.per_client), 'training client')} "
@@ -86,7 +86,7 @@ def _unfinished(run: Run) -> str:
 def _accuracies(s: RunSummary) -> Iterable[Tile]:
     for metric in shown(s.accuracies, bool(s.unseen)):
         found = s.accuracies[metric]
-        label = "Accuracy" if metric == GLOBAL and not s.ways else fmt.capital(s.describe(metric))
+        label = "Accuracy" if metric == GLOBAL and not s.eval_modes else fmt.capital(s.describe(metric))
         note = f"±{fmt.NBSP}{100 * found.std:.1f} s.d. over clients" if len(found.per_client) > 1 else ""
         yield Tile(label, fmt.percent(found.mean), note)
     chance = s.chance_of(s.main)
@@ -98,10 +98,10 @@ def _accuracies(s: RunSummary) -> Iterable[Tile]:
 
 def _costs(s: RunSummary) -> Iterable[Tile]:
     who = "parties" if s.scores else "clients"
-    ways = [("Sent up", s.bytes.up, f"by the {who}"), ("Sent down", s.bytes.down, f"to the {who}")]
+    eval_modes = [("Sent up", s.bytes.up, f"by the {who}"), ("Sent down", s.bytes.down, f"to the {who}")]
     if s.bytes.across:
-        ways.append(("Sent across", s.bytes.across, f"between {who}"))
-    for label, count, note in ways:
+        eval_modes.append(("Sent across", s.bytes.across, f"between {who}"))
+    for label, count, note in eval_modes:
         yield Tile(label, fmt.size(count), note, fmt.exactly(count))
     if s.seconds:
         total = s.seconds.get("total", sum(s.seconds.values()))

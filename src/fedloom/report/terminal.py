@@ -79,13 +79,16 @@ def _show_accuracies(found: Comparison, out: Console) -> None:
 def _headings(found: Comparison) -> dict[str, str]:
     """The accuracies that are shown, and their headings. Where clients are unseen, those that train have one, for the
     way that counts: 80 columns have no room for all."""
-    names = {f"{OWN} {way}": way for way in dict.fromkeys(way for m in found.methods for way in m.ways)}
+    names = {
+        f"{OWN} {eval_mode}": eval_mode
+        for eval_mode in dict.fromkeys(eval_mode for m in found.methods for eval_mode in m.eval_modes)
+    }
     if not names:
         return {GLOBAL: "accuracy"}
     if not found.unseen:
         return {**names, OWN: "own", GLOBAL: "global"}
     trained = f"{found.measure}{TRAINING}"
-    shown = {name: way for name, way in names.items() if not way.endswith(TRAINING)}
+    shown = {name: eval_mode for name, eval_mode in names.items() if not eval_mode.endswith(TRAINING)}
     shown |= {trained: "training"} if trained in names else {}
     return shown if found.measure in shown else {**shown, GLOBAL: "global"}
 
@@ -120,9 +123,9 @@ def _show_scores(found: Comparison, out: Console) -> None:
     if "log loss" in names:
         out.print("of log-loss less is better")
     for m in methods:
-        for way, on in m.alone.items():
+        for eval_mode, on in m.alone.items():
             own = "" if on.own is None else f", {_value(on.own.mean)} on its unaligned rows"
-            out.print(f"{m.name}, each party {way}: {_value(on.test.mean)} on the test{own}")
+            out.print(f"{m.name}, each party {eval_mode}: {_value(on.test.mean)} on the test{own}")
     pairs = {name: each for name, each in {found.measure: found.differences, **found.further}.items() if name in names}
     if found.differences:
         table = _table("difference", *(SHORT.get(name, name) for name in pairs))

@@ -37,7 +37,7 @@ def summary_so_far(
     last = evaluations[-1]
     final = {(m.measure, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
 
-    def ways(prefix: str) -> list[str]:
+    def eval_modes(prefix: str) -> list[str]:
         found = dict.fromkeys(metric for metric, party in final if party and metric.startswith(f"{prefix} "))
         return [metric.removeprefix(f"{prefix} ") for metric in found]
 
@@ -49,10 +49,12 @@ def summary_so_far(
         found = {
             "accuracy": over_clients(final, GLOBAL, names),
             "own_accuracy": over_clients(final, OWN, names),
-            "ways": {way: over_clients(final, f"{OWN} {way}", names) for way in ways(OWN)},
+            "eval_modes": {
+                eval_mode: over_clients(final, f"{OWN} {eval_mode}", names) for eval_mode in eval_modes(OWN)
+            },
         }
     else:
-        found = joint_scores(final, partition.parties.ids(party for _, party in final), ways(GLOBAL))
+        found = joint_scores(final, partition.parties.ids(party for _, party in final), eval_modes(GLOBAL))
         dataset, clients = parsed(folder / "partition.json")["parties"].get("name", dataset), partition.number
     values = {
         "name": settings.get("name") or method,
@@ -68,7 +70,7 @@ def summary_so_far(
         **found,
         "agreement": final.get(("agreement", "")),
         **partition.model_dump(include={"chance", "own_chance", "own_chances", "unseen"}),
-        "bytes": {way: final.get((f"bytes {way}", "")) for way in ("up", "down", "across")},
+        "bytes": {eval_mode: final.get((f"bytes {eval_mode}", "")) for eval_mode in ("up", "down", "across")},
         "messages": sum(row.count for row in ledger),
         "seconds": {},
         "failures": failures,

@@ -33,8 +33,11 @@ def of_one(run: Run) -> PageSection | None:
     pairs = _pairs(s)
     if not pairs:
         return PageSection(HEADING, text=text)
-    rows = [cells(way, _spread(a), _spread(b), fmt.points(float(a.mean() - b.mean()))) for way, (a, b) in pairs.items()]
-    means = {way: (float(a.mean()), float(b.mean())) for way, (a, b) in pairs.items()}
+    rows = [
+        cells(eval_mode, _spread(a), _spread(b), fmt.points(float(a.mean() - b.mean())))
+        for eval_mode, (a, b) in pairs.items()
+    ]
+    means = {eval_mode: (float(a.mean()), float(b.mean())) for eval_mode, (a, b) in pairs.items()}
     unseen, training = (s.chance_of(f"{OWN} way{end}") for end in ("", TRAINING))
     if unseen is not None and training is not None:
         chance = s.most_frequent(f"{OWN} way")
@@ -56,7 +59,7 @@ def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
             replace(series_style(1), shape="diamond", filled=False),
         ),
     ]
-    said = [f"{way} {fmt.percent(a)} and {fmt.percent(b)}" for way, (a, b) in means.items()]
+    said = [f"{eval_mode} {fmt.percent(a)} and {fmt.percent(b)}" for eval_mode, (a, b) in means.items()]
     alt = f"Mean accuracy of unseen and of training clients: {fmt.together(said)}."
     svg, legend = plots.dots("unseen", alt, list(means), series, joined=True)
     rows = "in each client's own class mix" if s.own_accuracy else f"of {s.tested}"
@@ -70,12 +73,12 @@ def of_methods(found: Comparison) -> list[PageSection]:
         return []
     who = "; ".join(f"in seed {seed}, {_listed(map(str, clients))}" for seed, clients in found.unseen.items())
     text = [f"Some clients took part in no round, got no message, and served for evaluation only: {who}."]
-    every = in_order({way.removesuffix(TRAINING): None for m in found.methods for way in m.ways})
+    every = in_order({eval_mode.removesuffix(TRAINING): None for m in found.methods for eval_mode in m.eval_modes})
     tables = []
     for who, end in (("Unseen", ""), ("Training", TRAINING)):
         rows = []
         for number, m in enumerate(found.methods):
-            each = [m.ways.get(way + end) for way in every]
+            each = [m.eval_modes.get(eval_mode + end) for eval_mode in every]
             bars = [PageCell(fmt.NONE) if a is None else PageCell(fmt.percent(a.mean), share=a.mean) for a in each]
             rows.append(cells(PageCell(m.name, key=series_style(number).key("").sample), *bars))
         measure = f"{OWN} way{end}"
@@ -84,22 +87,25 @@ def of_methods(found: Comparison) -> list[PageSection]:
         caption = f"{who} clients: accuracy {found.describe(OWN)}, mean over clients{' and seeds' if over else ''}"
         if chance is not None:
             caption += f"; always answering {found.most_frequent(measure)} gives {fmt.percent(chance)}"
-        tables.append(PageTable(caption, ("Method", *(fmt.capital(way) for way in every)), rows))
+        tables.append(PageTable(caption, ("Method", *(fmt.capital(eval_mode) for eval_mode in every)), rows))
     return [PageSection(HEADING, text=text, tables=tables if every else [])]
 
 
-def in_order(ways: Iterable[str]) -> list[str]:
+def in_order(eval_modes: Iterable[str]) -> list[str]:
     """The ways by the number of steps that they begin with, as in `5 steps`; those without one keep their order."""
-    found = [(re.match(r"\d+", way), way) for way in ways]
-    return [way for _, way in sorted(found, key=lambda pair: int(pair[0].group()) if pair[0] else -1)]
+    found = [(re.match(r"\d+", eval_mode), eval_mode) for eval_mode in eval_modes]
+    return [eval_mode for _, eval_mode in sorted(found, key=lambda pair: int(pair[0].group()) if pair[0] else -1)]
 
 
 def _pairs(s: RunSummary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """By way, the accuracies of unseen clients and of the others; also as they are, unless that is a way too."""
     found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for way in in_order(way for way in s.ways if not way.endswith(TRAINING)):
-        found[way] = np.array(s.ways[way].per_client), np.array(s.ways[way + TRAINING].per_client)
-    if s.own_accuracy and not any(way.startswith("0 ") for way in found):
+    for eval_mode in in_order(eval_mode for eval_mode in s.eval_modes if not eval_mode.endswith(TRAINING)):
+        found[eval_mode] = (
+            np.array(s.eval_modes[eval_mode].per_client),
+            np.array(s.eval_modes[eval_mode + TRAINING].per_client),
+        )
+    if s.own_accuracy and not any(eval_mode.startswith("0 ") for eval_mode in found):
         own, some = s.own_accuracy.over(s.clients), np.isin(np.arange(s.clients), s.unseen)
         found = {"as they are": (own[some], own[~some]), **found}
     return found

@@ -198,14 +198,14 @@ def alone(run: Run) -> PageSection | None:
     if not run.summary.alone:
         return None
     figures, tables = [], []
-    for way, found in run.summary.alone.items():
-        prefix = "" if way == "alone" else f"{fmt.capital(way)}: "
+    for eval_mode, found in run.summary.alone.items():
+        prefix = "" if eval_mode == "alone" else f"{fmt.capital(eval_mode)}: "
         chance = [] if run.summary.chance is None else [Level("chance", run.summary.chance)]
         levels = [Level("all together, at the end", run.summary.accuracy.mean, TOGETHER), *chance]
-        figures.append(_by_party(run, f"{GLOBAL} {way}", f"{prefix}On the test rows", levels))
+        figures.append(_by_party(run, f"{GLOBAL} {eval_mode}", f"{prefix}On the test rows", levels))
         if found.own is not None:
             title = f"{prefix}On its own unaligned rows: pseudo-label accuracy"
-            figures.append(_by_party(run, f"{OWN} {way}", title, []))
+            figures.append(_by_party(run, f"{OWN} {eval_mode}", title, []))
         test, own = found.test.per_client, found.own.per_client if found.own else None
         rows = []
         for n, name in enumerate(run.called):
@@ -269,8 +269,8 @@ def alone_by_method(found: Comparison) -> PageSection | None:
     """What parties answer by themselves, for the methods in which they can."""
     rows = []
     for m in found.methods:
-        for way, on in m.alone.items():
-            name = m.name if way == "alone" else f"{m.name}, {way}"
+        for eval_mode, on in m.alone.items():
+            name = m.name if eval_mode == "alone" else f"{m.name}, {eval_mode}"
             own = fmt.NONE if on.own is None else fmt.spread(on.own.mean, on.own.std_over_seeds)
             rows.append(cells(name, fmt.spread(on.test.mean, on.test.std_over_seeds), own))
     columns = ("Method", "On the test rows", "On their unaligned rows")

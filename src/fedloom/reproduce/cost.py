@@ -233,7 +233,7 @@ def miniature(run: RunConfig) -> RunConfig:
         {
             **run.model_dump(include={"method", "preset", "params"}),
             "columns": {} if run.columns.own_data else run.columns.model_dump(include=COUNTED_COLUMNS),
-            "rounds": max(ROUNDS, cfg.least_rounds + 2),
+            "rounds": max(ROUNDS, cfg.min_rounds + 2),
             "data": {
                 "name": f"noise:{rows}x{'x'.join(map(str, mini_shape(shape)))}:{classes}",
                 "clients": clients,

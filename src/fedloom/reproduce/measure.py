@@ -65,7 +65,7 @@ def of(run: Run, measure: str) -> float | None:
     if name.startswith(ATTACK) and name.removeprefix(ATTACK) in s.attacks:
         return s.attacks[name.removeprefix(ATTACK)].mean
     if name in _BYTES:
-        return float(sum(getattr(s.bytes, way) for way in _BYTES[name]))
+        return float(sum(getattr(s.bytes, eval_mode) for eval_mode in _BYTES[name]))
     if name == "seconds":
         return s.seconds.get("total")
     if name == "attack told":
@@ -78,7 +78,7 @@ def _named(run: Run, measure: str) -> str:
     s = run.summary
     if measure.casefold() in s.scores:
         return measure.casefold()
-    return OWN if not s.ways and OWN in s.accuracies and _PREPARED.fullmatch(measure) else measure
+    return OWN if not s.eval_modes and OWN in s.accuracies and _PREPARED.fullmatch(measure) else measure
 
 
 def _derived(run: Run, measure: str) -> float | None:

@@ -41,9 +41,12 @@ def facts(found: TableResults) -> Iterator[tuple[str, str]]:
     if passes := _passes(found):
         yield "Sample passes", f"about {passes:,.2g}, by an estimate; a row in a training step counts 3"
     yield "Wall time", fmt.duration(sum(run.summary.seconds.get("total", 0.0) for run in runs))
-    sizes = [sum(getattr(run.summary.bytes, way) for run in runs) for way in ("up", "down", "across")]
-    ways = zip(("up", "down", "across"), sizes, strict=True)
-    yield "Tensor data", fmt.together([f"{fmt.size(size)} {way}" for way, size in ways if size]) or "none"
+    sizes = [sum(getattr(run.summary.bytes, eval_mode) for run in runs) for eval_mode in ("up", "down", "across")]
+    eval_modes = zip(("up", "down", "across"), sizes, strict=True)
+    yield (
+        "Tensor data",
+        fmt.together([f"{fmt.size(size)} {eval_mode}" for eval_mode, size in eval_modes if size]) or "none",
+    )
 
 
 def _each(runs: Sequence[Run], key: str) -> str:

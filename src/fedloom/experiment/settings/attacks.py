@@ -42,12 +42,12 @@ def leaks(
             "labels: define exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
         )
     labels, exposed = (
-        active.data.y(torch.arange(active.site.aligned, device=active.site.device)),
+        active.data.y(torch.arange(active.context.aligned, device=active.context.device)),
         active.exposed(embedded),
     )
     found: dict[str, list[float]] = {}
     for m, own in embedded.items():
-        if m in plan.house:
+        if m in plan.colocated:
             continue
         known = attacks.known_rows(labels, each, stream(plan.run.seed, "attack", m))
         if len(known) == len(labels):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedloom.core import graphs
-from fedloom.core.context import PublicSet, Rows, Site
+from fedloom.core.context import ClientContext, PublicSet, Rows
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
@@ -95,7 +95,7 @@ class Horizontal:
         assert data.dataset is not None
         architectures = architectures_of(run, method, data.dataset.kind)
         server_network, client_networks = networks(run, method, data.dataset, architectures)
-        server = Site(
+        server = ClientContext(
             id=0,
             seed=run.seed,
             parties=clients,
@@ -104,7 +104,7 @@ class Horizontal:
             network=server_network,
             device=run.engine.device,
         )
-        sites = [
+        contexts = [
             replace(
                 server,
                 id=n,
@@ -116,19 +116,19 @@ class Horizontal:
             )
             for n in range(clients)
         ]
-        server, sites = replace_black_boxes(run, method, data.dataset, architectures, server, sites)
+        server, contexts = replace_black_boxes(run, method, data.dataset, architectures, server, contexts)
         if "architecture groups" in method.needs:
-            server, sites = group_sites(server, sites, client_networks, architectures)
+            server, contexts = group_sites(server, contexts, client_networks, architectures)
         if "public rows at the server" in method.needs:
             server = replace(server, public=public)
         unseen = run.data.unseen_clients(run.seed)
-        return RunPlan(run, method, cfg, rounds, self, data, architectures, graph, server, sites, unseen=unseen)
+        return RunPlan(run, method, cfg, rounds, self, data, architectures, graph, server, contexts, unseen=unseen)
 
     # -- evaluation ------------------------------------------------------------------------------------
 
     def main_measure(self, plan: RunPlan) -> str:
         """On own rows in the method's first way, or on the global test set."""
-        return f"{OWN} {plan.cfg.ways[0]}" if plan.cfg.ways else GLOBAL
+        return f"{OWN} {plan.cfg.eval_modes[0]}" if plan.cfg.eval_modes else GLOBAL
 
     def party_measures(self, plan: RunPlan) -> set[str]:
         """The main measure, of the clients that train and of the others."""
@@ -138,13 +138,13 @@ class Horizontal:
     def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
         """Every client by itself, on the global test set, on its own rows, and there in each of the method's ways; or,
         where nobody else has its rows, by its own score."""
-        handout = plan.server.handout() if plan.server is not None else {}
-        return _by_scores(plan, engine, handout) if plan.run.data.own else _by_predictions(plan, engine, handout)
+        broadcast = plan.server.broadcast() if plan.server is not None else {}
+        return _by_scores(plan, engine, broadcast) if plan.run.data.own else _by_predictions(plan, engine, broadcast)
 
     def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """What `RunSummary` has of clients that predict one by one: accuracies, as they are and in each way."""
-        measured = [groups(f"{OWN} {way}", way, plan) for way in plan.cfg.ways]
-        ways = {
+        measured = [groups(f"{OWN} {eval_mode}", eval_mode, plan) for eval_mode in plan.cfg.eval_modes]
+        eval_modes = {
             metric.removeprefix(f"{OWN} "): over_clients(final, metric, parties, clients)
             for those in zip(*(group.items() for group in measured), strict=True)
             for metric, clients in those
@@ -152,18 +152,18 @@ class Horizontal:
         return {
             "accuracy": over_clients(final, GLOBAL, parties),
             "own_accuracy": over_clients(final, OWN, parties),
-            "ways": {way: found for way, found in ways.items() if found is not None},
+            "eval_modes": {eval_mode: found for eval_mode, found in eval_modes.items() if found is not None},
         }
 
 
-def _by_predictions(plan: RunPlan, engine: Engine, handout: Mapping[str, Any]) -> Iterator[Metric]:
+def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
     labels, classes = plan.data.labels, plan.data.classes
     looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
-    looks += [(list(labels)[-1], way, f"{OWN} {way}") for way in plan.cfg.ways]
-    for on, way, what in looks:
-        seen = look(engine, labels[on], len(classes), on, way, handout)
+    looks += [(list(labels)[-1], eval_mode, f"{OWN} {eval_mode}") for eval_mode in plan.cfg.eval_modes]
+    for on, eval_mode, what in looks:
+        seen = look(engine, labels[on], len(classes), on, eval_mode, broadcast)
         accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
-        for called, group in groups(what, way, plan).items():
+        for called, group in groups(what, eval_mode, plan).items():
             yield from spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
         if what == GLOBAL:
             yield "loss mean", float(seen.loss.mean()), ""
@@ -172,12 +172,12 @@ def _by_predictions(plan: RunPlan, engine: Engine, handout: Mapping[str, Any]) -
             yield from recalls(classes, seen.recall)
 
 
-def _by_scores(plan: RunPlan, engine: Engine, handout: Mapping[str, Any]) -> Iterator[Metric]:
-    for way in ("", *plan.cfg.ways):
-        scores = ask(engine, "score", {"on": "own", "way": way, "handout": handout}, check_score)
-        for called, group in groups(f"{OWN} {way}" if way else GLOBAL, way, plan).items():
+def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
+    for eval_mode in ("", *plan.cfg.eval_modes):
+        scores = ask(engine, "score", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast}, check_score)
+        for called, group in groups(f"{OWN} {eval_mode}" if eval_mode else GLOBAL, eval_mode, plan).items():
             yield from spread(called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name)
-        if not way:
+        if not eval_mode:
             yield "loss mean", float(np.mean([float(score["loss"]) for score in scores.values()])), ""
             yield CHANCE, float(np.mean([float(score["chance"]) for score in scores.values()])), ""
 

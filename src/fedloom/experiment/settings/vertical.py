@@ -14,7 +14,7 @@ import torch
 
 from fedloom import models
 from fedloom.core import message
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.engine import Engine, Failure
 from fedloom.core.errors import ConfigError, DataError, MessageError, MethodError
 from fedloom.core.evaluation import decide
@@ -81,7 +81,7 @@ class Vertical:
         pool = run.models.pool or EXTRACTORS[columns.kind]
         draws = stream(run.seed, "architectures").integers(len(pool), size=columns.parties)
         architectures = tuple(pool[i] for i in draws)
-        server = Site(
+        server = ClientContext(
             id=0,
             seed=run.seed,
             parties=columns.parties,
@@ -89,15 +89,15 @@ class Vertical:
             aligned=columns.aligned,
             device=run.engine.device,
         )
-        sites = [replace(server, id=m) for m in range(columns.parties)]
+        contexts = [replace(server, id=m) for m in range(columns.parties)]
         for m, view in columns.views.items():
-            sites[m] = _site(run, cfg, sites[m], view, architectures[m])
+            contexts[m] = _site(run, cfg, contexts[m], view, architectures[m])
         if columns.labels is not None:
             first, device = columns.views[0], run.engine.device
             known = np.full(len(first.x), -1)  # an unaligned row has none
             known[first.aligned] = columns.labels
             server = replace(server, data=rows_of(first.x, first, first.aligned, device, known))
-        return RunPlan(run, method, cfg, rounds, self, data, architectures, None, server, sites, house=(0,))
+        return RunPlan(run, method, cfg, rounds, self, data, architectures, None, server, contexts, colocated=(0,))
 
     # -- evaluation ------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Vertical:
 
     def party_measures(self, plan: RunPlan) -> set[str]:
         """In the method's first way: parties predict together, and alone only in ways that not every method has."""
-        return {f"{GLOBAL} {way}" for way in plan.cfg.ways[:1]}
+        return {f"{GLOBAL} {eval_mode}" for eval_mode in plan.cfg.eval_modes[:1]}
 
     def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
         """The active party's predictions from what all parties contribute, and each party's own in the method's ways;
@@ -131,7 +131,7 @@ class Vertical:
             yield "seen accuracy", float(right[~rare].mean()), ""
             yield "rare recall", float(right[rare].mean()), ""
         yield from recalls(classes, found.recall)
-        for way in plan.cfg.ways:
+        for eval_mode in plan.cfg.eval_modes:
             for on, what in {"test": GLOBAL, "own": OWN}.items():
                 if on not in labels:
                     continue
@@ -140,14 +140,16 @@ class Vertical:
                     float((reply["predicted"].cpu().numpy() == y).mean())
                     for reply, y in zip(replies.values(), labels[on], strict=True)
                 ]
-                yield from ((f"{what} {way}", value, engine.name(i)) for i, value in zip(replies, each, strict=True))
-                yield f"{what} {way} mean", float(np.mean(each)), ""
+                yield from (
+                    (f"{what} {eval_mode}", value, engine.name(i)) for i, value in zip(replies, each, strict=True)
+                )
+                yield f"{what} {eval_mode} mean", float(np.mean(each)), ""
         if plan.run.evaluate.attacks is not None:
             yield from leaks(plan, _contributions(plan, engine, "aligned"), engine.name)
 
     def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """What `RunSummary` has of a joint prediction: its scores, each party's alone, and attacks."""
-        return joint_scores(final, parties, plan.cfg.ways)
+        return joint_scores(final, parties, plan.cfg.eval_modes)
 
 
 def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
@@ -155,7 +157,7 @@ def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
 
     def check(i: int, parts: Mapping[int, Any]) -> None:
         message.check_finite(parts[i])
-        colocated = parts[plan.house[0]]
+        colocated = parts[plan.colocated[0]]
         if not isinstance(colocated, Failure) and (got := message.describe(parts[i])) != message.describe(colocated):
             raise MessageError(f"expected {message.describe(colocated)}, got {got}")
 
@@ -262,12 +264,12 @@ def _described(
     }
 
 
-def _site(run: RunConfig, cfg: Any, site: Site, view: PartyView, architecture: str) -> Site:
+def _site(run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str) -> ClientContext:
     """What a party that holds these columns has."""
     device = run.engine.device
     own = {"own": rows_of(view.x, view, view.unaligned, device)} if len(view.unaligned) and not run.columns.own else {}
     return replace(
-        site,
+        context,
         data=rows_of(view.x, view, np.concatenate([view.aligned, view.unaligned]), device),
         network=partial(
             models.build,
@@ -275,7 +277,7 @@ def _site(run: RunConfig, cfg: Any, site: Site, view: PartyView, architecture: s
             view.input_shape,
             cfg.learnt,
             norm=run.models.norm,
-            seed=int(stream(run.seed, "initial weights", site.id).integers(2**31)),
+            seed=int(stream(run.seed, "initial weights", context.id).integers(2**31)),
         ),
         tests={"test": rows_of(view.x, view, view.test, device), **own},
     )

@@ -59,9 +59,9 @@ class FedAvgClient(Party[FedAvgConfig]):
         steps.local_sgd(self, t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the server's weights; adapt or fine-tune them."""
-        steps.prepare(self, way, handout)
+        steps.prepare(self, eval_mode, broadcast)
 
 
 @final
@@ -73,14 +73,14 @@ class FedAvgServer(Party[FedAvgConfig]):
 
     def setup(self) -> None:
         """Line 1: the initial weights."""
-        network = self.site.build()
+        network = self.context.build()
         names = steps.shared_names(steps.trainable_weights(network), self.cfg.personal_head)
         params = dict(network.named_parameters())
         if self.cfg.warm_start:
-            params = matching(params, dict(self.site.teacher().named_parameters()))
+            params = matching(params, dict(self.context.teacher().named_parameters()))
         self.weights = {k: params[k].detach() for k in names}
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """The global weights."""
         return dict(self.weights)
 
@@ -110,7 +110,7 @@ def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: Fe
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
     shared = {"t": t, "weights": server.weights}
-    replies = fed.call(chosen, "update", shared=shared, expect=template, need=1)  # lines 6, 7
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)  # lines 6, 7
     if replies:
         server.average(replies)
     yield "round"

@@ -98,7 +98,7 @@ def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
             f"params.delta: a batch of {size} has some of the {rows} public rows twice; set data.public "
             "to the batch size at least"
         )
-    return torch.zeros(rows, party.site.classes, dtype=torch.uint8, device=party.site.device)
+    return torch.zeros(rows, party.context.classes, dtype=torch.uint8, device=party.context.device)
 
 
 def encode_answer(
@@ -120,7 +120,7 @@ def encode_answer(
 
 def decode_labels(client: Party[CFDConfig], message: Any, heard: Tensor, t: int, i: int) -> tuple[Tensor, Tensor]:
     """The server's probabilities (B, K) on the i-th public batch, and the labels `heard` after them."""
-    cfg, classes = client.cfg, client.site.classes
+    cfg, classes = client.cfg, client.context.classes
     if cfg.bits_down is None:
         return F.softmax(cfg.decode_dense(message, classes), -1), heard
     if not cfg.delta:
@@ -144,7 +144,7 @@ class CFDClient(Party[CFDConfig]):
 
     def setup(self) -> None:
         """The network; `sent` and `heard`: the label memories of both directions."""
-        self.network(self.site.build(), Adam(self.cfg.lr))
+        self.network(self.context.build(), Adam(self.cfg.lr))
         self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
 
     def local_train(self, *, t: int) -> None:
@@ -207,9 +207,9 @@ class CFDServer(Party[CFDConfig]):
 
     def setup(self) -> None:
         """`held` and `told` (N, |P|, K): the label memories of all clients, from and to them."""
-        self.network(self.site.build(), Adam(self.cfg.server_lr))
+        self.network(self.context.build(), Adam(self.cfg.server_lr))
         self.held, self.told = (
-            label_memory(self, bits).repeat(self.site.parties, 1, 1) for bits in (self.cfg.bits, self.cfg.bits_down)
+            label_memory(self, bits).repeat(self.context.parties, 1, 1) for bits in (self.cfg.bits, self.cfg.bits_down)
         )
 
     def restarts(self, clients: Sequence[int]) -> dict[int, dict[str, bool]]:
@@ -230,7 +230,7 @@ class CFDServer(Party[CFDConfig]):
 
     def decode(self, asked: Sequence[int], replies: Mapping[int, Any], *, t: int, i: int) -> dict[int, Tensor]:
         """Probabilities (B, K) by client, from checked replies."""
-        cfg, classes = self.cfg, self.site.classes
+        cfg, classes = self.cfg, self.context.classes
         if cfg.bits is None:
             return {n: F.softmax(cfg.decode(sent, classes), -1) for n, sent in replies.items()}
         found = {n: self._labels(n, sent, t, i) for n, sent in replies.items()}
@@ -247,7 +247,7 @@ class CFDServer(Party[CFDConfig]):
         assert cfg.bits is not None
         if cfg.delta:
             return merged(sent, self.held[n, public_numbers(self, t, i)], cfg.bits)
-        return checked(unpack(sent, cfg.bits, cfg.batch_size, self.site.classes), cfg.bits)
+        return checked(unpack(sent, cfg.bits, cfg.batch_size, self.context.classes), cfg.bits)
 
     def learn(self, answers: Mapping[int, Tensor], *, t: int, i: int) -> None:
         """Steps on KL(mean || g) from the clients' probabilities (B, K)."""
@@ -281,11 +281,11 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
-    template = cfg.answer_template(server.site.classes)
+    template = cfg.answer_template(server.context.classes)
     for i in range(cfg.tau):
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
         check = partial(server.check, **batch)
-        replies = fed.call(chosen, "predict", shared=batch, each=each, expect=template, check=check, need=1)
+        replies = fed.call(chosen, "predict", shared=batch, each=each, expect=template, check=check, min_replies=1)
         answers = server.decode(chosen, replies, **batch)
         if not answers:
             continue  # nobody to learn from

@@ -115,7 +115,7 @@ class FCCLClient(Party[FCCLConfig]):
 
     def setup(self) -> None:
         """The network; `pretrained` is empty before the first round, then "done", with the weights if needed."""
-        self.network(self.site.build(), Adam(self.cfg.lr))
+        self.network(self.context.build(), Adam(self.cfg.lr))
         self.pretrained: dict[str, Any] = {}
 
     def local_train(self, *, t: int) -> None:
@@ -148,7 +148,7 @@ class FCCLClient(Party[FCCLConfig]):
     def distil(self, *, t: int, i: int, mean: Tree) -> None:
         """One step of the transfer stage: public batch i, and the mean answer (B, K) to it, encoded."""
         cfg, x = self.cfg, public_batch(self, t, i)
-        target = cfg.decode_dense(mean, self.site.classes)
+        target = cfg.decode_dense(mean, self.context.classes)
         gradient, loss = grad_and_value(correlation_loss)(self.forward(x), target, cfg.off_diagonal)
         self.descend(x, cfg.correlation * gradient)
         self.note("correlation loss", loss)
@@ -162,7 +162,7 @@ class FCCLServer(Party[FCCLConfig]):
 
     def mean(self, answers: Mapping[int, Tree]) -> Tree:
         """The mean (B, K) of the clients' encoded logits by number, encoded."""
-        f = torch.stack([self.cfg.decode(z, self.site.classes) for z in answers.values()])
+        f = torch.stack([self.cfg.decode(z, self.context.classes) for z in answers.values()])
         sent: Tree = self.cfg.encode_dense(f.mean(0))
         return sent
 
@@ -207,10 +207,10 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int
     yield "local"
     if not cfg.exchanges:
         return
-    answer = cfg.answer_template(server.site.classes)
+    answer = cfg.answer_template(server.context.classes)
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
-        answers = fed.call(trained, "predict", shared=batch, expect=answer, need=2)
+        answers = fed.call(trained, "predict", shared=batch, expect=answer, min_replies=2)
         if answers:
             fed.call(answers, "distil", shared={**batch, "mean": server.mean(answers)})
     yield "transfer"

@@ -109,7 +109,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
 
     def setup(self) -> None:
         """Its network, with separate features and head."""
-        self.network(FeaturesAndLogits(self.site.build()), Adam(self.cfg.lr))
+        self.network(FeaturesAndLogits(self.context.build()), Adam(self.cfg.lr))
 
     def local_train(self, *, t: int) -> None:
         """The private stage: τ steps on own rows."""
@@ -120,14 +120,14 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
 
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None) -> Tensor:
         """The loss () on x (B, ...), y (B,), with the previous model's logits (B, K), or None without."""
-        cfg, f = self.cfg, self.model(x)[..., -self.site.classes :]
+        cfg, f = self.cfg, self.model(x)[..., -self.context.classes :]
         loss = F.cross_entropy(f, y)
         return loss if previous is None else loss + cfg.inter * others_kl(previous, f, y, cfg.inter_temperature)
 
     def predict(self, *, t: int, i: int) -> dict[str, Tree]:
         """Logits (B, K) and cosines (B, B - 1) on the public batch."""
         cfg, sent = self.cfg, {}
-        features, logits = parted(self.forward(public_batch(self, t, i)), self.site.classes)
+        features, logits = parted(self.forward(public_batch(self, t, i)), self.context.classes)
         if cfg.correlation:
             sent["logits"] = cfg.encode(logits)
         if cfg.similarity:
@@ -137,7 +137,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
     def distil(self, *, t: int, i: int, mean: dict[str, Tree]) -> None:
         """One step of the transfer stage: public batch i, and the mean answer to it, encoded."""
         cfg, x = self.cfg, public_batch(self, t, i)
-        widths = {"logits": self.site.classes, "cosines": cfg.batch_size - 1}
+        widths = {"logits": self.context.classes, "cosines": cfg.batch_size - 1}
         target = {name: cfg.decode_dense(z, widths[name]) for name, z in mean.items()}
         gradient, (_, terms) = grad_and_value(self.transfer_loss, has_aux=True)(self.forward(x), target)
         self.descend(x, gradient)
@@ -147,7 +147,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
     def transfer_loss(self, out: Tensor, mean: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss () of features and logits (B, d + K) against the means, and its terms before their weights."""
         cfg, terms = self.cfg, {}
-        features, logits = parted(out, self.site.classes)
+        features, logits = parted(out, self.context.classes)
         if cfg.correlation:
             terms["correlation"] = correlation_loss(logits, mean["logits"], cfg.off_diagonal)
         if cfg.similarity:
@@ -157,7 +157,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
 
     def infer(self, x: Tensor) -> Tensor:
         """Evaluation-mode logits (n, K), constants."""
-        return parted(self.net.infer(x), self.site.classes)[1]
+        return parted(self.net.infer(x), self.context.classes)[1]
 
 
 @final
@@ -170,7 +170,7 @@ class FCCLPlusServer(Party[FCCLPlusConfig]):
         """The means of the clients' encoded logits and cosines by number, encoded."""
         cfg, found = self.cfg, {}
         if cfg.correlation:
-            logits = [cfg.decode(answer["logits"], self.site.classes) for answer in answers.values()]
+            logits = [cfg.decode(answer["logits"], self.context.classes) for answer in answers.values()]
             found["logits"] = cfg.encode_dense(torch.stack(logits).mean(0))
         if cfg.similarity:
             cosines = [cfg.decode_dense(answer["cosines"], cfg.batch_size - 1) for answer in answers.values()]

@@ -69,8 +69,8 @@ class FDClient(Party[FDConfig]):
 
     def setup(self) -> None:
         """`heard`: the others' mean answers (K, K) by class, and a mask (K,) of the classes that have one."""
-        self.network(self.site.build(), Adam(self.cfg.lr))
-        classes, device = self.site.classes, self.site.device
+        self.network(self.context.build(), Adam(self.cfg.lr))
+        classes, device = self.context.classes, self.context.device
         self.heard: dict[str, Tensor] = {
             "means": torch.zeros(classes, classes, device=device),
             "known": torch.zeros(classes, dtype=torch.bool, device=device),
@@ -84,13 +84,13 @@ class FDClient(Party[FDConfig]):
             answers.append(f if self.cfg.average == "logits" else F.softmax(f, -1))
             self.descend(x, self.gradient_by_row(f, y) / len(x))
         y = batches.y.flatten()
-        means, counts = class_means(torch.cat(answers), y, self.site.classes)
+        means, counts = class_means(torch.cat(answers), y, self.context.classes)
         return {"means": means, "present": counts > 0}
 
     def gradient_by_row(self, f: Tensor, y: Tensor) -> Tensor:
         """Gradient (B, K) per row of V in the logits f (B, K), y (B,)."""
         means, known = self.heard["means"], self.heard["known"]
-        labels = torch.eye(self.site.classes, device=f.device)
+        labels = torch.eye(self.context.classes, device=f.device)
         targets = F.softmax(means, -1) if self.cfg.average == "logits" else means
         pull = kl_gradient(targets[y], f) * known[y][:, None]
         return kl_gradient(labels[y], f) + self.cfg.gamma * pull
@@ -121,9 +121,9 @@ class FDServer(Party[FDConfig]):
 def round(fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConfig, t: int) -> Iterator[str]:
     """One round: local training, then the exchange of mean answers."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
-    classes = server.site.classes
+    classes = server.context.classes
     answer = {"means": floats(classes, classes), "present": Shape("bool", classes)}
-    replies = fed.call(chosen, "update", shared={"t": t}, expect=answer, need=2)
+    replies = fed.call(chosen, "update", shared={"t": t}, expect=answer, min_replies=2)
     if replies:  # otherwise there is nobody to learn from
         fed.call(replies, "hear", each=server.teach(replies))
     yield "round"

@@ -163,7 +163,7 @@ def transfer_step(
 
 def target_of(f: Tensor, mean: Tree, n: int, client: Party[FedALConfig]) -> Tensor:
     """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients and the own logits f (B, K)."""
-    cfg, classes = client.cfg, client.site.classes
+    cfg, classes = client.cfg, client.context.classes
     own, average, temperature = cfg.decode(cfg.encode(f), classes), cfg.decode_dense(mean, classes), cfg.kd_temperature
     if cfg.average == "logits":
         return F.softmax((average if cfg.include_self else steps.mean_of_others(own, average, n)) / temperature, -1)
@@ -172,7 +172,7 @@ def target_of(f: Tensor, mean: Tree, n: int, client: Party[FedALConfig]) -> Tens
 
 def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
     """The server's gradient (B, K), decoded, its rows no longer than `gradient_cap`."""
-    g = client.cfg.decode_dense(gradient, client.site.classes)
+    g = client.cfg.decode_dense(gradient, client.context.classes)
     return cap_rows(g, client.cfg.gradient_cap) if client.cfg.gradient_cap else g
 
 
@@ -194,7 +194,7 @@ def build_discriminator(server: Party[FedALConfig]) -> None:
     cfg = server.cfg
     optimiser = {"adam": Adam, "sgd": SGD}[cfg.disc_optimizer](cfg.disc_lr)
     with server.seeded("discriminator"):
-        server.network(mlp(server.site.classes, *cfg.disc_hidden, server.site.parties), optimiser)
+        server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimiser)
 
 
 def judge(server: Party[FedALConfig], logits: Mapping[int, Tree]) -> tuple[Tree, dict[int, dict[str, Tree]]]:
@@ -208,7 +208,7 @@ def judge(server: Party[FedALConfig], logits: Mapping[int, Tree]) -> tuple[Tree,
         The mean answer (B, K), and for each client its `gradient` (B, K), all encoded; no gradients with adv = 0.
     """
     cfg, author_of = server.cfg, partial(author_loss, server)
-    f = torch.stack([cfg.decode(z, server.site.classes) for z in logits.values()])  # (n, B, K)
+    f = torch.stack([cfg.decode(z, server.context.classes) for z in logits.values()])  # (n, B, K)
     mean = cfg.encode_dense((f if cfg.average == "logits" else F.softmax(f / cfg.kd_temperature, -1)).mean(0))
     if not cfg.adv:
         return mean, {n: {} for n in logits}
@@ -255,7 +255,7 @@ class FedALClient(Party[FedALConfig]):
 
     def setup(self) -> None:
         """Line 1. `reference` is that of (14): a round t, and the logits (τ, B, K) on its public batches."""
-        self.network(self.site.build(), Adam(self.cfg.lr))
+        self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
 
     def local_train(self, *, t: int) -> None:
@@ -339,10 +339,10 @@ def round(
     yield "local"
     if not cfg.exchanges:
         return
-    answer = cfg.template(server.site.classes)
+    answer = cfg.template(server.context.classes)
     for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
-        logits = fed.call(chosen, "predict", shared=batch, expect=answer, need=2)  # lines 9-11
+        logits = fed.call(chosen, "predict", shared=batch, expect=answer, min_replies=2)  # lines 9-11
         if not logits:
             continue  # nobody to learn from
         mean, gradients = judge(server, logits)  # lines 12-16

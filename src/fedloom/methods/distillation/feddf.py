@@ -41,7 +41,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.context import Site
+from fedloom.core.context import ClientContext
 from fedloom.core.federation import Federation
 from fedloom.core.losses import kl
 from fedloom.core.message import Shape, Tree, map_tensors, weighted_mean
@@ -84,8 +84,8 @@ class FedDFClient(Party[TrainingConfig]):
 
     def setup(self) -> None:
         """The network that its group begins with, and the group's number."""
-        self.network(self.site.build(), Adam(self.cfg.lr))
-        self.group = self.site.group  # as state, so that an engine can batch clients of several groups
+        self.network(self.context.build(), Adam(self.cfg.lr))
+        self.group = self.context.group  # as state, so that an engine can batch clients of several groups
 
     def update(self, *, t: int, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> dict[str, Tree]:
         """τ steps on own rows, from the group's model."""
@@ -93,10 +93,10 @@ class FedDFClient(Party[TrainingConfig]):
         self.train(partial(cross_entropy, self), self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size))
         return {**model_of(self.net), "rows": self.row_count}
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: take the group's model."""
-        if handout:
-            load_model(self.net, **handout[str(self.group)])  # type: ignore[arg-type]
+        if broadcast:
+            load_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
 
 
 @final
@@ -108,15 +108,15 @@ class FedAvgAdamServer(Party[FedAvgAdamConfig]):
 
     def setup(self) -> None:
         """`models`: the model of each group by the group's number, at first the one it begins with."""
-        self.models = first_models(self.site)
+        self.models = first_models(self.context)
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """Today's models."""
         return dict(self.models)
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models."""
-        self.models, refused = averaged(self.models, self.site.groups, replies)
+        self.models, refused = averaged(self.models, self.context.groups, replies)
         self.note("means left out", refused)
 
 
@@ -129,15 +129,15 @@ class FedDFServer(Party[FedDFConfig]):
 
     def setup(self) -> None:
         """`models`: the model of each group by the group's number, at first the one it begins with."""
-        self.models = first_models(self.site)
+        self.models = first_models(self.context)
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """Today's models."""
         return dict(self.models)
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models."""
-        self.models, refused = averaged(self.models, self.site.groups, replies)
+        self.models, refused = averaged(self.models, self.context.groups, replies)
         self.note("means left out", refused)
 
     def ensemble(self, t: int, replies: Mapping[int, Any]) -> dict[int, Tensor]:
@@ -145,7 +145,7 @@ class FedDFServer(Party[FedDFConfig]):
         x, _ = distinct_rows(self, t)
         teachers, logits = group_networks(self), {}
         for n, reply in replies.items():
-            teacher = teachers[str(self.site.groups[n])]
+            teacher = teachers[str(self.context.groups[n])]
             load_model(teacher, reply["weights"], reply["statistics"])
             logits[n] = teacher.infer(x)
         finite = {n: f for n, f in logits.items() if f.isfinite().all()}
@@ -168,14 +168,14 @@ class FedDFServer(Party[FedDFConfig]):
 def distinct_rows(server: Party[FedDFConfig], t: int) -> tuple[Tensor, Tensor]:
     """Round t's public rows (m, ...) without repetition, and batches (S, B) of their numbers."""
     plan = server.public_rows(t, steps=server.cfg.server_steps, size=server.cfg.batch_size)
-    numbers, batches = torch.unique(plan.to(server.site.device), return_inverse=True)
+    numbers, batches = torch.unique(plan.to(server.context.device), return_inverse=True)
     return server.public_set.rows.x(numbers), batches
 
 
 def group_networks(server: Party[FedDFConfig]) -> dict[str, Network]:
     """A network of each group, with a new Adam."""
-    device, rate = server.site.device, server.cfg.server_lr
-    return {str(g): Network(make().to(device), Adam(rate)) for g, make in enumerate(server.site.group_networks)}
+    device, rate = server.context.device, server.cfg.server_lr
+    return {str(g): Network(make().to(device), Adam(rate)) for g, make in enumerate(server.context.group_networks)}
 
 
 def distil(network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tensor:
@@ -190,9 +190,9 @@ def distil(network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tens
 # -- models of groups, also for FedDF-AL -------------------------------------------------------------------------------
 
 
-def first_models(site: Site) -> dict[str, Model]:
+def first_models(context: ClientContext) -> dict[str, Model]:
     """At a server: the model that the clients of each group begin with."""
-    networks = [make().to(site.device) for make in site.group_networks]
+    networks = [make().to(context.device) for make in context.group_networks]
     return {
         str(g): {
             "weights": {k: p.detach() for k, p in network.named_parameters() if p.requires_grad},
@@ -263,7 +263,7 @@ def trained(
 ) -> dict[int, Any]:
     """The models of round t's clients after local training."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
-    models = of_each(server.models, server.site.groups, chosen)
+    models = of_each(server.models, server.context.groups, chosen)
     return fed.call(chosen, "update", shared={"t": t}, each=models, expects=replies_like(models))
 
 

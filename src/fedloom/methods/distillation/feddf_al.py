@@ -50,9 +50,9 @@ class FedDFALClient(Party[FedALConfig]):
 
     def setup(self) -> None:
         """The network that its group begins with, FedAL's `reference`, and the group's number."""
-        self.network(self.site.build(), Adam(self.cfg.lr))
+        self.network(self.context.build(), Adam(self.cfg.lr))
         self.reference: dict[str, Any] = {"t": -1, "logits": torch.empty(0)}
-        self.group = self.site.group  # as state, so that an engine can batch clients of several groups
+        self.group = self.context.group  # as state, so that an engine can batch clients of several groups
 
     def begin(self, *, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> None:
         """Take the group's model."""
@@ -77,10 +77,10 @@ class FedDFALClient(Party[FedALConfig]):
         """The own model, and the number of own rows."""
         return {**feddf.model_of(self.net), "rows": self.row_count}
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: take the group's model, if there is one today."""
-        if handout:
-            feddf.load_model(self.net, **handout[str(self.group)])  # type: ignore[arg-type]
+        if broadcast:
+            feddf.load_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
 
 
 @final
@@ -93,10 +93,10 @@ class FedDFALServer(Party[FedALConfig]):
     def setup(self) -> None:
         """The discriminator; the `models` that groups begin with; `underway`: whether clients have newer ones."""
         fedal.build_discriminator(self)
-        self.models = feddf.first_models(self.site)
+        self.models = feddf.first_models(self.context)
         self.underway = False
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """Today's models; none while the clients change theirs."""
         return {} if self.underway else dict(self.models)
 
@@ -106,7 +106,7 @@ class FedDFALServer(Party[FedALConfig]):
 
     def average(self, replies: Mapping[int, Any]) -> None:
         """The models that the next round begins with."""
-        self.models, refused = feddf.averaged(self.models, self.site.groups, replies)
+        self.models, refused = feddf.averaged(self.models, self.context.groups, replies)
         self.note("means left out", refused)
         self.underway = False
 
@@ -114,7 +114,7 @@ class FedDFALServer(Party[FedALConfig]):
 def round(fed: Federation, server: FedDFALServer, clients: Sequence[int], cfg: FedALConfig, t: int) -> Iterator[str]:
     """One round."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
-    models = feddf.of_each(server.models, server.site.groups, chosen)
+    models = feddf.of_each(server.models, server.context.groups, chosen)
     begun = fed.call(chosen, "begin", each=models, expect=None)
     server.begin()
     ready = [n for n in chosen if n in begun]

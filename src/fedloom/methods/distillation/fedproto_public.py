@@ -88,7 +88,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
 
     def setup(self) -> None:
         """Its first weights."""
-        network = self.site.build()
+        network = self.context.build()
         with self.seeded("adaptor"):
             self.network(AdaptedFeatures(network, self.cfg.adaptor), Adam(self.cfg.lr))
 
@@ -138,7 +138,7 @@ class FedProtoPublicServer(Party[FedProtoPublicConfig]):
 
     def setup(self) -> None:
         """`width` is d."""
-        self.width = self.cfg.adaptor or Features(self.site.build()).width
+        self.width = self.cfg.adaptor or Features(self.context.build()).width
 
     def average(self, features: Mapping[int, Tensor]) -> Tensor:
         """The mean (B, d) over clients."""
@@ -161,7 +161,7 @@ def round(
         return
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}
-        features = fed.call(chosen, "embed", shared=batch, expect=floats(cfg.batch_size, server.width), need=2)
+        features = fed.call(chosen, "embed", shared=batch, expect=floats(cfg.batch_size, server.width), min_replies=2)
         if not features:
             continue  # nobody to learn from
         shared = {**batch, "n": len(features), "mean": server.average(features)}

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedloom.core.black_box import BlackBoxModel, CrossFit
-from fedloom.core.context import RECENT
+from fedloom.core.context import BATCH_CACHE
 from fedloom.core.errors import MethodError, NotReady
 from fedloom.core.message import Template
 from fedloom.core.method import MethodConfig
@@ -126,7 +126,7 @@ def public_batch(party: Party[Any], t: int, i: int) -> Tensor:
 
 def public_numbers(party: Party[Any], t: int, i: int) -> Tensor:
     """The row numbers (B,) of the i-th of round t's public batches."""
-    return party.public_rows(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i].to(party.site.device)
+    return party.public_rows(t, steps=party.cfg.tau, size=party.cfg.batch_size)[i].to(party.context.device)
 
 
 def stage_logits(party: Party[Any], x: Tensor) -> Tensor:
@@ -148,9 +148,9 @@ def black_box(party: Party[Any]) -> BlackBoxModel:
     Raises:
         MethodError: it has none.
     """
-    if party.site.black_box is None:
-        raise MethodError(f"party {party.site.id} was given no black box: name one in models.pool")
-    return party.site.black_box
+    if party.context.black_box is None:
+        raise MethodError(f"party {party.context.id} was given no black box: name one in models.pool")
+    return party.context.black_box
 
 
 def black_box_state(party: Party[Any]) -> tuple[Tensor, dict[str, Any]]:
@@ -161,7 +161,7 @@ def black_box_state(party: Party[Any]) -> tuple[Tensor, dict[str, Any]]:
         `fitted`: the `targets` of the present fit, and its `iteration`; -1 before the first fit.
     """
     rows = len(party.public_set.rows) if black_box(party).learn else 0
-    targets = torch.zeros(rows, party.site.classes, device=party.site.device)
+    targets = torch.zeros(rows, party.context.classes, device=party.context.device)
     return targets, {"iteration": -1, "targets": targets.clone()}
 
 
@@ -201,14 +201,14 @@ def public_log_probs(party: Party[Any], fitted: Mapping[str, Any], t: int, i: in
         NotReady: the black box was never fitted, and its answer would only add noise to the mean.
     """
     if fitted["iteration"] < 0:
-        raise NotReady(f"the black box of party {party.site.id} is not fitted yet, so it has no answer")
+        raise NotReady(f"the black box of party {party.context.id} is not fitted yet, so it has no answer")
     fit, size = current_fit(party, fitted), {"steps": party.cfg.tau, "size": party.cfg.batch_size}
 
     def predict() -> Tensor:
         plan = party.public_rows(t, **size)
         return fit.public_log_probs(torch.cat(party.public(t, **size)), plan.flatten()).view(*plan.shape, -1)
 
-    return RECENT.get(fit, ("public", t, *size.values()), predict)[i]
+    return BATCH_CACHE.get(fit, ("public", t, *size.values()), predict)[i]
 
 
 def evaluation_log_probs(party: Party[Any], fitted: Mapping[str, Any], x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def evaluation_log_probs(party: Party[Any], fitted: Mapping[str, Any], x: Tensor
             return current_fit(party, fitted).log_probs(x)
         except Exception:
             party.note(UNANSWERED, 1.0)
-    return x.new_zeros(len(x), party.site.classes).log_softmax(-1)
+    return x.new_zeros(len(x), party.context.classes).log_softmax(-1)
 
 
 def with_targets(party: Party[Any], targets: Tensor, new: Tensor, t: int, i: int) -> Tensor:

@@ -136,7 +136,7 @@ class AugFLClient(Party[AugFLConfig]):
 
     def setup(self) -> None:
         """Line 1: y_i = 0."""
-        self.network(self.site.build(), SGD(self.cfg.alpha or 1.0))
+        self.network(self.context.build(), SGD(self.cfg.alpha or 1.0))
         self.dual = {k: torch.zeros_like(p) for k, p in self.params.items()}
 
     def size(self) -> Tensor:
@@ -159,9 +159,9 @@ class AugFLClient(Party[AugFLConfig]):
         self.dual = {k: y[k].add(local[k] - theta, alpha=rho) for k, theta in weights.items()}  # line 7, (12)
         return {"u": {k: self.dual[k].add(x, alpha=rho) for k, x in local.items()}}  # line 8
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the meta-model and adapt it."""
-        steps.prepare(self, way, handout)
+        steps.prepare(self, eval_mode, broadcast)
 
 
 @final
@@ -173,19 +173,21 @@ class AugFLServer(Party[AugFLConfig]):
 
     def setup(self) -> None:
         """Line 2: θ^0. The pretrained model is read when it is first needed."""
-        cfg, device = self.cfg, self.site.device
-        network = self.site.build()
+        cfg, device = self.cfg, self.context.device
+        network = self.context.build()
         self.network(Features(network) if cfg.on_rows else network, SGD(1.0))
-        self.rows = torch.zeros(self.site.parties, dtype=torch.int64, device=device)  # of each client, 0 where unknown
+        self.rows = torch.zeros(
+            self.context.parties, dtype=torch.int64, device=device
+        )  # of each client, 0 where unknown
         self.duals: dict[str, dict[str, Tensor]] = {}  # y_i as the server knows them, by client
         self.teacher: dict[str, Any] = {}  # θ_p's features and logits on own rows, or its weights
         self.crd: dict[str, Any] = {}  # maps, banks and log Z of `fedloom.methods.meta.crd`
-        if cfg.taught and self.site.pretrained is None:
+        if cfg.taught and self.context.pretrained is None:
             raise ConfigError(f"lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0")
-        if cfg.on_rows and self.site.data is None:
+        if cfg.on_rows and self.context.data is None:
             raise ConfigError(f"lam={cfg.lam} needs rows at the server: set data.server, or params.lam=0")
-        if cfg.taught and self.site.encoder is not None:
-            self._check(self.site.encoder())
+        if cfg.taught and self.context.encoder is not None:
+            self._check(self.context.encoder())
 
     def _check(self, model: nn.Module) -> None:
         """Refuse a pretrained model, or another one of its architecture, that R_h cannot use."""
@@ -200,7 +202,7 @@ class AugFLServer(Party[AugFLConfig]):
         """θ by the clients' names."""
         return {own(k): p for k, p in self.params.items()}
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """Line 14: the meta-model."""
         return dict(self.theta)
 
@@ -254,7 +256,7 @@ class AugFLServer(Party[AugFLConfig]):
         if cfg.on_rows:
             plan = self._plan(t)
             for which in plan:
-                for k, g in self._slope(which.to(self.site.device)).items():
+                for k, g in self._slope(which.to(self.context.device)).items():
                     slope[own(k)] = slope[own(k)] + g / len(plan) if own(k) in slope else g / len(plan)
         if cfg.lam and cfg.l2:
             for k, p in self.theta.items():
@@ -269,11 +271,11 @@ class AugFLServer(Party[AugFLConfig]):
 
     def _teacher_outputs(self) -> dict[str, Any]:
         """The pretrained model's features (n, d') and logits (n, K) on own rows, and its weights, as R_h needs them."""
-        cfg, model = self.cfg, self.site.teacher()
+        cfg, model = self.cfg, self.context.teacher()
         found: dict[str, Any] = {}
         self._check(model)
         with torch.no_grad():
-            parts = torch.split(torch.arange(len(self.data), device=self.site.device), 256) if cfg.on_rows else ()
+            parts = torch.split(torch.arange(len(self.data), device=self.context.device), 256) if cfg.on_rows else ()
             if cfg.crd:
                 found["features"] = torch.cat([model.features(self.data.x(part)) for part in parts])  # type: ignore[operator]
             if cfg.kl:
@@ -304,7 +306,7 @@ class AugFLServer(Party[AugFLConfig]):
                     begun = crd.init(
                         len(self.data), features.shape[1], self.teacher["features"].shape[1], cfg.crd_width
                     )
-                self.crd = map_tensors(lambda x: x.to(self.site.device), begun)  # type: ignore[assignment]
+                self.crd = map_tensors(lambda x: x.to(self.context.device), begun)  # type: ignore[assignment]
             maps = {net: {k: w.clone().requires_grad_() for k, w in m.items()} for net, m in self.crd["maps"].items()}
             vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
             strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
@@ -339,7 +341,9 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
     shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(server.rows[known].sum())}
-    replies = fed.call(chosen, "update", shared=shared, expect={"u": dict(fed.form)}, need=1)  # lines 4-10
+    replies = fed.call(
+        chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)}, min_replies=1
+    )  # lines 4-10
     if replies:
         server.step(t, replies, rho, known)  # line 11
     yield "round"

@@ -129,7 +129,7 @@ class FedCPClient(Party[FedCPConfig]):
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""
         with self.seeded("policy"):
-            self.network(ConditionalNetwork(self.site.build()), SGD(self.cfg.lr, self.cfg.momentum))
+            self.network(ConditionalNetwork(self.context.build()), SGD(self.cfg.lr, self.cfg.momentum))
         self.trained = False
 
     def _receive(self, weights: Mapping[str, Any]) -> None:
@@ -173,14 +173,14 @@ class FedCPClient(Party[FedCPConfig]):
         own = {k.replace(HEAD, GLOBAL): p for k, p in self.params.items() if k.startswith(HEAD)}
         return {k: (p + own[k]) / 2 if k in own else p for k, p in self.params.items() if not k.startswith(HEAD)}
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the global parts, and adapt by full-batch steps on the support half, all with the
         first step's v and features for reference."""
-        if handout:
-            self._receive(handout)
-        x, y, weight = self.site.support
+        if broadcast:
+            self._receive(broadcast)
+        x, y, weight = self.context.support
         before, v = steps.infer(self, x), context(self.params)
-        steps.gradient_descent(self, steps.steps_of(self.cfg, way), self._loss, x, y, weight, before, v)
+        steps.gradient_descent(self, steps.steps_of(self.cfg, eval_mode), self._loss, x, y, weight, before, v)
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K)."""
@@ -197,10 +197,10 @@ class FedCPServer(Party[FedCPConfig]):
     def setup(self) -> None:
         """The first extractor, global head and policy."""
         with self.seeded("policy"):
-            params = steps.trainable_weights(ConditionalNetwork(self.site.build()))
+            params = steps.trainable_weights(ConditionalNetwork(self.context.build()))
         self.weights = {k: p for k, p in params.items() if not k.startswith(HEAD)}
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """The global parts."""
         return dict(self.weights)
 
@@ -214,7 +214,7 @@ def round(fed: Federation, server: FedCPServer, clients: Sequence[int], cfg: Fed
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     template: Template = {"weights": dict(server.weights), "rows": Shape("int64")}
     shared = {"t": t, "weights": server.weights}
-    replies = fed.call(chosen, "update", shared=shared, expect=template, need=1)
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)
     if replies:
         server.average(replies)
     yield "round"

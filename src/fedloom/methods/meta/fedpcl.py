@@ -140,19 +140,19 @@ class FedPCLClient(Party[FedPCLConfig]):
 
     def setup(self) -> None:
         """A projector of its own. `features` (n, d') are those of the own rows, once the encoder is received."""
-        cfg, site = self.cfg, self.site
-        if site.encoder is None:
+        cfg, context = self.cfg, self.context
+        if context.encoder is None:
             raise MethodError("fedpcl's clients need the architecture of a pretrained model: name one in [pretrained]")
         with self.seeded("projector"):
-            like = self.data.x(torch.zeros(1, dtype=torch.int64, device=site.device))
-            module = EncodedNetwork(site.encoder().to(site.device), like, cfg.width, site.classes)
+            like = self.data.x(torch.zeros(1, dtype=torch.int64, device=context.device))
+            module = EncodedNetwork(context.encoder().to(context.device), like, cfg.width, context.classes)
         self.network(module, Adam(cfg.lr, weight_decay=cfg.weight_decay))
-        self.features = torch.empty(0, device=site.device)
+        self.features = torch.empty(0, device=context.device)
 
     def equip(self, *, encoder: dict[str, Tensor]) -> None:
         """Load the encoder, and compute its features of all own rows."""
         self._load_encoder(encoder)
-        self.features = steps.infer(self, self.data.x(torch.arange(len(self.data), device=self.site.device)))
+        self.features = steps.infer(self, self.data.x(torch.arange(len(self.data), device=self.context.device)))
 
     def _load_encoder(self, encoder: Mapping[str, Tensor]) -> None:
         """Load the encoder's weights and statistics."""
@@ -162,12 +162,12 @@ class FedPCLClient(Party[FedPCLConfig]):
         """Learn from the prototypes `heard`, if there are any, and compute own ones."""
         cfg = self.cfg
         steps.reset_optimizer(self)
-        y = self.data.y(torch.arange(len(self.data), device=self.site.device))
+        y = self.data.y(torch.arange(len(self.data), device=self.context.device))
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs) if heard else ():
             for which in epoch_plan(self.stream("batches", n), len(y), 1, cfg.batch_size).to(y.device):
                 share = torch.full(which.shape, 1 / len(which), device=y.device)
                 self.minimise(self._loss, self.features[which], y[which], share, heard)
-        means, counts = class_means(project(self.params, self.features), y, self.site.classes)
+        means, counts = class_means(project(self.params, self.features), y, self.context.classes)
         return {"prototypes": means, "known": counts > 0}
 
     def _loss(self, e: Tensor, y: Tensor, weight: Tensor, heard: Mapping[str, Tensor]) -> Tensor:
@@ -176,15 +176,15 @@ class FedPCLClient(Party[FedPCLConfig]):
         sets = (heard["mean"][None], heard["each"])
         return (torch.stack([contrast(z, y, c, known, self.cfg.tau) for c in sets]).sum(0) * weight).sum()
 
-    def prepare(self, *, way: str, handout: Mapping[str, Any]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Any]) -> None:
         """Before an evaluation: load the encoder, adapt the projector, and compute the prototypes that predict."""
-        if handout:
-            self._load_encoder(handout["encoder"])
-        x, y, weight = self.site.support
-        e, heard = steps.infer(self, x), handout.get("heard")
-        count = steps.steps_of(self.cfg, way) if heard else 0
+        if broadcast:
+            self._load_encoder(broadcast["encoder"])
+        x, y, weight = self.context.support
+        e, heard = steps.infer(self, x), broadcast.get("heard")
+        count = steps.steps_of(self.cfg, eval_mode) if heard else 0
         steps.gradient_descent(self, count, self._loss, e, y, weight, heard)
-        means, counts = class_means(project(self.params, e), y, self.site.classes, weight)
+        means, counts = class_means(project(self.params, e), y, self.context.classes, weight)
         self.buffers = {**self.buffers, "prototypes": means, "known": counts > 0}
 
     def infer(self, x: Tensor) -> Tensor:
@@ -208,20 +208,20 @@ class FedPCLServer(Party[FedPCLConfig]):
 
     def setup(self) -> None:
         """No prototypes yet; no client has the encoder."""
-        if self.site.pretrained is None:
+        if self.context.pretrained is None:
             raise ConfigError("fedpcl has a pretrained model at every client: name one in [pretrained]")
-        parties, classes = self.site.parties, self.site.classes
-        self.prototypes = torch.zeros(parties, classes, self.cfg.width, device=self.site.device)
-        self.known = torch.zeros(parties, classes, dtype=torch.bool, device=self.site.device)
+        parties, classes = self.context.parties, self.context.classes
+        self.prototypes = torch.zeros(parties, classes, self.cfg.width, device=self.context.device)
+        self.known = torch.zeros(parties, classes, dtype=torch.bool, device=self.context.device)
         self.equipped = torch.zeros(parties, dtype=torch.bool)
 
     def encoder(self) -> dict[str, Tensor]:
         """The pretrained model's weights and statistics, without its last layer."""
-        model: Any = self.site.teacher()
+        model: Any = self.context.teacher()
         last = {id(p) for p in ([] if model.head is None else model.head.parameters())}
         return {k: v.detach() for k, v in model.state_dict(keep_vars=True).items() if id(v) not in last}
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """The encoder, and the prototypes."""
         return {"encoder": self.encoder(), "heard": self.all_prototypes()}
 
@@ -252,9 +252,11 @@ def round(fed: Federation, server: FedPCLServer, clients: Sequence[int], cfg: Fe
         got = fed.call(new, "equip", shared={"encoder": server.encoder()}, expect=None)
         server.equipped = server.equipped.index_fill(0, torch.tensor(list(got), dtype=torch.int64), True)
     ready = [i for i in chosen if server.equipped[i]]
-    classes = server.site.classes
+    classes = server.context.classes
     template: Template = {"prototypes": floats(classes, cfg.width), "known": Shape("bool", classes)}
-    server.store(fed.call(ready, "update", shared={"t": t, "heard": server.all_prototypes()}, expect=template, need=1))
+    server.store(
+        fed.call(ready, "update", shared={"t": t, "heard": server.all_prototypes()}, expect=template, min_replies=1)
+    )
     yield "round"
 
 

@@ -87,7 +87,7 @@ class FedProtoClient(Party[FedProtoConfig]):
 
     def setup(self) -> None:
         """Its initial weights; no prototypes yet."""
-        network = PrototypedNetwork(self.site.build(), self.site.classes)
+        network = PrototypedNetwork(self.context.build(), self.context.classes)
         self.network(network, SGD(self.cfg.lr, self.cfg.momentum))
 
     def update(self, *, t: int, heard: dict[str, Tensor]) -> dict[str, Tree]:
@@ -125,13 +125,13 @@ class FedProtoClient(Party[FedProtoConfig]):
 
     def _own_prototypes(self) -> tuple[Tensor, Tensor]:
         """(3): means (K, d) of the features of all own rows by class, and how many rows (K,)."""
-        x, y, weight = (torch.cat(parts) for parts in zip(self.site.support, self.site.query, strict=True))
-        return class_means(steps.infer(self, x), y, self.site.classes, weight)
+        x, y, weight = (torch.cat(parts) for parts in zip(self.context.support, self.context.query, strict=True))
+        return class_means(steps.infer(self, x), y, self.context.classes, weight)
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: store the global prototypes, and adapt the network on the same loss."""
-        self._receive(handout)
-        steps.gradient_descent(self, steps.steps_of(self.cfg, way), self._loss, *self.site.support)
+        self._receive(broadcast)
+        steps.gradient_descent(self, steps.steps_of(self.cfg, eval_mode), self._loss, *self.context.support)
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K): with prototypes minus the squared distances, up to a term of the row's.
@@ -156,7 +156,7 @@ class FedProtoServer(Party[FedProtoConfig]):
         """No prototypes yet."""
         self.prototypes: dict[str, Tensor] = {}
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """The global prototypes."""
         return dict(self.prototypes)
 
@@ -192,10 +192,10 @@ def round(
 ) -> Iterator[str]:
     """Algorithm 1 for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
-    classes = server.site.classes
+    classes = server.context.classes
     template = {"prototypes": floats(classes, None), "counts": Shape("int64", classes)}
     shared = {"t": t, "heard": server.prototypes}
-    replies = fed.call(chosen, "update", shared=shared, expect=template, need=1)
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)
     if replies:
         server.average(replies)
     yield "round"

@@ -63,7 +63,7 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
 
     def setup(self) -> None:
         """A network to compute with."""
-        self.network(self.site.build(), SGD(self.cfg.beta))
+        self.network(self.context.build(), SGD(self.cfg.beta))
 
     def update(self, *, weights: dict[str, Tensor]) -> dict[str, Tree]:
         """Lines 5-8: τ steps from the server's weights."""
@@ -73,9 +73,9 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
             theta = {k: w - cfg.beta * gradient[k] for k, w in theta.items()}  # line 8
         return {"weights": theta, "rows": self.row_count}
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the server's weights and adapt them."""
-        steps.prepare(self, way, handout)
+        steps.prepare(self, eval_mode, broadcast)
 
 
 @final
@@ -87,9 +87,9 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     def setup(self) -> None:
         """The initial weights."""
-        self.weights = steps.trainable_weights(self.site.build())
+        self.weights = steps.trainable_weights(self.context.build())
 
-    def handout(self) -> dict[str, Tree]:
+    def broadcast(self) -> dict[str, Tree]:
         """The global weights."""
         return dict(self.weights)
 
@@ -103,8 +103,10 @@ def round(
 ) -> Iterator[str]:
     """Algorithm 1 for one of the server's k."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
-    template: Template = {"weights": dict(fed.form), "rows": Shape("int64")}
-    replies = fed.call(chosen, "update", shared={"weights": server.weights}, expect=template, need=1)  # lines 3-9
+    template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
+    replies = fed.call(
+        chosen, "update", shared={"weights": server.weights}, expect=template, min_replies=1
+    )  # lines 3-9
     if replies:
         server.average(replies)  # line 10
     yield "round"

@@ -177,9 +177,9 @@ class AfindPeer(Party[AfindConfig]):
 
     # -- evaluation ------------------------------------------------------------------------------------
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, way, handout)
+        steps.prepare(self, eval_mode, broadcast)
 
 
 def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:

@@ -83,7 +83,7 @@ class DisPFLPeer(Party[DisPFLConfig]):
         for name, count in kept_counts(self.params, self.cfg).items():
             chosen = torch.zeros(self.params[name].numel(), dtype=torch.bool)
             chosen[torch.from_numpy(rng.permutation(len(chosen))[:count])] = True
-            mask[name] = chosen.view(self.params[name].shape).to(self.site.device)
+            mask[name] = chosen.view(self.params[name].shape).to(self.context.device)
         self.mask: dict[str, Tensor] = mask
         self.apply_mask()
 
@@ -128,7 +128,7 @@ class DisPFLPeer(Party[DisPFLConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Update the mask, and average under it the own model and those of the neighbours that answered."""
-        models, masks = {self.site.id: steps.shared_weights(self)}, {self.site.id: self.mask}
+        models, masks = {self.context.id: steps.shared_weights(self)}, {self.context.id: self.mask}
         for j, reply in inbox.items():
             found = unpacked(reply, self.mask)
             if found is not None:
@@ -148,19 +148,19 @@ class DisPFLPeer(Party[DisPFLConfig]):
         if not rate:
             return
         with self.scratch():
-            x, y = self.some(t, size=self.cfg.batch_size)
+            x, y = self.sample_batch(t, size=self.cfg.batch_size)
             _, gradient = self.gradient(partial(steps.cross_entropy, self), x, y, of=names)
         mask = {k: renewed_mask(m, self.params[k], gradient[k], rate) for k, m in self.mask.items()}
         changed = sum((mask[k] != m).sum() for k, m in self.mask.items())
         self.note("mask entries renewed", changed / 2)
         self.mask = mask
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune within the mask."""
-        for _ in range(steps.steps_of(self.cfg, way)):
+        for _ in range(steps.steps_of(self.cfg, eval_mode)):
             steps.adapt(self, 1)
             self.apply_mask()
-        if way == steps.TUNED:
+        if eval_mode == steps.TUNED:
             self.train_masked(steps.tuning_epochs(self))
 
 
@@ -266,12 +266,12 @@ def _places(like: Tensor) -> Tensor:
 
 def message_template(fed: Federation, cfg: DisPFLConfig) -> dict[str, Template]:
     """Template of a reply."""
-    counts = kept_counts(fed.form, cfg)
-    shared = steps.shared_names(fed.form, cfg.personal_head)
+    counts = kept_counts(fed.param_shapes, cfg)
+    shared = steps.shared_names(fed.param_shapes, cfg.personal_head)
     return {
         "values": floats(sum(counts.values())),
-        "mask": {k: Shape("uint8", -(-fed.form[k].numel() // 8)) for k in counts},
-        "dense": {k: floats(*fed.form[k].shape) for k in shared if k not in counts},
+        "mask": {k: Shape("uint8", -(-fed.param_shapes[k].numel() // 8)) for k in counts},
+        "dense": {k: floats(*fed.param_shapes[k].shape) for k in shared if k not in counts},
         **({"loss": floats()} if cfg.friends == "afind" else {}),
     }
 

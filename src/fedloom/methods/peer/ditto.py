@@ -137,10 +137,10 @@ class DittoPeer(Party[DittoConfig]):
         steps.average(self, models, shares)
         self.heard = {"t": -1}
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: load the personal model; fine-tune it, if the mode says so."""
         self.load_personal()
-        if way == steps.TUNED:
+        if eval_mode == steps.TUNED:
             steps.fine_tune(self)
 
 

@@ -80,9 +80,9 @@ class FedericoPeer(Party[FedericoConfig]):
     def setup(self) -> None:
         """The initial network; equal shares of the peer and its neighbours; no known losses; equal row weights."""
         steps.init_network(self)
-        m, n, device = self.site.parties, len(self.data), self.site.device
+        m, n, device = self.context.parties, len(self.data), self.context.device
         log_pi = torch.full((m,), -math.inf, dtype=torch.float64, device=device)
-        log_pi[[self.site.id, *self.site.neighbours]] = -math.log(1 + len(self.site.neighbours))
+        log_pi[[self.context.id, *self.context.neighbours]] = -math.log(1 + len(self.context.neighbours))
         self.mixture: dict[str, Any] = {
             "log_pi": log_pi,
             "known": torch.zeros(m, dtype=torch.bool, device=device),
@@ -110,7 +110,7 @@ class FedericoPeer(Party[FedericoConfig]):
     def choose(self, *, t: int, here: Tensor) -> Tensor:
         """The neighbours to ask as a mask (m,), given which peers are available (m,)."""
         there, log_pi = here.tolist(), self.mixture["log_pi"].tolist()
-        near = [j for j in self.site.neighbours if there[j]]
+        near = [j for j in self.context.neighbours if there[j]]
         k = len(near) if self.cfg.neighbours is None else self.cfg.neighbours
         mask = torch.zeros_like(self.mixture["known"])
         mask[draw(self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon)] = True
@@ -128,12 +128,12 @@ class FedericoPeer(Party[FedericoConfig]):
         shares = torch.softmax(self.mixture["log_pi"][ids], 0)
         steps.average(self, models, dict(zip(ids, shares.tolist(), strict=True)))
         self.note("effective neighbours", 1 / (shares**2).sum())
-        self.note("own share of pi", self.mixture["log_pi"][self.site.id].exp())
+        self.note("own share of pi", self.mixture["log_pi"][self.context.id].exp())
 
     def losses(self, models: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """The loss (k, n) of each model on each own row, in evaluation mode."""
         rows = self.data
-        every = torch.arange(len(rows), device=self.site.device)
+        every = torch.arange(len(rows), device=self.context.device)
         x, y = rows.x(every), rows.y(every)
         found: list[Tensor] = []
         for weights in models:
@@ -150,7 +150,7 @@ class FedericoPeer(Party[FedericoConfig]):
         old[ids] = memory * old[ids] + (1 - memory) * losses
         known[ids] = True
         log_pi, log_r = expectation(m["log_pi"][known], old[known].double())
-        own = log_r[known[: self.site.id].sum()]
+        own = log_r[known[: self.context.id].sum()]
         weights = (own - own.max()).exp()
         self.mixture = {
             "log_pi": m["log_pi"].masked_scatter(known, log_pi),
@@ -159,9 +159,9 @@ class FedericoPeer(Party[FedericoConfig]):
             "weights": (weights / weights.mean()).float(),
         }
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, way, handout)
+        steps.prepare(self, eval_mode, broadcast)
 
 
 def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,7 +185,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedericoConf
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
-    links = fed.asked(peers, "choose", now)
+    links = fed.choose_peers(peers, "choose", now)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
 

@@ -82,7 +82,7 @@ class FedFomoPeer(Party[FedFomoConfig]):
     def split(self) -> tuple[Tensor, Tensor]:
         """Indices of the rows to train on and of the held-out rows: at least one each, if there are two."""
         rows = len(self.data)
-        order = torch.from_numpy(self.stream("validation").permutation(rows)).to(self.site.device)
+        order = torch.from_numpy(self.stream("validation").permutation(rows)).to(self.context.device)
         held = min(max(1, int(self.cfg.validation * rows)), max(1, rows - 1))
         return (order[held:] if rows > 1 else order), order[:held]
 
@@ -137,7 +137,7 @@ class FedFomoPeer(Party[FedFomoConfig]):
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Move towards each model, the own trained one included, by how much it lowers the held-out loss."""
-        me = self.site.id
+        me = self.context.id
         models = steps.models_of(self, inbox)
         start = self.began or {k: v.clone() for k, v in models[me].items()}
         losses = torch.stack([self.validation_loss(model) for model in models.values()])
@@ -160,10 +160,10 @@ class FedFomoPeer(Party[FedFomoConfig]):
             steps.set_weights(self, model)
             return F.cross_entropy(self.infer(self.data.x(held)), self.data.y(held))
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt, or fine-tune on the rows that are not held out."""
-        steps.adapt(self, steps.steps_of(self.cfg, way))
-        if way == steps.TUNED:
+        steps.adapt(self, steps.steps_of(self.cfg, eval_mode))
+        if eval_mode == steps.TUNED:
             self.train_kept(steps.tuning_epochs(self))
 
 
@@ -193,7 +193,7 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = selection.links(fed, peers, cfg, t) if cfg.friends == "afind" else fed.asked(peers, "pick", now)
+    links = selection.links(fed, peers, cfg, t) if cfg.friends == "afind" else fed.choose_peers(peers, "pick", now)
     fed.call(peers, "update", shared=now)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"

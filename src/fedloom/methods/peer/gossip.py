@@ -57,16 +57,16 @@ class GossipPeer(Party[GossipConfig]):
         models = steps.models_of(self, inbox)
         steps.average(self, models, dict.fromkeys(models, 1.0))
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, way, handout)
+        steps.prepare(self, eval_mode, broadcast)
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
     fed.call(peers, "update", shared=now)
-    links = fed.links(peers, cfg.neighbours, t)
+    links = fed.sample_peers(peers, cfg.neighbours, t)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
 

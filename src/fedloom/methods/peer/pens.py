@@ -68,7 +68,7 @@ class PensPeer(Party[PensConfig]):
     def setup(self) -> None:
         """The initial network; no counts."""
         steps.init_network(self)
-        taken, expected = torch.zeros(2, self.site.parties, dtype=torch.float64, device=self.site.device)
+        taken, expected = torch.zeros(2, self.context.parties, dtype=torch.float64, device=self.context.device)
         self.counts: dict[str, Any] = {"taken": taken, "expected": expected}
 
     def update(self, *, t: int) -> None:
@@ -94,7 +94,7 @@ class PensPeer(Party[PensConfig]):
 
     def losses(self, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> Tensor:
         """Mean loss (n,) of each model on own rows, in evaluation mode."""
-        x, y = self.some(t, size=self.cfg.loss_rows or len(self.data))
+        x, y = self.sample_batch(t, size=self.cfg.loss_rows or len(self.data))
         found = x.new_zeros(len(inbox))
         with self.scratch():
             for n, reply in enumerate(inbox.values()):
@@ -128,9 +128,9 @@ class PensPeer(Party[PensConfig]):
         models = steps.models_of(self, inbox)
         steps.average(self, models, dict.fromkeys(models, 1.0))
 
-    def prepare(self, *, way: str, handout: Mapping[str, Tree]) -> None:
+    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
         """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, way, handout)
+        steps.prepare(self, eval_mode, broadcast)
 
 
 def lowest(losses: Tensor, top: int) -> list[int]:
@@ -143,10 +143,10 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, 
     now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     fed.call(peers, "update", shared=now)
     if t < cfg.first_rounds:
-        links = fed.links(peers, cfg.neighbours, t)
+        links = fed.sample_peers(peers, cfg.neighbours, t)
         fed.exchange(links, answer="give", take="select", shared=now, expect=answer)
     else:
-        fed.exchange(fed.asked(peers, "choose", now), answer="give", take="mix", shared=now, expect=answer)
+        fed.exchange(fed.choose_peers(peers, "choose", now), answer="give", take="mix", shared=now, expect=answer)
     yield "round"
 
 

@@ -109,7 +109,7 @@ class SelectionConfig(MethodConfig):
         return self.epochs
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def eval_modes(self) -> tuple[str, ...]:
         """After steps of adaptation, and after fine-tuning, if there is any."""
         return steps.eval_modes(self.adapt_steps, self.finetune_epochs)
 
@@ -134,12 +134,12 @@ def refuse_update_noise(cfg: ConfigT) -> ConfigT:
 def init_friends(party: Party[Any]) -> dict[str, Any]:
     """Equal p, and θ = 0."""
     proxy_names(party.params)
-    site = party.site
-    near, me = torch.zeros(2, site.parties, dtype=torch.bool, device=site.device)
-    near[list(site.neighbours)] = True
-    me[site.id] = True
+    context = party.context
+    near, me = torch.zeros(2, context.parties, dtype=torch.bool, device=context.device)
+    near[list(context.neighbours)] = True
+    me[context.id] = True
     return {
-        "p": near.double() / max(1, len(site.neighbours)),
+        "p": near.double() / max(1, len(context.neighbours)),
         "theta": near.new_zeros((), dtype=torch.float64),
         "me": me,
         "near": near,
@@ -178,7 +178,7 @@ def proxy(party: Party[Any], t: int) -> tuple[Tensor, Tensor]:
     """φ (d,) and F () at the party's present weights."""
     cfg, names = party.cfg, proxy_names(party.params)
     loss_of = partial(steps.cross_entropy, party)
-    x, y = party.some(t, size=cfg.probe_rows)
+    x, y = party.sample_batch(t, size=cfg.probe_rows)
     with party.scratch():
         loss, gradients = party.gradient(loss_of, x, y, of=names)
         if cfg.dp.target == "phi":
@@ -203,7 +203,7 @@ def private(
 
 def probe_loss(party: Party[Any], t: int) -> Tensor:
     """F () at the party's present weights, on the rows of the proxy."""
-    x, y = party.some(t, size=party.cfg.probe_rows)
+    x, y = party.sample_batch(t, size=party.cfg.probe_rows)
     with party.scratch(), torch.no_grad():
         return steps.cross_entropy(party, x, y)
 
@@ -252,7 +252,7 @@ def mixing_shares(
     own = smoothed(after, heard["before"] if fresh else after, gamma)
     losses = [own, *(smoothed(inbox[j]["loss"], heard["losses"][int(j)], gamma) for j in known)]
     shares = weigh(torch.stack(losses), party.cfg).tolist()
-    return dict(zip([party.site.id, *map(int, known)], shares, strict=True))
+    return dict(zip([party.context.id, *map(int, known)], shares, strict=True))
 
 
 def smoothed(after: Tensor, before: Tensor, gamma: float) -> Tensor:
@@ -331,12 +331,12 @@ def coresets(fed: Federation, peers: Sequence[int], cfg: SelectionConfig, t: int
     """Lines 3-5: the neighbours that each peer asks in round t."""
     opens = cfg.opens(t)
     if opens and cfg.open_by == "probe":
-        fed.asked(peers, "choose", {"open": True})
-        exchange_probes(fed, fed.links(peers, cfg.open_k, t), cfg, t)
+        fed.choose_peers(peers, "choose", {"open": True})
+        exchange_probes(fed, fed.sample_peers(peers, cfg.open_k, t), cfg, t)
         opens = False
-    chosen = fed.asked(peers, "choose", {"open": opens})
+    chosen = fed.choose_peers(peers, "choose", {"open": opens})
     if opens and cfg.open_k:
-        return {i: asked for i, asked in fed.links(peers, cfg.open_k, t).items() if i in chosen}
+        return {i: asked for i, asked in fed.sample_peers(peers, cfg.open_k, t).items() if i in chosen}
     return chosen
 
 
@@ -344,7 +344,7 @@ def links(fed: Federation, peers: Sequence[int], cfg: Any, t: int) -> dict[int, 
     """The neighbours that each peer asks in round t, in a method that borrows the selection if `cfg.friends` says so;
     then φ and F have been exchanged as well."""
     if cfg.friends == "random":
-        return fed.links(peers, cfg.neighbours, t)
+        return fed.sample_peers(peers, cfg.neighbours, t)
     links = coresets(fed, peers, cfg, t)
     exchange_probes(fed, links, cfg, t)
     return links
@@ -360,4 +360,4 @@ def exchange_probes(fed: Federation, links: Mapping[int, Sequence[int]], cfg: Se
 
 def proxy_template(fed: Federation) -> Shape:
     """Template of φ."""
-    return floats(sum(fed.form[k].numel() for k in proxy_names(fed.form)))
+    return floats(sum(fed.param_shapes[k].numel() for k in proxy_names(fed.param_shapes)))

@@ -96,7 +96,7 @@ class FedHSSLConfig(steps.SplitConfig):
         return self
 
     @property
-    def least_rounds(self) -> int:
+    def min_rounds(self) -> int:
         """Pretraining and one round with labels."""
         return self.pretrain + 1
 
@@ -156,7 +156,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
     def setup(self) -> None:
         """Two encoders of the party's network, the second with weights of its own, and heads."""
         self.supervised = self.cfg.pretrain == 0
-        cross, local = self.site.build(), self.site.build()
+        cross, local = self.context.build(), self.context.build()
         with self.seeded("heads"):
             for module in local.modules():
                 if callable(reinitialise := getattr(module, "reset_parameters", None)):
@@ -201,8 +201,8 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
         """Steps of the local part on own rows."""
         cfg, names = self.cfg, self.part(LOCAL)
         self.opt = steps.at_rate(self.opt, cfg.rate(t))
-        all_aligned = len(self.data) == self.site.aligned
-        batches = self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_aligned)
+        all_aligned = len(self.data) == self.context.aligned
+        batches = self.context.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_aligned)
         losses = [self.minimise(self._local_loss, *steps.views(x, cfg), only=names) for x in batches]
         self.note("local loss", torch.stack(losses).mean())
 
@@ -220,7 +220,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
 
     def top(self) -> dict[str, Tensor | dict[str, Tensor]]:
         """The parameters to be averaged, and the number of own rows () that they were trained on."""
-        unaligned = self.row_count - self.site.aligned
+        unaligned = self.row_count - self.context.aligned
         rows = torch.where(unaligned > 0, unaligned, self.row_count)
         return {"top": {k: self.params[k] for k in self.part(TOP)}, "rows": rows}
 
@@ -261,7 +261,7 @@ class FedHSSLActive(Party[FedHSSLConfig]):
 
     def setup(self) -> None:
         """A classifier of all that parties send."""
-        self.network(steps.top_model(self, self.site.parties * self.cfg.sent), self.cfg.optimise())
+        self.network(steps.top_model(self, self.context.parties * self.cfg.sent), self.cfg.optimise())
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
         """Logits (n, Z) from what each party contributes."""
@@ -287,7 +287,7 @@ def top_means(tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) ->
 def cross(fed: Federation, parties: Sequence[int], cfg: FedHSSLConfig, t: int, number: int, step: int) -> None:
     """Cross-party step on one aligned batch. Without the first party there is nothing to agree with."""
     which = {"number": number, "step": step}
-    z = fed.call(parties, "project", shared=which, expect=floats(cfg.batch_size, cfg.projection), need=2)
+    z = fed.call(parties, "project", shared=which, expect=floats(cfg.batch_size, cfg.projection), min_replies=2)
     if 0 in z:
         first, others = z[0][None], torch.stack([projection for m, projection in z.items() if m])
         each = {m: {"others": first if m else others} for m in z}
@@ -302,7 +302,7 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
                 cross(fed, parties, cfg, t, number, step)
         fed.call(parties, "improve", shared={"t": t}, expect=None)
         if cfg.aggregate:
-            found = fed.call(parties, "top", expect={"top": top_template(cfg), "rows": Shape("int64")}, need=1)
+            found = fed.call(parties, "top", expect={"top": top_template(cfg), "rows": Shape("int64")}, min_replies=1)
             found = {m: reply for m, reply in found.items() if reply["rows"] > 0}  # others are no valid weights
             if found:
                 rows = {m: int(reply["rows"]) for m, reply in found.items()}
@@ -310,7 +310,9 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
                 fed.call(list(found), "share", each=means, expect=None)
     else:
         first = (t - cfg.pretrain) * cfg.epochs
-        steps.passes(fed, active, parties, range(first, first + cfg.epochs), width=cfg.sent, need=active.site.parties)
+        steps.passes(
+            fed, active, parties, range(first, first + cfg.epochs), width=cfg.sent, min_replies=active.context.parties
+        )
     yield "round"
 
 

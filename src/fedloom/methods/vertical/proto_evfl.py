@@ -56,8 +56,8 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
         self.network(steps.extractor(self), proto.optimiser(self.cfg, self.cfg.lr, self.cfg.weight_decay))
-        self.prototypes = torch.zeros(self.site.classes, self.cfg.width, device=self.site.device)
-        self.prior = torch.full((self.site.classes,), 1 / self.site.classes, device=self.site.device)
+        self.prototypes = torch.zeros(self.context.classes, self.cfg.width, device=self.context.device)
+        self.prior = torch.full((self.context.classes,), 1 / self.context.classes, device=self.context.device)
 
     def introduce(self) -> Tensor:
         """Round 0: centre, and embed the aligned people (N_a, d)."""
@@ -70,7 +70,7 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
         self.prototypes = prototypes  # line 2
         self.prior = proto.mixed_prior(self, t, prototypes, self.prior, prior)  # line 4
         with proto.rollback_on_collapse(self, t, self.prototypes, self.prior):  # lines 5-8
-            for x in self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=cfg.local_rows == "all"):
+            for x in self.context.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=cfg.local_rows == "all"):
                 self.minimise(self._cost, x)
         return {"embedded": proto.sent_embeddings(self, "embeddings", t), "prior": self.prior}
 
@@ -141,16 +141,16 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
     def setup(self) -> None:
         """No replies yet: uniform priors, no prototypes."""
-        site, cfg = self.site, self.cfg
-        parties, classes, width = site.parties, site.classes, cfg.width
+        context, cfg = self.context, self.cfg
+        parties, classes, width = context.parties, context.classes, cfg.width
         with self.seeded("fusion"):
             fusion = Fusion(parties, width, classes, cfg)
         self.network(fusion, proto.optimiser(cfg, cfg.active_lr))
-        self.embedded = torch.zeros(site.aligned, parties, width, device=site.device)
+        self.embedded = torch.zeros(context.aligned, parties, width, device=context.device)
         present = torch.bincount(steps.labels(self), minlength=classes) > 0
         self.prior = present / present.sum()
         self.priors = self.prior.repeat(parties, 1)
-        self.prototypes = torch.zeros(parties, classes, width, device=site.device)
+        self.prototypes = torch.zeros(parties, classes, width, device=context.device)
         self.begun = False
 
     def begin(self, replies: Mapping[int, Tensor]) -> None:
@@ -161,7 +161,7 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
     def _class_means(self, embedded: Tensor) -> Tensor:
         """Class means (M, Z, d) of embeddings (N_a, M, d)."""
-        return torch.stack([class_means(f, steps.labels(self), self.site.classes)[0] for f in embedded.unbind(1)])
+        return torch.stack([class_means(f, steps.labels(self), self.context.classes)[0] for f in embedded.unbind(1)])
 
     def store(self, embedded: Mapping[int, Tensor], priors: Mapping[int, Tensor]) -> None:
         """Line 11. The last reply of a silent party still counts, and so does its last prior that was valid."""
@@ -189,7 +189,7 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
             adapted = self.net.module.adapt(self.embedded)  # type: ignore[operator]
         rho, moved = self.cfg.rho, []
         for mu, f in zip(self.prototypes, adapted.unbind(1), strict=True):
-            means, counts = class_means(f, steps.labels(self), self.site.classes)
+            means, counts = class_means(f, steps.labels(self), self.context.classes)
             following = mu + rho * means if self.cfg.prototypes == "sum" else torch.lerp(mu, means, rho)
             moved.append(torch.where(counts[:, None] > 0, following, mu))
         if self.cfg.prototypes != "fixed":
@@ -222,10 +222,10 @@ def round(
     fed: Federation, active: ProtoEVFLActive, parties: Sequence[int], cfg: proto.ProtoEVFLConfig, t: int
 ) -> Iterator[str]:
     """Algorithm 1 for one t, once all parties have introduced themselves."""
-    classes, aligned = active.site.classes, active.site.aligned
+    classes, aligned = active.context.classes, active.context.aligned
     embeddings = floats(aligned, cfg.width)
     if not active.begun:
-        replies = fed.call(parties, "introduce", expect=embeddings, need=active.site.parties)
+        replies = fed.call(parties, "introduce", expect=embeddings, min_replies=active.context.parties)
         if not replies:
             yield "round"
             return

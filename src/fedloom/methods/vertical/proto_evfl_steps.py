@@ -100,7 +100,7 @@ class ProtoEVFLConfig(MethodConfig):
         return max(1, self.epochs)
 
     @property
-    def ways(self) -> tuple[str, ...]:
+    def eval_modes(self) -> tuple[str, ...]:
         """Each party alone, from its prototypes."""
         return (ALONE,)
 
@@ -256,7 +256,7 @@ def contribution(party: Party[Any], on: str, *, begun: bool) -> Tensor:
     """Embeddings (n, d) for a joint evaluation, with noise; of the aligned people without it, since that is what the
     party itself would attack with. Before it has `begun`, the party has not calibrated yet."""
     if on != "aligned":
-        return with_noise(party, party.infer(party.site.tests[on].every), f"{on} embeddings")
+        return with_noise(party, party.infer(party.context.tests[on].every), f"{on} embeddings")
     with party.scratch():
         if not begun:
             calibrate(party)

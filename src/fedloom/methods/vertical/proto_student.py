@@ -62,12 +62,12 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
-        site, cfg = self.site, self.cfg
+        context, cfg = self.context, self.cfg
         with self.seeded("head"):
-            head = nn.Linear(cfg.width, site.classes)
+            head = nn.Linear(cfg.width, context.classes)
         self.network(steps.extractor(self, head), proto.optimiser(cfg, cfg.lr, cfg.weight_decay))
-        self.prototypes = torch.zeros(site.classes, cfg.width, device=site.device)
-        self.prior = torch.full((site.classes,), 1 / site.classes, device=site.device)
+        self.prototypes = torch.zeros(context.classes, cfg.width, device=context.device)
+        self.prior = torch.full((context.classes,), 1 / context.classes, device=context.device)
 
     def introduce(self) -> Tensor:
         """Round 0: centre, and embed the aligned people (N_a, d)."""
@@ -85,7 +85,7 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
     def _fit(self, t: int) -> None:
         """Learn the pseudo-labels of the most confident rows."""
         cfg = self.cfg
-        x = self.data.every[0 if cfg.local_rows == "all" else self.site.aligned :]
+        x = self.data.every[0 if cfg.local_rows == "all" else self.context.aligned :]
         rows, named = most_confident(torch.softmax(self.alone(self.infer(x)), -1), cfg.sure)
         plan = self.stream("batches", t).integers(len(rows), size=(cfg.steps, cfg.batch_size))
         for which in torch.from_numpy(plan).to(rows.device):

@@ -57,7 +57,7 @@ class SplitActive(Party[steps.SplitConfig]):
 
     def setup(self) -> None:
         """A classifier of all embeddings."""
-        self.network(steps.top_model(self, self.site.parties * self.cfg.width), self.cfg.optimise())
+        self.network(steps.top_model(self, self.context.parties * self.cfg.width), self.cfg.optimise())
 
     def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
         """Logits (n, Z) from the embeddings (n, d) of each party."""
@@ -93,7 +93,7 @@ def round(
 ) -> Iterator[str]:
     """Some passes over the aligned rows."""
     numbers = range(t * cfg.epochs, (t + 1) * cfg.epochs)
-    steps.passes(fed, active, parties, numbers, width=cfg.width, need=active.site.parties)
+    steps.passes(fed, active, parties, numbers, width=cfg.width, min_replies=active.context.parties)
     yield "round"
 
 
@@ -102,7 +102,9 @@ def round_alone(
 ) -> Iterator[str]:
     """The same with the first party alone, if it is present."""
     first = [m for m in parties if m == 0]
-    steps.passes(fed, active, first, range(t * cfg.epochs, (t + 1) * cfg.epochs), width=cfg.width, need=len(first))
+    steps.passes(
+        fed, active, first, range(t * cfg.epochs, (t + 1) * cfg.epochs), width=cfg.width, min_replies=len(first)
+    )
     yield "round"
 
 

@@ -63,7 +63,7 @@ class SSVFLConfig(steps.SplitConfig):
     """Of SCARF's loss (τ)."""
 
     @property
-    def least_rounds(self) -> int:
+    def min_rounds(self) -> int:
         """Pretraining and one round with labels."""
         return self.pretrain + 1
 
@@ -96,7 +96,7 @@ class SSVFLPassive(Party[SSVFLConfig]):
     def setup(self) -> None:
         """Its extractor, as `split` has it, and heads."""
         self.supervised = self.cfg.pretrain == 0
-        body, pictures = self.site.build(), self.data.pool.dim() == 4
+        body, pictures = self.context.build(), self.data.pool.dim() == 4
         with self.seeded("heads"):
             network = PretrainedExtractor(body, self.cfg, steps.principal_components(self), pictures=pictures)
         self.network(network, steps.ScheduledOptimiser(self.cfg))
@@ -105,7 +105,7 @@ class SSVFLPassive(Party[SSVFLConfig]):
         """Phase 1: steps on batches of all own rows."""
         cfg = self.cfg
         self.opt = steps.at_rate(self.opt, cfg.pretrain_lr)
-        batches = self.site.unlabelled(t, steps=cfg.steps, size=cfg.batch_size)
+        batches = self.context.unlabelled(t, steps=cfg.steps, size=cfg.batch_size)
         losses = [self.minimise(self._loss, *steps.views(x, cfg)) for x in batches]
         self.note("pretraining loss", torch.stack(losses).mean())
 
@@ -137,7 +137,9 @@ def round(fed: Federation, active: SplitActive, parties: Sequence[int], cfg: SSV
         fed.call(parties, "teach", shared={"t": t}, expect=None)
     else:
         first = (t - cfg.pretrain) * cfg.epochs
-        steps.passes(fed, active, parties, range(first, first + cfg.epochs), width=cfg.width, need=active.site.parties)
+        steps.passes(
+            fed, active, parties, range(first, first + cfg.epochs), width=cfg.width, min_replies=active.context.parties
+        )
     yield "round"
 
 

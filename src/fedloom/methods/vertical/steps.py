@@ -92,7 +92,7 @@ class PrincipalComponents(nn.Module):
 def extractor(party: Party[Any], head: nn.Module | None = None) -> Extractor:
     """A party's extractor as its config describes it, with a head that stays at the party if the page needs one."""
     cfg = party.cfg
-    return Extractor(party.site.build(), cfg.learnt, cfg.centred, principal_components(party), head)
+    return Extractor(party.context.build(), cfg.learnt, cfg.centred, principal_components(party), head)
 
 
 def principal_components(party: Party[Any]) -> PrincipalComponents | None:
@@ -113,21 +113,21 @@ def classifier(inputs: int, classes: int) -> nn.Sequential:
 
 def aligned_rows(party: Party[Any]) -> Tensor:
     """Inputs (N_a, ...) of the aligned people, in the order that all parties share."""
-    return party.data.every[: party.site.aligned]
+    return party.data.every[: party.context.aligned]
 
 
 def aligned_batch(party: Party[Any], number: int, step: int) -> Tensor:
     """Inputs (B, ...) of one step of pass `number` over the aligned rows: the same people at every party."""
-    return party.site.aligned_batch(number, step, size=party.cfg.batch_size)
+    return party.context.aligned_batch(number, step, size=party.cfg.batch_size)
 
 
 def sample_rows(party: Party[Any], size: int, purpose: str, t: int = 0, *, aligned: bool = True) -> Tensor:
     """At most `size` different rows (n, ...) for this purpose and round; without the aligned ones if not `aligned`."""
-    rows, first = party.data, 0 if aligned else party.site.aligned
+    rows, first = party.data, 0 if aligned else party.context.aligned
     if len(rows) - first <= size:
         return rows.every[first:]
     which = party.stream(purpose, t).choice(len(rows) - first, size, replace=False) + first
-    return rows.x(torch.from_numpy(which).to(party.site.device))
+    return rows.x(torch.from_numpy(which).to(party.context.device))
 
 
 def calibrate(party: Party[Any]) -> None:
@@ -152,12 +152,12 @@ def embeddings(party: Party[Any], on: str) -> Tensor:
     """Embeddings (n, ...) for a joint evaluation: of the test rows named `on`, or, if `on` is "aligned", of the aligned
     people as a pass sends them, with the centring of each batch."""
     if on != "aligned":
-        return party.infer(party.site.tests[on].every)
-    plan = aligned_plan(party.site.seed, 0, party.site.aligned, party.cfg.batch_size)
+        return party.infer(party.context.tests[on].every)
+    plan = aligned_plan(party.context.seed, 0, party.context.aligned, party.cfg.batch_size)
     with party.scratch():
         outputs = [party.forward(aligned_batch(party, 0, step)) for step in range(len(plan))]
-    order = plan.flatten()[: party.site.aligned].argsort()  # a pass begins with each of them once
-    return torch.cat(outputs)[order.to(party.site.device)]
+    order = plan.flatten()[: party.context.aligned].argsort()  # a pass begins with each of them once
+    return torch.cat(outputs)[order.to(party.context.device)]
 
 
 # -- the active party: its labels and its classifier ---------------------------------------------------------------
@@ -165,19 +165,19 @@ def embeddings(party: Party[Any], on: str) -> Tensor:
 
 def steps_per_pass(active: Party[Any]) -> int:
     """Number of batches in a pass over the aligned rows."""
-    return math.ceil(active.site.aligned / int(active.cfg.batch_size))
+    return math.ceil(active.context.aligned / int(active.cfg.batch_size))
 
 
 def batch_indices(active: Party[Any], number: int, step: int) -> Tensor:
     """Indices (B,) of the aligned rows in a step of pass `number`: the same at every party."""
-    site = active.site
-    return aligned_plan(site.seed, number, site.aligned, active.cfg.batch_size)[step].to(site.device)
+    context = active.context
+    return aligned_plan(context.seed, number, context.aligned, active.cfg.batch_size)[step].to(context.device)
 
 
 def labels(active: Party[Any], rows: Tensor | None = None) -> Tensor:
     """Classes (B,) of these aligned rows, or of all of them (N_a,)."""
-    site = active.site
-    return active.data.y(torch.arange(site.aligned, device=site.device) if rows is None else rows)
+    context = active.context
+    return active.data.y(torch.arange(context.aligned, device=context.device) if rows is None else rows)
 
 
 def joint(parts: Mapping[int, Tensor]) -> Tensor:
@@ -259,7 +259,7 @@ def top_model(active: Party[Any], inputs: int) -> nn.Module:
     Raises:
         MethodError: logits are to be added up, but embeddings are not as wide as there are classes.
     """
-    classes, cfg = active.site.classes, active.cfg
+    classes, cfg = active.context.classes, active.cfg
     if cfg.top == "sum" and cfg.width != classes:
         raise MethodError(f"params.top = sum adds up logits: set params.width to {classes}, one for each class")
     with active.seeded("top"):
@@ -276,7 +276,7 @@ def learn(active: Party[Any], parts: Mapping[int, Tensor], number: int, step: in
 
 
 def passes(
-    fed: Federation, active: Party[Any], parties: Sequence[int], numbers: range, *, width: int, need: int
+    fed: Federation, active: Party[Any], parties: Sequence[int], numbers: range, *, width: int, min_replies: int
 ) -> None:
     """Passes of split learning over the aligned rows.
 
@@ -292,7 +292,7 @@ def passes(
     for number in numbers:
         for step in range(steps_per_pass(active)):
             which = {"number": number, "step": step}
-            parts = fed.call(parties, "embed", shared=which, expect=template, need=need)
+            parts = fed.call(parties, "embed", shared=which, expect=template, min_replies=min_replies)
             if parts:
                 fed.call(parts, "update", shared=which, each=learn(active, parts, number, step), expect=None)
 

@@ -111,7 +111,7 @@ class GridTransport:
         self._thread.join(GOODBYE)  # Flower tries for ever to reach a SuperLink that is gone
 
     def _run(self) -> None:
-        trouble = ""
+        problem = ""
         while not self._closed:
             with self._lock:
                 self._pending = [pending for pending in self._pending if not pending.answer.done()]
@@ -121,11 +121,11 @@ class GridTransport:
                     self._call_the_roll()
                 self._push(messages)
                 self._pull(messages)
-                trouble = ""
+                problem = ""
             except Exception as error:  # the SuperLink is not there, or will not do it
-                if str(error) != trouble:
+                if str(error) != problem:
                     _log.warning("the SuperLink could not be used: %s", error)
-                trouble = str(error)
+                problem = str(error)
                 for pending in messages:
                     _fail(pending, CallRefused(rpc_errors.UNREACHABLE, "the SuperLink could not be used"))
             self._wake.wait(LOOK)
@@ -210,7 +210,7 @@ class GridClient:
         return self._name in self._post.there()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why it is not there."""
         if self._name in self._post.twice:
             return "several SuperNodes have this name: unregister all but one"

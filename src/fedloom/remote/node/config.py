@@ -19,13 +19,13 @@ from fedloom.experiment.build import SETTINGS
 from fedloom.experiment.config import RunConfig
 from fedloom.methods import registry
 from fedloom.remote import rpc_errors
-from fedloom.remote.config_file import RelativeName, RelativePath, Section, read_config
+from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, read_config
 from fedloom.remote.credentials import Credentials, endpoint
 from fedloom.remote.node.method_policy import MethodPolicy
 from fedloom.remote.rpc_errors import CallRefused
 
 
-class NodeData(Section):
+class NodeData(FileSection):
     """`[data.NAME]`: what a run's `data.name` means here."""
 
     set: str | None = None
@@ -56,7 +56,7 @@ class NodeData(Section):
         return self
 
 
-class NodeConfig(Section):
+class NodeConfig(FileSection):
     """A node."""
 
     name: str = Field(min_length=1)

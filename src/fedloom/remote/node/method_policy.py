@@ -84,9 +84,9 @@ def _impossible(method: Method, fixed: Mapping[str, Any], kinds: Mapping[str, An
     """A sentence for each value that its setting can't have, whatever the others are."""
     params: dict[str, Any] = {}
     for name, value in fixed.items():
-        *way, last = name.split(".")
+        *path, last = name.split(".")
         table = params
-        for part in way:
+        for part in path:
             table = table.setdefault(part, {})
         table[last] = None if value == "none" and NoneType in get_args(kinds[name]) else value
     try:

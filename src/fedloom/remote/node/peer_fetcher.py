@@ -21,7 +21,7 @@ from fedloom.remote.node.run import NodeRun
 from fedloom.remote.rpc import digest
 from fedloom.remote.rpc_errors import CallRefused
 
-_TASK: Final = {"each": object, "parcels": object, "fault": object, "seed": int}
+_TASK: Final = {"each": object, "reply_refs": object, "fault": object, "seed": int}
 _PARCEL: Final = [int, str, str]
 _NOTHING: Final = object()
 PATIENCE: Final = 10.0
@@ -75,25 +75,25 @@ class PeerFetcher:
         message.check_like(tasks, [_TASK] * len(tasks) if isinstance(tasks, list) else [])
         wanted: dict[tuple[int, str], str] = {}
         for task in tasks:
-            for held in (task["parcels"] or {}).values():
+            for held in (task["reply_refs"] or {}).values():
                 for where in held.values() if isinstance(held, dict) else [held]:
                     message.check_like(where, _PARCEL)
-                    wanted[parcel_key(where)] = where[2]
+                    wanted[reply_key(where)] = where[2]
         found = await asyncio.gather(*(self._get(node_run, *where, what, end) for where, what in wanted.items()))
         brought = {where: tree for where, tree in zip(wanted, found, strict=True) if tree is not _NOTHING}
         missing = [
             [n, name, k]
             for n, task in enumerate(tasks)
-            for name, held in (task["parcels"] or {}).items()
+            for name, held in (task["reply_refs"] or {}).items()
             if isinstance(held, dict)
             for k, where in held.items()
-            if parcel_key(where) not in brought
+            if reply_key(where) not in brought
         ]
         return brought, missing
 
     async def _get(self, node_run: NodeRun, owner: int, key: str, what: str, end: float) -> Any:
         """What party `owner` left under a key, if it is what it was said to be; `_NOTHING` if it can't be had."""
-        if owner == node_run.party.site.id:
+        if owner == node_run.party.context.id:
             data = node_run.left.get(key, (0, b""))[1]
             return await asyncio.to_thread(message.decode, data) if data else _NOTHING
         member = node_run.members.get(str(owner))
@@ -140,7 +140,7 @@ class PeerFetcher:
         return await asyncio.shield(coming)
 
 
-def parcel_key(held: Sequence[Any]) -> tuple[int, str]:
+def reply_key(held: Sequence[Any]) -> tuple[int, str]:
     """Whose parcel it is, and its key."""
     return held[0], held[1]
 

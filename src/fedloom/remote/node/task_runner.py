@@ -17,7 +17,7 @@ from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines._shared_buffer import unspell
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.node.peer_fetcher import parcel_key
+from fedloom.remote.node.peer_fetcher import reply_key
 from fedloom.remote.node.run import NodeRun, light
 from fedloom.remote.node.store import StoredState
 from fedloom.remote.rpc_errors import CallRefused
@@ -91,12 +91,12 @@ def _task(
     watch: _Watch,
 ) -> Tree | Failure:
     each = {**(payload.decoded(rest, task["each"]) or {})}
-    for name, held in (task["parcels"] or {}).items():
-        if isinstance(held, list) and parcel_key(held) not in brought:
+    for name, held in (task["reply_refs"] or {}).items():
+        if isinstance(held, list) and reply_key(held) not in brought:
             return Failure(rpc_errors.UNREACHABLE)
-        each[name] = _parcels(held, brought)
+        each[name] = _reply_refs(held, brought)
     order = Task(
-        node_run.party.site.id,
+        node_run.party.context.id,
         asked["method"],
         shared or {},
         each,
@@ -135,7 +135,7 @@ def line(
             reply = Failure(rpc_errors.BUSY)  # until peers have taken what is there
         else:
             key = node_run.leave(call, message.encode(reply))
-            return {"parcel": key, "what": left.what, "payload": left.size.payload, "wire": left.size.wire}
+            return {"reply_ref": key, "what": left.what, "payload": left.size.payload, "wire": left.size.wire}
     if not isinstance(reply, Failure):
         try:
             replies.append(message.encode(reply))
@@ -166,11 +166,11 @@ class _Watch:
         return message.encode(self._party.own_state(), _LARGE)
 
 
-def _parcels(held: Any, brought: Mapping[tuple[int, str], Tree]) -> Any:
+def _reply_refs(held: Any, brought: Mapping[tuple[int, str], Tree]) -> Any:
     """Places of parcels as parcels, without those that can't be had."""
     if isinstance(held, dict):
-        return {k: ReplyRef(parcel_key(where)) for k, where in held.items() if parcel_key(where) in brought}
-    return ReplyRef(parcel_key(held))
+        return {k: ReplyRef(reply_key(where)) for k, where in held.items() if reply_key(where) in brought}
+    return ReplyRef(reply_key(held))
 
 
 def _finite(notes: Mapping[str, Note]) -> dict[str, Note]:

@@ -236,7 +236,7 @@ def _result(folder: Path) -> dict[str, float] | None:
         return None
     s = model(folder / "result.json", RunSummary)
     means = {name: s.accuracies[name].mean for name in (GLOBAL, OWN, *s.accuracies) if name in s.accuracies}
-    sent = {f"bytes {way}": float(count) for way, count in s.bytes}
+    sent = {f"bytes {eval_mode}": float(count) for eval_mode, count in s.bytes}
     rest = {"seconds": s.seconds["total"], "failures": s.failures, "chance": s.chance}
     return {**means, **s.scores, **sent, **{name: value for name, value in rest.items() if value is not None}}
 

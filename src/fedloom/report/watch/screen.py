@@ -144,8 +144,12 @@ def _row(member: Member) -> tuple[Text, Text, str, str, str]:
 
 
 def _traffic(view: View) -> list[RenderableType]:
-    ways = {"up": "to the home", "down": "from it", "across": "between the others"}
-    parts = [f"{_size(view.bytes[way])} {words}" for way, words in ways.items() if view.bytes.get(way)]
+    eval_modes = {"up": "to the home", "down": "from it", "across": "between the others"}
+    parts = [
+        f"{_size(view.bytes[eval_mode])} {words}"
+        for eval_mode, words in eval_modes.items()
+        if view.bytes.get(eval_mode)
+    ]
     return [Text(), Text(f"crossed so far: {', '.join(parts) or 'nothing'}")]
 
 
