@@ -107,7 +107,7 @@ def ran(name: str, norm: str, engine: str) -> dict[str, Any]:
     world = build(run.model_copy(update={"engine": EngineConfig(**ENGINES.get(engine, {}))}))
     with start(world) as there:
         graph = None if world.graph is None else dict(enumerate(world.graph))
-        fed = Federation(there, seed=run.seed, graph=graph, param_shapes=world.param_shapes, adopt=world.adopt)
+        fed = Federation(there, seed=run.seed, graph=graph, param_shapes=world.param_shapes, colocated=world.colocated)
         for t in range(ROUNDS):
             fed.round = t
             for _ in world.method.round(fed, world.server, there.ids, world.cfg, t):

@@ -45,7 +45,7 @@ class Config(MethodConfig):
     lr: float = 0.1
 
     @property
-    def ways(self):
+    def eval_modes(self):
         return ("1 step", "0 steps", "5 steps")
 
 class Client(Party[Config]):
@@ -63,9 +63,9 @@ class Client(Party[Config]):
         self.steps(t, 5)
         return self.params
 
-    def prepare(self, *, way, handout):
-        self.params = handout
-        self.steps(10**6, int(way.split()[0]) if way else 0)
+    def prepare(self, *, eval_mode, broadcast):
+        self.params = broadcast
+        self.steps(10**6, int(eval_mode.split()[0]) if eval_mode else 0)
 
 class Server(Party[Config]):
     STATE = ("weights",)

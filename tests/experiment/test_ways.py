@@ -29,7 +29,7 @@ class Config(MethodConfig):
     tune: bool = True
 
     @property
-    def ways(self):
+    def eval_modes(self):
         return ("tuned",) if self.tune else ()
 
 class Client(Party[Config]):
@@ -52,8 +52,8 @@ class Client(Party[Config]):
         self.note("other vector", weights)
         self.note("taken", float(len(inbox)))
 
-    def prepare(self, *, way, handout):
-        if way == "tuned":
+    def prepare(self, *, eval_mode, broadcast):
+        if eval_mode == "tuned":
             self.learn(t=0)
 
 def round(fed, server, clients, cfg, t):
