@@ -1,4 +1,4 @@
-"""What the README and the docs show is run, and is what stands in the files."""
+"""The code and commands in the README and the docs work, and match the files."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_config_in_the_docs_is_valid(text: str) -> None:
 
 
 def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each `fedloom …` line parses: its command, options and names exist. What it would do is not done."""
+    """Each `fedloom …` line parses: its command, options and names exist. Nothing is run."""
     from fedloom.cli import app as cli
 
     monkeypatch.chdir(tmp_path)
@@ -70,8 +70,8 @@ def test_commands_in_the_readme_are_understood(monkeypatch: pytest.MonkeyPatch, 
         done.append(type(what).__name__)
         raise SystemExit
 
-    monkeypatch.setattr("fedloom.reproduce.plan.work", planned)
-    monkeypatch.setattr("fedloom.reproduce.sweep.run.work", planned)
+    monkeypatch.setattr("fedloom.reproduce.plan.run_plan", planned)
+    monkeypatch.setattr("fedloom.reproduce.sweep.run.run_sweep", planned)
     shown = "\n".join(blocks(ROOT / "README.md", ""))
     lines = re.findall(r"^fedloom (.*?)(?:\s+#.*)?$", shown, re.M)
     assert len(lines) >= 6
