@@ -309,5 +309,5 @@ def test_the_account_and_what_is_refused() -> None:
         assert engine.account().remarks == ("the state of 2 of 2 parties lies on disk between calls",)
     with pytest.raises(ConfigError, match="at least 1"):
         echoes(3, workers(0))
-    with pytest.raises(ConfigError, match="take the engine batched"):
+    with pytest.raises(ConfigError, match="set the engine batched"):
         WorkersEngine([Echo(None, ClientContext(id=0, device="meta"))], workers=2)

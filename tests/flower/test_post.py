@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own")
 
-from fedloom.remote.flower.messages import pack, unpack
+from fedloom.remote.flower.records import pack, unpack
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 

@@ -23,8 +23,8 @@ from tests.engines.test_every_method import run_of
 
 CLASSES = {c for m in registry().values() for c in (m.client, m.black_box) if c is not None}
 LOOKS = {*EVALUATIONS, "public_digest"}
-HOME, PEERS = {"call": 1, "asked": 1}, {"ask", "answer"}
-"""Where a round names a method: by place in `fed.call` and `fed.asked`, by name in `fed.exchange`."""
+SERVER, PEERS = {"call": 1, "choose_peers": 1}, {"ask", "answer"}
+"""Where a round names a method: by position in `fed.call` and `fed.choose_peers`, by name in `fed.exchange`."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in registry()},
     "boxes in fedal": ("fedal", {"models": {"pool": ["knn"]}}),
@@ -46,8 +46,8 @@ def named() -> Iterator[tuple[bool, str]]:
         for node in ast.walk(ast.parse(page.read_text())):
             given: list[tuple[str, ast.expr]] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if ast.unparse(node.func.value) == "fed" and node.func.attr in HOME:
-                    yield False, literal(node.args[HOME[node.func.attr]])
+                if ast.unparse(node.func.value) == "fed" and node.func.attr in SERVER:
+                    yield False, literal(node.args[SERVER[node.func.attr]])
                 elif ast.unparse(node.func) == "fed.exchange":
                     given = [(k.arg, k.value) for k in node.keywords if k.arg]
             elif isinstance(node, ast.Dict):  # of arguments for two exchanges

@@ -612,7 +612,7 @@ def test_a_relay_s_config_says_all_that_is_wrong(fed: Path, tmp_path: Path) -> N
         relays.read(tmp_path / "relay.toml")
     path = tmp_path / "relay.toml"
     path.write_text("listen = ")
-    with pytest.raises(ConfigError, match="is no TOML"):
+    with pytest.raises(ConfigError, match="is not valid TOML"):
         relays.read(path)
     path.write_text('listen = "a:1"\nnode = ["a"]\nmost_open = 0\ncallers = []\n')
     with pytest.raises(ConfigError) as caught:
