@@ -124,7 +124,7 @@ def test_links_of_a_text() -> None:
         ("0,1\n\n1 5", "line 3 links '1 5', but the ids of the 5 peers are 0 to 4"),
         ("0," + "9" * 6000, "line 1 links '0,999"),
         ("0,1\n2,2", "line 2 links peer 2 to itself: remove it"),
-        ("# nothing\n", "it has no links"),
+        ("# nothing\n", "the file has no links"),
     ],
 )
 def test_a_text_of_links_is_refused_with_its_line(text: str, problem: str) -> None:

@@ -688,10 +688,10 @@ def test_weighted_mean_adds_in_the_given_order_and_does_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("trees", "weights", "why"),
     [
-        ([], [], "one weight per tree"),
-        ([{"a": torch.ones(1)}], [1, 2], "one weight per tree: 1 and 2"),
+        ([], [], "one weight for each"),
+        ([{"a": torch.ones(1)}], [1, 2], "one weight for each: 1 trees, 2 weights"),
         ([{"a": torch.ones(1)}] * 2, [0, 0], "not all 0"),
-        ([{"a": torch.ones(1)}] * 2, [2, -1], "from 0"),
+        ([{"a": torch.ones(1)}] * 2, [2, -1], "at least 0"),
         ([{"a": torch.ones(1)}], [math.nan], "finite"),
         ([{"a": torch.ones(1)}] * 2, [1e308, 1e308], "finite"),
         ([{"a": torch.ones(1), "b": torch.ones(1)}, {"a": torch.ones(1)}], [1, 1], "'a', 'b', got 'a'"),

@@ -62,7 +62,7 @@ def test_undeclared_state_is_refused_and_says_how_to_mend_it() -> None:
     party = Counter(None, ClientContext(id=0))
     with pytest.raises(StateError, match=r"self\.cache.*Add 'cache' to STATE, or use a local variable"):
         party.sneak()
-    with pytest.raises(StateError, match=r"Counter\.log must be a tree.*\bf\b"):
+    with pytest.raises(StateError, match=r"Counter\.log is in STATE and must be a tree.*\bf\b"):
         party.keep_object()
 
 
@@ -73,7 +73,7 @@ def test_state_goes_round_and_holds_no_graph() -> None:
     twin.load(party.state())
     twin.add(x=torch.tensor(1.0))
     assert twin.state() == {"total": torch.tensor(3.0), "log": {"n": 2}}
-    with pytest.raises(StateError, match="another method or version"):
+    with pytest.raises(StateError, match="state of the same method and version"):
         twin.load({"total": torch.zeros(())})
 
 
@@ -103,7 +103,7 @@ def test_mistakes_in_setup_are_told() -> None:
         def setup(self) -> None:
             self.cache: list[int] = []  # which a method could fill without ever assigning it
 
-    with pytest.raises(StateError, match=r"Hides assigns self\.cache.*belongs in the config or on the class"):
+    with pytest.raises(StateError, match=r"Hides assigns self\.cache.*put constants in the config or on the class"):
         Hides(None, ClientContext(id=0))
 
     learner = Learner(None, ClientContext(id=0))
@@ -128,7 +128,7 @@ def test_mistakes_in_setup_are_told() -> None:
     ):
         with pytest.raises(MethodError, match=text):
             kind(None, ClientContext(id=0))
-    with pytest.raises(MethodError, match="holds no data"):
+    with pytest.raises(MethodError, match="no rows of its own"):
         _ = Counter(None, ClientContext(id=4)).data
     with pytest.raises(MethodError, match=r"set data\.public"):
         Counter(None, ClientContext(id=4)).public(0, steps=1, size=1)
@@ -320,7 +320,7 @@ def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
         lambda: context.rows.batches(which),
         lambda: context.sample_batch(0, size=2),
     ):
-        with pytest.raises(MethodError, match="no labels here: another party may hold them"):
+        with pytest.raises(MethodError, match="no labels here; read labels only at"):
             read()
     with pytest.raises(MethodError, match="no labels here"):
         predictions(Learner(None, unlabelled(network=common)), on="test")

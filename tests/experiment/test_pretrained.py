@@ -506,7 +506,7 @@ def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
     ("section", "why"),
     [
         ({"model": "resnet9"}, r"pretrained\.model: there is no model 'resnet9'\. Did you mean 'resnet8'"),
-        ({"model": "nowhere:net"}, r"pretrained\.model: .*can't be imported"),
+        ({"model": "nowhere:net"}, r"pretrained\.model: .*cannot import nowhere"),
         ({"norm": "batch"}, "^pretrained: norm says how a model is made: name one with model"),
         ({"model": "my.nets:net", "norm": "batch"}, "my.nets:net decides for itself how it is normalised: leave norm"),
         ({"epochs": 3, "lr": 0.1}, "^pretrained: epochs, lr say how a model is trained: name one with model"),

@@ -123,7 +123,7 @@ def test_a_full_graph_is_not_written_down(page: str, tmp_path: Path) -> None:
 
 
 def test_a_link_outside_the_graph_stops_the_run(page: str) -> None:
-    with pytest.raises(MethodError, match="peer 2 is no neighbour of 0"):
+    with pytest.raises(MethodError, match="peer 2 is not a neighbour of peer 0"):
         execute(run(method=f"{page}:wrong", topology={"kind": "ring"}))
     execute(run(method=f"{page}:wrong", rounds=1))
 

@@ -391,9 +391,9 @@ def test_own_networks(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        (":factory", "must read package.module:name"),
-        ("mynets:", "must read package.module:name"),
-        ("no_such_package.x:factory", "can't be imported.*PYTHONPATH"),
+        (":factory", "must have the form package.module:name"),
+        ("mynets:", "must have the form package.module:name"),
+        ("no_such_package.x:factory", "cannot import no_such_package.*PYTHONPATH"),
         ("brokennets:factory", "nothing_of_that_name"),
         ("mynets:missing", "missing must be a function or class, but is nothing"),
         ("mynets:NUMBER", "but is of type int"),

@@ -1,8 +1,6 @@
-"""Trees of named tensors and plain numbers: what they are, and what can be done with them.
+"""Trees of named tensors and plain numbers. Import the public names from `fedloom.core.message`, which adds encoding.
 
-The public names are imported from `fedloom.core.message`, which adds their encoding.
-
-Paths name a place in a tree: `reply.weights[3]`. The root's own path is empty.
+A path names a node of a tree: `reply.weights[3]`. The root's path is empty.
 """
 
 from __future__ import annotations
@@ -41,17 +39,16 @@ DTYPES: Final = (
 
 @dataclass(frozen=True, init=False)
 class Shape:
-    """A template for a tensor: its dtype and dimensions, where None stands for any length."""
+    """A template for a tensor: its dtype and dimensions; None matches any length."""
 
     dtype: torch.dtype
     dims: tuple[int | None, ...]
 
     def __init__(self, dtype: str | torch.dtype, *dims: int | None) -> None:
-        found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if found not in DTYPES:
-            names = ", ".join(map(_word, DTYPES))
-            raise MessageError(f"a Shape needs a dtype that a message can hold ({names}): {dtype}")
-        object.__setattr__(self, "dtype", found)
+        resolved = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+        if resolved not in DTYPES:
+            raise MessageError(f"the dtype of a Shape must be one of {', '.join(map(_word, DTYPES))}, not {dtype}")
+        object.__setattr__(self, "dtype", resolved)
         object.__setattr__(self, "dims", dims)
 
     def __str__(self) -> str:
@@ -59,7 +56,7 @@ class Shape:
 
 
 def floats(*dims: int | None) -> Shape:
-    """A float32 tensor of these dimensions, where None stands for any length."""
+    """The template of a float32 tensor of these dimensions; None matches any length."""
     return Shape(torch.float32, *dims)
 
 
@@ -80,26 +77,26 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def digest(tree: Tree) -> str:
-    """SHA-256 of a tree: each leaf's path, dtype, shape and bytes, in tree order. Where the tensors live is all one."""
-    found = hashlib.sha256()
+    """SHA-256 of a tree: each leaf's path, dtype, shape and bytes, in tree order, on any device."""
+    sha = hashlib.sha256()
     for path, leaf in leaves(tree):
-        found.update(f"{path}:".encode())
+        sha.update(f"{path}:".encode())
         if isinstance(leaf, Tensor):
             array = leaf.detach().cpu().contiguous()
-            found.update(f"{array.dtype}{tuple(array.shape)}".encode())
-            found.update(array.flatten().view(torch.uint8).numpy().tobytes())
+            sha.update(f"{array.dtype}{tuple(array.shape)}".encode())
+            sha.update(array.flatten().view(torch.uint8).numpy().tobytes())
         else:
-            found.update(repr(leaf).encode())
-    return found.hexdigest()
+            sha.update(repr(leaf).encode())
+    return sha.hexdigest()
 
 
 def map_tensors(fn: Callable[[Tensor], Tensor], tree: Tree) -> Tree:
-    """The same tree with `fn` applied to its tensors; tuples become lists, as on the way."""
+    """The tree with `fn` applied to its tensors; tuples become lists, as in a message."""
     return _zip(lambda nodes: fn(nodes[0]) if isinstance(nodes[0], Tensor) else nodes[0], [tree])
 
 
 def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:
-    """One tree, whose leaves are `fn` of the leaves at that place in trees of one structure."""
+    """One tree whose leaves are `fn` of the corresponding leaves of trees of one structure."""
     first = nodes[0]
     if isinstance(first, dict):
         return {key: _zip(fn, [node[key] for node in nodes]) for key in first}
@@ -109,31 +106,27 @@ def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:
 
 
 def check_finite(tree: Tree) -> None:
-    """Raise MessageError ("not finite at 'logits'") unless all floats, also in tensors, are finite.
-
-    The text holds no values.
-    """
+    """Raise MessageError ("not finite at 'logits'", without values) unless all floats and float tensors are finite."""
     for path, leaf in leaves(tree):
         if isinstance(leaf, Tensor):
-            fine = not leaf.is_floating_point() or _all_finite(leaf.detach())
+            finite = not leaf.is_floating_point() or _all_finite(leaf.detach())
         else:
-            fine = not isinstance(leaf, float) or math.isfinite(leaf)
-        if not fine:
+            finite = not isinstance(leaf, float) or math.isfinite(leaf)
+        if not finite:
             raise MessageError(f"not finite {at(path)}")
 
 
 def _all_finite(x: Tensor) -> bool:
-    # A sum is several times faster than isfinite and can't hide NaN or infinity. It may overflow
-    # where all terms are finite, so only isfinite condemns.
+    # A sum is several times faster than isfinite and propagates NaN and infinity, but it may overflow on finite terms.
     return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 def check_like(tree: Tree, template: Template) -> None:
     """Raise MessageError, with the path of the first difference, unless the tree fits the template.
 
-    A template is a tree whose leaves are tensors (`device="meta"` saves memory) or `Shape`s, the
-    types int, float, bool and str, or None; the type `object` fits anything. To fit is to have the
-    same keys in any order, and the same lengths, dtypes, shapes and types.
+    A template is a tree whose leaves are tensors (`device="meta"` saves memory), `Shape`s, the types int, float, bool
+    and str, or None; the type `object` matches anything. A tree fits if it has the same keys in any order, and the same
+    lengths, dtypes, shapes and types.
     """
     _like(tree, template, "")
 
@@ -182,19 +175,19 @@ def _keys(node: Any) -> str:
 def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
     """The mean Σᵢ wᵢ xᵢ / Σ w of each float tensor, and the maximum of each integer tensor.
 
-    Integers are counters, such as BatchNorm's `num_batches_tracked`. Weights are divided by their
-    sum first, so that one tree comes back exactly and half floats don't overflow; then the trees
-    are added in the given order in each tensor's dtype. The result is detached and shares no memory
-    with the trees.
+    Integers are counters, such as BatchNorm's `num_batches_tracked`. Weights are first divided by their sum: then the
+    mean of one tree is exact and half floats do not overflow; then the trees are added in order in each tensor's dtype.
+    The result is detached and shares no memory with the trees.
 
-    Raises MessageError for trees that differ (with the first differing name), leaves other than
-    float and integer tensors, and weights that are negative, not finite, all 0 or not one per tree.
+    Raises:
+        MessageError: the trees differ (with the first differing path); a leaf is no float or integer tensor; or weights
+            are negative, not finite, all 0, or not one per tree.
     """
     if not trees or len(trees) != len(weights):
-        raise MessageError(f"a mean needs one weight per tree: {len(trees)} and {len(weights)}")
+        raise MessageError(f"a mean needs trees and one weight for each: {len(trees)} trees, {len(weights)} weights")
     total = sum(weights)
     if not all(0 <= w < math.inf for w in weights) or not 0 < total < math.inf:
-        raise MessageError(f"weights must be finite, from 0, not all 0: {list(weights)[:8]}")
+        raise MessageError(f"weights must be finite, at least 0, and not all 0: {list(weights)[:8]}")
     for path, leaf in leaves(trees[0]):
         if not isinstance(leaf, Tensor) or leaf.dtype == torch.bool or leaf.is_complex():
             refuse(path, f"only float and integer tensors have a mean, not {kind(leaf)}")
@@ -218,23 +211,23 @@ def _mean(tensors: list[Tensor], shares: list[float]) -> Tensor:
 
 def join(path: str, key: str) -> str:
     """The path of a dict's entry."""
-    # Keys come from strangers and end in logs and terminals: control characters are spelt out.
+    # Keys come from other parties and are printed in logs and terminals: escape control characters.
     name = key if key.isprintable() else ascii(key)[1:-1]
     return f"{path}.{name}" if path else name
 
 
 def at(path: str) -> str:
-    """The path in words."""
+    """The path as text for a message."""
     return f"at {path!r}" if path else "at the root"
 
 
 def refuse(path: str, why: str) -> NoReturn:
-    """Raise MessageError about the place."""
+    """Raise MessageError about the node at this path."""
     raise MessageError(f"{at(path)}: {why}")
 
 
 def kind(leaf: Any) -> str:
-    """What a leaf is, without its value: "float32[32,10]", "int", "none"."""
+    """The type of a leaf, without its value: "float32[32,10]", "int", "none"."""
     if isinstance(leaf, Tensor):
         return _named(leaf.dtype, leaf.shape)
     return "none" if leaf is None else type(leaf).__name__

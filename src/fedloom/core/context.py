@@ -1,7 +1,7 @@
-"""What stands at one party's place: its rows, its network, its seed. None of it ever crosses.
+"""A party's private resources: its rows, its network, its seed. They are never transmitted.
 
-Every index below is drawn from (seed, purpose, round, party), so that methods compared on one seed see the same
-batches, whatever else they do and wherever they run.
+Row numbers are drawn from (seed, purpose, round, party), so methods that are compared on one seed see the same batches
+on every engine.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedloom.core.rng import hidden_stream, stream
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of a pool that many parties share in memory.
+    """A subset of a pool of rows that many parties share in memory.
 
     Attributes:
         pool: (M, ...) uint8 or float32 inputs as stored.
-        labels: (M,) int64; None where these rows have none.
-        index: (n,) int64, the rows that are ours.
-        shift, scale: what a network sees is (pool - shift) / scale, float32; they broadcast over a row.
+        labels: (M,) int64; None if the rows have no labels here.
+        index: (n,) int64, the numbers of these rows in the pool.
+        shift, scale: a network's input is (pool - shift) / scale, float32; both broadcast over a row.
     """
 
     pool: Tensor
@@ -44,34 +44,34 @@ class Rows:
         return len(self.index)
 
     def x(self, which: Tensor) -> Tensor:
-        """Inputs (B, ...) float32 of rows `which` (B,), numbers into ours."""
+        """Inputs (B, ...) float32 of rows `which` (B,), numbered within this subset."""
         raw = self.pool.index_select(0, self.index[which])
-        return raw.sub(self.shift).div_(self.scale)  # pixels become floats on the way
+        return raw.sub(self.shift).div_(self.scale)  # converts pixels to floats
 
     def y(self, which: Tensor) -> Tensor:
         """Labels (B,) of rows `which` (B,).
 
         Raises:
-            MethodError: there are none.
+            MethodError: the rows have no labels here.
         """
         if self.labels is None:
-            raise MethodError("these rows have no labels here: another party may hold them")
+            raise MethodError("these rows have no labels here; read labels only at the party that holds them")
         return self.labels[self.index[which]]
 
     def inputs(self, plan: Tensor) -> Tensor:
-        """Inputs (T, B, ...) of a plan (T, B) of numbers into ours, without labels."""
+        """Inputs (T, B, ...) of a plan (T, B) of row numbers, without labels."""
         x = self.x(plan.to(self.index.device).flatten())
         return x.view(*plan.shape, *x.shape[1:])
 
     def batches(self, plan: Tensor) -> Batches:
-        """The batches of a plan (T, B) of numbers into ours."""
+        """The batches of a plan (T, B) of row numbers."""
         which = plan.to(self.index.device).flatten()
         x, y = self.x(which), self.y(which)
         return Batches(x.view(*plan.shape, *x.shape[1:]), y.view(plan.shape))
 
     @cached_property
     def every(self) -> Tensor:
-        """All our inputs (n, ...), kept: for small sets that are read again and again."""
+        """All inputs (n, ...), cached: for small sets that are read often."""
         return self.x(torch.arange(len(self)))
 
 
@@ -90,15 +90,15 @@ class Batches:
 
     @property
     def nbytes(self) -> int:
-        """What the inputs take."""
+        """Bytes of the inputs."""
         return self.x.nbytes
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """All of some rows: x (n, ...), y (n,), and each row's share in a mean, `weight` (n,) float32.
+    """A set of rows: x (n, ...), y (n,), and each row's weight in a mean, `weight` (n,) float32.
 
-    Where an engine works on several parties at once, the shorter samples are filled up with rows of weight 0.
+    The batched engine pads shorter samples with rows of weight 0.
     """
 
     x: Tensor
@@ -110,7 +110,7 @@ class Sample:
 
     @property
     def nbytes(self) -> int:
-        """What the inputs take."""
+        """Bytes of the inputs."""
         return self.x.nbytes
 
 
@@ -118,14 +118,13 @@ Kept = TypeVar("Kept", Batches, Sample, Tensor)
 
 
 def sample_plan(rng: np.random.Generator, rows: int, steps: int, size: int) -> Tensor:
-    """`steps` independent batches (T, B): no row twice in a batch, unless `rows < size`."""
-    few = rows < size
-    draws = [rng.choice(rows, size, replace=few, shuffle=False) for _ in range(steps)]
+    """`steps` independent batches (T, B); rows repeat within a batch only if `rows < size`."""
+    draws = [rng.choice(rows, size, replace=rows < size, shuffle=False) for _ in range(steps)]
     return torch.from_numpy(np.array(draws, dtype=np.int64).reshape(steps, size))
 
 
 def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> Tensor:
-    """`epochs` shuffled passes as full batches (T, B); each pass is topped up from its own start."""
+    """`epochs` shuffled epochs as full batches (T, B); the last batch of an epoch is filled with its first rows."""
     steps = -(-rows // size)
     passes = [np.resize(rng.permutation(rows), steps * size) for _ in range(epochs)]
     return torch.from_numpy(np.concatenate(passes).reshape(-1, size))
@@ -133,15 +132,15 @@ def epoch_plan(rng: np.random.Generator, rows: int, epochs: int, size: int) -> T
 
 @lru_cache(maxsize=8)
 def aligned_plan(seed: int, number: int, rows: int, size: int) -> Tensor:
-    """Pass `number` over the aligned rows as full batches (T, B): the same people, batch by batch, at every party."""
+    """Epoch `number` over the aligned rows as full batches (T, B), the same rows in each batch at every party."""
     return epoch_plan(stream(seed, "aligned batches", number), rows, 1, size)
 
 
 class BatchCache:
-    """The batches that were gathered last in this process: a peer that answers many askers reads the same again.
+    """The most recently gathered batches of this process. A peer that answers several others rereads the same batch.
 
     Args:
-        most: bytes that are kept.
+        most: capacity in bytes.
     """
 
     def __init__(self, most: int) -> None:
@@ -149,75 +148,74 @@ class BatchCache:
         self._held: dict[Any, tuple[weakref.ref[Any], Any]] = {}
 
     def get(self, owner: object, key: Any, make: Callable[[], Kept]) -> Kept:
-        """What `make` gives for this key of this owner, made once. Nobody may change it in place."""
+        """The cached value for this owner and key, or else that of `make`. It must not be changed in place."""
         key = (id(owner), key)
-        of, found = self._held.pop(key, (None, None))
-        if found is not None:
-            self._bytes -= found.nbytes
-        if found is None or of is None or of() is not owner:  # another may have had that id before
-            found = make()
-        self._held[key] = (weakref.ref(owner), found)
-        self._bytes += found.nbytes
+        cached_for, value = self._held.pop(key, (None, None))
+        if value is not None:
+            self._bytes -= value.nbytes
+        if value is None or cached_for is None or cached_for() is not owner:  # ids are reused
+            value = make()
+        self._held[key] = (weakref.ref(owner), value)
+        self._bytes += value.nbytes
         while self._bytes > self._most:
             _, oldest = self._held.pop(next(iter(self._held)))
             self._bytes -= oldest.nbytes
-        kept: Kept = found
-        return kept
+        result: Kept = value
+        return result
 
 
 BATCH_CACHE = BatchCache(8 << 20)
 
 
 class PublicSet:
-    """Unlabelled rows that every party holds, in one order.
+    """Unlabelled rows that every party holds in the same order.
 
-    One object serves all parties of a process, so a batch is gathered once for all of them.
+    The parties of a process share one object, so each batch is gathered once.
+
+    Attributes:
+        digest: SHA-256 of the content in order; parties with different digests are refused.
     """
 
     def __init__(self, rows: Rows, seed: int, digest: str) -> None:
-        self.rows = rows
-        self.seed = seed
-        self.digest = digest
-        """sha256 of the content in order; a party with another digest is refused."""
+        self.rows, self.seed, self.digest = rows, seed, digest
         self._last: tuple[tuple[int, int, int], tuple[Tensor, ...]] | None = None
 
     def batches(self, t: int, steps: int, size: int) -> tuple[Tensor, ...]:
-        """The public batches (B, ...) of round t, the same for every party: Algorithm 1's g(seed, t, i)."""
+        """Round t's public batches (B, ...), the same at every party: g(seed, t, i) in Algorithm 1 of FedAL."""
         key = (t, steps, size)
         if self._last is None or self._last[0] != key:
             self._last = (key, self.rows.inputs(self.plan(t, steps, size)).unbind())
         return self._last[1]
 
     def plan(self, t: int, steps: int, size: int) -> Tensor:
-        """The numbers (T, B) of the rows in the public batches of round t."""
+        """The row numbers (T, B) of round t's public batches."""
         return sample_plan(stream(self.seed, "public batches", t), len(self.rows), steps, size)
 
 
 @dataclass(frozen=True, eq=False)
 class ClientContext:
-    """The equipment of one party.
+    """The private resources of one party.
 
     Attributes:
         id: its number, unique in the federation.
-        seed: the federation's seed; every stream of random numbers derives from it.
-        parties: how many parties of its kind there are.
+        seed: the run's seed, from which all random streams derive.
+        parties: the number of parties in the same role.
         classes: K.
-        neighbours: the ids that it may speak to, rising, whether they are there in a round or not.
-        data: its own rows, if it has any.
-        aligned: of parties that hold different columns: so many of its first rows are people whom all hold, in one
-            order.
+        neighbours: sorted ids of the peers that it may exchange messages with, present or not.
+        data: its own rows, if any.
+        aligned: in a vertical setting, the number of its first rows that are aligned.
         public: the public set, if the method needs one.
-        network: makes its network, the same at each call.
-        black_box: of a client without a network: its object with `fit` and `predict_proba`.
-        group: of a method that averages weights among clients of one architecture: the number of the client's group.
-        groups: at the server of such a method: that number of each client.
-        group_networks: there too: makes the network that a group begins with, by the group's number.
-        pretrained: at a server that has a pretrained model: reads it. Nobody else is given it.
-        encoder: makes the architecture of the server's pretrained model with other weights: at the server, and at
-            clients of a method that hands it out.
-        tests: row sets for evaluation, by name. No method reads them.
-        device: where its tensors live.
-        secret: what nobody else knows, if there is such: see `noise`.
+        network: builds its network, the same at each call.
+        black_box: its model with `fit` and `predict_proba`, if it has one instead of a network.
+        group: with architecture groups, the number of its group.
+        groups: with architecture groups, at the server: the group of each client.
+        group_networks: with architecture groups, at the server: builds each group's initial network.
+        pretrained: at the server only: loads its pretrained model.
+        encoder: builds the pretrained model's architecture with other weights: at the server, and at clients of a
+            method that sends them its weights.
+        tests: test rows by name. Methods do not read them.
+        device: the device of its tensors.
+        secret: a secret key for `noise`, if the party has one.
     """
 
     id: int
@@ -241,24 +239,24 @@ class ClientContext:
 
     @property
     def rows(self) -> Rows:
-        """Its own rows, or an error."""
+        """Its own rows. Raises MethodError if it has none."""
         if self.data is None:
-            raise MethodError(f"party {self.id} holds no data of its own")
+            raise MethodError(f"party {self.id} has no rows of its own; do not read its data")
         return self.data
 
     @property
     def row_count(self) -> Tensor:
-        """How many own rows, () int64."""
+        """The number of own rows, () int64."""
         return torch.tensor(len(self.rows), device=self.device)
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
-        """Random numbers of this party for this purpose."""
+        """A generator for this party and purpose."""
         return stream(self.seed, purpose, self.id, *keys)
 
     def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
-        """Random numbers that hide `on`: tensors, and with how much. Whoever knows the run's seed knows those of
-        `stream`, and could take them away again. If there is a `secret`, these depend on it, the purpose and `on`, and
-        on nothing that another may choose: asked again in another round or run, they are the same."""
+        """A generator for noise that hides `on` (tensors and the noise scale). Anybody who knows the run's seed could
+        subtract noise from `stream`. With a `secret`, the noise depends on the secret, the purpose and `on` only, so
+        repeating a request in another round or run yields the same noise."""
         if self.secret is None:
             return self.stream(purpose, *keys)
         return hidden_stream(self.secret, purpose, message.digest(on).encode())
@@ -272,7 +270,7 @@ class ClientContext:
         return BATCH_CACHE.get(self, ("batches", t, steps, size), gather)
 
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches:
-        """Round t's shuffled passes over the own rows, in full batches of `size`."""
+        """Round t's shuffled epochs over the own rows, in full batches of `size`."""
 
         def gather() -> Batches:
             return self.rows.batches(epoch_plan(self.stream("batches", t), len(self.rows), epochs, size))
@@ -280,32 +278,32 @@ class ClientContext:
         return BATCH_CACHE.get(self, ("epochs", t, epochs, size), gather)
 
     def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
-        """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""
+        """One batch of round t: x (b, ...), y (b,) of b = `size` distinct own rows, or of all if there are fewer."""
         batch = self.batches(t, steps=1, size=min(size, len(self.rows)))
         return batch.x[0], batch.y[0]
 
     @property
     def support(self) -> Sample:
-        """One half of the own rows, drawn by chance: what a model is adapted on. The larger one, if they are odd."""
+        """A random half of the own rows, for adaptation; the larger half if their number is odd."""
         return BATCH_CACHE.get(self, "support", lambda: self._sample(self.half("support")))
 
     @property
     def query(self) -> Sample:
-        """The other half: what an adapted model is judged by."""
+        """The other half, for judging the adapted model."""
         return BATCH_CACHE.get(self, "query", lambda: self._sample(self.half("query")))
 
     def half(self, which: Literal["support", "query"]) -> Tensor:
-        """Numbers (n,) into the own rows.
+        """The row numbers (n,) of a half.
 
         Raises:
-            MethodError: there is but one row.
+            MethodError: the party has fewer than two rows.
         """
         return BATCH_CACHE.get(self, ("half", which), lambda: self._halved(which))
 
     def _halved(self, which: Literal["support", "query"]) -> Tensor:
         count = len(self.rows)
         if count < 2:
-            raise MethodError(f"party {self.id} has {count} row, too few for a support and a query half: give it more")
+            raise MethodError(f"party {self.id} has {count} row; a support and a query half need at least 2")
         order, first = self.stream("halves").permutation(count), -(-count // 2)
         return torch.from_numpy(np.sort(order[:first] if which == "support" else order[first:]))
 
@@ -315,7 +313,7 @@ class ClientContext:
         return Sample(x, self.rows.y(which), x.new_full((len(which),), 1 / len(which)))
 
     def aligned_batch(self, number: int, step: int, *, size: int) -> Tensor:
-        """Inputs (B, ...) of a step of pass `number` over the aligned rows: the same object if asked again soon."""
+        """Inputs (B, ...) of a step of epoch `number` over the aligned rows; cached."""
 
         def gather() -> Tensor:
             return self.rows.x(aligned_plan(self.seed, number, self.aligned, size)[step].to(self.device))
@@ -323,33 +321,33 @@ class ClientContext:
         return BATCH_CACHE.get(self, ("aligned", number, step, size), gather)
 
     def unlabelled(self, t: int, *, steps: int, size: int, aligned: bool = True) -> Tensor:
-        """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows alone if not `aligned`.
+        """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows only if not `aligned`.
 
         Raises:
-            MethodError: there are none.
+            MethodError: there are no such rows.
         """
         first = 0 if aligned else self.aligned
         if first == len(self.rows):
             raise MethodError(
-                f"party {self.id} has no unaligned rows: give it some (columns.unaligned), or set params.local_rows=all"
+                f"party {self.id} has no unaligned rows: raise columns.unaligned, or set params.local_rows=all"
             )
         return self.rows.inputs(sample_plan(self.stream("batches", t), len(self.rows) - first, steps, size) + first)
 
     def build(self) -> nn.Module:
-        """The party's network, newly made.
+        """Build the party's network.
 
         Raises:
-            MethodError: it was given none.
+            MethodError: the party has no network.
         """
         if self.network is None:
-            raise MethodError(f"party {self.id} was given no network: name some in [models]")
+            raise MethodError(f"party {self.id} has no network: name one in [models]")
         return self.network()
 
     def teacher(self) -> nn.Module:
-        """The pretrained model, newly read: frozen, and in evaluation mode.
+        """Load the pretrained model: frozen, in evaluation mode.
 
         Raises:
-            MethodError: there is none here.
+            MethodError: the party has no pretrained model.
         """
         if self.pretrained is None:
             raise MethodError(f"party {self.id} has no pretrained model: name one in [pretrained]")

@@ -1,4 +1,4 @@
-"""The interface of engines, and the one function that runs a party's method."""
+"""The interface of engines, and `run`, which executes one task of a party."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ from fedloom.core.network import Keep
 from fedloom.core.party import Note, Party
 
 CallId: TypeAlias = tuple[int, int] | None
-"""(round, number of the call in the round): the same in a run that resumes or repeats. None for a look from
-outside the protocol, such as evaluation, which no injected fault disturbs."""
-
+"""(round, number of the call in the round): unchanged when a run resumes or repeats. None for calls outside the
+protocol, such as evaluation, which get no injected faults."""
 
 UNREACHABLE = "unreachable"
-"""The reason of a failure whose party cannot be reached now, and may return."""
+"""The reason of a failure whose party cannot be reached now but may return."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A call that gave no usable reply.
+    """A call without a usable reply.
 
     Attributes:
-        reason: one of a fixed set of words; all that others learn.
-        trace: the party's own traceback. It stays with the engine and the run's own log.
-        injected: whether the fault was ordered.
+        reason: one of a fixed set of texts, the only part that other parties learn.
+        trace: the party's traceback, for the run's log only.
+        injected: whether `[faults]` caused it.
     """
 
     reason: str
@@ -47,7 +46,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One message between two peers, as the coordinator gets to know of it: never the payload."""
+    """One message between two peers, as recorded by the coordinator: without its content."""
 
     sender: int
     receiver: int
@@ -62,11 +61,11 @@ class Task:
     """One call of one party.
 
     Attributes:
-        shared: arguments that are the same for all parties of the call: one object.
-        each: further arguments, this party's own. May hold refs, or a dict of refs.
-        fault: what is ordered to go wrong.
-        seed: of torch's generator while the party works, so that chance does not depend on the order of parties.
-        round: the round under way; -1 for a look from outside.
+        shared: arguments for all parties of the call: one object.
+        each: further arguments for this party. Values may be reply references or dicts of them.
+        fault: the injected fault, if any.
+        seed: seeds torch's generator for this task, so that draws do not depend on the order of parties.
+        round: the current round; -1 outside the protocol.
     """
 
     party: int
@@ -83,11 +82,11 @@ NOTHING = Size(0, 0)
 
 @dataclass(frozen=True)
 class ReplyRef:
-    """A reference to a reply that stays where it was made, and its description for the ledger.
+    """A reference to a reply that stays where it was made.
 
     Attributes:
-        held: the engine's own way to find the reply; nothing if it failed.
-        what, size: the ledger's description.
+        held: the engine's key of the reply; None if it failed.
+        what, size: content and sizes, for the ledger.
     """
 
     held: Any
@@ -98,13 +97,13 @@ class ReplyRef:
 
 @dataclass(frozen=True)
 class Account:
-    """Where a run's parties were, for its record.
+    """Where the parties of a run were, for the run's record.
 
     Attributes:
         engine: the engine's name.
         workers: processes that run parties.
-        device: where tensors live.
-        remarks: sentences for the reader of a report, such as what was not batched and why.
+        device: the device of their tensors.
+        remarks: sentences for the report, such as which methods were not batched and why.
     """
 
     engine: str
@@ -117,9 +116,9 @@ class Account:
 
 
 class Lost(Exception):
-    """Workers died in a call, and other workers hold their parties now. The state of any party may be wrong.
+    """Workers died in a call and were replaced. The state of every party is undefined.
 
-    Whoever drives the engine loads the last snapshot of all parties, and repeats the calls since then.
+    The caller must load the last snapshot of all parties and repeat the calls since then.
     """
 
 
@@ -128,10 +127,10 @@ class Engine(ABC):
 
     Attributes:
         ids: the parties, in order.
-        durable: whether the state of parties survives the loss of a process. If not, a call may raise `Lost`.
-        remote: whether parties keep their state to themselves, wherever they are. `states` and `load` are then of those
-            alone that live with the home; the others go back to an earlier round by `restore`.
-        changed: called, from any thread, when a party comes or goes; whoever wants to know sets it.
+        durable: whether the parties' state survives the loss of a process. If not, a call may raise `Lost`.
+        remote: whether parties keep their state at their nodes. `states` and `load` then cover the coordinator's own
+            parties only; `restore` returns the others to an earlier round.
+        changed: a callback, called from any thread when a party connects or disconnects.
     """
 
     durable = True
@@ -148,7 +147,7 @@ class Engine(ABC):
     def name(self, party: int) -> str:
         """The party's name in the ledger, such as `client-3`."""
         if party not in self._names:
-            raise MethodError(f"there is no party {party}; there are {list(self._names)}")
+            raise MethodError(f"unknown party {party}; the ids are {list(self._names)}")
         return self._names[party]
 
     @final
@@ -160,7 +159,7 @@ class Engine(ABC):
         each: Mapping[int, Mapping[str, Tree]] | None,
         call: CallId,
     ) -> list[Tree | Failure]:
-        """Run `method` at each party with the shared arguments and its own; one reply or failure each, in order."""
+        """Run `method` at each party with the shared and its own arguments; one reply or failure each, in order."""
         return self._call([self._task(i, method, shared, each[i] if each else {}, call) for i in parties])
 
     @final
@@ -175,9 +174,9 @@ class Engine(ABC):
         expect: Template,
         call: CallId,
     ) -> list[Delivery]:
-        """Peer i asks each j in `links[i]` and takes their answers; payloads stay between the two.
+        """Peer i asks each j in `links[i]` and takes their answers; no payload passes through the coordinator.
 
-        All ask, then all answer, then all take: nobody sees a neighbour's next state.
+        All peers ask, then all answer, then all take, so no peer sees a neighbour's next state.
         """
         log: list[Delivery] = []
         pairs = [(i, j) for i, neighbours in links.items() for j in neighbours]
@@ -185,18 +184,18 @@ class Engine(ABC):
             asking = [self._task(i, ask, shared, {}, call) for i in links]
             questions = dict(zip(links, self._leave(asking, question), strict=True))
             pairs = [(i, j) for i, j in pairs if _deliver(log, i, j, ask, questions[i])]
-            who = {i: torch.tensor(i) for i in links}  # a tensor, so that the answers to several can be given together
-            turns = sorted(pairs, key=lambda pair: pair[1])  # who answers several does so in a row, on the same rows
+            by = {i: torch.tensor(i) for i in links}  # a tensor, so that answers can be batched
+            order = sorted(pairs, key=lambda pair: pair[1])  # a peer's answers in a row, to reuse its cached batches
             answering = [
-                self._task(j, answer, shared, {"asked": questions[i], "by": who[i]}, call, i + 1) for i, j in turns
+                self._task(j, answer, shared, {"asked": questions[i], "by": by[i]}, call, i + 1) for i, j in order
             ]
-            given = dict(zip(turns, self._leave(answering, expect), strict=True))
-            answers = {pair: given[pair] for pair in pairs}
-        else:  # one answer serves all who ask
+            refs = dict(zip(order, self._leave(answering, expect), strict=True))
+            answers = {pair: refs[pair] for pair in pairs}
+        else:  # one answer of each peer for all that ask it
             asked = list(dict.fromkeys(j for _, j in pairs))
             left = self._leave([self._task(j, answer, shared, {}, call) for j in asked], expect)
-            once = dict(zip(asked, left, strict=True))
-            answers = {(i, j): once[j] for i, j in pairs}
+            shared_refs = dict(zip(asked, left, strict=True))
+            answers = {(i, j): shared_refs[j] for i, j in pairs}
         inboxes: dict[int, dict[str, ReplyRef]] = {i: {} for i in links}
         for (i, j), ref in answers.items():
             if _deliver(log, j, i, answer, ref):
@@ -204,63 +203,65 @@ class Engine(ABC):
         taking = [self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()]
         replies = self._call(taking)
         lost = {(sender, receiver, answer) for sender, receiver in self._undelivered()}
-        gone = Failure(UNREACHABLE)
-        log = [replace(d, failure=d.failure or gone) if (d.sender, d.receiver, d.kind) in lost else d for d in log]
-        for i, taken in zip(inboxes, replies, strict=True):
-            if isinstance(taken, Failure):
-                log.append(Delivery(i, i, take, "", NOTHING, taken))
+        unreachable = Failure(UNREACHABLE)
+        log = [
+            replace(d, failure=d.failure or unreachable) if (d.sender, d.receiver, d.kind) in lost else d for d in log
+        ]
+        for i, reply in zip(inboxes, replies, strict=True):
+            if isinstance(reply, Failure):
+                log.append(Delivery(i, i, take, "", NOTHING, reply))
         return log
 
     @abstractmethod
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
-        """Do all tasks; their replies, in order."""
+        """Run all tasks; their replies, in order."""
 
     @abstractmethod
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
-        """Do all tasks; leave the replies, held to `expect`, where they are."""
+        """Run all tasks, check the replies against `expect`, and leave them where they are."""
 
     def _undelivered(self) -> set[tuple[int, int]]:
-        """(who answered, who asked) of the answers that could not be delivered in the last `_call`."""
+        """(sender, receiver) of the answers that could not be delivered in the last `_call`."""
         return set()
 
     @abstractmethod
     def states(self) -> dict[int, dict[str, Tree]]:
-        """Every party's state: to be read at once, not kept."""
+        """Every party's state. Read it before the next call, which may change it."""
 
     @abstractmethod
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        """Give every party the state that `states()` gave."""
+        """Load every party's state as `states()` returned it."""
 
     def digests(self) -> dict[int, str]:
-        """The SHA-256 of every party's state, see `message.digest`, wherever the state is."""
+        """The SHA-256 of every party's state (`message.digest`), wherever the state is."""
         return {i: message.digest(state) for i, state in self.states().items()}
 
     def saved(self, round: int) -> None:  # noqa: B027  only engines that keep state elsewhere need it
-        """The experiment has a checkpoint on disk after so many rounds: it may ask to be back there."""
+        """Called when the experiment has saved a checkpoint after `round` rounds, to which it may return."""
 
     def restore(self, round: int) -> None:
-        """Make all parties that keep their state to themselves what they were after so many rounds.
+        """Return all parties that keep their own state to that after `round` rounds.
 
         Raises:
-            MethodError: the parties of this engine are given their state by `load`.
-            EngineError: a party cannot go back there.
+            MethodError: this engine's parties do not keep their own state.
+            EngineError: a party has no such state.
         """
-        raise MethodError(f"the parties of {type(self).__name__} take a state by load(), not by restore()")
+        raise MethodError(f"{type(self).__name__} does not support restore(); use load()")
 
     def presence(self) -> dict[int, bool]:
-        """Which parties can be reached now."""
+        """Whether each party can be reached now."""
         return dict.fromkeys(self.ids, True)
 
     @abstractmethod
     def notes(self) -> dict[int, dict[str, Note]]:
-        """The parties' notes since the last call."""
+        """Return and clear the parties' notes."""
 
     @abstractmethod
     def account(self) -> Account:
-        """Where the parties are."""
+        """Where the parties run."""
 
     def close(self) -> None:  # noqa: B027  most engines hold nothing
-        """Release everything outside this process. Nothing may be called after it."""
+        """Release all resources outside this process. The engine cannot be used afterwards."""
 
     @final
     def __enter__(self) -> Engine:
@@ -278,37 +279,37 @@ class Engine(ABC):
         if call is None:
             return Task(party, method, shared, each)
         fault = None if self._faults is None else self._faults.draw(self._seed, *call, party)
-        words = f"{self._seed} {call[0]} {call[1]} {party} {method} {part}".encode()
-        seed = int.from_bytes(hashlib.blake2b(words, digest_size=7).digest(), "little")
+        key = f"{self._seed} {call[0]} {call[1]} {party} {method} {part}".encode()
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest(), "little")
         return Task(party, method, shared, each, fault, seed, call[0])
 
 
 def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone) -> Tree | Failure:
-    """Do one task; the party's reply, or why there is none. A failing call changes nothing.
+    """Run one task; the party's reply, or a failure, which leaves the party's state unchanged.
 
     Args:
-        party: whose method it is.
-        task: what to do.
-        arguments: its shared and own arguments, refs opened.
-        keep: how to copy the network's memory before its first change.
+        party: the party that runs it.
+        task: the task.
+        arguments: its shared and own arguments, with references resolved.
+        keep: copies the network's memory before its first change.
     """
     if task.fault == "dropout":
         return Failure("dropped out", injected=True)
-    work = bound(party, task.method)
+    function = bound(party, task.method)
     try:
         message.check_finite(arguments)
     except MessageError as error:
         return Failure("refused what it was sent: not finite", str(error))
-    # torch.manual_seed is slow, and needed only where chance has a generator of the device's own
+    # torch.manual_seed is slow, and needed only if the device has a generator of its own
     (torch.default_generator if party.context.device == "cpu" else torch).manual_seed(task.seed)
     try:
         with party.transaction(keep):
             if task.fault == "crash":
                 raise Crash(f"injected at {task.method}")
-            reply = message.map_tensors(own_copy, work(**arguments))
+            reply = message.map_tensors(own_copy, function(**arguments))
     except NotReady:
         return Failure("not ready")
-    except Exception as error:  # whatever a party's code raises is that party's failure
+    except Exception as error:  # any error in a party's code is that party's failure
         if isinstance(error, MessageError):
             return Failure("not a message", traceback.format_exc())
         return Failure("raised", traceback.format_exc(), injected=isinstance(error, Crash))
@@ -319,25 +320,25 @@ def bound(party: Party[Any], method: str) -> Callable[..., Tree]:
     """The evaluation, or else the party's method, of this name.
 
     Raises:
-        MethodError: there is none that a message could call.
+        MethodError: there is none, or messages may not call it.
     """
     if method in EVALUATIONS:
         return partial(EVALUATIONS[method], party)
-    work = None if method.startswith("_") else getattr(party, method, None)
-    if work is None:
-        raise MethodError(f"{type(party).__name__} has no method {method!r} that a message could call")
-    return work  # type: ignore[no-any-return]
+    function = None if method.startswith("_") else getattr(party, method, None)
+    if function is None:
+        raise MethodError(f"{type(party).__name__} has no method {method!r}; define it, without a leading underscore")
+    return function  # type: ignore[no-any-return]
 
 
 def disturbed(reply: Tree, fault: str | None) -> Tree | Failure:
-    """The reply as this injected fault leaves it."""
+    """The reply after this injected fault."""
     if fault == "late":
         return Failure("late", injected=True)
     return reply if fault is None else spoil(reply, fault)  # type: ignore[return-value]
 
 
 def verdict(reply: object, expect: Template) -> Failure | None:
-    """Why a reply cannot be used, or None, in words that hold no value and no text of the party."""
+    """The reason why a reply cannot be used, or None. The reason holds no value and no text of the party."""
     if isinstance(reply, Failure):
         return reply
     reason = "not a message"
@@ -353,7 +354,7 @@ def verdict(reply: object, expect: Template) -> Failure | None:
 
 
 def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
-    """A ref with this reply, which can be found as `held`."""
+    """A reference with the key `held` to this reply, or to its failure."""
     failure = verdict(reply, expect)
     if failure is not None:
         return ReplyRef(None, failure=failure)
@@ -361,40 +362,40 @@ def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
 
 
 def arguments(task: Task, opened: Callable[[ReplyRef], Any] = attrgetter("held")) -> dict[str, Tree]:
-    """The arguments of a task, its references replaced by the replies that `opened` finds."""
+    """The arguments of a task, with references resolved by `opened`."""
 
-    def plain(value: Any) -> Any:
+    def resolve(value: Any) -> Any:
         if isinstance(value, ReplyRef):
             return opened(value)
         if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
             return {k: opened(v) for k, v in value.items()}
         return value
 
-    return {**task.shared, **{k: plain(v) for k, v in task.each.items()}}
+    return {**task.shared, **{k: resolve(v) for k, v in task.each.items()}}
 
 
-def refusal(task: Task, put: Mapping[str, Tree], error: MessageError) -> Failure:
-    """The failure of a task that cannot be sent, as its arguments are not finite; raises any other error."""
+def refusal(task: Task, arguments: Mapping[str, Tree], error: MessageError) -> Failure:
+    """The failure of a task whose arguments are not finite and cannot be sent; raises any other error."""
     try:
-        message.check_finite(put)
-    except MessageError as found:
+        message.check_finite(arguments)
+    except MessageError as not_finite:
         if task.fault == "dropout":
             return Failure("dropped out", injected=True)
-        return Failure("refused what it was sent: not finite", str(found))
+        return Failure("refused what it was sent: not finite", str(not_finite))
     raise error
 
 
 def names(parties: Iterable[tuple[int, type[Party[Any]]]]) -> dict[int, str]:
-    """Role and number of each party: `client-3`."""
+    """The ledger name of each party, its role and id: `client-3`."""
     return {i: f"{kind.ROLE or kind.__name__.lower()}-{i}" for i, kind in parties}
 
 
 def own_copy(x: torch.Tensor) -> torch.Tensor:
-    """A message is a value: later changes at the sender must not reach the receiver."""
+    """A detached copy: later changes at the sender must not reach the receiver."""
     return x.detach().clone()
 
 
-def _deliver(log: list[Delivery], sender: int, receiver: int, kind: str, sent: ReplyRef) -> bool:
-    """Log one message between peers; whether the receiver may use it."""
-    log.append(Delivery(sender, receiver, kind, sent.what, sent.size, sent.failure))
-    return sent.failure is None
+def _deliver(log: list[Delivery], sender: int, receiver: int, kind: str, ref: ReplyRef) -> bool:
+    """Log one message between peers; True if it is valid."""
+    log.append(Delivery(sender, receiver, kind, ref.what, ref.size, ref.failure))
+    return ref.failure is None

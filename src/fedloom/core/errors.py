@@ -1,7 +1,7 @@
 """Every error that fedloom raises on purpose.
 
-A message says what must hold, what was found instead, and how to mend it. Whoever embeds fedloom can catch
-`FedloomError` and show the text to a person as it is.
+A message says what is wrong, what is allowed, and what to do. Applications can catch `FedloomError` and show its text
+to users unchanged.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ class FedloomError(Exception):
 
 
 class ConfigError(FedloomError):
-    """A configuration can't be run; the text lists every problem found, one a line."""
+    """A configuration is invalid; the text lists all problems, one per line."""
 
 
 class DataError(FedloomError):
-    """A data set, partition or file can't be used."""
+    """A data set, partition or file cannot be used."""
 
 
 class ModelError(FedloomError):
-    """A network can't be built, or does not fit the data that it is given."""
+    """A network cannot be built, or does not fit its data."""
 
 
 class MessageError(FedloomError):
-    """A message can't be encoded, or what arrived is not a valid message."""
+    """A message cannot be encoded, or received bytes are not a valid message."""
 
 
 class StateError(FedloomError):
-    """A party assigned something that it did not declare, or was given a state that is not its own."""
+    """A party assigned an undeclared attribute, or loaded a state that does not fit it."""
 
 
 class MethodError(FedloomError):
@@ -39,23 +39,23 @@ class MethodError(FedloomError):
 
 
 class NotReady(MethodError):
-    """A party has no answer yet, such as one that was away when it should have begun; it is left out until it has."""
+    """A party cannot reply yet, for example because it was absent when training began; the call leaves it out."""
 
 
 class EngineError(FedloomError):
-    """The machines or processes that should run the parties can't be had, or are lost."""
+    """The machines or processes that run the parties are unavailable or lost."""
 
 
 class Interrupted(EngineError):
-    """We were told to stop while we waited for them."""
+    """The run was stopped while it waited for the machines."""
 
 
 class CheckpointError(FedloomError):
-    """A checkpoint is torn, foreign or missing."""
+    """A checkpoint is damaged, missing, or of another run."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A short hint for an unknown name: `" Did you mean 'x'?"`, or the known names, or nothing."""
+    """A hint for an unknown name: `" Did you mean 'x'?"`, or else all known names, or "" if there are none."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:

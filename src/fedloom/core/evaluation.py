@@ -18,16 +18,16 @@ from fedloom.core.message import Tree
 from fedloom.core.party import Party
 
 MAX_LOSS: Final = 10.0
-"""Upper clip on losses of rows that nobody else may see."""
+"""Upper clip on losses of private rows."""
 
 
 @runtime_checkable
 class PassiveParty(Protocol):
-    """A party of a vertical federation, which holds columns and no labels. Party 0 has the active party's own."""
+    """A party of a vertical federation that holds columns and no labels. Party 0 holds the active party's columns."""
 
     def contribution(self, *, on: str) -> Tree:
-        """What the active party needs to predict the test rows named `on`, such as embeddings (n, d). With "aligned",
-        the same of the aligned rows, as the party sends it to learn from: what attacks on labels begin with."""
+        """The input of the active party's prediction for the test rows named `on`, such as embeddings (n, d). With
+        `on="aligned"`, the same for the aligned rows as sent in training, on which label attacks are based."""
 
 
 @runtime_checkable
@@ -43,15 +43,15 @@ class ActiveParty(Protocol):
     """The party of a vertical federation that holds the labels and runs the rounds."""
 
     def decide(self, contributions: Mapping[int, Any]) -> Tensor:
-        """Logits (n, K) from what each party contributes, by its number."""
+        """Logits (n, K) from each party's contribution, by its id."""
 
 
 @runtime_checkable
 class LeaksLabels(ActiveParty, Protocol):
-    """An active party that declares what others could learn about labels from its messages."""
+    """An active party that declares which of its messages depend on labels."""
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> Mapping[str, Mapping[int, Tensor]]:
-        """What each party would receive next that depends on labels, by kind and party; it changes no state.
+        """The label-dependent messages that each party would receive next, by kind and party; it changes no state.
 
         `contributions` are those of the aligned rows, (N_a, d). Kinds, on which `fedloom.protect.attacks` has attacks:
         "gradients" (N_a, d) of the loss by a contribution; "logit gradients", the same where contributions are logits
@@ -66,9 +66,9 @@ def predictions(
 
     Args:
         party: the party to evaluate.
-        on: a name in `Site.tests`.
-        way: how the party prepares its network before, one of the config's `eval_modes`; "" for no way.
-        handout: what the server hands out to everybody before.
+        on: a name in `ClientContext.tests`.
+        eval_mode: one of the config's `eval_modes`, for which the party prepares its network; "" for none.
+        broadcast: what the server's `broadcast()` returned, if there is a server.
     """
     with party.scratch():
         party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
@@ -79,39 +79,39 @@ def predictions(
 def score(
     party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
 ) -> dict[str, Tree]:
-    """How good `predictions` are where nobody else may see labels, in four numbers; arguments as there.
+    """Four summary numbers of `predictions`, for test rows whose labels are private; arguments as there.
 
-    `chance` is the accuracy of always predicting the most frequent class. The loss is clipped at `MAX_LOSS` and has
-    three decimals, so that a model made for it can't read a row from it.
+    `chance` is the accuracy of always predicting the most frequent class. The loss is clipped at `MAX_LOSS` and rounded
+    to three decimals, so that a malicious model cannot encode a row in it.
     """
-    found: Any = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast)
+    result: Any = predictions(party, on=on, eval_mode=eval_mode, broadcast=broadcast)
     labels = _labels(party, on)
     return {
-        "accuracy": (found["predicted"] == labels).float().mean(),
-        "loss": found["loss"].float().clamp(max=MAX_LOSS).round(decimals=3),
+        "accuracy": (result["predicted"] == labels).float().mean(),
+        "loss": result["loss"].float().clamp(max=MAX_LOSS).round(decimals=3),
         "chance": labels.bincount().max() / len(labels),
         "rows": len(party.context.tests[on]),
     }
 
 
 def predictions_alone(party: Party[Any], *, on: str) -> dict[str, Tree]:
-    """The classes (n,) that a party with columns predicts alone on the test rows named `on`."""
+    """The classes (n,) that a passive party predicts alone on the test rows named `on`."""
     if not isinstance(party, PredictsAlone):
-        raise MethodError(f"{type(party).__name__} can't predict alone: define alone()")
+        raise MethodError(f"{type(party).__name__} cannot predict alone; define alone()")
     return {"predicted": party.alone(party.infer(party.context.tests[on].every)).argmax(-1)}
 
 
 def contribution(party: Party[Any], *, on: str) -> Tree:
-    """What a party with columns contributes to a joint prediction of the test rows named `on`."""
+    """A passive party's contribution to the joint prediction of the test rows named `on`."""
     if not isinstance(party, PassiveParty):
-        raise MethodError(f"{type(party).__name__} has nothing to contribute: define contribution()")
+        raise MethodError(f"{type(party).__name__} cannot contribute to joint predictions; define contribution()")
     return party.contribution(on=on)
 
 
 def decide(server: Party[Any] | None, contributions: Mapping[int, Any]) -> Tensor:
-    """The active party's logits (n, K) from what all parties contribute."""
+    """The active party's logits (n, K) from all parties' contributions."""
     if not isinstance(server, ActiveParty):
-        raise MethodError(f"{type(server).__name__} decides nothing: define decide()")
+        raise MethodError(f"{type(server).__name__} cannot predict from contributions; define decide()")
     return server.decide(contributions)
 
 
@@ -121,7 +121,7 @@ EVALUATIONS: Final[Mapping[str, Callable[..., Tree]]] = {
     "predictions_alone": predictions_alone,
     "contribution": contribution,
 }
-"""The evaluations that an engine runs at a party, by name. No message of a page may have one of these names."""
+"""The evaluations that an engine runs at a party, by name. No method of a page may have one of these names."""
 
 
 def _labels(party: Party[Any], on: str) -> Tensor:

@@ -20,19 +20,19 @@ class Faults(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     dropout: float = Field(0.0, ge=0, le=1)
-    """The party is absent: it neither works nor replies."""
+    """The party is absent: it neither runs the call nor replies."""
     crash: float = Field(0.0, ge=0, le=1)
-    """It raises while it works; its state stays as it was before the call."""
+    """The party raises an error; its state is as before the call."""
     nan: float = Field(0.0, ge=0, le=1)
-    """It works, but one number in each float tensor of its reply is NaN; a reply without float tensors is unchanged."""
+    """One number in each float tensor of the reply is NaN; a reply without float tensors is unchanged."""
     inf: float = Field(0.0, ge=0, le=1)
-    """It works, but one number in each float tensor of its reply is infinite; a reply without is unchanged."""
+    """One number in each float tensor of the reply is infinite; a reply without float tensors is unchanged."""
     shape: float = Field(0.0, ge=0, le=1)
-    """It works, but replies with tensors of another shape."""
+    """The tensors of the reply have wrong shapes."""
     type: float = Field(0.0, ge=0, le=1)
-    """It works, but replies with something that is not a message."""
+    """The reply is not a message."""
     late: float = Field(0.0, ge=0, le=1)
-    """It works, but the reply arrives after the deadline."""
+    """The reply arrives after the deadline."""
 
     @model_validator(mode="after")
     def _together(self) -> Faults:
@@ -58,7 +58,7 @@ class Crash(Exception):
 
 
 def spoil(reply: Tree, fault: str) -> object:
-    """The reply of a party with this fault instead of `reply`."""
+    """The reply after this fault."""
     if fault == "type":
         return object()
     if fault == "shape":

@@ -1,15 +1,13 @@
-"""Federation: the three primitives of a round, the ledger, and what happens when a reply is missing.
+"""Federation: the primitives of a round, the ledger, and the handling of failed calls.
 
-A method's round is written in the place of one party, its home: a server, the party with the labels, or a
-coordinator that only sets the clock. It speaks to the others through `call`, lets them speak to each other
-through `exchange`, and draws participants with `sample`.
+A method's round runs at one party: a server, the active party, or a coordinator that only sets the order of calls. It
+calls the other parties with `call`, lets them exchange messages with `exchange`, and draws participants with `sample`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +26,7 @@ from fedloom.core.rng import stream
 
 @dataclass(frozen=True)
 class CallFailure:
-    """A call that failed: where, why, and the party's own trace (for the run's own log only)."""
+    """A failed call: its round, party and kind, the reason, and the party's traceback (for the run's log only)."""
 
     round: int
     party: str
@@ -38,21 +36,21 @@ class CallFailure:
 
 
 class Federation:
-    """Speaks to the parties that an engine holds.
+    """Calls the parties of an engine and records their messages.
 
     Args:
-        engine: holds them.
-        seed: of what is drawn by chance here.
-        home: the name of the party in whose place the round runs.
-        graph: whom each peer may exchange messages with; None for everybody with everybody.
-        form: the parameters of the network that all have, where all have one: names and shapes, no values.
-        house: parties that live with the home, such as its own columns: what they say to each other crosses no border,
-            so the ledger does not have it.
+        engine: holds the parties.
+        seed: the run's seed.
+        coordinator: the ledger name of the party that runs the round.
+        graph: the peers that each peer may exchange messages with; None for a complete graph.
+        param_shapes: names and shapes of the network's parameters, without values, if all parties have one network.
+        colocated: parties in the coordinator's organisation, such as the active party's own columns. Messages between
+            them and the coordinator are not counted.
 
     Attributes:
-        round: the round under way; the run sets it.
-        ledger: every message so far.
-        failures: every failed call so far.
+        round: the current round; set by the run.
+        ledger: all messages so far.
+        failures: all failed calls so far.
     """
 
     def __init__(
@@ -78,7 +76,7 @@ class Federation:
 
     @property
     def round(self) -> int:
-        """The round under way."""
+        """The current round."""
         return self._round
 
     @round.setter
@@ -102,52 +100,53 @@ class Federation:
         Args:
             parties: their ids.
             method: the name of the method that the message calls.
-            shared: arguments that are the same for all.
+            shared: arguments for all parties.
             each: further arguments by id.
-            expect: a template of a good reply; one of another structure, dtype or shape is dropped.
-            expects: templates by id, where good replies differ; then without `expect`.
-            check: looks at what a template can't tell, in each reply that fits and is finite, given its sender's id. It
-                raises MessageError to refuse the reply; the text stays in the run's own log.
-            need: how many replies the step makes sense with.
+            expect: the template of a valid reply; replies of another structure, dtype or shape are dropped.
+            expects: templates by id, instead of `expect`.
+            check: called with the id and the reply of each party whose reply fits and is finite. It raises MessageError
+                to refuse the reply; the text appears in the run's log only.
+            min_replies: the least number of replies that the step needs.
 
         Returns:
-            The good replies by id. A party that failed, or whose reply is malformed or not finite, is
-            left out and counted in `failures`. With fewer than `min_replies`, nothing: `{}`.
+            The valid replies by id. A party that failed, or whose reply is malformed or not finite, is left out and
+            recorded in `failures`. `{}` if there are fewer than `min_replies`.
 
         Raises:
-            MethodError: every party raised, which is a mistake in the page and not a party's; or the method is
-                not one that the page defines; or there are both `expect` and `expects`.
+            MethodError: every party raised, which means an error in the page; the page does not define the method; or
+                both `expect` and `expects` are given.
         """
-        _of_the_page(method)
+        _check_callable(method)
         if expects is not None and expect is not object:
-            raise MethodError(
-                f"the call of {method!r} has expect and expects: give one template, or one for each party"
-            )
+            raise MethodError(f"the call of {method!r} has both expect and expects; pass only one of them")
         ids = list(parties)
         common = dict(shared or {})
         if each:
             for i in ids:
-                self._count(i, method, {**common, **each[i]}, down=True)
+                self._record(i, method, {**common, **each[i]}, down=True)
         else:
-            self._same([i for i in ids if i not in self.colocated], method, common)
+            self._record_shared([i for i in ids if i not in self.colocated], method, common)
         replies = self.engine.call(ids, method, common, each, self._next())
         if ids and all(isinstance(r, Failure) and r.trace and not r.injected for r in replies):
             trace = replies[0].trace  # type: ignore[union-attr]
-            raise MethodError(f"every party failed in {method!r}; the first one:\n{trace}")
-        good: dict[int, Any] = {}
+            raise MethodError(f"every party failed in {method!r}; traceback of the first:\n{trace}")
+        valid: dict[int, Any] = {}
         for i, reply in zip(ids, replies, strict=True):
             failure = verdict(reply, expect if expects is None else expects[i])
             if failure is None and check is not None:
-                failure = _refusal(partial(check, i, reply))
+                try:
+                    check(i, reply)
+                except MessageError as error:
+                    failure = Failure("refused", str(error))
             if failure is None:
-                self._count(i, method, reply, down=False)
-                good[i] = reply
+                self._record(i, method, reply, down=False)
+                valid[i] = reply
             else:
-                self._failed(self.engine.name(i), method, failure)
-        if len(good) < min_replies:
-            self._failed(self.coordinator, method, Failure(f"fewer than {min_replies} replies"))
+                self._fail(self.engine.name(i), method, failure)
+        if len(valid) < min_replies:
+            self._fail(self.coordinator, method, Failure(f"fewer than {min_replies} replies"))
             return {}
-        return good
+        return valid
 
     def exchange(
         self,
@@ -161,133 +160,121 @@ class Federation:
         expect: Template = object,
         at_once: int | None = None,
     ) -> None:
-        """Neighbour to neighbour: what crosses never passes through here.
+        """Messages between neighbours; the coordinator does not see their content.
 
-        Peer i asks every j in `links[i]`. Each j runs `answer` (given i's question as `asked`, and `by`,
-        if `ask` names the method of i that puts it), and i runs `take` with `inbox`, the good answers by
-        the neighbour's id as text. All answers are made before any is taken. `question` and `expect` are
-        templates of a good question and a good answer.
+        Peer i asks every j in `links[i]`. Each j runs `answer`, and i runs `take` with `inbox`, the valid answers by
+        the neighbour's id as text. If `ask` names a method, i runs it first, and `answer` gets its reply as `asked` and
+        i as `by`. All answers are computed before the first `take`.
 
         Args:
-            at_once: the most answers that are held at once; None for all. Those who ask are then served in groups,
-                at least one a group, each group as a call of its own with its own draws by chance. Only for pages
-                whose `take` changes nothing that `ask` or `answer` reads: one group takes before the next one asks.
+            question, expect: templates of a valid question and a valid answer.
+            at_once: the largest number of answers in memory; None for all. The asking peers then run in groups of at
+                least one, each group as a call of its own with its own random draws. Set it only if `take` changes
+                nothing that `ask` or `answer` reads, as each group takes before the next one asks.
 
         Raises:
-            MethodError: a link is not in the graph, or leads to oneself; nothing was sent.
+            MethodError: a link is not in the graph, or leads from a peer to itself; nothing was sent.
         """
         for method in filter(None, (ask, answer, take)):
-            _of_the_page(method)
-        self._check(links)
-        put = dict(shared or {})
-        if put:
-            self._same(links, take, put)
+            _check_callable(method)
+        self._check_links(links)
+        common = dict(shared or {})
+        if common:
+            self._record_shared(links, take, common)
         for group in _groups(links, at_once):
-            for d in self.engine.exchange(group, ask, answer, take, put, question, expect, self._next()):
+            for d in self.engine.exchange(group, ask, answer, take, common, question, expect, self._next()):
                 sender, receiver = self.engine.name(d.sender), self.engine.name(d.receiver)
                 if d.failure is None:
                     self.ledger.add(self.round, sender, receiver, d.kind, d.what, d.size)
                 else:
-                    self._failed(sender, d.kind, d.failure)
+                    self._fail(sender, d.kind, d.failure)
 
     def sample(self, parties: Sequence[int], k: int | None, t: int) -> tuple[int, ...]:
-        """`k` of the parties (all, if None), in their order; the same for every method on this seed."""
+        """Draw `k` of the parties (None: all), in order; every method on this seed draws the same."""
         if k is None or k >= len(parties):
             return tuple(parties)
         chosen = stream(self.seed, "participants", t).choice(len(parties), k, replace=False)
         return tuple(parties[i] for i in sorted(chosen))
 
     def neighbours(self, i: int, among: Iterable[int]) -> tuple[int, ...]:
-        """Those of `among` that peer i may speak to, in their order."""
+        """The neighbours of peer i in `among`, in that order."""
         near = None if self.graph is None else self.graph.get(i, frozenset())
         return tuple(j for j in among if (j != i if near is None else j in near))
 
     def sample_peers(self, peers: Sequence[int], k: int | None, t: int) -> dict[int, list[int]]:
-        """For each peer `k` of its neighbours among the peers (all, if None), rising: whom it asks in round t.
+        """Draw `k` neighbours of each peer (None: all) among the peers, sorted: links for `exchange`.
 
-        Drawn from (seed, t, peer), so that all methods on this seed ask the same.
+        Drawn from (seed, t, peer), so all methods on this seed draw the same.
         """
-        found, everybody = {}, sorted(peers)
-        place = {i: n for n, i in enumerate(everybody)}
+        links, present = {}, sorted(peers)
+        position = {i: n for n, i in enumerate(present)}
         for i in peers:
-            near: Sequence[int] = Others(len(everybody), place[i])  # places; nothing is listed that is not drawn
+            near: Sequence[int] = Others(len(present), position[i])  # positions; a complete graph is never listed
             if self.graph is not None:
-                near = [place[j] for j in sorted(self.graph.get(i, ())) if j in place]
-            picked: Sequence[int] = range(len(near))
+                near = [position[j] for j in sorted(self.graph.get(i, ())) if j in position]
+            drawn: Sequence[int] = range(len(near))
             if k is not None and k < len(near):
-                picked = sorted(stream(self.seed, "links", t, i).choice(len(near), k, replace=False).tolist())
-            found[i] = [everybody[near[n]] for n in picked]
-        return found
+                drawn = sorted(stream(self.seed, "links", t, i).choice(len(near), k, replace=False).tolist())
+            links[i] = [present[near[n]] for n in drawn]
+        return links
 
     def choose_peers(self, peers: Sequence[int], method: str, shared: Mapping[str, Any]) -> dict[int, list[int]]:
-        """Whom each peer wants to ask: links for `exchange`. The home learns who asks whom, and nothing else.
+        """Links for `exchange` that the peers choose themselves. The coordinator learns the links and nothing else.
 
-        `method` is given `here`, a mask (m,) of who is there, and answers with a mask (m,). Of it only neighbours that
-        are there count.
+        `method` gets `here`, a mask (m,) of the peers that are present, and returns a mask (m,) of the peers to ask.
+        Peers that are absent or no neighbours are ignored.
         """
         here = torch.zeros(max(self.engine.ids) + 1, dtype=torch.bool)
         here[list(peers)] = True
-        masks = self.call(peers, method, shared={**shared, "here": here}, expect=Shape("bool", len(here)))
-        everybody = sorted(peers)
-        wanted = {i: mask.tolist() for i, mask in masks.items()}
-        return {i: [j for j in self.neighbours(i, everybody) if mask[j]] for i, mask in wanted.items()}
+        replies = self.call(peers, method, shared={**shared, "here": here}, expect=Shape("bool", len(here)))
+        present = sorted(peers)
+        masks = {i: mask.tolist() for i, mask in replies.items()}
+        return {i: [j for j in self.neighbours(i, present) if mask[j]] for i, mask in masks.items()}
 
-    def _check(self, links: Mapping[int, Sequence[int]]) -> None:
-        """Refuse a link that must not be."""
-        for i, asked in links.items():
-            for j in asked:
+    def _check_links(self, links: Mapping[int, Sequence[int]]) -> None:
+        for i, neighbours in links.items():
+            for j in neighbours:
                 if i == j:
-                    raise MethodError(f"peer {i} can't exchange with itself: leave it out of its own links")
+                    raise MethodError(f"peer {i} cannot exchange messages with itself; remove it from its own links")
                 if self.graph is not None and j not in self.graph.get(i, ()):
                     raise MethodError(
-                        f"peer {j} is no neighbour of {i}: let it ask those of fed.neighbours({i}, clients)"
+                        f"peer {j} is not a neighbour of peer {i}; choose from fed.neighbours({i}, clients)"
                     )
 
     def _next(self) -> tuple[int, int]:
         self._calls += 1
         return self.round, self._calls - 1
 
-    def _count(self, i: int, kind: str, tree: Any, *, down: bool) -> None:
-        """Record one message between the home and party i, unless both are in one house."""
+    def _record(self, i: int, kind: str, tree: Any, *, down: bool) -> None:
+        """Record one message between the coordinator and party i, unless they are colocated."""
         if i not in self.colocated:
             ends = (self.coordinator, self.engine.name(i))
             self.ledger.record(self.round, *(ends if down else ends[::-1]), kind, tree)
 
-    def _same(self, receivers: Iterable[int], kind: str, tree: Mapping[str, Any]) -> None:
-        """Record one message that goes to many."""
+    def _record_shared(self, receivers: Iterable[int], kind: str, tree: Mapping[str, Any]) -> None:
+        """Record one message to each receiver, all with the same content."""
         what, size = message.describe(tree), message.size(tree)
         for i in receivers:
             self.ledger.add(self.round, self.coordinator, self.engine.name(i), kind, what, size)
 
-    def _failed(self, party: str, kind: str, failure: Failure) -> None:
+    def _fail(self, party: str, kind: str, failure: Failure) -> None:
         self.failures.append(CallFailure(self.round, party, kind, failure.reason, failure.trace))
 
 
 def _groups(links: Mapping[int, Sequence[int]], at_once: int | None) -> Iterator[dict[int, Sequence[int]]]:
-    """The links in groups of at most `at_once`, or of one peer that has more."""
+    """The links in groups of at most `at_once` answers; a peer with more forms a group of its own."""
     group: dict[int, Sequence[int]] = {}
-    held = 0
-    for i, asked in links.items():
-        if group and at_once is not None and held + len(asked) > at_once:
+    answers = 0
+    for i, neighbours in links.items():
+        if group and at_once is not None and answers + len(neighbours) > at_once:
             yield group
-            group, held = {}, 0
-        group[i] = asked
-        held += len(asked)
+            group, answers = {}, 0
+        group[i] = neighbours
+        answers += len(neighbours)
     yield group
 
 
-def _refusal(check: Callable[[], None]) -> Failure | None:
-    """Why a page refuses a reply, or None."""
-    try:
-        check()
-    except MessageError as error:
-        return Failure("refused", str(error))
-    return None
-
-
-def _of_the_page(method: str) -> None:
-    """A message may call what a page defines, and nothing of the core's, such as a party's whole state."""
+def _check_callable(method: str) -> None:
+    """Raise MethodError for methods of Party, such as `state`: messages call methods of the page only."""
     if hasattr(Party, method) or method in EVALUATIONS:
-        raise MethodError(
-            f"{method!r} belongs to every Party: no message may call it; give the page's own another name"
-        )
+        raise MethodError(f"no message may call {method!r}, a method of every Party; rename the page's own method")

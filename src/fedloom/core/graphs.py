@@ -67,8 +67,8 @@ def regular(m: int, degree: int | None = None, *, seed: int = 0) -> Graph:
     few = min(degree, m - 1 - degree)  # the complement of a regular graph is regular
 
     def draw(seed: int) -> Any:
-        found = networkx.random_regular_graph(few, m, seed=seed)
-        return found if few == degree else networkx.complement(found)
+        graph = networkx.random_regular_graph(few, m, seed=seed)
+        return graph if few == degree else networkx.complement(graph)
 
     return _connected(m, draw, seed, f"no regular graph of degree {degree}")
 
@@ -103,10 +103,10 @@ def edges(text: str, m: int) -> Graph:
         content = line.partition("#")[0].strip()
         if not content:
             continue
-        found = re.fullmatch(r"([0-9]+)(?:\s*,\s*|\s+)([0-9]+)", content, re.ASCII)
-        if found is None:
+        link = re.fullmatch(r"([0-9]+)(?:\s*,\s*|\s+)([0-9]+)", content, re.ASCII)
+        if link is None:
             raise ConfigError(f"line {number} must have the ids of two peers, such as 0,1, not {content[:40]!r}")
-        a, b = (int(word) if len(word) < 10 else m for word in found.groups())
+        a, b = (int(word) if len(word) < 10 else m for word in link.groups())
         if max(a, b) >= m:
             raise ConfigError(f"line {number} links {content[:40]!r}, but the ids of the {m} peers are 0 to {m - 1}")
         if a == b:
@@ -114,7 +114,7 @@ def edges(text: str, m: int) -> Graph:
         near[a].add(b)
         near[b].add(a)
     if not any(near):
-        raise ConfigError("it has no links: write one per line, such as 0,1")
+        raise ConfigError("the file has no links; write one per line, such as 0,1")
     return tuple(tuple(sorted(peers)) for peers in near)
 
 

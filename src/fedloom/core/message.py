@@ -1,9 +1,8 @@
 """Messages: trees of named tensors and plain numbers, with one safe encoding.
 
-A message is one safetensors blob. Its tensors are named "0", "1", … in tree order. Its metadata
-holds the format's name and, as JSON, the skeleton: the tree with `{"$tensor": 0}` in the place of
-tensor 0. Nothing in it can run code. There is exactly one encoding of a tree, and `decode` accepts
-nothing else: whatever it returns encodes to the bytes that came in.
+A message is one safetensors blob. Its tensors are named "0", "1", … in tree order. Its metadata holds the format's name
+and, as JSON, the skeleton: the tree with `{"$tensor": 0}` in place of tensor 0. It cannot contain code. A tree has
+exactly one encoding, and `decode` accepts no other: a decoded tree encodes to the same bytes.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ __all__ = [
 FORMAT: Final = "fedloom/1"
 MAX_HEADER: Final = 1 << 24  # bytes
 MAX_TEXT: Final = 1 << 16  # bytes of one str leaf in UTF-8
-_ENTRIES: Final = 512  # headers and structures remembered
-_REMEMBER: Final = 1 << 16  # bytes; longer headers are not, so that no sender can fill our memory
+_ENTRIES: Final = 512  # headers and structures in each cache
+_REMEMBER: Final = 1 << 16  # bytes; longer headers are not cached, so that no sender can fill the memory
 
 _NAMES: Final = ("F32", "F64", "F16", "BF16", "I8", "U8", "I16", "I32", "I64", "BOOL")
 _CODES: Final = dict(zip(DTYPES, _NAMES, strict=True))
@@ -75,10 +74,9 @@ _dumps: Final = json.JSONEncoder(
 
 @dataclass(frozen=True)
 class Limits:
-    """What a party is willing to send or to receive.
+    """Limits on the messages that a party sends and receives.
 
-    `max_depth` counts nested containers, `max_leaves` leaves and empty containers, `max_name` the
-    characters of a key.
+    `max_depth` counts nested containers, `max_leaves` leaves and empty containers, `max_name` the characters of a key.
     """
 
     max_bytes: int = 1 << 30
@@ -115,23 +113,23 @@ class _Spec:
 
 
 def encode(tree: Tree, limits: Limits = DEFAULT) -> bytes:
-    """The bytes of a tree: the same tree always gives the same bytes.
+    """The bytes of a tree, which are always the same for the same tree. Tensors may be on any device.
 
-    Tensors are detached and copied from wherever they live. Raises MessageError as `check` does,
-    and when the message is longer than the limits allow.
+    Raises:
+        MessageError: `check` refuses the tree, or its message exceeds `limits.max_bytes`.
     """
     walk = _Walk(limits)
     header, payload = _header(walk.text(tree), walk.specs)
     wire = 8 + len(header) + payload
     if wire > limits.max_bytes:
-        raise MessageError(f"a message may have {limits.max_bytes} bytes, this one has {wire}")
+        raise MessageError(f"a message may have at most {limits.max_bytes} bytes, not {wire}")
     parts: list[Any] = [len(header).to_bytes(8, "little"), header]
     parts += [_raw(walk.tensors[i]) for i in _order(walk.specs)]
     return b"".join(parts)
 
 
 def check(tree: Tree, limits: Limits = DEFAULT) -> None:
-    """Raise MessageError, with the first offender's path, unless this tree may be sent."""
+    """Raise MessageError, with the path of the first problem, unless this tree may be sent."""
     _Walk(limits).strip(tree, "", 0)
 
 
@@ -150,7 +148,7 @@ class _Walk:
     def strip(self, node: Any, path: str, depth: int) -> Any:
         if isinstance(node, dict | list | tuple) and node:
             if depth >= self.limits.max_depth:
-                refuse(path, f"a message may nest {depth} containers, this one nests more")
+                refuse(path, f"a message may nest at most {depth} containers")
             if not isinstance(node, dict):
                 return [self.strip(x, f"{path}[{i}]", depth + 1) for i, x in enumerate(node)]
             for key in node:
@@ -158,7 +156,7 @@ class _Walk:
             return {k: self.strip(x, join(path, k), depth + 1) for k, x in node.items()}
         self.leaves += 1
         if self.leaves > self.limits.max_leaves:
-            refuse(path, f"a message may have {self.limits.max_leaves} leaves, this has more")
+            refuse(path, f"a message may have at most {self.limits.max_leaves} leaves")
         if isinstance(node, Tensor | _Spec):
             return self.tensor(node, path)
         if not isinstance(node, dict | list | tuple):
@@ -171,8 +169,8 @@ class _Walk:
         if len(key) > self.limits.max_name or key.startswith("$") or _utf8(key) is None:
             refuse(
                 path,
-                f"a key has at most {self.limits.max_name} characters, is valid Unicode and does "
-                f"not start with '$', unlike {key[:40]!a}",
+                f"a key must be valid Unicode of at most {self.limits.max_name} characters that does not start with "
+                f"'$', not {key[:40]!a}",
             )
 
     def tensor(self, node: Tensor | _Spec, path: str) -> dict[str, int]:
@@ -184,10 +182,10 @@ class _Walk:
         if node.dtype not in self.limits.dtypes or node.dtype not in _CODES:
             refuse(path, f"a message may not hold {node.dtype}; convert the tensor")
         if len(node.shape) > self.limits.max_ndim:
-            refuse(path, f"a tensor may have {self.limits.max_ndim} dimensions")
-        # An empty tensor can claim lengths whose strides overflow: these are refused as well.
+            refuse(path, f"a tensor may have at most {self.limits.max_ndim} dimensions, not {len(node.shape)}")
+        # Also refuses empty tensors with lengths whose strides overflow.
         if math.prod(d or 1 for d in node.shape) * node.dtype.itemsize >= 1 << 63:
-            refuse(path, "a tensor's lengths may not multiply to 2**63 bytes")
+            refuse(path, "a tensor must have less than 2**63 bytes")
         self.specs.append(node)
         return {"$tensor": len(self.specs) - 1}
 
@@ -197,7 +195,7 @@ def _check_plain(leaf: Any, path: str) -> None:
     if exact is int and not -(1 << 63) <= leaf < 1 << 63:
         refuse(path, "an int must fit in 64 bits with its sign")
     if exact is float and not math.isfinite(leaf):
-        refuse(path, f"a float must be finite, not {leaf}; only tensors can carry it")
+        refuse(path, f"a float must be finite, not {leaf}; send it in a tensor")
     if exact is str and ((length := _utf8(leaf)) is None or length > MAX_TEXT):
         refuse(path, f"a str must be valid Unicode of at most {MAX_TEXT} bytes")
     if leaf is not None and exact not in (bool, int, float, str):
@@ -209,7 +207,7 @@ def _check_plain(leaf: Any, path: str) -> None:
 
 
 def _utf8(text: str) -> int | None:
-    """Bytes of the text in UTF-8; None where it holds half of a surrogate pair."""
+    """The length of the text in UTF-8, in bytes; None if it has an unpaired surrogate."""
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -217,7 +215,7 @@ def _utf8(text: str) -> int | None:
 
 
 def _header(text: str, specs: Sequence[_Spec]) -> tuple[bytes, int]:
-    """The one header of a skeleton and its tensors, and the bytes of tensor data."""
+    """The header of a skeleton and its tensors, and the number of bytes of tensor data."""
     offsets, total = _offsets(specs)
     fields: dict[str, Any] = {"__metadata__": {"format": FORMAT, "tree": text}}
     for i, (spec, start) in enumerate(zip(specs, offsets, strict=True)):
@@ -229,17 +227,17 @@ def _header(text: str, specs: Sequence[_Spec]) -> tuple[bytes, int]:
     header = _dumps(fields).encode()
     header += b" " * (-len(header) % 8)
     if len(header) > MAX_HEADER:
-        raise MessageError(f"a header may have {MAX_HEADER} bytes, not {len(header)}; send less")
+        raise MessageError(f"a header may have at most {MAX_HEADER} bytes, not {len(header)}; send fewer leaves")
     return header, total
 
 
 def _order(specs: Sequence[_Spec]) -> list[int]:
-    """Wide types first, else tree order: each tensor is aligned and the data has no holes."""
+    """Tensors by falling item size, then tree order, so that each is aligned and the data has no gaps."""
     return sorted(range(len(specs)), key=lambda i: -specs[i].dtype.itemsize)
 
 
 def _offsets(specs: Sequence[_Spec]) -> tuple[list[int], int]:
-    """Where each tensor starts, and where the last one ends."""
+    """The start of each tensor, and the end of the last one."""
     offsets, total = [0] * len(specs), 0
     for i in _order(specs):
         offsets[i] = total
@@ -248,8 +246,8 @@ def _offsets(specs: Sequence[_Spec]) -> tuple[list[int], int]:
 
 
 def _raw(tensor: Tensor) -> Any:
-    """The tensor's bytes, copied only where they are not on the CPU in plain order already."""
-    if not tensor.numel():  # whose strides may be 0, which view refuses
+    """The tensor's bytes, copied only if they are not contiguous on the CPU."""
+    if not tensor.numel():  # strides may be 0, which view refuses
         return b""
     plain = tensor.detach().cpu().resolve_neg().contiguous()
     return plain.flatten().view(torch.uint8).numpy()
@@ -259,33 +257,37 @@ def _raw(tensor: Tensor) -> Any:
 
 
 def decode(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT) -> Tree:
-    """The tree that `encode` wrote; tuples come back as lists.
+    """The tree of an encoded message; tuples come back as lists.
 
-    The tensors are writable, on the CPU, and share one private copy of the data. They may hold NaN:
-    see `check_finite`. Raises MessageError, and nothing else, whatever the bytes are. Memory grows
-    with the bytes that arrived, never with what they claim.
+    The tensors are writable, on the CPU, and share one private copy of the data. They may hold NaN: see `check_finite`.
+    Memory grows with the bytes received, not with the sizes that they declare.
+
+    Raises:
+        MessageError: the bytes are not a valid message. No other exception is raised.
     """
-    view = _bytes(data)
+    try:
+        view = memoryview(data).cast("B")
+    except TypeError as error:
+        raise MessageError(f"a message must be contiguous bytes: {error}") from None
     if not 8 <= len(view) <= limits.max_bytes:
-        raise MessageError(f"a message has 8 to {limits.max_bytes} bytes, not {len(view)}")
+        raise MessageError(f"a message must have 8 to {limits.max_bytes} bytes, not {len(view)}")
     length = int.from_bytes(view[:8], "little")
     if length > min(MAX_HEADER, len(view) - 8):
         raise MessageError(
-            "the first 8 bytes must be the length of a header that fits the message: "
-            "this one is torn, or is no fedloom message"
+            f"the message is truncated or not fedloom's: its first 8 bytes announce a header of {length} bytes"
         )
     read = _plan if length <= _REMEMBER else _plan.__wrapped__
     plan = read(bytes(view[8 : 8 + length]), limits)
     body = bytearray(view[8 + length :])
     if len(body) != plan.total:
-        raise MessageError(f"the header promises {plan.total} bytes of tensors, {len(body)} came")
+        raise MessageError(f"the header announces {plan.total} bytes of tensors, but the message has {len(body)}")
     tensors = [_tensor(body, spec, at) for spec, at in zip(plan.specs, plan.offsets, strict=True)]
     tree: Tree = _fill(plan.skeleton, tensors)
     return tree
 
 
 class _Plan(NamedTuple):
-    """What a header says, once believed."""
+    """The content of a validated header."""
 
     skeleton: Any
     specs: list[_Spec]
@@ -305,16 +307,16 @@ def _plan(header: bytes, limits: Limits) -> _Plan:
         raise MessageError(f"a message may have {limits.max_leaves} leaves, not {len(fields)}")
     specs = [_read_spec(str(i), fields.get(str(i))) for i in range(len(fields))]
     skeleton = _parse(meta["tree"].encode(errors="replace"), depth=limits.max_depth + 1)
-    # The filled tree passes the sender's own checks and must give the sender's own header. This
-    # settles at once each offset, number, NaN, reference, repeated key and space.
+    # Encoding the tree again must give the same header. This checks every offset, number, NaN, reference, repeated key
+    # and space.
     walk = _Walk(limits)
     if _header(walk.text(_fill(skeleton, specs)), walk.specs)[0] != header:
-        raise MessageError("the header must be as encode writes it: names, order, offsets, spaces")
+        raise MessageError("the header must be exactly as encode writes it: names, order, offsets, spaces")
     return _Plan(skeleton, specs, *_offsets(specs))
 
 
 def _parse(raw: bytes, depth: int) -> Any:
-    """JSON, whose nesting is bounded first (by `2 * depth`), so that no parser overflows."""
+    """Parse JSON after bounding its nesting by `2 * depth`, so that the parser cannot overflow."""
     try:
         text = raw.decode()
         outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
@@ -330,12 +332,12 @@ def _parse(raw: bytes, depth: int) -> Any:
 
 def _read_spec(name: str, entry: Any) -> _Spec:
     if not isinstance(entry, dict):
-        raise MessageError(f"the header must describe tensor {name} by an object")
+        raise MessageError(f"the header must describe tensor {name} by a JSON object")
     code, shape = entry.get("dtype"), entry.get("shape")
     if not isinstance(code, str) or code not in _DTYPES:
         raise MessageError(f"the dtype of tensor {name} must be one of {', '.join(_DTYPES)}")
     if not isinstance(shape, list) or any(type(d) is not int or d < 0 for d in shape):
-        raise MessageError(f"the shape of tensor {name} must be a list of whole numbers from 0")
+        raise MessageError(f"the shape of tensor {name} must be a list of non-negative integers")
     return _Spec(_DTYPES[code], tuple(shape))
 
 
@@ -349,25 +351,18 @@ def _fill(node: Any, tensors: Sequence[Any]) -> Any:
         return {key: _fill(child, tensors) for key, child in node.items()}
     index = node["$tensor"]
     if type(index) is not int or not 0 <= index < len(tensors):
-        raise MessageError(f"the tree must refer to the message's {len(tensors)} tensors only")
+        raise MessageError(f"the tree refers to a tensor outside 0 to {len(tensors) - 1}")
     return tensors[index]
 
 
 def _tensor(body: bytearray, spec: _Spec, start: int) -> Tensor:
     count = math.prod(spec.shape)
-    if count == 0:  # which torch.frombuffer refuses
+    if count == 0:  # torch.frombuffer refuses it
         return torch.empty(spec.shape, dtype=spec.dtype)
     if spec.dtype == torch.bool and body[start : start + count].translate(None, b"\0\1"):
         raise MessageError("a bool must be the byte 0 or 1")
     flat = torch.frombuffer(body, dtype=spec.dtype, count=count, offset=start)
     return flat.view(spec.shape)
-
-
-def _bytes(data: Any) -> memoryview:
-    try:
-        return memoryview(data).cast("B")
-    except TypeError as error:
-        raise MessageError(f"a message must be contiguous bytes: {error}") from None
 
 
 # --- size, describe ---------------------------------------------------------------------------
@@ -383,10 +378,7 @@ _known: dict[tuple[Any, ...], _Facts] = {}
 
 
 def size(tree: Tree) -> Size:
-    """The exact sizes in bytes of a tree that passes `check`, without encoding it.
-
-    Shapes are all that it reads of tensors, so a tree of meta tensors has a size too.
-    """
+    """The exact sizes in bytes of a tree that passes `check`, without encoding it; also of a tree of meta tensors."""
     key: list[Any] = []
     digits = _key(tree, key)
     facts = _facts(tree, key)
@@ -397,8 +389,7 @@ def size(tree: Tree) -> Size:
 def describe(tree: Tree) -> str:
     """The leaves by name, such as "logits float32[32,10]; t int".
 
-    Above 12 leaves, those whose paths begin with the same name are one entry: "layer1* 6 leaves
-    73728 B".
+    Above 12 leaves, those with the same first name form one entry: "layer1* 6 leaves 73728 B".
     """
     key: list[Any] = []
     _key(tree, key)
@@ -406,9 +397,9 @@ def describe(tree: Tree) -> str:
 
 
 def _key(node: Any, key: list[Any]) -> int:
-    """Append all that the summary and the header's length depend on, with types for ints and floats.
+    """Append everything that determines the summary and the header, with types in place of ints and floats.
 
-    Returns the bytes that these take as text.
+    Returns the length of these ints and floats as text.
     """
     if isinstance(node, Tensor):
         key += (node.dtype, node.shape)
@@ -434,21 +425,21 @@ def _key(node: Any, key: list[Any]) -> int:
 
 def _facts(tree: Tree, key: list[Any]) -> _Facts:
     structure = tuple(key)
-    found = _known.get(structure)
-    if found is None:
+    facts = _known.get(structure)
+    if facts is None:
         specs: list[_Spec] = []
         header, payload = _header(_dumps(_skeleton(tree, specs)), specs)
         zeros = key.count(int) + key.count(float)
-        found = _Facts(payload, len(header.rstrip(b" ")) - zeros, _summary(tree))
+        facts = _Facts(payload, len(header.rstrip(b" ")) - zeros, _summary(tree))
         if len(header) <= _REMEMBER:
             if len(_known) >= _ENTRIES:
                 _known.clear()
-            _known[structure] = found
-    return found
+            _known[structure] = facts
+    return facts
 
 
 def _skeleton(node: Any, specs: list[_Spec]) -> Any:
-    """As `_Walk.strip`, with 0 for each number and without checks: meta tensors are welcome."""
+    """As `_Walk.strip`, with 0 for each number and without checks, so that meta tensors are allowed."""
     if isinstance(node, Tensor):
         specs.append(_Spec(node.dtype, tuple(node.shape)))
         return {"$tensor": len(specs) - 1}
@@ -460,10 +451,10 @@ def _skeleton(node: Any, specs: list[_Spec]) -> Any:
 
 
 def _summary(tree: Tree) -> str:
-    found = list(leaves(tree))
+    every = list(leaves(tree))
     groups: dict[str, list[tuple[str, Leaf]]] = {}
-    for path, leaf in found:
-        name = path if len(found) <= 12 else re.split(r"[.[]", path, maxsplit=1)[0]
+    for path, leaf in every:
+        name = path if len(every) <= 12 else re.split(r"[.[]", path, maxsplit=1)[0]
         groups.setdefault(name, []).append((path, leaf))
     return "; ".join(_entry(name, group) for name, group in groups.items()) or "nothing"
 

@@ -1,4 +1,4 @@
-"""What a method page declares: a name, a config, its parties, one round, and what it needs of a run."""
+"""The registration of a method: its name, config, parties, round, and requirements on a run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
 
 Round: TypeAlias = Callable[..., Iterator[str]]
-"""`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop, yielding the name of each
-stage that it ends. Whatever must live until the next round belongs in a party's state."""
+"""`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop. It yields the name of each completed
+stage. Data that must survive until the next round belongs in a party's state."""
 Setting: TypeAlias = Literal["horizontal", "vertical"]
 """Whether parties hold different rows with the same columns, or different columns of the same rows. In a vertical
-setting the server is the active party: it has the labels, and client 0, its own columns, runs beside it."""
+setting the server is the active party, which has the labels; its own columns are client 0, colocated with it."""
 Need: TypeAlias = Literal[
     "public rows",
     "public rows at the server",
@@ -45,38 +45,38 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
     "same feature dim": (
         "horizontal",
         "The features of all networks have one dimension, though architectures may differ: see "
-        "`MethodConfig.FEATURE_DIM`. Unless models.pool names some, all have one architecture.",
+        "`MethodConfig.FEATURE_DIM`. Without models.pool, all have one architecture.",
     ),
     "server rows": ("horizontal", "The server has labelled rows of its own."),
     "pretrained server model": ("horizontal", "The server has a pretrained model."),
     "pretrained encoder": (
         "horizontal",
-        "The server has a pretrained model, and clients build its architecture to be sent its weights.",
+        "The server has a pretrained model, and clients build its architecture to receive its weights.",
     ),
-    "pooled rows": ("vertical", "All rows of all parties count as aligned and labelled, as no federation has it."),
+    "pooled rows": ("vertical", "All rows of all parties count as aligned and labelled, which no federation has."),
 }
-"""Everything that a method may need of a run, the setting it belongs to, and what it means."""
+"""Each need that a method may declare, with its setting and meaning."""
 
 
 class MethodConfig(BaseModel):
-    """Base of every method's config: frozen, and unknown names are refused."""
+    """Base of every method's config: frozen, and unknown names raise an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, ser_json_inf_nan="constants")
 
     FEATURE_DIM: ClassVar[str] = ""
-    """The setting, if there is one, that gives all clients' features one dimension whatever their networks have."""
+    """The name of the setting, if any, that projects all clients' features to one dimension."""
 
     @model_validator(mode="before")
     @classmethod
     def _none(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """TOML has no null: "none" stands for it, where a setting may be None."""
+        """Read "none" as None in optional settings, as TOML has no null."""
         fields = cls.model_fields
-        able = {k for k in values if k in fields and type(None) in get_args(fields[k].annotation)}
-        return {k: None if v == "none" and k in able else v for k, v in values.items()}
+        optional = {k for k in values if k in fields and type(None) in get_args(fields[k].annotation)}
+        return {k: None if v == "none" and k in optional else v for k, v in values.items()}
 
     @property
     def iterations_per_round(self) -> int:
-        """Optimiser steps of one kind in a round: what makes runs of different methods comparable."""
+        """Local optimiser steps in a round, by which runs of different methods are compared."""
         return 1
 
     @property
@@ -86,50 +86,50 @@ class MethodConfig(BaseModel):
 
     @property
     def min_rounds(self) -> int:
-        """Minimum useful number of rounds, such as one more than those that only prepare."""
+        """Minimum useful number of rounds, such as one more than the preparatory rounds."""
         return 0
 
     @property
     def exchanges(self) -> bool:
-        """Whether clients learn from each other with these settings."""
+        """Whether clients exchange messages with these settings."""
         return True
 
     @property
     def keeps_batch_statistics(self) -> bool:
-        """Whether each client predicts with BatchNorm statistics of its own, as a setting `batchnorm` may say. A client
-        that never trains then has none."""
+        """Whether each client predicts with its own BatchNorm statistics (`batchnorm = "own"`), which a client that
+        never trains does not have."""
         return getattr(self, "batchnorm", "") == "own"
 
     def participants(self, clients: int) -> int:
-        """How many of the clients take part in a round: all, or a setting `clients_per_round`."""
+        """The number of participants of a round: `clients_per_round` if the config has it, else all clients."""
         return min(clients, getattr(self, "clients_per_round", None) or clients)
 
     @property
     def warnings(self) -> Mapping[str, str]:
-        """Warnings to log while a note of a party is above 0, by the name of the note."""
+        """Warnings by the name of a note, logged while a party's note of that name is above 0."""
         return {}
 
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: one point of a page.
+    """A registered method. A page may register several.
 
     Attributes:
-        name: as the command line has it.
-        title: one line for a list.
+        name: its name on the command line.
+        title: one line for lists.
         paper: the citation.
-        family: the folder of the page, by the communication pattern.
-        config: the config class; its defaults are the `recommended` preset before `fixed`.
+        family: the folder of the page, by communication pattern.
+        config: the config class; its defaults, with `fixed` over them, are the `recommended` preset.
         round: one round.
-        client: the party class of every participant.
+        client: the party class of the clients.
         server: the party class that runs the round, or None without a server.
-        black_box: the party class of a client that has an object with `fit` and `predict_proba` in the place of a
-            network; None if the method does not support black boxes.
-        fixed: config values that make this method this method.
-        presets: further named sets of config values, under `fixed`.
-        setting: who holds what.
-        needs: what a run must have for it, of `NEEDS`.
-        min_clients: the fewest participants that a round makes sense with.
+        black_box: the party class of clients with a black box instead of a network; None if the method does not support
+            them.
+        fixed: config values that define this method and override presets.
+        presets: further named sets of config values.
+        setting: horizontal or vertical.
+        needs: requirements on a run, from `NEEDS`.
+        min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
     """
 
@@ -152,19 +152,19 @@ class Method:
     def __post_init__(self) -> None:
         for need in self.needs:
             if need not in NEEDS:
-                raise MethodError(f"method {self.name} needs {need!r}, which is unknown.{did_you_mean(need, NEEDS)}")
+                raise MethodError(f"method {self.name} has an unknown need {need!r}.{did_you_mean(need, NEEDS)}")
             if (setting := NEEDS[need][0]) != self.setting:
-                raise MethodError(f"method {self.name} is {self.setting}, but {need!r} is a need of {setting} methods")
+                raise MethodError(f"method {self.name} is {self.setting}; only {setting} methods may need {need!r}")
 
     def party_at(self, context: ClientContext) -> type[Party[Any]]:
-        """The party class of the client at this place."""
+        """The party class of the client with this context."""
         return self.black_box if self.black_box is not None and context.black_box is not None else self.client
 
     def configure(self, preset: str = "recommended", params: Mapping[str, Any] | None = None) -> Any:
         """The config of a preset with `params` over it.
 
         Raises:
-            ConfigError: an unknown preset or parameter, or a value out of range; all of them at once.
+            ConfigError: an unknown preset or parameter, or a value out of range. All problems are reported together.
         """
         known = {"recommended": {}, **self.presets}
         if preset not in known:
@@ -177,14 +177,13 @@ class Method:
 
 
 def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> list[str]:
-    """One sentence for each error, with the key and the repair."""
+    """One sentence for each error, with the key and what is allowed."""
     found = []
     for item in error.errors():
         path = [str(p) for p in item["loc"]]
         where = ".".join(([at] if at else []) + path)
         if item["type"] == "extra_forbidden":
-            names = _names(model, path[:-1])
-            found.append(f"{where}: there is no such setting.{did_you_mean(path[-1], names)}")
+            found.append(f"{where}: there is no such setting.{did_you_mean(path[-1], _names(model, path[:-1]))}")
         elif item["type"] == "missing":
             found.append(f"{where}: must be set")
         elif item["type"] in ("model_type", "dict_type"):
@@ -199,7 +198,7 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
 
 
 def _names(model: type[BaseModel], path: list[str]) -> list[str]:
-    """The field names of the model that `path` leads to, also through mappings and sequences of models."""
+    """The field names of the model at `path`, also within mappings and sequences of models."""
     kind: Any = model
     for part in path:
         if _is_model(kind):

@@ -1,8 +1,7 @@
-"""A live `nn.Module` whose whole state lies in one block of memory, its parameters as views of one flat vector.
+"""A live `nn.Module` whose state is one block of memory, with its parameters as views of one flat vector.
 
-One vector makes the optimiser step a few operations, whatever the number of layers. One block makes a snapshot one
-copy, and lets an engine choose where the state lives: in memory that processes share, on disk, or beside the state
-of others, to be worked on together.
+With one vector, an optimiser step takes a few operations whatever the number of layers. With one block, a snapshot is
+one copy, and an engine can place the state in shared memory, on disk, or beside that of other parties for batching.
 """
 
 from __future__ import annotations
@@ -25,22 +24,21 @@ from fedloom.core.optim import Optimiser
 INFERENCE_ROWS = 256
 """Rows per forward pass in `infer`: larger batches fall out of the CPU's cache and are slower."""
 Keep: TypeAlias = Callable[[Tensor], Tensor]
-"""Copies a block before its first change in a call, to wherever it is safe."""
+"""Copies a block before its first change in a call."""
 Only: TypeAlias = Collection[str] | Mapping[str, Tensor] | None
-"""Which parameters a step moves: those of these names, with their gradients times masks if any; or all (None)."""
-
+"""The parameters that a step updates: names, or masks of gradients by name; None for all."""
 Product: TypeAlias = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Multiplies a matrix with a vector, both by the parameters' names."""
+"""A matrix-vector product, by parameter names."""
 
 
 class Network:
     """A module, its flat parameter and gradient vectors, and its optimiser's slots.
 
     Attributes:
-        memory: (nbytes,) uint8, everything that survives: parameters, slots, buffers.
-        fields: what lies where in it.
+        memory: (nbytes,) uint8, the whole state: parameters, slots, buffers.
+        fields: the layout of `memory`.
         flat: (P,) all trainable parameters; the module's own are views of it.
-        slots: the optimiser's named memory.
+        slots: the optimiser's state by name.
     """
 
     def __init__(self, module: nn.Module, optimiser: Optimiser) -> None:
@@ -48,10 +46,10 @@ class Network:
         self.optimiser = optimiser
         parameters = {k: p for k, p in module.named_parameters() if p.requires_grad}
         if not parameters:
-            raise ModelError(f"{type(module).__name__} has no trainable parameter: nothing to learn")
+            raise ModelError(f"{type(module).__name__} has no trainable parameters; set requires_grad on some")
         if len({(p.dtype, p.device) for p in parameters.values()}) > 1:
             raise ModelError(
-                f"all parameters of {type(module).__name__} must have one dtype and device; "
+                f"all parameters of {type(module).__name__} must have the same dtype and device; "
                 "call .float() and .to(device) on it first"
             )
         self.parameters = parameters
@@ -68,30 +66,30 @@ class Network:
         slots = optimiser.slots(flat)
         self.fields = layout({"params": {"": flat}, "opt": slots, "buffers": buffers})
         size = max(f.start + f.nbytes for f in self.fields)
-        self._lie(torch.zeros(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=flat.device))
+        self._bind(torch.zeros(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=flat.device))
         for part, values in {"params": first, "opt": slots, "buffers": buffers}.items():
             _copy(self.state()[part], values, part)
         self._point(self._buffers)
-        self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the pass that is remembered
-        self._at: dict[str, Tensor] | None = None  # the weights that a gradient is taken at, if not its own
+        self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the cached pass
+        self._at: dict[str, Tensor] | None = None  # weights of a gradient_at, if one is running
         self._scratch = False
         self._keeper: Keep | None = None
         self._before: Tensor | None = None
-        self._chance = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
+        self._has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
         module.train()
 
     def move(self, memory: Tensor) -> None:
-        """Let the state live in this block (nbytes,) from now on."""
+        """Move the state to this block (nbytes,)."""
         memory.copy_(self.memory)
-        self._lie(memory)
+        self._bind(memory)
         self._point(self._buffers)
 
-    def _lie(self, memory: Tensor) -> None:
-        """Make everything a view of this block."""
+    def _bind(self, memory: Tensor) -> None:
+        """Make the whole state views of this block."""
         self.memory = memory
         views: dict[str, dict[str, Tensor]] = {"params": {}, "opt": {}, "buffers": {}}
         for f in self.fields:
-            views[f.part][f.name] = f.view(memory).data  # autograd counts the changes of each by itself
+            views[f.part][f.name] = f.view(memory).data  # autograd then tracks the version of each separately
         self.flat = views["params"].pop("")
         self.slots, self._buffers = views["opt"], views["buffers"]
         self._gradient = _scratch(self.flat.numel(), self.flat.dtype, self.flat.device)
@@ -108,7 +106,7 @@ class Network:
     # -- passes ----------------------------------------------------------------------------------
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Outputs `(B, ...)` in training mode, with their graph. BatchNorm statistics move."""
+        """Training-mode outputs (B, ...) with their graph. BatchNorm statistics are updated."""
         if self._buffers:
             self._keep()
         self._mode(True)
@@ -116,9 +114,9 @@ class Network:
         return out
 
     def infer(self, x: Tensor, *, batch_statistics: bool = False) -> Tensor:
-        """Outputs `(n, ...)` in evaluation mode, without a graph, in chunks of rows.
+        """Evaluation-mode outputs (n, ...) without a graph, in chunks of rows.
 
-        With `batch_statistics` BatchNorm takes those of `x`, all at once; its own stay what they are.
+        With `batch_statistics` BatchNorm uses the statistics of all of `x` and leaves its running statistics unchanged.
         """
         self._mode(False)
         x = self._laid_out(x)
@@ -131,20 +129,20 @@ class Network:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Training-mode outputs `(B, ...)`, detached. The pass is remembered until the weights move.
+        """Training-mode outputs (B, ...), detached. The pass is cached until the weights change.
 
-        BatchNorm statistics move when `descend` uses the pass, so that it does not matter whether an engine
-        remembered it or makes it again.
+        BatchNorm statistics are updated in `descend`, so the result does not depend on whether the engine cached the
+        pass or repeats it.
         """
         return self._pass(x)[1].detach()
 
     @property
     def live(self) -> Mapping[str, Tensor]:
-        """The trainable parameters by name, for use in a loss: with their graph."""
+        """The trainable parameters by name, with their graph, for use in a loss."""
         return self._at or self.parameters
 
     def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
-        """One optimiser step on `loss(*batch)`, a scalar; returns its value () before the step."""
+        """One optimiser step on the scalar `loss(*batch)`; returns its value () before the step."""
         if only is None:
             value = loss(*batch)
             self._step(value, None)
@@ -160,78 +158,76 @@ class Network:
     def gradient(
         self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar `loss(*batch)` () and its gradient by the parameters' names; no step. Statistics move."""
+        """The scalar `loss(*batch)` () and its gradient by name; no step. BatchNorm statistics are updated."""
         self._sent = None
         names = list(self.parameters if of is None else of)
-        through = [*names, *self._through(names)]
-        with self._learning(through):  # a frozen body then costs no graph
+        inputs = [*names, *self._extra_input(names)]
+        with self._learning(inputs):  # a frozen body then costs no graph
             value = loss(*batch)
-            found = torch.autograd.grad(value, [self.parameters[k] for k in through], allow_unused=True)
-        gradients = [
-            torch.zeros_like(self.parameters[k]) if g is None else g for k, g in zip(names, found, strict=False)
-        ]
-        return value.detach(), dict(zip(names, gradients, strict=True))
+            grads = torch.autograd.grad(value, [self.parameters[k] for k in inputs], allow_unused=True)
+        return value.detach(), _whole({k: self.parameters[k] for k in names}, grads[: len(names)])
 
     def gradient_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar `loss(*batch)` () and its gradient by name at other weights. Statistics move."""
+        """The scalar `loss(*batch)` () and its gradient by name at `weights`. BatchNorm statistics are updated."""
         value, _, gradient = self._graded_at(weights, loss, batch, graph=False)
         return value, gradient
 
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
-        """As `gradient_at`, and what multiplies the Hessian there with a tree of vectors: once, by a pass back."""
+        """As `gradient_at`, and the Hessian-vector product there, which may be called once."""
         value, at, gradient = self._graded_at(weights, loss, batch, graph=True)
 
         def product(vectors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            through = [k for k, g in gradient.items() if g.requires_grad]  # linear in the rest
-            found = torch.autograd.grad(
-                [gradient[k] for k in through], list(at.values()), [vectors[k] for k in through], allow_unused=True
+            nonlinear = [k for k, g in gradient.items() if g.requires_grad]
+            grads = torch.autograd.grad(
+                [gradient[k] for k in nonlinear], list(at.values()), [vectors[k] for k in nonlinear], allow_unused=True
             )
-            return _whole(at, found)
+            return _whole(at, grads)
 
         return value, {k: g.detach() for k, g in gradient.items()}, product
 
     def _graded_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], batch: tuple[object, ...], *, graph: bool
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """A loss at other weights, these as leaves, and its gradient, differentiable itself if `graph`."""
+        """A loss at `weights`, these weights as leaves, and the gradient, itself differentiable if `graph`."""
         self._sent = None
         at = {k: _formatted(weights[k], self.format).detach().requires_grad_() for k in self.parameters}
         self._at = at
         try:
             with lent(list(places(self.module, self.parameters)), at):
                 value = loss(*batch)
-            found = torch.autograd.grad(value, list(at.values()), create_graph=graph, allow_unused=True)
+            grads = torch.autograd.grad(value, list(at.values()), create_graph=graph, allow_unused=True)
         finally:
             self._at = None
-        return value.detach(), at, _whole(at, found)
+        return value.detach(), at, _whole(at, grads)
 
     def row_gradients(
         self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
     ) -> dict[str, Tensor]:
-        """The gradient (B, ...) of `loss` on each row alone, by the parameters' names; no step."""
-        held = list(places(self.module, {k: self.parameters[k] for k in of}))
+        """Per-row gradients (B, ...) of `loss` by name; no step."""
+        where = list(places(self.module, {k: self.parameters[k] for k in of}))
 
-        def one(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
-            with lent(held, params):
+        def row_loss(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+            with lent(where, params):
                 return loss(row[None], label[None])
 
-        before, self.format = self.format, torch.contiguous_format  # vmap knows no other
+        before, self.format = self.format, torch.contiguous_format  # vmap supports no other
+        weights = {k: self._views[k] for k in of}
         try:
             with torch.no_grad():  # of the other parameters
-                rows: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))({k: self._views[k] for k in of}, x, y)
+                rows: dict[str, Tensor] = vmap(grad(row_loss), in_dims=(None, 0, 0))(weights, x, y)
             return rows
         finally:
             self.format = before
 
-    def _through(self, names: Collection[str]) -> list[str]:
-        """A further parameter to differentiate by, where torch would crash.
+    def _extra_input(self, names: Collection[str]) -> list[str]:
+        """A further parameter to differentiate by, to avoid a crash in torch.
 
-        A GroupNorm of channels-last images does so (torch 2.13) where its own weights' gradient is wanted, and no
-        gradient of its input.
+        torch 2.13 crashes in a GroupNorm of channels-last images if the gradient of its weights is needed but not that
+        of its input.
         """
         every = list(self.parameters)
         first = next((k for k in every if k in names), every[0])
@@ -241,7 +237,7 @@ class Network:
 
     @contextlib.contextmanager
     def _learning(self, names: Collection[str]) -> Iterator[None]:
-        """Within it only these parameters take part in a graph."""
+        """A context in which only these parameters require gradients."""
         frozen = [p for k, p in self.parameters.items() if k not in names]
         for p in frozen:
             p.requires_grad_(False)
@@ -252,7 +248,7 @@ class Network:
                 p.requires_grad_(True)
 
     def train(self, loss: Callable[..., Tensor], batches: Batches, *, only: Only = None) -> Tensor:
-        """One step of `loss(x, y)` for each batch; returns the mean loss ()."""
+        """One step on `loss(x, y)` for each batch; returns the mean loss ()."""
         return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
@@ -262,38 +258,35 @@ class Network:
         _copy(self._buffers, moved, "buffers")
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """`x`, the outputs with their graph, and the buffers as the pass would leave them."""
+        """`x`, the outputs with their graph, and the buffers after the pass."""
         if self._sent is None or self._sent[0] is not x:
             moved = {name: b.clone() for name, b in self._buffers.items()}
             self._point(moved)
             try:
-                with self._own_chance(x):
+                with self._fixed_dropout(x):
                     self._sent = (x, self(x), moved)
             finally:
                 self._point(self._buffers)
         return self._sent
 
     @contextlib.contextmanager
-    def _own_chance(self, x: Tensor) -> Iterator[None]:
-        """Within it dropout draws what it always draws for these weights and rows.
-
-        So a pass that is made again, because an engine did not remember it, drops the same units.
-        """
-        if not self._chance:
+    def _fixed_dropout(self, x: Tensor) -> Iterator[None]:
+        """A context in which dropout depends on weights and rows only, so that a repeated pass drops the same units."""
+        if not self._has_dropout:
             yield
             return
         before = torch.get_rng_state()
         content = float(self.flat.double().sum()) + float(x.double().sum())
-        # torch.manual_seed is slow, and needed only where chance has a generator of the device's own
-        chance = torch.default_generator if x.device.type == "cpu" else torch
-        chance.manual_seed(int.from_bytes(struct.pack("<d", content), "little") >> 1)
+        # torch.manual_seed is slow, and needed only if the device has a generator of its own
+        generator = torch.default_generator if x.device.type == "cpu" else torch
+        generator.manual_seed(int.from_bytes(struct.pack("<d", content), "little") >> 1)
         try:
             yield
         finally:
             torch.set_rng_state(before)
 
     def _point(self, buffers: Mapping[str, Tensor]) -> None:
-        """Let the module read and write these buffers."""
+        """Make the module read and write these buffers."""
         for owner, key, name in self.owners:
             owner[key] = buffers[name]
 
@@ -305,15 +298,15 @@ class Network:
         for p in self.parameters.values():
             p.grad = None
         rates = self.optimiser.tick(self.slots)
-        if self.slots:  # one vector: several operations, each once
+        if self.slots:  # several operations, each on one vector
             torch.cat([flattened(g, self.format) for g in grads], out=self._gradient)
             self.optimiser.move(self.flat, self._gradient, self.slots, *rates)
-        else:  # one operation, not worth a copy of the gradients
+        else:  # one operation, for which copying the gradients does not pay
             for w, g in zip(self._views.values(), grads, strict=True):
                 self.optimiser.move(w, g, {}, *rates)
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        """`x` in the memory format that the weights have, where it is a batch of images."""
+        """`x` in the memory format of the weights if it is a batch of images."""
         return x.contiguous(memory_format=self.format) if x.dim() == 4 else x
 
     def _mode(self, training: bool) -> None:
@@ -334,7 +327,7 @@ class Network:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[None]:
-        """Within it the network may be changed at will: at its end it is, bit for bit, what it was."""
+        """A context in which the network may be changed; on exit its state is restored bit for bit."""
         before, outer = self.memory.clone(), self._scratch
         self._scratch = True
         try:
@@ -345,50 +338,50 @@ class Network:
             self._sent = None
 
     def forget(self) -> None:
-        """Drop the remembered pass: what an engine may do between any two calls."""
+        """Drop the cached pass, which an engine may do between any two calls."""
         self._sent = None
 
-    # -- a call that fails changes nothing ---------------------------------------------------------
+    # -- transactions: a call that fails changes nothing --------------------------------------------
 
     def begin(self, keep: Keep = torch.clone) -> None:
-        """A call begins: from here `rollback` undoes all changes. `keep` copies the block before the first."""
+        """Begin a call, whose changes `rollback` undoes. `keep` copies the block before the first change."""
         self._keeper = keep
 
     def end(self) -> None:
-        """The call is done: what it changed stays."""
+        """End a call and keep its changes."""
         self._keeper = self._before = None
 
     def rollback(self) -> None:
-        """Undo what the call that is under way has changed."""
+        """Undo the changes of the current call."""
         if self._before is not None:
             self.memory.copy_(self._before)
         self._sent = None
 
     @property
     def changed(self) -> bool:
-        """Whether the call that is under way has changed the state."""
+        """Whether the current call has changed the state."""
         return self._before is not None
 
     def _keep(self) -> None:
-        """Copy on first write, so that calls which only predict cost nothing."""
+        """Copy on first write, so that calls that only predict make no copy."""
         if self._keeper is not None and self._before is None and not self._scratch:
             self._before = self._keeper(self.memory)
 
 
-def _whole(like: Mapping[str, Tensor], found: Sequence[Tensor | None]) -> dict[str, Tensor]:
-    """Gradients by name, 0 where a loss does not depend on a parameter."""
-    return {k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(like.items(), found, strict=True)}
+def _whole(like: Mapping[str, Tensor], grads: Sequence[Tensor | None]) -> dict[str, Tensor]:
+    """Gradients by name, 0 for parameters that the loss does not depend on."""
+    return {k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(like.items(), grads, strict=True)}
 
 
 def _formatted(x: Tensor, format: torch.memory_format) -> Tensor:
-    """A parameter in this memory format, with the very strides that our own have: torch picks kernels by those of
-    single channels, too, and what was decoded has others."""
+    """A parameter in this memory format, with the strides of our own parameters: torch also chooses kernels by the
+    strides of single channels, which differ in decoded tensors."""
     return unflatten(flattened(x, format), x.shape, format) if x.dim() == 4 else x
 
 
 @contextlib.contextmanager
 def of_the_batch(module: nn.Module) -> Iterator[None]:
-    """Within it BatchNorm in evaluation mode takes the statistics of the rows that it sees, and keeps none."""
+    """A context in which BatchNorm in evaluation mode uses the statistics of its batch and stores none."""
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     own = [(m._buffers["running_mean"], m._buffers["running_var"]) for m in norms]
     for m in norms:
@@ -402,15 +395,16 @@ def of_the_batch(module: nn.Module) -> Iterator[None]:
 
 @lru_cache(maxsize=8)
 def _scratch(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """One gradient vector (P,) for all networks of a size: it is overwritten by every step."""
+    """One gradient vector (P,) for all networks of a size; every step overwrites it."""
     return torch.zeros(numel, dtype=dtype, device=device)
 
 
 @torch.no_grad()
 def _copy(to: Mapping[str, Tensor], values: Mapping[str, Tensor], part: str) -> None:
     if to.keys() != values.keys():
-        wrong = sorted(to.keys() ^ values.keys())[0]
-        raise StateError(f"{part} must have the names of this network: {wrong!r} is on one side only")
+        name = sorted(to.keys() ^ values.keys())[0]
+        problem = "is missing" if name in to else "is unknown"
+        raise StateError(f"{part} must have exactly the names of this network: {name!r} {problem}")
     for name, tensor in to.items():
         if tensor.shape != values[name].shape:
             raise StateError(f"{part}[{name!r}] must have shape {tuple(tensor.shape)}, not {tuple(values[name].shape)}")

@@ -6,6 +6,7 @@ long vectors instead of one per layer. The formulas are those of `torch.optim`, 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,22 +14,22 @@ import torch
 from torch import Tensor
 
 Rate: TypeAlias = float | Tensor
-"""A number of one step; a tensor () if many parties step at once, each with its own."""
+"""A coefficient of one step; a tensor () when parties are batched, each with its own."""
 
 
 class Optimiser(Protocol):
-    """What a network needs of an optimiser: new slots, and a step in place, in two parts."""
+    """The interface of optimisers: slots for a parameter vector, and an in-place step in two parts."""
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
-        """The optimiser's memory for a parameter vector `flat (P,)`: named tensors, (P,) or ()."""
+        """New slots for a parameter vector `flat` (P,): named tensors, (P,) or ()."""
         ...
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
-        """Begin a step: advance the slots of shape (), which all weights share; returns the numbers of this step."""
+        """Begin a step: advance the slots of shape (); returns the coefficients of this step."""
         ...
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
-        """Update weights `w` along `g`, and their part of the slots, in place: elementwise, so any part of `flat`."""
+        """Update weights `w` and their slots in place along `g`; elementwise, so on any part of `flat`."""
         ...
 
 
@@ -41,11 +42,11 @@ class SGD:
     weight_decay: float = 0.0
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
-        """One velocity vector `(P,)` when there is momentum, nothing otherwise."""
+        """One velocity vector (P,) with momentum, nothing without."""
         return {"velocity": torch.zeros_like(flat)} if self.momentum else {}
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
-        """Nothing to advance."""
+        """No coefficients."""
         return ()
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
@@ -61,7 +62,7 @@ class SGD:
 class Adam:
     """Adam (Kingma and Ba, 2015), bias-corrected, as `torch.optim.Adam` computes it.
 
-    With weight decay it is decoupled from the gradient (Loshchilov and Hutter, 2019), as in `torch.optim.AdamW`.
+    Weight decay is decoupled from the gradient (Loshchilov and Hutter, 2019), as in `torch.optim.AdamW`.
     """
 
     lr: float = 1e-3
@@ -70,7 +71,7 @@ class Adam:
     weight_decay: float = 0.0
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
-        """The number of steps taken (), and running means of g and g² `(P,)`."""
+        """The number of steps (), and running means of g and g² (P,)."""
         return {
             "step": torch.zeros((), dtype=torch.int64, device=flat.device),
             "mean": torch.zeros_like(flat),
@@ -78,7 +79,7 @@ class Adam:
         }
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
-        """Count the step t; η / (1 - β1^t), and √(1 - β2^t)."""
+        """Count step t; returns η / (1 - β1^t) and √(1 - β2^t)."""
         t = _number(slots["step"].add_(1))
         b1, b2 = self.betas
         return self.lr / (1 - b1**t), (1 - b2**t) ** 0.5
@@ -98,10 +99,8 @@ class Adam:
 
 
 def _number(count: Tensor) -> Rate:
-    """A counter as a plain number if that is free; on a GPU reading it would wait for all queued work."""
+    """A counter as an int on the CPU; on a GPU reading it would wait for all queued work."""
     if count.device.type == "cpu":
-        try:
+        with contextlib.suppress(RuntimeError):  # under vmap: one counter for each party
             return int(count)
-        except RuntimeError:  # under vmap: one counter for each party
-            pass
     return count.double()

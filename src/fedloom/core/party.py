@@ -1,8 +1,8 @@
-"""Party: what one client, peer, server or column holder remembers and can do.
+"""Party: the base class of clients, peers, servers and column holders.
 
-A method page subclasses `Party` once per role and writes ordinary methods; each is called by a message and
-answers with one. What survives between two messages is declared in `STATE`. Assigning anything else is refused,
-because an engine may hold a party in another process, rebuild it from its state, or resume it next week.
+A method page subclasses `Party` once per role. Each method of the subclass handles one message and returns the reply.
+`STATE` declares the attributes that persist between messages. Assigning any other attribute raises an error, because an
+engine may move a party to another process, rebuild it from its state, or resume it later.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ NETWORK_STATE = ("params", "buffers", "opt")
 _OWN = ("cfg", "context", "_network", "_notes")
 ConfigT = TypeVar("ConfigT")
 Note: TypeAlias = float | list[float]
-"""What a party noted, as the experiment reads it."""
+"""A diagnostic of a party: a number or a vector."""
 
 
 class Party(Generic[ConfigT]):
-    """One participant. Subclasses declare `STATE`, and set themselves up in `setup`.
+    """One participant. Subclasses declare `STATE` and initialise it in `setup`.
 
     Attributes:
-        STATE: names of what survives between messages. `params`, `buffers` and `opt` belong to the network
-            given to `network()`; any other name is a tree of tensors and plain numbers.
-        EXPORT: which of STATE is used after training: what an export of the party holds (see `fedloom.deploy`).
-        ROLE: what the ledger calls such a party; "" for the class's own name.
-        CALLS: methods that the home's messages may call: what a round gives `fed.call` and `fed.asked`, and an
-            `exchange` as `take`.
-        TO_PEERS: methods whose replies are for peers alone: what an `exchange` asks and answers. At a node of its own
-            a party never gives them to the home, and answers nothing that is in neither list, whatever that asks for.
+        STATE: names of the attributes that persist between messages. `params`, `buffers` and `opt` belong to the
+            network given to `network()`; any other name is a tree of tensors and plain numbers.
+        EXPORT: the names in STATE that `fedloom export` writes (see `fedloom.deploy`).
+        ROLE: the role in the party's ledger name; "" for the class name in lower case.
+        CALLS: methods that the coordinator may call: those named in `fed.call`, in `fed.choose_peers`, and as `take` in
+            `fed.exchange`.
+        TO_PEERS: methods whose replies go to peers only: those named as `ask` and `answer` in `fed.exchange`. A node
+            never sends these replies to the coordinator, and refuses every method that is in neither list.
         cfg: the method's config.
-        site: the party's data and equipment. It never changes.
+        context: the party's rows, network, neighbours and seed. It never changes.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ()
@@ -67,12 +67,12 @@ class Party(Generic[ConfigT]):
             )
 
     def setup(self) -> None:
-        """Give every name in STATE its first value. Runs once, before the first message."""
+        """Set the initial value of every name in STATE. Called once, before the first message."""
 
     # -- the network -----------------------------------------------------------------------------
 
     def network(self, module: nn.Module, optimiser: Optimiser) -> None:
-        """Make `module` this party's network. Only `setup` may call it."""
+        """Make `module` this party's network. Call it in `setup` only."""
         needed = {"params", "opt"} | ({"buffers"} if any(True for _ in module.buffers()) else set())
         if not needed <= set(self.STATE):
             raise MethodError(
@@ -83,7 +83,7 @@ class Party(Generic[ConfigT]):
 
     @property
     def net(self) -> Network:
-        """The network, or an error that says how to get one."""
+        """The network. Raises MethodError if `setup` did not create one."""
         if self._network is None:
             raise MethodError(f"{type(self).__name__} has no network: call self.network(...) in setup()")
         return self._network
@@ -93,16 +93,15 @@ class Party(Generic[ConfigT]):
         return self.net(x)
 
     def infer(self, x: Tensor) -> Tensor:
-        """Evaluation-mode outputs (n, ...), constants. BatchNorm takes its running statistics, or those of `x` where
-        the config has `batchnorm = "batch"`.
+        """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or those of `x` if the
+        config has `batchnorm = "batch"`.
 
-        A page overrides this where others are evaluated: logits of a network that outputs features, or those of a
-        black box.
+        Override it if evaluation needs other outputs, such as the logits of a black box.
         """
         return self.net.infer(x, batch_statistics=getattr(self.cfg, "batchnorm", "own") == "batch")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Training-mode outputs (B, ...), constants to send; `descend(x, …)` may follow."""
+        """Training-mode outputs (B, ...), detached; `descend(x, …)` may follow."""
         return self.net.forward(x)
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
@@ -111,54 +110,53 @@ class Party(Generic[ConfigT]):
 
     @property
     def live(self) -> Mapping[str, Tensor]:
-        """The trainable parameters by name, for use in a loss: with their graph."""
+        """The trainable parameters by name, with their graph, for use in a loss."""
         return self.net.live
 
     def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
         """One optimiser step on the scalar `loss(*batch)`; returns its value before the step.
 
         Args:
-            loss: gives a scalar with its graph.
-            batch: what it is called with.
-            only: names of the parameters that move, None for all; the others stay bit for bit what they were. With
-                masks by name the gradient is multiplied by them: an entry at 0 stays too, unless momentum from before
-                or weight decay moves it.
+            loss: returns a scalar with its graph.
+            batch: arguments of `loss`.
+            only: names of the parameters to update, None for all; the others stay bit-identical. If it maps names to
+                masks, gradients are multiplied by the masks: an entry with mask 0 moves only by earlier momentum or
+                weight decay.
         """
         return self.net.minimise(loss, *batch, only=only)
 
     def gradient(
         self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar `loss(*batch)` () and its gradient by the names `of` (None: all) the parameters; no step.
+        """The scalar `loss(*batch)` () and its gradient for the parameters named in `of` (None: all); no step.
 
-        The passes are in training mode: BatchNorm statistics move.
+        The network is in training mode: BatchNorm statistics are updated.
         """
         return self.net.gradient(loss, *batch, of=of)
 
     def gradient_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar `loss(*batch)` () and its gradient by name, both at `weights` in place of the own parameters.
+        """The scalar `loss(*batch)` () and its gradient by name, evaluated at `weights` instead of the own parameters.
 
-        Within the loss `self.model` and `self.live` are at those weights. BatchNorm statistics move.
+        Within the loss, `self.model` and `self.live` use those weights. BatchNorm statistics are updated.
         """
         return self.net.gradient_at(weights, loss, *batch)
 
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
-        """As `gradient_at`, and a function that multiplies the loss's Hessian at `weights` with vectors by name.
-
-        The product is exact, costs one more pass back through the graph that the gradient left, and can be had once.
+        """As `gradient_at`, with a third value: the exact Hessian-vector product at `weights`, a function of vectors by
+        name. It costs one backward pass and may be called once.
         """
         return self.net.curvature_at(weights, loss, *batch)
 
     def row_gradients(
         self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, *, of: Collection[str]
     ) -> dict[str, Tensor]:
-        """The gradient (B, ...) of `loss(x, y)` on each row of x (B, ...), y (B,) alone, by the names `of` parameters.
+        """Per-row gradients (B, ...) of `loss(x, y)` for x (B, ...), y (B,), by the parameters named in `of`.
 
-        For what must be clipped row by row. A network whose rows don't stand alone (BatchNorm) is refused by torch.
+        Use it to clip row by row. torch refuses networks whose rows depend on each other (BatchNorm).
         """
         return self.net.row_gradients(loss, x, y, of)
 
@@ -167,12 +165,12 @@ class Party(Generic[ConfigT]):
         return self.net.train(loss, batches, only=only)
 
     def scratch(self) -> AbstractContextManager[None]:
-        """Within it the network, if any, may be changed at will: at its end it is, bit for bit, what it was."""
+        """A context in which the network may be changed; on exit its state is restored bit for bit."""
         return contextlib.nullcontext() if self._network is None else self._network.scratch()
 
     @property
     def params(self) -> dict[str, Tensor]:
-        """The network's parameters by name. Assign a tree of the same names and shapes to change them."""
+        """The network's parameters by name; assign a tree of the same names and shapes to replace them."""
         return self.net.state()["params"]
 
     @params.setter
@@ -197,25 +195,25 @@ class Party(Generic[ConfigT]):
     def opt(self, values: Mapping[str, Tensor]) -> None:
         self.net.load("opt", values)
 
-    # -- data and chance -------------------------------------------------------------------------
+    # -- data and random numbers -----------------------------------------------------------------
 
     @property
     def data(self) -> Rows:
-        """The party's own rows, or an error."""
+        """The party's own rows. Raises MethodError if it has none."""
         return self.context.rows
 
     @property
     def row_count(self) -> Tensor:
-        """How many own rows, () int64: to weigh with. A tensor, so that parties can be done together."""
+        """The number of own rows, () int64, as a weight. A tensor, so that parties can be batched."""
         return self.context.row_count
 
     def stream(self, purpose: str, *keys: int) -> np.random.Generator:
-        """Random numbers of this party for this purpose: the same wherever and whenever it runs."""
+        """A generator for this party and purpose; its numbers do not depend on the engine or on earlier draws."""
         return self.context.stream(purpose, *keys)
 
     def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
-        """The same for numbers that hide `on`, tensors and the scale of the noise. If the party's place has a secret,
-        nobody else can make them, and they are the same again for the same `on` and purpose, whatever the keys."""
+        """As `stream`, for noise that hides `on` (tensors and the noise scale). With a secret in the context, nobody
+        else can reproduce it, and it depends on `on` and the purpose only, not on the keys."""
         return self.context.noise(on, purpose, *keys)
 
     @contextlib.contextmanager
@@ -230,11 +228,11 @@ class Party(Generic[ConfigT]):
         return self.context.batches(t, steps=steps, size=size)
 
     def epochs(self, t: int, *, epochs: int = 1, size: int) -> Batches:
-        """Round t's shuffled passes over the own rows, in full batches of `size`."""
+        """Round t's shuffled epochs over the own rows, in full batches of `size`."""
         return self.context.epochs(t, epochs=epochs, size=size)
 
     def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
-        """One batch of round t: x (b, ...), y (b,) of b = `size` different own rows, or of all if there are fewer."""
+        """One batch of round t: x (b, ...), y (b,) of b = `size` distinct own rows, or of all if there are fewer."""
         return self.context.sample_batch(t, size=size)
 
     def public(self, t: int, *, steps: int, size: int) -> tuple[Tensor, ...]:
@@ -242,31 +240,31 @@ class Party(Generic[ConfigT]):
         return self.public_set.batches(t, steps, size)
 
     def public_rows(self, t: int, *, steps: int, size: int) -> Tensor:
-        """The numbers (T, B) of the rows in round t's public batches."""
+        """The row numbers (T, B) of round t's public batches."""
         return self.public_set.plan(t, steps, size)
 
     @property
     def public_set(self) -> PublicSet:
-        """The public set, or an error."""
+        """The public set. Raises MethodError if the party has none."""
         if self.context.public is None:
-            raise MethodError(f"{type(self).__name__} needs a public set: set data.public to its size")
+            raise MethodError(f"{type(self).__name__} needs public rows: set data.public to their number")
         return self.context.public
 
     def public_digest(self) -> str | None:
-        """What the public set that this party holds comes to: parties with different ones can't work together."""
+        """The digest of the party's public set, which must be equal at all parties."""
         return None if self.context.public is None else self.context.public.digest
 
-    # -- what the experiment reads; nothing here is a message ------------------------------------------
+    # -- for the experiment; none of this is sent as a message -----------------------------------------
 
     def note(self, name: str, value: Tensor | float) -> None:
-        """Keep a diagnostic of this round at this place, a number or a vector. The last value of a name counts.
+        """Record a diagnostic of this round, a number or a vector. A later value of the same name replaces it.
 
-        "mixing" is the vector (m,) of the weights with which this party mixed the models of all m parties.
+        "mixing" is the vector (m,) of this party's mixing weights for the models of all m parties.
         """
         self._notes[name] = value
 
     def take_notes(self) -> dict[str, Note]:
-        """The notes since the last call, as floats or lists of them."""
+        """Return and clear the notes, as floats or lists of floats."""
         notes: dict[str, Note] = {}
         for name, value in self._notes.items():
             notes[name] = value.tolist() if isinstance(value, Tensor) and value.dim() else float(value)
@@ -274,15 +272,15 @@ class Party(Generic[ConfigT]):
         return notes
 
     def broadcast(self) -> dict[str, Tree]:
-        """At a home: what every client would fetch before its model is used, such as today's global weights."""
+        """At a server: what every client receives before it is evaluated, such as the current global weights."""
         return {}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: make the network what is to be evaluated. It is undone afterwards.
+        """Prepare the network for an evaluation, such as by fine-tuning. The change is undone afterwards.
 
         Args:
-            way: one of the config's `eval_modes`, or "".
-            handout: the home's, if there is one.
+            eval_mode: one of the config's `eval_modes`, or "".
+            broadcast: what the server's `broadcast()` returned; {} without a server.
         """
 
     # -- state -----------------------------------------------------------------------------------
@@ -291,38 +289,42 @@ class Party(Generic[ConfigT]):
         own = name in _OWN and vars(self).get(name) is None  # set once, by the core
         if name not in self.STATE and not own:
             raise StateError(
-                f"{type(self).__name__} assigns self.{name}, which is not in its STATE {self.STATE}: it would be "
-                f"lost between messages. Add {name!r} to STATE, or use a local variable; what never changes belongs "
-                "in the config or on the class."
+                f"{type(self).__name__} assigns self.{name}, which is not in its STATE {self.STATE} and would be lost "
+                f"between messages. Add {name!r} to STATE, or use a local variable; put constants in the config or on "
+                "the class."
             )
         if name in self.STATE and name not in NETWORK_STATE:
             value = _as_state(value, f"{type(self).__name__}.{name}")
         object.__setattr__(self, name, value)
 
     def state(self) -> dict[str, Tree]:
-        """All that survives between messages, in the order of STATE: views, not copies."""
+        """The attributes named in STATE, in that order: views, not copies."""
         return {name: getattr(self, name) for name in self.STATE}
 
     def load(self, state: Mapping[str, Tree]) -> None:
-        """Take over a state that `state()` gave, here or elsewhere."""
+        """Load a state that `state()` returned, in this process or another.
+
+        Raises:
+            StateError: its names or shapes differ from those of this party.
+        """
         if tuple(state) != self.STATE:
             raise StateError(
-                f"{type(self).__name__} keeps {self.STATE}, but the state to load has {tuple(state)}: "
-                "it comes from another method or version"
+                f"{type(self).__name__} has the state {self.STATE}, but the state to load has {tuple(state)}: "
+                "load a state of the same method and version"
             )
         for name, value in state.items():
             setattr(self, name, message.map_tensors(lambda x: x.to(self.context.device), value))
 
     def own_state(self) -> dict[str, Tree]:
-        """The part of the state that is not the network's: views, not copies."""
+        """The state outside the network: views, not copies."""
         return {name: vars(self)[name] for name in self.STATE if name not in NETWORK_STATE}
 
     @contextlib.contextmanager
     def transaction(self, keep: Keep = torch.clone) -> Iterator[None]:
-        """Within it an exception undoes every change of state: a call that fails changes nothing.
+        """A context that restores the state if an exception is raised.
 
         Args:
-            keep: how to copy the network's memory before its first change.
+            keep: copies the network's memory before its first change.
         """
         own = {name: message.map_tensors(torch.Tensor.clone, value) for name, value in self.own_state().items()}
         if self._network is not None:
@@ -343,7 +345,5 @@ def _as_state(value: Tree, where: str) -> Tree:
     try:
         message.check(value)
     except MessageError as error:
-        raise StateError(
-            f"{where} must be a tree of tensors and plain numbers to survive between messages: {error}"
-        ) from None
+        raise StateError(f"{where} is in STATE and must be a tree of tensors and plain numbers: {error}") from None
     return message.map_tensors(torch.Tensor.detach, value)

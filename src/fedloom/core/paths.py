@@ -1,4 +1,4 @@
-"""What a user names: an import path `package.module:name`, and a folder to write to; and locks of files."""
+"""Import paths such as `package.module:name`, folders for caches and output, and file locks."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from fedloom.core.errors import ConfigError, FedloomError
 
 
 def callable_at(path: str, error: type[FedloomError]) -> Callable[..., Any]:
-    """The function or class of that path. Raises `error` if there is none."""
+    """The function or class at an import path. Raises `error` if there is none."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
-        raise error(f"{path!r} must read package.module:name")
+        raise error(f"{path!r} must have the form package.module:name")
     try:
-        found = getattr(importlib.import_module(module_name), name, None)
-    except Exception as cause:  # whatever the user's module does when imported
+        value = getattr(importlib.import_module(module_name), name, None)
+    except Exception as cause:  # any error in the user's module
         raise error(
-            f"{path!r}: {module_name} can't be imported ({type(cause).__name__}: {cause}); "
+            f"{path!r}: cannot import {module_name} ({type(cause).__name__}: {cause}); "
             "install it or put its folder on PYTHONPATH"
         ) from cause
-    if callable(found):
-        return found  # type: ignore[no-any-return]
-    kind = "nothing" if found is None else f"of type {type(found).__name__}"
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+    kind = "missing" if value is None else f"of type {type(value).__name__}"
     raise error(f"{path!r}: {name} must be a function or class, but is {kind}")
 
 
 def cache_folder(kind: str) -> Path:
-    """Where the user's computer keeps what can be made again: `$XDG_CACHE_HOME/fedloom/KIND`, or in `~/.cache`."""
+    """The folder for cached files of this kind: `$XDG_CACHE_HOME/fedloom/KIND`, by default in `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fedloom" / kind
 
 
 def refuse_file(folder: Path) -> None:
-    """Raise ConfigError if the folder to write to, or what it should lie in, is a file."""
-    for one in (folder, *folder.parents):
-        if one.exists() and not one.is_dir():
-            raise ConfigError(f"{one} is a file; --out takes a folder")
+    """Raise ConfigError if the output folder or one of its parents is a file."""
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path} is a file; --out takes a folder")
 
 
 def lock(file: IO[Any] | int, *, wait: bool = False) -> bool:
-    """Whether we got the lock of an open file; the kernel lets go of it when the file is closed, also after a kill.
+    """Lock an open file. The kernel releases the lock when the file is closed, also after a kill.
 
     Args:
         file: open for writing.
-        wait: until another process lets go.
+        wait: whether to wait until another process releases the lock.
 
     Returns:
-        False if another process has it. On a disk or a system that knows no locks everybody gets it.
+        False if another process has the lock. True where the disk or system does not support locks.
     """
     if fcntl is None:
         return True

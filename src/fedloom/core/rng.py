@@ -1,4 +1,4 @@
-"""Random streams that don't disturb each other."""
+"""Independent random streams."""
 
 from __future__ import annotations
 
@@ -14,46 +14,43 @@ _LIMIT = 2**32
 
 
 def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """The generator for one purpose of one run, as in `stream(seed, "batches", round, client)`.
+    """A generator for one purpose of one run, as in `stream(seed, "batches", round, client)`.
 
-    Each (seed, purpose, keys) has a stream of its own, so that one more draw, client or round in
-    one place moves nothing anywhere else. The stream depends on nothing but the arguments: it is
-    the same on every machine.
+    Each (seed, purpose, keys) has its own stream, so an additional draw, client or round in one place changes no draw
+    elsewhere. The stream depends on the arguments only and is the same on every machine.
 
     Args:
         seed: the run's seed, 0 <= seed < 2**32.
-        purpose: what the draws are for; a word that no other caller uses.
-        keys: numbers that tell the streams of one purpose apart, each 0 <= key < 2**32.
+        purpose: a name that no other caller uses.
+        keys: numbers that distinguish the streams of one purpose, each 0 <= key < 2**32.
 
     Raises:
         ConfigError: a number is not an integer in that range.
     """
     numbers = [_checked("seed", seed), *(_checked("key", key) for key in keys)]
-    # NumPy pads a short list of entropy with zeros: [s, p] and [s, p, 0] would give one and the
-    # same stream. The number of keys keeps them apart. The limit does the same for numbers that
-    # NumPy would cut into two words.
+    # NumPy pads short entropy with zeros: without the number of keys, [s, p] and [s, p, 0] would give the same stream.
+    # Likewise the limit excludes numbers that NumPy would split into two words.
     return np.random.default_rng([numbers[0], crc32(purpose.encode()), len(keys), *numbers[1:]])
 
 
 def hidden_stream(secret: int, purpose: str, on: bytes) -> np.random.Generator:
-    """The same for draws that nobody without the secret can repeat.
+    """A generator whose draws nobody can reproduce without the secret.
 
-    They depend on no seed or number that another may choose: whoever could ask for new draws on the same content would
-    find that content as the mean of the answers.
+    The draws depend on no seed or number that others choose: anybody who could request new draws for the same content
+    would recover it by averaging.
 
     Args:
         secret: 0 <= secret < 2**128.
         purpose: as in `stream`.
-        on: what the draws are to hide. Other content has other draws, so that a difference of two does not show it.
+        on: the content that the draws hide. Different content gets different draws, so that differences reveal nothing.
 
     Raises:
         ConfigError: the secret is not an integer in that range.
     """
     if not 0 <= secret < 2**128:
         raise ConfigError("The secret of a random stream must be an integer from 0 to 2**128 - 1.")
-    words = repr(purpose).encode() + on
-    found = hashlib.blake2b(words, key=secret.to_bytes(16, "little"), digest_size=32).digest()
-    return np.random.default_rng(int.from_bytes(found, "little"))
+    digest = hashlib.blake2b(repr(purpose).encode() + on, key=secret.to_bytes(16, "little"), digest_size=32).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little"))
 
 
 def _checked(what: str, value: int) -> int:
