@@ -47,7 +47,7 @@ def test_all_problems_come_at_once(tmp_path: Path) -> None:
     [
         ("quikstart", "Did you mean 'quickstart'?"),
         ("nowhere.toml", "there is no file nowhere.toml"),
-        ("nowhere.py", "there is no file nowhere.py"),
+        ("nowhere.py", "nowhere.py does not exist"),
     ],
 )
 def test_unknown_sources(source: str, text: str) -> None:
@@ -252,7 +252,7 @@ def test_pages_of_ones_own(tmp_path: Path) -> None:
     with pytest.raises(MethodError, match="Did you mean 'fedmd'"):
         methods.load(f"{page}:fdmd")
     page.write_text("import nothing_there\n")
-    with pytest.raises(MethodError, match=r"mine\.py can't be imported: ModuleNotFoundError"):
+    with pytest.raises(MethodError, match=r"cannot import .*mine\.py: ModuleNotFoundError"):
         methods.load(page)
     page.write_text("x = 1\n")
     with pytest.raises(MethodError, match="defines no METHODS"):

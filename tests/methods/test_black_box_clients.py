@@ -199,7 +199,7 @@ def test_before_its_first_fit_it_knows_nothing() -> None:
 
 
 def test_without_a_box_or_public_rows_an_error_says_what_is_missing() -> None:
-    with pytest.raises(MethodError, match=r"was given no black box: name one in models\.pool"):
+    with pytest.raises(MethodError, match=r"has no black box: name one in models\.pool"):
         FedALBlackBox(FEDAL.configure(), contexts(1)[0])
     place = replace(boxed({0: "knn"}, 1)[0], public=None)
     with pytest.raises(MethodError, match=r"set data\.public"):

@@ -411,7 +411,7 @@ def test_the_paper_sends_one_bit_and_only_what_changed() -> None:
         ({"bits": 9}, "params.bits"),
         ({"bits": 1, "coding": "int8"}, 'set coding = "float32"'),
         ({"bits": 1, "bits_down": 1, "coding": "float16"}, 'set coding = "float32"'),
-        ({"delta": True}, "set bits or bits_down"),
+        ({"delta": True}, "set params.bits or params.bits_down"),
         ({"server_steps": 0}, "params.server_steps"),
         ({"bit": 1}, "Did you mean 'bits'"),
     ],

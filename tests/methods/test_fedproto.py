@@ -108,11 +108,11 @@ def test_networks_of_one_architecture_begin_as_they_were_given() -> None:
 
 
 def test_features_of_different_widths_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"some have 8 numbers and some 9: take networks in models\.pool"):
+    with pytest.raises(ModelError, match=r"some have 8 and some 9: choose networks"):
         toy(make=lambda i: common(width=8 + i)).run(1)
     late = toy(make=lambda i: common(width=8 + i // 2)).run(1, present=[0, 1])
     assert late.server is not None
-    with pytest.raises(MethodError, match="some have 8 numbers and some 9"):
+    with pytest.raises(MethodError, match="some have 8 and some 9"):
         late.run(1, start=1, present=[2])
 
 

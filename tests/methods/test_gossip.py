@@ -153,7 +153,7 @@ def test_a_run_measures_accuracy_as_it_is_and_tuned() -> None:
 def test_a_network_with_nothing_but_a_head_is_refused_before_any_work(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ModelError, match="personal_head keeps a network's last layer"):
+    with pytest.raises(ModelError, match="needs a network with a body and a module `head`"):
         fedloom.run(name, **{**SMALL, "models": {"pool": ["linear"]}}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
     monkeypatch.chdir(tmp_path)

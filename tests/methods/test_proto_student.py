@@ -67,7 +67,7 @@ def test_components_are_of_own_rows_and_differ_between_parties() -> None:
 
 @pytest.mark.parametrize("method", ["proto-evfl", "split", "proto-student"])
 def test_some_numbers_must_be_left_to_learn(method: str) -> None:
-    with pytest.raises(ConfigError, match="principal must leave some of the 8 numbers"):
+    with pytest.raises(ConfigError, match=r"params\.principal must be below params\.width = 8"):
         methods.find(method).configure(params={"width": 8, "principal": 8})
 
 

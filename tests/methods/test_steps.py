@@ -149,7 +149,7 @@ def test_shared_weights_are_all_or_all_but_the_head() -> None:
     ("module", "what"),
     [
         (nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES)), "has no module named `head`"),
-        (nn.ModuleDict({"head": nn.Linear(FEATURES, CLASSES)}), "has nothing but a head"),
+        (nn.ModuleDict({"head": nn.Linear(FEATURES, CLASSES)}), "consists only of a head"),
         (nn.ModuleDict({"header": nn.Linear(FEATURES, CLASSES)}), "has no module named `head`"),
     ],
     ids=["no head", "no body", "another name"],

@@ -4,12 +4,12 @@ A comparison is fair only where every method trains alike, so this is written on
 where its algorithm has the line; they take the party, and read `alpha`, `lr`, … from its config.
 
 A network has a body and a head (its module `head`). With `personal_head` the head never leaves its client, and local
-training alternates: epochs that update the head alone, then epochs that update the body alone. Otherwise all weights
-are updated together and all are shared. Local training starts with zero momentum, because averaging leaves the path
-that momentum belongs to. BatchNorm statistics stay at the client.
+training alternates: epochs that update only the head, then epochs that update only the body. Otherwise all weights
+are updated together and all are shared. Local training starts with zero momentum, because momentum belongs to the
+weights before averaging. BatchNorm statistics stay at the client.
 
-A client's rows come in two halves. Adaptation means full-batch steps on the support half, at one rate α for every
-method that is compared, at clients that took part in the training and at those that never did: φ = θ - α ∇L(θ, D^s).
+A client's rows are in two halves. Adaptation takes full-batch steps on the support half, φ = θ - α ∇L(θ, D^s), with one
+step size α for all compared methods, at clients that took part in training and at held-out clients.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from fedloom.core.party import Party
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
 TUNING = 2**32 - 1
-"""Epoch number that fine-tuning counts down from, so that it shares no shuffle with training."""
+"""The last epoch number of fine-tuning, far from those of training, so that no shuffle is shared."""
 
 Epoch: TypeAlias = tuple[int, Sequence[str] | None]
 """The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates (None: all)."""
 Hessian: TypeAlias = Literal["exact", "fd", "fd_normalised", "first_order"]
 """How a Hessian-vector product is computed: exactly, by a second backward pass; by a central difference of gradients
-along the vector (`fd`) or along its direction (`fd_normalised`), where each pass of a network with dropout draws units
-of its own; or taken for 0 (`first_order`)."""
+along the vector (`fd`) or along its direction (`fd_normalised`), where each pass draws its own dropout mask; or omitted
+(`first_order`)."""
 
 
 def _distinct(steps: tuple[int, ...]) -> tuple[int, ...]:
     if len(set(steps)) < len(steps) or min(steps, default=0) < 0:
-        raise ValueError("adapt_steps must be different numbers from 0, such as [1, 5, 0]")
+        raise ValueError(f"adapt_steps must be distinct integers >= 0, such as [1, 5, 0], not {list(steps)}")
     return steps
 
 
@@ -53,29 +53,29 @@ AdaptSteps: TypeAlias = Annotated[tuple[int, ...], AfterValidator(_distinct)]
 
 
 class LocalSGDConfig(MethodConfig):
-    """Local training and evaluation of a client that shares weights. Defaults are those of AFIND+'s experiments."""
+    """Local training and evaluation of a client that shares weights. Defaults are those of the AFIND+ paper."""
 
     alpha: float = Field(0.03, ge=0)
-    """Rate of a step of adaptation (α)."""
+    """Step size of adaptation (α)."""
     adapt_steps: AdaptSteps = ()
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    """Numbers of adaptation steps on the support half after which clients are evaluated; the first is reported."""
     batchnorm: Literal["own", "batch"] = "own"
-    """BatchNorm's statistics, which never leave a client: `own` predicts with those that its passes have left, as is
-    usual. `batch` predicts with those of the rows asked about, so that an answer depends on the others."""
+    """BatchNorm statistics for prediction, which never leave a client: `own` takes its running statistics, as usual;
+    `batch` takes those of the rows to predict, so that a prediction depends on the other rows."""
     epochs: int = Field(5, ge=1)
-    """Passes over the own rows in a round (K_w)."""
+    """Epochs over the client's own rows in a round (K_w)."""
     head_epochs: int = Field(1, ge=0)
-    """With a personal head: passes before them that move the head alone (K_β)."""
+    """With a personal head: epochs before them that update only the head (K_β)."""
     batch_size: int = Field(128, ge=1)
-    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     lr: float = Field(0.01, gt=0)
-    """Rate of SGD."""
+    """Learning rate of SGD."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of SGD."""
     personal_head: bool = True
-    """Whether a client keeps its last layer to itself."""
+    """Whether the last layer is private to each client."""
     finetune_epochs: int = Field(1, ge=0)
-    """Passes over the own rows that move all weights, before the evaluation called "tuned"; 0 for none."""
+    """Epochs of fine-tuning all weights before the evaluation mode "tuned"; 0 skips it."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -84,7 +84,7 @@ class LocalSGDConfig(MethodConfig):
 
     @property
     def eval_modes(self) -> tuple[str, ...]:
-        """After steps of adaptation, and after fine-tuning, if there is any."""
+        """After adaptation, and after fine-tuning if `finetune_epochs` > 0."""
         return eval_modes(self.adapt_steps, self.finetune_epochs)
 
 
@@ -92,18 +92,18 @@ class MetaConfig(MethodConfig):
     """Adaptation and participation in the methods of the family `meta`."""
 
     alpha: float = Field(0.03, ge=0)
-    """Rate of a step of adaptation (α)."""
+    """Step size of adaptation (α)."""
     adapt_steps: AdaptSteps = (1, 5, 0)
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    """Numbers of adaptation steps on the support half after which clients are evaluated; the first is reported."""
     batchnorm: Literal["own", "batch"] = "own"
-    """BatchNorm's statistics, which never leave a client: `own` predicts with those that its passes have left, as is
-    usual. `batch` predicts with those of the rows asked about, so that an answer depends on the others."""
+    """BatchNorm statistics for prediction, which never leave a client: `own` takes its running statistics, as usual;
+    `batch` takes those of the rows to predict, so that a prediction depends on the other rows."""
     clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
+    """Number of participants in a round; None for all clients."""
 
     @property
     def eval_modes(self) -> tuple[str, ...]:
-        """After each number of steps."""
+        """After each number of adaptation steps."""
         return eval_modes(self.adapt_steps)
 
 
@@ -111,7 +111,7 @@ class MetaConfig(MethodConfig):
 
 
 def trainable_weights(module: nn.Module) -> dict[str, Tensor]:
-    """The trainable parameters of a network by name, without their graph."""
+    """The trainable parameters of a network by name, detached."""
     return {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
 
 
@@ -119,22 +119,22 @@ def shared_names(params: Mapping[str, Tensor], personal_head: bool) -> list[str]
     """Names of the weights that clients share: all, or all but those of the module `head`.
 
     Raises:
-        ModelError: the network is not in two parts, as a personal head needs.
+        ModelError: `personal_head` needs a network with a body and a head.
     """
     if not personal_head:
         return list(params)
     body = [k for k in params if not k.startswith("head.")]
     if not body or len(body) == len(params):
-        what = "has nothing but a head" if not body else "has no module named `head`"
+        problem = "consists only of a head" if not body else "has no module named `head`"
         raise ModelError(
-            f"personal_head keeps a network's last layer, its module `head`, at each client, but this network {what}: "
-            "take another in models.pool, or set params.personal_head=false"
+            f"params.personal_head=true needs a network with a body and a module `head`, but this network {problem}: "
+            "choose another in models.pool, or set params.personal_head=false"
         )
     return body
 
 
 def shared_weights(party: Party[Any]) -> dict[str, Tensor]:
-    """The party's weights that others may see, by name."""
+    """The weights that the party sends to others, by name."""
     return {k: party.params[k] for k in shared_names(party.params, party.cfg.personal_head)}
 
 
@@ -144,12 +144,12 @@ def weights_template(fed: Federation, personal_head: bool) -> dict[str, Template
 
 
 def norm_of(weights: Mapping[str, Tensor]) -> Tensor:
-    """L2 norm () of all tensors together."""
+    """Joint L2 norm () of all tensors."""
     return torch.stack([x.square().sum() for x in weights.values()]).sum().sqrt()
 
 
 def set_weights(party: Party[Any], weights: Mapping[str, Any]) -> None:
-    """Replace the party's weights by name; those that are not named stay."""
+    """Replace the named weights of the party's network; the others are kept."""
     party.params = {**party.params, **weights}
 
 
@@ -163,17 +163,17 @@ def mean_by_rows(replies: Mapping[int, Any]) -> dict[str, Tensor]:
 
 
 def init_network(party: Party[Any]) -> None:
-    """Give the party the network that all start with, and SGD. To be called in `setup`.
+    """Set the party's network, with the initial weights that all parties share, and SGD. For `setup`.
 
     Raises:
-        ModelError: a personal head needs a network in two parts.
+        ModelError: `personal_head` needs a network with a body and a head.
     """
     party.network(party.context.build(), SGD(party.cfg.lr, party.cfg.momentum))
     shared_names(party.params, party.cfg.personal_head)
 
 
 def reset_optimizer(party: Party[Any]) -> None:
-    """Set the optimiser's memory, such as momentum, to zero."""
+    """Set the optimiser's state, such as momentum, to zero."""
     party.opt = {k: torch.zeros_like(v) for k, v in party.opt.items()}
 
 
@@ -183,7 +183,7 @@ def cross_entropy(party: Party[Any], x: Tensor, y: Tensor) -> Tensor:
 
 
 def local_sgd(party: Party[Any], t: int) -> None:
-    """Round t's training on the party's own rows, from its present weights."""
+    """Round t's training on the party's own rows, from its current weights."""
     sgd_epochs(party, local_epochs(party, t))
 
 
@@ -219,12 +219,12 @@ def tuning_epochs(party: Party[Any]) -> list[Epoch]:
 
 
 def weighted_cross_entropy(party: Party[Any], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-    """Cross-entropy () on x (n, ...), y (n,), where each row has a share `weight` (n,) in the mean."""
+    """Weighted cross-entropy () on x (n, ...), y (n,) with row weights `weight` (n,) that sum to 1."""
     return (F.cross_entropy(party.model(x), y, reduction="none") * weight).sum()
 
 
 def adapt(party: Party[Any], steps: int) -> None:
-    """Full-batch steps on the support half."""
+    """Full-batch gradient steps on the support half."""
     gradient_descent(party, steps, partial(weighted_cross_entropy, party), *party.context.support)
 
 
@@ -238,11 +238,11 @@ def gradient_descent(party: Party[Any], steps: int, loss: Callable[..., Tensor],
 def meta_gradient(party: Party[Any], weights: Mapping[str, Tensor], hvp: Hessian, delta: float) -> dict[str, Tensor]:
     """The gradient by name of L(θ - α ∇L(θ, D^s), D^q) at θ = `weights`: r - α ∇²L(θ, D^s) r.
 
-    L is `weighted_cross_entropy`, D^s and D^q are the support and the query half. In gradient evaluations it costs 4 by
-    differences, 2 in first order, and exactly 2 and a backward pass through the graph of the first one.
+    L is `weighted_cross_entropy`, D^s and D^q are the support and the query half. The cost in gradient evaluations is 4
+    by differences, 2 in first order, and 2 plus a second backward pass if exact.
 
     Args:
-        party: has the network and both halves.
+        party: the party, with its network and both halves.
         weights: θ.
         hvp: how ∇²L(θ, D^s) r is computed.
         delta: distance of the two gradients of a difference (δ).
@@ -277,22 +277,22 @@ def hvp_by_difference(
 
 
 def eval_modes(adapt_steps: Sequence[int], finetune_epochs: int = 0) -> tuple[str, ...]:
-    """Names of a config's evaluation modes: after each number of steps, and after fine-tuning, if there is any."""
+    """A config's evaluation modes: after each number of adaptation steps, and after fine-tuning if it has epochs."""
     return (*map(after, adapt_steps), *((TUNED,) if finetune_epochs else ()))
 
 
 def after(steps: int) -> str:
-    """Name of the evaluation mode after so many steps of adaptation."""
+    """Name of the evaluation mode after this number of adaptation steps."""
     return f"{steps} step" if steps == 1 else f"{steps} steps"
 
 
 def steps_of(cfg: Any, eval_mode: str) -> int:
-    """Steps of adaptation of an evaluation mode."""
+    """Number of adaptation steps in an evaluation mode."""
     return next((n for n in cfg.adapt_steps if after(n) == eval_mode), 0)
 
 
 def prepare(party: Party[Any], eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-    """Before an evaluation: load the server's weights, if there is one; adapt or fine-tune, if the mode says so."""
+    """Before an evaluation: load the broadcast weights, if any; adapt or fine-tune, depending on the mode."""
     if broadcast:
         set_weights(party, broadcast)
     adapt(party, steps_of(party.cfg, eval_mode))
@@ -309,19 +309,19 @@ def infer(party: Party[Any], x: Tensor) -> Tensor:
 
 
 def models_of(party: Party[Any], inbox: Mapping[str, Mapping[str, Any]]) -> dict[int, dict[str, Tensor]]:
-    """Shared weights by peer id: the party's own, and those of the neighbours that answered."""
+    """Shared weights by peer id: the party's own, and those of the neighbours that replied."""
     return {party.context.id: shared_weights(party), **{int(j): reply["weights"] for j, reply in inbox.items()}}
 
 
 def average(party: Party[Any], models: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> None:
-    """Set the party's weights to the weighted mean of the models that have a weight, and note the mixing weights."""
+    """Set the party's weights to the weighted mean of the models in `weights`, and note the mixing weights."""
     total = sum(weights.values())
     set_weights(party, weighted_mean([dict(models[j]) for j in weights], list(weights.values())))  # type: ignore[arg-type]
     note_mixing(party, {j: weight / total for j, weight in weights.items()})
 
 
 def note_mixing(party: Party[Any], shares: Mapping[int, float]) -> None:
-    """Note with which share the model of each peer was mixed, by their ids."""
+    """Note the mixing weight of each peer's model, by peer id."""
     row = torch.zeros(party.context.parties, dtype=torch.float64)
     for i, share in shares.items():
         row[i] = share
@@ -332,17 +332,15 @@ def note_mixing(party: Party[Any], shares: Mapping[int, float]) -> None:
 
 
 class Features(nn.Module):
-    """A network in two parts whose output are its features (B, d). Pages add modules and buffers of their own.
-
-    The last layer takes no part in a pass: `linear` applies it, with the weights given.
+    """A network that outputs its features (B, d) instead of logits; `linear` applies its last layer separately.
 
     Raises:
-        ModelError: the network is not in two parts.
+        ModelError: the network has no `features` or no linear `head`.
     """
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self.network: Any = in_two_parts(network)
+        self.network: Any = with_features_and_head(network)
         self.channels_last = getattr(network, "channels_last", False)
 
     @property
@@ -360,29 +358,29 @@ HEAD = "network.head"
 """Name of the last layer within `Features`."""
 
 
-def in_two_parts(network: nn.Module) -> nn.Module:
+def with_features_and_head(network: nn.Module) -> nn.Module:
     """The network, if it has a method `features` and a linear layer `head`.
 
     Raises:
-        ModelError: it has not.
+        ModelError: it lacks one of them.
     """
     if not callable(getattr(network, "features", None)) or not isinstance(getattr(network, "head", None), nn.Linear):
         raise ModelError(
             f"this method needs a network's features, but {type(network).__name__} has no method `features` or no "
-            "linear layer `head`: take another network, such as cnn-small"
+            "linear layer `head`: choose another network, such as cnn-small"
         )
     return network
 
 
 def linear(f: Tensor, weights: Mapping[str, Tensor], name: str = HEAD) -> Tensor:
-    """The outputs (n, K) of a linear layer of this name for f (n, d)."""
+    """Apply the linear layer of this name to f (n, d); outputs (n, K)."""
     return F.linear(f, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
 
 
 def class_means(f: Tensor, y: Tensor, classes: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The mean (K, d) of the rows f (n, d) of each class y (n,), 0 where there are none, and their numbers (K,) int64.
+    """Mean (K, d) and number (K,) int64 of the rows f (n, d) of each class y (n,); the mean of an empty class is 0.
 
-    Rows of weight (n,) 0 do not count: an engine adds them as padding.
+    Rows with `weight` (n,) 0 are padding that an engine added, and are ignored.
     """
     members = y[:, None] == torch.arange(classes, device=y.device)
     if weight is not None:
@@ -392,7 +390,7 @@ def class_means(f: Tensor, y: Tensor, classes: int, weight: Tensor | None = None
 
 
 def mask_unknown(scores: Tensor, known: Tensor) -> Tensor:
-    """Scores (n, K) in which classes that are not `known` (K,) rank behind all others of their row."""
+    """Scores (n, K) in which classes that are not `known` (K,) rank last in every row."""
     return torch.where(known, scores, scores.amin(-1, keepdim=True) - 1)
 
 

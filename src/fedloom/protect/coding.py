@@ -21,14 +21,14 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fedloom.core.message import Shape, Template, floats
+from fedloom.core.message import Shape, Template, Tree, floats
 
 Coding: TypeAlias = Literal["float32", "float16", "int8", "top-k"]
 LARGEST = 1e30
 """Decoded values are clipped to ± this, so that sums and differences of many are finite."""
 
 
-def encode(rows: Tensor, coding: Coding, top_k: int | None = None) -> Any:
+def encode(rows: Tensor, coding: Coding, top_k: int | None = None) -> Tree:
     """The message for rows (B, K).
 
     Args:

@@ -34,16 +34,16 @@ class FedAvgConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     personal_head: bool = False
-    """Whether a client keeps its last layer to itself (then it is FedPer with alternating updates)."""
+    """Whether the last layer is private to each client (FedPer with alternating updates)."""
     clients_per_round: int | None = Field(10, ge=1)
-    """Participants of a round; None for all."""
+    """Number of participants in a round; None for all clients."""
     warm_start: bool = False
-    """Whether all begin with the weights of the server's pretrained model, which must be the network of models.pool."""
+    """Whether training starts from the server's pretrained model, which must have the architecture in models.pool."""
 
 
 @final
 class FedAvgClient(Party[FedAvgConfig]):
-    """A client. Between rounds it keeps nothing but a personal head, if there is one."""
+    """A client. Between rounds it keeps only its personal head, if it has one."""
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
@@ -54,7 +54,7 @@ class FedAvgClient(Party[FedAvgConfig]):
         steps.init_network(self)
 
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
-        """ClientUpdate: train from the server's weights on own rows."""
+        """ClientUpdate: train on own rows, starting from the server's weights."""
         steps.set_weights(self, weights)
         steps.local_sgd(self, t)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
@@ -93,14 +93,14 @@ def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
     """The pretrained weights, if they have the names and shapes of `expected`.
 
     Raises:
-        ModelError: they have not.
+        ModelError: they differ.
     """
     wrong = [k for k in {**expected, **pretrained} if k not in expected or k not in pretrained]
     wrong += [k for k in expected if k not in wrong and expected[k].shape != pretrained[k].shape]
     if wrong:
         raise ModelError(
-            f"a warm start needs a pretrained model like the clients' network, but they differ in {wrong[0]!r}: name "
-            "the network of models.pool in pretrained.model, with its norm, to be trained on the server's rows"
+            f"params.warm_start needs a pretrained model of the clients' architecture, but {wrong[0]!r} differs: "
+            "set pretrained.model to the network in models.pool, with the same norm"
         )
     return pretrained
 
@@ -131,11 +131,11 @@ FEDAVG = Method(
 
 METHODS = (
     FEDAVG,
-    replace(FEDAVG, name="fedavg-ft", title="FedAvg, and each client fine-tunes before use", fixed={}),
+    replace(FEDAVG, name="fedavg-ft", title="FedAvg; each client fine-tunes before use", fixed={}),
     replace(
         FEDAVG,
         name="fedlp",
-        title="FedAvg that begins with the server's pretrained model, and so gives it away",
+        title="FedAvg from the server's pretrained model, which it broadcasts",
         paper="J. Nguyen et al.: Where to Begin? On the Impact of Pre-Training and Initialization in FL, ICLR 2023",
         fixed={"finetune_epochs": 0, "warm_start": True},
         needs=("one network", "pretrained server model"),

@@ -55,22 +55,24 @@ class CFDConfig(LogitsConfig):
     """Defaults are those of FedAL's comparison, where labels are not quantised."""
 
     server_steps: int = Field(1, ge=1)
-    """Steps of the server's model on each batch."""
+    """Steps of the server's model on each public batch."""
     server_lr: float = Field(1e-3, gt=0)
-    """Adam's rate at the server."""
+    """Learning rate of the server's Adam."""
     bits: int | None = Field(None, ge=1, le=8)
-    """Bits of a client's probability; None for logits in the `coding`."""
+    """Bits per probability in clients' labels; None for logits in the `coding`."""
     bits_down: int | None = Field(None, ge=1, le=8)
-    """Bits of the server's probability; None for logits. With `bits_down` alone clients send logits in the `coding`."""
+    """Bits per probability in the server's labels; None for logits."""
     delta: bool = False
-    """Whether a quantised row is sent only if it changed since it was last sent."""
+    """Delta coding: whether only rows that changed since they were last sent are sent."""
 
     @model_validator(mode="after")
     def _check_bits(self) -> CFDConfig:
         if self.bits is not None and self.coding != "float32":
-            raise ValueError('bits replaces the coding of clients\' answers: set coding = "float32" with it')
+            raise ValueError(
+                f'params.bits does not combine with params.coding = "{self.coding}": set coding = "float32"'
+            )
         if self.delta and self.bits is None and self.bits_down is None:
-            raise ValueError("delta = true compares quantised rows: set bits or bits_down")
+            raise ValueError("params.delta = true needs quantised labels: set params.bits or params.bits_down")
         return self
 
     def answer_template(self, classes: int) -> Template:
@@ -95,8 +97,8 @@ def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
     rows = len(party.public_set.rows) if party.cfg.delta and bits is not None else 0
     if 0 < rows < size:
         raise ConfigError(
-            f"params.delta: a batch of {size} has some of the {rows} public rows twice; set data.public "
-            "to the batch size at least"
+            f"params.delta needs at least params.batch_size = {size} public rows, not {rows}: raise data.public or "
+            "lower params.batch_size"
         )
     return torch.zeros(rows, party.context.classes, dtype=torch.uint8, device=party.context.device)
 
@@ -213,8 +215,7 @@ class CFDServer(Party[CFDConfig]):
         )
 
     def restarts(self, clients: Sequence[int]) -> dict[int, dict[str, bool]]:
-        """With `delta`: whether each client starts again without memory. A row is never all zeros, so zeros mean that
-        nothing is held."""
+        """With `delta`: whether each client restarts without memory, which is then all zeros; labels never are."""
         if not len(self.held[0]):
             return {}
         return {n: {"anew": not self.held[n].any()} for n in clients}
@@ -228,18 +229,18 @@ class CFDServer(Party[CFDConfig]):
         if self.cfg.bits is not None:
             self._labels(n, sent, t, i)
 
-    def decode(self, asked: Sequence[int], replies: Mapping[int, Any], *, t: int, i: int) -> dict[int, Tensor]:
+    def decode(self, requested: Sequence[int], replies: Mapping[int, Any], *, t: int, i: int) -> dict[int, Tensor]:
         """Probabilities (B, K) by client, from checked replies."""
         cfg, classes = self.cfg, self.context.classes
         if cfg.bits is None:
             return {n: F.softmax(cfg.decode(sent, classes), -1) for n, sent in replies.items()}
-        found = {n: self._labels(n, sent, t, i) for n, sent in replies.items()}
+        labels = {n: self._labels(n, sent, t, i) for n, sent in replies.items()}
         if cfg.delta:
             rows = public_numbers(self, t, i)
-            for n, labels in found.items():
-                self.held[n, rows] = labels
-            self.held[[n for n in asked if n not in found]] = 0  # their labels may be lost: they start again
-        return {n: probabilities(labels) for n, labels in found.items()}
+            for n, own in labels.items():
+                self.held[n, rows] = own
+            self.held[[n for n in requested if n not in labels]] = 0  # their labels may be lost: they restart
+        return {n: probabilities(own) for n, own in labels.items()}
 
     def _labels(self, n: int, sent: Any, t: int, i: int) -> Tensor:
         """Client n's quantised labels (B, K)."""
@@ -271,7 +272,7 @@ class CFDServer(Party[CFDConfig]):
         return {}, each
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Send all labels again to these clients, who may not have received the last."""
+        """Send all labels again to these clients, which may have missed the last ones."""
         if len(self.told[0]):
             self.told[list(clients)] = 0
 
@@ -288,7 +289,7 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
         replies = fed.call(chosen, "predict", shared=batch, each=each, expect=template, check=check, min_replies=1)
         answers = server.decode(chosen, replies, **batch)
         if not answers:
-            continue  # nobody to learn from
+            continue
         server.learn(answers, **batch)
         labels, differences = server.teach(answers, **batch)
         taught = fed.call(answers, "distil", shared={**batch, **labels}, each=differences)

@@ -1,4 +1,4 @@
-"""FCCL: classes should go with the same classes of the mean answer, and a client should not forget itself.
+"""FCCL: class-wise correlation with the mean logits, and regularisation towards a client's earlier models.
 
 Paper: W. Huang, M. Ye and B. Du, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR 2022;
 read with the authors' code, github.com/WenkeHuang/FCCL.
@@ -64,30 +64,30 @@ from fedloom.methods.steps import cross_entropy
 EPS = 1e-5
 """Added to a variance before it divides."""
 FIRST = 2**32 - 1
-"""Counts down in place of a round's number, so that no round has the batches of pretraining."""
+"""Counts down in place of the round number, so that pretraining shares no batch with a round."""
 
 
 class FCCLConfig(LogitsConfig):
     """Weights are those of the paper."""
 
     tau: int = Field(5, ge=1)
-    """Steps of each stage (τ). With 1 the previous model's term does nothing."""
+    """Steps of each stage (τ). With 1 the term of the previous model has no effect."""
     batch_size: int = Field(32, ge=2)
-    """Rows of a batch, local and public (B). The authors' public batches have 128 to 512."""
+    """Batch size of local and public batches (B). The authors' public batches have 128 to 512 rows."""
     inter: float = Field(1.0, ge=0)
     """Weight of the divergence from the previous model."""
     correlation: float = Field(1.0, ge=0)
     """Weight of the cross-correlation loss; at 0 no logits are sent."""
     off_diagonal: float = Field(0.0051, ge=0)
-    """Weight in it of pairs of different classes."""
+    """Weight of pairs of different classes in the cross-correlation loss."""
     pretrain: int = Field(100, ge=0)
-    """Steps on own rows before a client's first round. With 0 there is no pretrained model, nor its term."""
+    """Steps on own rows before a client's first round; 0 for no pretrained model and no term of it."""
     intra: float = Field(1.0, ge=0)
     """Weight of the divergence from the pretrained model."""
 
     @property
     def looks_back(self) -> bool:
-        """Whether the previous model's term has any effect."""
+        """Whether the term of the previous model has an effect."""
         return self.inter > 0 and self.tau > 1
 
     @property
@@ -97,7 +97,7 @@ class FCCLConfig(LogitsConfig):
 
     @property
     def exchanges(self) -> bool:
-        """Whether clients learn from each other at all."""
+        """Whether there is a transfer stage."""
         return self.correlation > 0
 
     def answer_template(self, classes: int) -> Template:
@@ -142,8 +142,7 @@ class FCCLClient(Party[FCCLConfig]):
 
     def predict(self, *, t: int, i: int) -> Tree:
         """Logits (B, K) on the public batch."""
-        sent: Tree = self.cfg.encode(self.forward(public_batch(self, t, i)))
-        return sent
+        return self.cfg.encode(self.forward(public_batch(self, t, i)))
 
     def distil(self, *, t: int, i: int, mean: Tree) -> None:
         """One step of the transfer stage: public batch i, and the mean answer (B, K) to it, encoded."""
@@ -156,15 +155,14 @@ class FCCLClient(Party[FCCLConfig]):
 
 @final
 class FCCLServer(Party[FCCLConfig]):
-    """The server, which keeps nothing."""
+    """The server, which has no state."""
 
     ROLE = "server"
 
     def mean(self, answers: Mapping[int, Tree]) -> Tree:
-        """The mean (B, K) of the clients' encoded logits by number, encoded."""
+        """The encoded mean (B, K) of the clients' encoded logits."""
         f = torch.stack([self.cfg.decode(z, self.context.classes) for z in answers.values()])
-        sent: Tree = self.cfg.encode_dense(f.mean(0))
-        return sent
+        return self.cfg.encode_dense(f.mean(0))
 
 
 def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
@@ -219,7 +217,7 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int
 METHODS = (
     Method(
         name="fccl",
-        title="Cross-correlation with the mean answer, and two memories of oneself",
+        title="Cross-correlation with the mean logits; regularised by previous and pretrained model",
         paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning",
         family="distillation",
         config=FCCLConfig,

@@ -1,4 +1,4 @@
-"""FCCL+: FCCL's correlation of answers, the others' similarity of rows, and no forgetting of the other classes.
+"""FCCL+: FCCL's correlation of logits, similarity of rows, and regularisation on the classes that are not the label.
 
 Paper: W. Huang, M. Ye, Z. Shi and B. Du, "Generalizable Heterogeneous Federated Cross-Correlation and Instance
 Similarity Learning", TPAMI 2023; read with the authors' code, github.com/WenkeHuang/FCCL.
@@ -57,15 +57,15 @@ class FCCLPlusConfig(LogitsConfig):
     """Weights and temperatures are those of the authors' code on digits. The weight `inter` is multiplied by T²."""
 
     tau: int = Field(5, ge=1)
-    """Steps of each stage (τ). With 1 the previous model's term does nothing."""
+    """Steps of each stage (τ). With 1 the term of the previous model has no effect."""
     batch_size: int = Field(32, ge=2)
-    """Rows of a batch, local and public (B). The authors' public batches have 128 to 512."""
+    """Batch size of local and public batches (B). The authors' public batches have 128 to 512 rows."""
     inter: float = Field(1.0, ge=0)
     """Weight of the divergence from the previous model."""
     correlation: float = Field(1.0, ge=0)
     """Weight of the cross-correlation loss; at 0 no logits are sent."""
     off_diagonal: float = Field(0.0051, ge=0)
-    """Weight in it of pairs of different classes."""
+    """Weight of pairs of different classes in the cross-correlation loss."""
     inter_temperature: float = Field(3.0, gt=0)
     """T."""
     similarity: float = Field(3.0, ge=0)
@@ -75,19 +75,19 @@ class FCCLPlusConfig(LogitsConfig):
 
     @property
     def looks_back(self) -> bool:
-        """Whether the previous model's term has any effect."""
+        """Whether the term of the previous model has an effect."""
         return self.inter > 0 and self.tau > 1
 
     @property
     def exchanges(self) -> bool:
-        """Whether clients learn from each other at all."""
+        """Whether there is a transfer stage."""
         return self.correlation > 0 or self.similarity > 0
 
     def answer_template(self, classes: int) -> Template:
         """Template of a client's answer on a batch."""
         size = self.batch_size
-        found: dict[str, Template] = {"logits": self.template(classes)} if self.correlation else {}
-        return {**found, "cosines": like(size, size - 1, self.dense_coding)} if self.similarity else found
+        logits: dict[str, Template] = {"logits": self.template(classes)} if self.correlation else {}
+        return {**logits, "cosines": like(size, size - 1, self.dense_coding)} if self.similarity else logits
 
 
 class FeaturesAndLogits(Features):
@@ -162,20 +162,20 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
 
 @final
 class FCCLPlusServer(Party[FCCLPlusConfig]):
-    """The server, which keeps nothing."""
+    """The server, which has no state."""
 
     ROLE = "server"
 
     def mean(self, answers: Mapping[int, Any]) -> dict[str, Tree]:
-        """The means of the clients' encoded logits and cosines by number, encoded."""
-        cfg, found = self.cfg, {}
+        """The encoded means of the clients' encoded logits and cosines."""
+        cfg, means = self.cfg, {}
         if cfg.correlation:
             logits = [cfg.decode(answer["logits"], self.context.classes) for answer in answers.values()]
-            found["logits"] = cfg.encode_dense(torch.stack(logits).mean(0))
+            means["logits"] = cfg.encode_dense(torch.stack(logits).mean(0))
         if cfg.similarity:
             cosines = [cfg.decode_dense(answer["cosines"], cfg.batch_size - 1) for answer in answers.values()]
-            found["cosines"] = cfg.encode_dense(torch.stack(cosines).mean(0))
-        return found
+            means["cosines"] = cfg.encode_dense(torch.stack(cosines).mean(0))
+        return means
 
 
 def parted(out: Tensor, classes: int) -> tuple[Tensor, Tensor]:
@@ -192,7 +192,7 @@ def cosines(features: Tensor) -> Tensor:
 
 
 def others(f: Tensor, y: Tensor) -> Tensor:
-    """The logits (B, K - 1) of the classes that are not y (B,), of f (B, K), in turn from the one after y."""
+    """The logits (B, K - 1) in f (B, K) of all classes but y (B,), cyclically from the class after y."""
     classes = f.shape[-1]
     step = torch.arange(1, classes, device=f.device)
     return f.gather(-1, (y[:, None] + step) % classes)
@@ -214,7 +214,7 @@ def others_kl(previous: Tensor, f: Tensor, y: Tensor, temperature: float) -> Ten
 METHODS = (
     Method(
         name="fccl-plus",
-        title="FCCL with likeness of rows, and memory of the classes that are not the label",
+        title="FCCL with similarity of rows, and distillation on the classes that are not the label",
         paper="W. Huang, M. Ye, Z. Shi, B. Du: Generalizable Heterogeneous Federated Cross-Correlation and Instance "
         "Similarity Learning",
         family="distillation",

@@ -1,4 +1,4 @@
-"""FD: federated distillation without public data, by the mean answer to each class.
+"""FD: federated distillation without public data, towards the mean logits of each class.
 
 Paper: E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis and S.-L. Kim, "Communication-Efficient On-Device Machine Learning:
 Federated Distillation and Augmentation under Non-IID Private Data", NeurIPS Workshop on Machine Learning on the Phone
@@ -54,9 +54,9 @@ class FDConfig(TrainingConfig):
     """The local training is that of FedAL's section VI-A."""
 
     gamma: float = Field(0.15, ge=0)
-    """γ: weight of the others' mean answer. The value is our choice."""
+    """γ: weight of the term of the others' mean logits. The default is our choice."""
     average: Literal["logits", "probabilities"] = "logits"
-    """What is averaged by class: logits, or probabilities."""
+    """Quantity that is averaged by class: logits, or probabilities."""
 
 
 @final
@@ -103,7 +103,7 @@ class FDClient(Party[FDConfig]):
 
 @final
 class FDServer(Party[FDConfig]):
-    """The server, which keeps nothing."""
+    """The server, which has no state."""
 
     ROLE = "server"
 
@@ -124,7 +124,7 @@ def round(fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConf
     classes = server.context.classes
     answer = {"means": floats(classes, classes), "present": Shape("bool", classes)}
     replies = fed.call(chosen, "update", shared={"t": t}, expect=answer, min_replies=2)
-    if replies:  # otherwise there is nobody to learn from
+    if replies:
         fed.call(replies, "hear", each=server.teach(replies))
     yield "round"
 
@@ -132,7 +132,7 @@ def round(fed: Federation, server: FDServer, clients: Sequence[int], cfg: FDConf
 METHODS = (
     Method(
         name="fd",
-        title="Distillation without public data: towards the others' mean answer to each class",
+        title="Distillation without public data, towards the others' mean logits of each class",
         paper="E. Jeong et al.: Communication-Efficient On-Device Machine Learning: Federated Distillation and "
         "Augmentation under Non-IID Private Data, 2018",
         family="distillation",

@@ -57,7 +57,7 @@ class FedALConfig(LogitsConfig):
     tau: int = Field(5, ge=1)
     """Steps of each stage (τ). The paper's FedMD has 1."""
     adam: Literal["kept", "stage"] = "kept"
-    """Whether one Adam serves both stages for good, or its memory is zero at the start of each."""
+    """Whether one Adam is kept for both stages and all rounds, or reset at the start of each stage."""
     kd: float = Field(1.0, ge=0)
     """Weight of the distillation term."""
     adv: float = Field(1.0, ge=0)
@@ -67,34 +67,34 @@ class FedALConfig(LogitsConfig):
     lf_global: float = Field(1.0, ge=0)
     """Weight of less-forgetting in the transfer stage, (14)."""
     kd_temperature: float = Field(1.0, gt=0)
-    """E in every KL."""
+    """Temperature E in every KL."""
     disc_temperature: float = Field(2.0, gt=0)
-    """E of the discriminator's input."""
+    """Temperature E of the discriminator's input."""
     disc_hidden: tuple[int, ...] = (32, 256)
-    """Widths of the discriminator's hidden layers. The paper prints 32 and "265"."""
+    """Hidden widths of the discriminator. The paper prints 32 and "265"."""
     disc_lr: float = Field(1e-4, gt=0)
-    """The discriminator's rate (η_d)."""
+    """Learning rate of the discriminator (η_d)."""
     disc_optimizer: Literal["adam", "sgd"] = "adam"
-    """The paper states none; Algorithm 1 writes a plain gradient step."""
+    """Optimiser of the discriminator. The paper names none; Algorithm 1 has a plain gradient step."""
     include_self: bool = False
-    """Whether a client's target is the mean of all instead of the mean of the others, (5)."""
+    """Whether a client's target is the mean of all clients instead of the mean of the others, (5)."""
     kl_direction: Literal["forward", "reverse"] = "forward"
     """KL(target || p), or KL(p || target)."""
     average: Literal["logits", "probabilities"] = "logits"
-    """What the server averages: logits, as (5) has it, or probabilities."""
+    """Quantity that the server averages: logits, as in (5), or probabilities."""
     gradient_cap: float | None = Field(1.0, gt=0)
-    """Largest L2 norm of a row of the server's gradient that a client follows; None for any."""
+    """Clipping norm of each row of the server's gradient at a client; None for no clipping."""
     variances: bool = False
-    """Whether parties note how much each term's gradient varies from batch to batch, (46)-(51)."""
+    """Whether parties note the variance of each term's gradient between batches, (46)-(51)."""
 
     @property
     def looks_back(self) -> bool:
-        """Whether less-forgetting has any effect in the transfer stage."""
+        """Whether less-forgetting has an effect in the transfer stage."""
         return self.lf_global > 0 and self.tau > 1
 
     @property
     def exchanges(self) -> bool:
-        """Whether clients learn from each other at all."""
+        """Whether there is a transfer stage."""
         return self.kd > 0 or self.adv > 0
 
 
@@ -177,7 +177,7 @@ def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
 
 
 def note_variance(party: Party[Any], name: str, loss: Callable[..., Tensor], *batch: Tensor) -> None:
-    """Note the variance of a term's gradient in the weights."""
+    """Note the variance of a term's gradient with respect to the weights."""
     party.note(f"gradient variance {name}", gradient_variance(party, loss, *batch))
 
 
@@ -215,8 +215,8 @@ def judge(server: Party[FedALConfig], logits: Mapping[int, Tree]) -> tuple[Tree,
     author = torch.tensor(list(logits), device=f.device).repeat_interleave(f.shape[1])
     if cfg.variances:  # (51) is about each client's rows
         each = zip(f, author.view(len(f), -1), strict=True)
-        found = torch.stack([gradient_variance(server, author_of, *own) for own in each])
-        server.note("gradient variance discriminator", found.mean())
+        variances = torch.stack([gradient_variance(server, author_of, *own) for own in each])
+        server.note("gradient variance discriminator", variances.mean())
     server.minimise(author_of, f.flatten(0, 1), author)  # line 13: ascent on U is descent on -U
     f.requires_grad_()
     u = -author_of(f.flatten(0, 1), author, reduction="sum")  # line 16: U with the new weights
@@ -266,8 +266,7 @@ class FedALClient(Party[FedALConfig]):
         """Lines 9-11: logits (B, K) on the public batch."""
         if self.cfg.looks_back and self.reference["t"] != t:  # line 7: the transfer stage begins
             self.reference = transfer_reference(self, t)
-        sent: Tree = self.cfg.encode(self.forward(steps.public_batch(self, t, i)))
-        return sent
+        return self.cfg.encode(self.forward(steps.public_batch(self, t, i)))
 
     def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None) -> None:
         """Lines 17-18: one step on V_glo of (18).
@@ -283,7 +282,7 @@ class FedALClient(Party[FedALConfig]):
 
 @final
 class FedALBlackBox(Party[FedALConfig]):
-    """A client without a network. It receives the goal of V_glo of (18) as soft labels for its next fit."""
+    """A client without a network: the minimiser of V_glo of (18) is the soft label for its next fit."""
 
     ROLE = "client"
     STATE = ("targets", "fitted")
@@ -299,8 +298,7 @@ class FedALBlackBox(Party[FedALConfig]):
 
     def predict(self, *, t: int, i: int) -> Tree:
         """Lines 9-11: log-probabilities (B, K) on the public batch."""
-        sent: Tree = self.cfg.encode(steps.public_log_probs(self, self.fitted, t, i))
-        return sent
+        return self.cfg.encode(steps.public_log_probs(self, self.fitted, t, i))
 
     def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None) -> None:
         """Lines 17-18, with the arguments of a client. The soft labels are softmax(f*), f* = T_n - G_n adv / kd: the
@@ -344,7 +342,7 @@ def round(
         batch = {"t": t, "i": i}
         logits = fed.call(chosen, "predict", shared=batch, expect=answer, min_replies=2)  # lines 9-11
         if not logits:
-            continue  # nobody to learn from
+            continue
         mean, gradients = judge(server, logits)  # lines 12-16
         fed.call(logits, "distil", shared={**batch, "n": len(logits), "mean": mean}, each=gradients)  # lines 17-18
     yield "transfer"

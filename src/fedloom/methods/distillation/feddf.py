@@ -1,4 +1,4 @@
-"""FedDF: weights averaged among clients of one architecture, then every client's model teaches each average.
+"""FedDF: weights averaged among clients of one architecture, then the ensemble of all clients distilled into each.
 
 Paper: T. Lin, L. Kong, S. U. Stich, M. Jaggi, "Ensemble Distillation for Robust Model Fusion in Federated Learning",
 NeurIPS 2020; its heterogeneous form, for clients of several architectures ("prototype groups"). p_g is what the model
@@ -53,25 +53,25 @@ from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.steps import cross_entropy
 
 Model: TypeAlias = dict[str, dict[str, Tensor]]
-"""The `weights` and the `statistics` of a network, by name: what is sent of it."""
+"""The `weights` and the `statistics` of a network, by name, as they are sent."""
 
 
 class FedAvgAdamConfig(TrainingConfig):
-    """Of `fedavg-adam`. τ is what FedAL's section VI-A gives FedDF."""
+    """Settings of `fedavg-adam`. τ is that of FedDF in FedAL's section VI-A."""
 
     tau: int = Field(10, ge=1)
-    """Local steps of a round (τ)."""
+    """Local steps in a round (τ)."""
 
 
 class FedDFConfig(TrainingConfig):
-    """Of `feddf`. τ is that of FedAL's section VI-A."""
+    """Settings of `feddf`. τ is that of FedAL's section VI-A."""
 
     tau: int = Field(10, ge=1)
-    """Local steps of a round (τ)."""
+    """Local steps in a round (τ)."""
     server_steps: int = Field(50, ge=0)
-    """Steps by which the server distils the model of each group in a round; 0 for averaging alone."""
+    """Distillation steps of the server for each group's model in a round; 0 for averaging only."""
     server_lr: float = Field(1e-3, gt=0)
-    """Adam's rate at the server."""
+    """Learning rate of the server's Adam."""
 
 
 @final
@@ -83,7 +83,7 @@ class FedDFClient(Party[TrainingConfig]):
     CALLS = ("update",)
 
     def setup(self) -> None:
-        """The network that its group begins with, and the group's number."""
+        """The group's initial network, and the group's number."""
         self.network(self.context.build(), Adam(self.cfg.lr))
         self.group = self.context.group  # as state, so that an engine can batch clients of several groups
 
@@ -94,7 +94,7 @@ class FedDFClient(Party[TrainingConfig]):
         return {**model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: take the group's model."""
+        """Before an evaluation: load the group's model."""
         if broadcast:
             load_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
 
@@ -107,11 +107,11 @@ class FedAvgAdamServer(Party[FedAvgAdamConfig]):
     STATE = ("models",)
 
     def setup(self) -> None:
-        """`models`: the model of each group by the group's number, at first the one it begins with."""
+        """`models`: the model of each group by the group's number, with its initial weights."""
         self.models = first_models(self.context)
 
     def broadcast(self) -> dict[str, Tree]:
-        """Today's models."""
+        """The groups' models."""
         return dict(self.models)
 
     def average(self, replies: Mapping[int, Any]) -> None:
@@ -128,11 +128,11 @@ class FedDFServer(Party[FedDFConfig]):
     STATE = ("models",)
 
     def setup(self) -> None:
-        """`models`: the model of each group by the group's number, at first the one it begins with."""
+        """`models`: the model of each group by the group's number, with its initial weights."""
         self.models = first_models(self.context)
 
     def broadcast(self) -> dict[str, Tree]:
-        """Today's models."""
+        """The groups' models."""
         return dict(self.models)
 
     def average(self, replies: Mapping[int, Any]) -> None:
@@ -191,7 +191,7 @@ def distil(network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tens
 
 
 def first_models(context: ClientContext) -> dict[str, Model]:
-    """At a server: the model that the clients of each group begin with."""
+    """At a server: the initial model of each group."""
     networks = [make().to(context.device) for make in context.group_networks]
     return {
         str(g): {
@@ -290,7 +290,7 @@ def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: Fed
 
 FEDDF = Method(
     name="feddf",
-    title="Weights averaged by architecture, then all clients' models teach each average",
+    title="Weights averaged by architecture, then all clients' models distilled into each",
     paper="T. Lin et al.: Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020",
     family="distillation",
     config=FedDFConfig,
@@ -305,7 +305,7 @@ METHODS = (
     replace(
         FEDDF,
         name="fedavg-adam",
-        title="FedAvg in FedAL's setting: τ steps of a kept Adam, averaged among clients of one architecture",
+        title="FedAvg in FedAL's setting: τ steps of Adam, averaged among clients of one architecture",
         paper="H. B. McMahan et al.: Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017",
         config=FedAvgAdamConfig,
         round=average_round,

@@ -55,7 +55,7 @@ class FedDFALClient(Party[FedALConfig]):
         self.group = self.context.group  # as state, so that an engine can batch clients of several groups
 
     def begin(self, *, weights: dict[str, Tensor], statistics: dict[str, Tensor]) -> None:
-        """Take the group's model."""
+        """Load the group's model."""
         feddf.load_model(self.net, weights, statistics)
 
     def local_train(self, *, t: int) -> None:
@@ -66,8 +66,7 @@ class FedDFALClient(Party[FedALConfig]):
         """Logits (B, K) on the public batch, encoded."""
         if self.cfg.looks_back and self.reference["t"] != t:
             self.reference = fedal.transfer_reference(self, t)
-        sent: Tree = self.cfg.encode(self.forward(public_batch(self, t, i)))
-        return sent
+        return self.cfg.encode(self.forward(public_batch(self, t, i)))
 
     def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None) -> None:
         """One step of the transfer stage; for the arguments see `FedALClient.distil`."""
@@ -78,7 +77,7 @@ class FedDFALClient(Party[FedALConfig]):
         return {**feddf.model_of(self.net), "rows": self.row_count}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: take the group's model, if there is one today."""
+        """Before an evaluation: load the group's model, if it is broadcast."""
         if broadcast:
             feddf.load_model(self.net, **broadcast[str(self.group)])  # type: ignore[arg-type]
 
@@ -91,21 +90,21 @@ class FedDFALServer(Party[FedALConfig]):
     STATE = ("params", "opt", "models", "underway")
 
     def setup(self) -> None:
-        """The discriminator; the `models` that groups begin with; `underway`: whether clients have newer ones."""
+        """The discriminator; the `models` that groups begin with; `underway`: whether clients train newer ones."""
         fedal.build_discriminator(self)
         self.models = feddf.first_models(self.context)
         self.underway = False
 
     def broadcast(self) -> dict[str, Tree]:
-        """Today's models; none while the clients change theirs."""
+        """The groups' models; none during a round, while the clients' models differ from them."""
         return {} if self.underway else dict(self.models)
 
     def begin(self) -> None:
-        """The clients begin to change their models."""
+        """Mark the groups' models as outdated."""
         self.underway = True
 
     def average(self, replies: Mapping[int, Any]) -> None:
-        """The models that the next round begins with."""
+        """The mean of each group's models, for the next round."""
         self.models, refused = feddf.averaged(self.models, self.context.groups, replies)
         self.note("means left out", refused)
         self.underway = False
@@ -127,7 +126,7 @@ METHODS = (
     replace(
         fedal.FEDAL,
         name="feddf-al",
-        title="FedAL, and weights averaged among clients of one architecture",
+        title="FedAL, with weights averaged among clients of one architecture",
         round=round,
         client=FedDFALClient,
         server=FedDFALServer,

@@ -52,10 +52,10 @@ class FedProtoPublicConfig(TrainingConfig):
     """The training is that of FedAL's section VI-A, with FedMD's τ."""
 
     ld: float = Field(1.0, ge=0)
-    """λ: weight of the distance from the others' features."""
+    """λ: weight of the distance to the others' mean features."""
     FEATURE_DIM: ClassVar[str] = "adaptor"
     adaptor: int | None = Field(None, ge=1)
-    """Width d of all features, by a linear layer behind each network's own; None for these as they are."""
+    """Common feature dimension d, by a linear layer after each network's features; None for the features themselves."""
 
 
 class AdaptedFeatures(Features):
@@ -87,7 +87,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
     CALLS = ("local_train", "embed", "align")
 
     def setup(self) -> None:
-        """Its first weights."""
+        """The initial network."""
         network = self.context.build()
         with self.seeded("adaptor"):
             self.network(AdaptedFeatures(network, self.cfg.adaptor), Adam(self.cfg.lr))
@@ -131,7 +131,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
 
 @final
 class FedProtoPublicServer(Party[FedProtoPublicConfig]):
-    """The server, which keeps only the width of features."""
+    """The server, which keeps only the feature dimension."""
 
     ROLE = "server"
     STATE = ("width",)
@@ -163,7 +163,7 @@ def round(
         batch = {"t": t, "i": i}
         features = fed.call(chosen, "embed", shared=batch, expect=floats(cfg.batch_size, server.width), min_replies=2)
         if not features:
-            continue  # nobody to learn from
+            continue
         shared = {**batch, "n": len(features), "mean": server.average(features)}
         fed.call(features, "align", shared=shared)
     yield "transfer"

@@ -1,15 +1,14 @@
 """Steps that the pages of this family share: configs, public batches, coding of logits, black boxes.
 
-In a round each client makes τ steps on its own rows, and then
-whatever the method adds. One iteration is one local step, so runs of equally many iterations make equally many local
-steps, whatever each method's τ. One Adam serves a client for its whole life: in a prototype, a new Adam for each stage
-cost more than any term of these methods gained.
+In a round each client makes τ steps on its own rows, then the steps that the method adds. One iteration is one local
+step, so runs with equal iterations make equally many local steps, whatever their τ. A client keeps one Adam for the
+whole run: in a prototype, a new Adam for each stage cost more than any term of these methods gained.
 
 A black box is an object with `fit` and `predict_proba` in place of a network. It makes no steps. Every `refit`
-iterations it is fitted anew, to its own rows with their labels and to the public rows with the probabilities that it
-received last for them; between two fits its answers do not change. Settings of steps (learning rates, batches of own
-rows, Adam, less-forgetting) do not apply to it, but τ and the batch size select the public rows of a round. A fitted
-object is not state: state is what the fit was made from, and every process fits again when it needs the object.
+iterations it is fitted again, to its own labelled rows and to the public rows with the probabilities that it received
+last; between two fits its predictions do not change. Optimiser settings (learning rates, Adam, less-forgetting) do not
+apply to it, but τ and the batch size select the public rows of a round. The state holds the inputs of a fit, not the
+fitted object: every process fits again when it needs the object.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch import Tensor
 from fedloom.core.black_box import BlackBoxModel, CrossFit
 from fedloom.core.context import BATCH_CACHE
 from fedloom.core.errors import MethodError, NotReady
-from fedloom.core.message import Template
+from fedloom.core.message import Template, Tree
 from fedloom.core.method import MethodConfig
 from fedloom.core.party import Party
 from fedloom.protect.coding import Coding, decode, encode, like
@@ -40,44 +39,43 @@ class TrainingConfig(MethodConfig):
     tau: int = Field(1, ge=1)
     """Steps of each stage (τ)."""
     batch_size: int = Field(32, ge=1)
-    """Rows of a batch, local and public (B)."""
+    """Batch size of local and public batches (B)."""
     lr: float = Field(1e-3, gt=0)
-    """Adam's rate at the clients (η_l); one Adam serves all stages."""
+    """Learning rate of the clients' Adam (η_l), which is shared by all stages."""
     clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
+    """Number of participants in a round; None for all clients."""
 
     @property
     def iterations_per_round(self) -> int:
-        """τ: one iteration is one local step, and one transfer step if the method has any."""
+        """τ: one iteration is one local step, and one transfer step if the method has a transfer stage."""
         return self.tau
 
 
 class LogitsConfig(MethodConfig):
     """The local training of a client, and the coding of the logits that it sends.
 
-    A mean is sent back in the coding of the answers, but as float16 with top-k: if only the mean's largest entries
-    were sent, a client that removes its own logits from a mean of two would take the wrong class for the other's in
-    up to half of the rows.
+    The mean is sent back in the same coding, but with top-k as float16: from the largest entries of a mean of two, a
+    client that removes its own logits would take the wrong class for the other's in up to half of the rows.
     """
 
     tau: int = Field(1, ge=1)
     """Steps of each stage (τ)."""
     batch_size: int = Field(32, ge=1)
-    """Rows of a batch, local and public (B)."""
+    """Batch size of local and public batches (B)."""
     lr: float = Field(1e-3, gt=0)
-    """Adam's rate at the clients (η_l); one Adam serves all stages."""
+    """Learning rate of the clients' Adam (η_l), which is shared by all stages."""
     clients_per_round: int | None = Field(None, ge=1)
-    """Participants of a round; None for all."""
+    """Number of participants in a round; None for all clients."""
     coding: Coding = "float32"
-    """How logits are sent: as float32, float16, int8 (with a scale for each row), or the largest `top_k` of a row. With
-    top-k the server's messages are float16."""
+    """Coding of logits: float32, float16, int8 (with a scale for each row), or the `top_k` largest of a row (top-k).
+    With top-k the server's messages are float16."""
     top_k: int | None = Field(None, ge=1)
-    """With coding = "top-k": how many logits of a row are sent; the others are sent as one number."""
+    """With coding = "top-k": number of logits sent per row; the others are summarised by one number."""
 
     @model_validator(mode="after")
     def _check_top_k(self) -> LogitsConfig:
         if (self.coding == "top-k") != (self.top_k is not None):
-            raise ValueError('coding = "top-k" and top_k = a number belong together: give both or neither')
+            raise ValueError('coding = "top-k" needs top_k, and top_k needs coding = "top-k": set both or neither')
         return self
 
     @property
@@ -87,10 +85,10 @@ class LogitsConfig(MethodConfig):
 
     @property
     def warnings(self) -> Mapping[str, str]:
-        """The meaning of the note of a black box."""
-        return {UNANSWERED: "its black box fails on test rows; all classes count as equally probable there"}
+        """The warning for a black box that fails on test rows."""
+        return {UNANSWERED: "its black box fails on test rows, where all classes count as equally probable"}
 
-    def encode(self, logits: Tensor) -> Any:
+    def encode(self, logits: Tensor) -> Tree:
         """The message for a client's logits (B, K)."""
         return encode(logits, self.coding, self.top_k)
 
@@ -104,11 +102,11 @@ class LogitsConfig(MethodConfig):
 
     @property
     def dense_coding(self) -> Coding:
-        """The coding of rows whose every entry counts (means, gradients, cosines): float16 in place of top-k."""
+        """The coding of dense rows (means, gradients, cosines): float16 in place of top-k."""
         return "float16" if self.coding == "top-k" else self.coding
 
-    def encode_dense(self, rows: Tensor) -> Any:
-        """The message for rows (B, K) whose every entry counts."""
+    def encode_dense(self, rows: Tensor) -> Tree:
+        """The message for dense rows (B, K)."""
         return encode(rows, self.dense_coding)
 
     def decode_dense(self, message: Any, classes: int) -> Tensor:
@@ -146,10 +144,10 @@ def black_box(party: Party[Any]) -> BlackBoxModel:
     """The black box of a party.
 
     Raises:
-        MethodError: it has none.
+        MethodError: the party has no black box.
     """
     if party.context.black_box is None:
-        raise MethodError(f"party {party.context.id} was given no black box: name one in models.pool")
+        raise MethodError(f"party {party.context.id} has no black box: name one in models.pool")
     return party.context.black_box
 
 
@@ -157,8 +155,8 @@ def black_box_state(party: Party[Any]) -> tuple[Tensor, dict[str, Any]]:
     """The first state of a black-box client.
 
     Returns:
-        `targets`: the probabilities (|P|, K) received last for each public row, zeros where there are none yet.
-        `fitted`: the `targets` of the present fit, and its `iteration`; -1 before the first fit.
+        `targets`: the last received probabilities (|P|, K) of each public row, zeros before the first.
+        `fitted`: the `targets` of the current fit, and its `iteration`; -1 before the first fit.
     """
     rows = len(party.public_set.rows) if black_box(party).learn else 0
     targets = torch.zeros(rows, party.context.classes, device=party.context.device)
@@ -168,7 +166,7 @@ def black_box_state(party: Party[Any]) -> tuple[Tensor, dict[str, Any]]:
 def refit(party: Party[Any], fitted: dict[str, Any], targets: Tensor, t: int) -> dict[str, Any]:
     """The state `fitted` after round t's local stage.
 
-    The black box is fitted if it never was, or if `refit` iterations have passed and `targets` have changed since.
+    The black box is fitted in its first round, and again once `refit` iterations have passed and `targets` changed.
     """
     now, last = t * party.cfg.iterations_per_round, fitted["iteration"]
     due = now - last >= black_box(party).refit and not torch.equal(targets, fitted["targets"])
@@ -180,7 +178,7 @@ def refit(party: Party[Any], fitted: dict[str, Any], targets: Tensor, t: int) ->
 
 
 def current_fit(party: Party[Any], fitted: Mapping[str, Any]) -> CrossFit:
-    """The fitted objects of this state: fitted now, unless this process has them."""
+    """The fitted objects of this state, from the cache of this process or fitted now."""
     box, targets = black_box(party), fitted["targets"]
 
     def fit() -> CrossFit:
@@ -198,10 +196,10 @@ def public_log_probs(party: Party[Any], fitted: Mapping[str, Any], t: int, i: in
     """Log-probabilities (B, K) on the i-th public batch of round t. All batches of a round are predicted at once.
 
     Raises:
-        NotReady: the black box was never fitted, and its answer would only add noise to the mean.
+        NotReady: the black box is not fitted yet, and its predictions would only add noise to the mean.
     """
     if fitted["iteration"] < 0:
-        raise NotReady(f"the black box of party {party.context.id} is not fitted yet, so it has no answer")
+        raise NotReady(f"the black box of party {party.context.id} is not fitted yet")
     fit, size = current_fit(party, fitted), {"steps": party.cfg.tau, "size": party.cfg.batch_size}
 
     def predict() -> Tensor:
@@ -215,7 +213,7 @@ def evaluation_log_probs(party: Party[Any], fitted: Mapping[str, Any], x: Tensor
     """Log-probabilities (n, K) on test rows x (n, ...), predicted once for each fit.
 
     All classes are equally probable before the first fit, and where the black box fails. A failure is noted and does
-    not end the run of the other clients.
+    not stop the run.
     """
     if fitted["iteration"] >= 0:
         try:

@@ -1,4 +1,4 @@
-"""AugFL: federated meta-learning that a server's private pretrained model helps along.
+"""AugFL: federated meta-learning regularised by a server's private pretrained model.
 
 Paper: S. Yue, Z. Qin, Y. Deng, J. Ren, Y. Zhang, J. Zhang, "AugFL: Augmenting Federated Learning with Pretrained
 Models". Equation and line numbers below are the paper's; lines are those of Algorithm 1.
@@ -67,53 +67,55 @@ class AugFLConfig(MetaConfig):
     """Defaults are ours; see the presets for the paper's and its code's."""
 
     hvp: Hessian = "exact"
-    """How the product (10) is had: exactly, by differences (fd, fd_normalised), or taken for 0 (first_order)."""
+    """Hessian-vector product (10): exact, by differences (fd, fd_normalised), or omitted (first_order)."""
     meta_lr: float | None = Field(0.1, gt=0)
-    """Rate of the meta-model, 1 / Σ ρ. Give this or rho."""
+    """Learning rate of the meta-model, 1 / Σ ρ. Set this or rho."""
     rho: float | None = Field(None, gt=0)
-    """ρ of each client. The rate then falls with their number."""
+    """ρ of each client; the learning rate then falls with the number of clients."""
     federated: bool = True
-    """Whether clients take part in the training at all."""
+    """Whether clients take part in training."""
     lam: float = Field(5.0, ge=0)
-    """λ: weight of R_h. Its rate is λ / Σ ρ."""
+    """λ: weight of R_h, whose learning rate is λ / Σ ρ."""
     crd: float = Field(1.0, ge=0)
-    """Weight in R_h of contrastive representation distillation."""
+    """Weight of contrastive representation distillation in R_h."""
     kl: float = Field(0.0, ge=0)
-    """Weight in R_h of the divergence from the pretrained model's answers, at kl_temperature, times its square."""
+    """Weight of the KL divergence from the pretrained model's outputs in R_h, times kl_temperature squared."""
     ce: float = Field(0.0, ge=0)
-    """Weight in R_h of cross-entropy with the labels of the server's rows."""
+    """Weight of cross-entropy on the server's labelled rows in R_h."""
     l2: float = Field(0.0, ge=0)
-    """Weight in R_h of |θ - θ_p|²; both networks must be the same."""
+    """Weight of |θ - θ_p|² in R_h; both models must have one architecture."""
     kl_temperature: float = Field(4.0, gt=0)
-    """Softens both answers in `kl`."""
+    """Temperature of both models in `kl`."""
     kt_batch_size: int = Field(128, ge=1)
-    """Rows of a batch of the server's."""
+    """Batch size of the server."""
     kt_batches: int | None = Field(1, ge=1)
-    """Batches that ∇R_h is the mean of in a round; None for one pass over the server's rows."""
+    """Number of batches over which ∇R_h is averaged in a round; None for one epoch of the server's rows."""
     negatives: int = Field(16384, ge=1)
-    """N: how many rows of other classes a pair is told from."""
+    """N: number of negatives, rows of other classes, for each pair in CRD."""
     crd_temperature: float = Field(0.07, gt=0)
-    """τ."""
+    """Temperature τ of CRD."""
     crd_width: int = Field(128, ge=1)
-    """Width in which both models' features are compared."""
+    """Dimension of the space in which CRD compares both models' features."""
     bank_momentum: float = Field(0.5, ge=0, lt=1)
-    """How much of a bank's entry stays when its row is seen."""
+    """Momentum of the entries of CRD's memory banks."""
     embed_lr: float = Field(0.05, gt=0)
-    """Rate of the two linear maps into that width."""
+    """Learning rate of CRD's two linear maps."""
     embed_decay: float = Field(5e-4, ge=0)
-    """Their weight decay."""
+    """Weight decay of CRD's two linear maps."""
 
     @model_validator(mode="after")
     def _makes_sense(self) -> AugFLConfig:
         if (self.meta_lr is None) == (self.rho is None):
-            raise ValueError('give meta_lr or rho, and set the other to "none"')
+            raise ValueError('set exactly one of params.meta_lr and params.rho, and the other to "none"')
         if self.lam and not (self.on_rows or self.taught):
-            raise ValueError("lam has nothing to weigh: give crd, kl, ce or l2 a weight, or set lam=0")
+            raise ValueError(
+                f"params.lam={self.lam} weights no term: set one of params.crd, kl, ce, l2 above 0, or params.lam=0"
+            )
         return self
 
     @property
     def on_rows(self) -> bool:
-        """Whether R_h is about the server's rows."""
+        """Whether R_h needs the server's rows."""
         return bool(self.lam and (self.crd or self.kl or self.ce))
 
     @property
@@ -140,18 +142,11 @@ class AugFLClient(Party[AugFLConfig]):
         self.dual = {k: torch.zeros_like(p) for k, p in self.params.items()}
 
     def size(self) -> Tensor:
-        """How many rows, () int64: for w_i."""
+        """The number of rows () int64, for w_i."""
         return self.row_count
 
     def update(self, *, t: int, weights: dict[str, Tensor], rho: float, rows: int) -> dict[str, Tree]:
-        """Lines 5-8.
-
-        Args:
-            t: the round.
-            weights: θ.
-            rho: ρ.
-            rows: of all clients.
-        """
+        """Lines 5-8, with θ in `weights`, ρ in `rho`, and the number of rows of all clients."""
         w, y, delta = self.row_count.double() / rows, self.dual, 1 / (10 * (t + 1) + 100)
         gradient = steps.meta_gradient(self, weights, self.cfg.hvp, delta)  # line 5, (10)
         slope = {k: y[k] + w * g for k, g in gradient.items()}
@@ -176,26 +171,28 @@ class AugFLServer(Party[AugFLConfig]):
         cfg, device = self.cfg, self.context.device
         network = self.context.build()
         self.network(Features(network) if cfg.on_rows else network, SGD(1.0))
-        self.rows = torch.zeros(
-            self.context.parties, dtype=torch.int64, device=device
-        )  # of each client, 0 where unknown
+        self.rows = torch.zeros(self.context.parties, dtype=torch.int64, device=device)  # 0 where unknown
         self.duals: dict[str, dict[str, Tensor]] = {}  # y_i as the server knows them, by client
         self.teacher: dict[str, Any] = {}  # θ_p's features and logits on own rows, or its weights
         self.crd: dict[str, Any] = {}  # maps, banks and log Z of `fedloom.methods.meta.crd`
         if cfg.taught and self.context.pretrained is None:
-            raise ConfigError(f"lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0")
+            raise ConfigError(
+                f"params.lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0"
+            )
         if cfg.on_rows and self.context.data is None:
-            raise ConfigError(f"lam={cfg.lam} needs rows at the server: set data.server, or params.lam=0")
+            raise ConfigError(f"params.lam={cfg.lam} needs rows at the server: set data.server, or params.lam=0")
         if cfg.taught and self.context.encoder is not None:
             self._check(self.context.encoder())
 
     def _check(self, model: nn.Module) -> None:
-        """Refuse a pretrained model, or another one of its architecture, that R_h cannot use."""
+        """Check that R_h can use a pretrained model of this architecture."""
         if self.cfg.crd and not hasattr(model, "features"):
-            raise ModelError("crd compares features, but the pretrained model has none: take kl, or give it `features`")
+            raise ModelError(
+                "params.crd needs a pretrained model with a method `features`: choose another model, or use params.kl"
+            )
         shapes = {k: p.shape for k, p in model.named_parameters()}
         if self.cfg.l2 and shapes != {k: p.shape for k, p in self.theta.items()}:
-            raise ConfigError("params.l2 compares weights: the pretrained model must be the network of models.pool")
+            raise ConfigError("params.l2 needs a pretrained model with the architecture in models.pool")
 
     @property
     def theta(self) -> dict[str, Tensor]:
@@ -239,11 +236,11 @@ class AugFLServer(Party[AugFLConfig]):
 
     def _recover(self, replies: Mapping[int, Any], theta: Mapping[str, Tensor], rho: float) -> None:
         """Compute each y_i from u_i = y_i + ρ θ_i = ρ θ + 2 y_i - (the last y_i)."""
-        found = {}
+        duals = {}
         for i, reply in replies.items():
             before = self.duals.get(str(i), {})
-            found[str(i)] = {k: (u - rho * theta[k] + before.get(k, 0.0)) / 2 for k, u in reply["u"].items()}
-        self.duals = {**self.duals, **found}
+            duals[str(i)] = {k: (u - rho * theta[k] + before.get(k, 0.0)) / 2 for k, u in reply["u"].items()}
+        self.duals = {**self.duals, **duals}
 
     # -- R_h, section V ----------------------------------------------------------------------------
 
@@ -272,21 +269,23 @@ class AugFLServer(Party[AugFLConfig]):
     def _teacher_outputs(self) -> dict[str, Any]:
         """The pretrained model's features (n, d') and logits (n, K) on own rows, and its weights, as R_h needs them."""
         cfg, model = self.cfg, self.context.teacher()
-        found: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         self._check(model)
         with torch.no_grad():
             parts = torch.split(torch.arange(len(self.data), device=self.context.device), 256) if cfg.on_rows else ()
             if cfg.crd:
-                found["features"] = torch.cat([model.features(self.data.x(part)) for part in parts])  # type: ignore[operator]
+                outputs["features"] = torch.cat([model.features(self.data.x(part)) for part in parts])  # type: ignore[operator]
             if cfg.kl:
-                found["logits"] = torch.cat([model(self.data.x(part)) for part in parts])
+                outputs["logits"] = torch.cat([model(self.data.x(part)) for part in parts])
         if cfg.l2:
-            found["weights"] = {k: p.detach() for k, p in model.named_parameters()}
+            outputs["weights"] = {k: p.detach() for k, p in model.named_parameters()}
         try:
-            check_finite(found)
+            check_finite(outputs)
         except MessageError as error:
-            raise ModelError(f"the pretrained model's answers on the server's rows are {error}: take another") from None
-        return found
+            raise ModelError(
+                f"the pretrained model's outputs on the server's rows are {error}: choose another model"
+            ) from None
+        return outputs
 
     def _slope(self, which: Tensor) -> dict[str, Tensor]:
         """The gradient of R_h, but for `l2`, on own rows `which` (B,). The state of CRD is updated."""
@@ -303,9 +302,8 @@ class AugFLServer(Party[AugFLConfig]):
         if cfg.crd:
             if not self.crd:
                 with self.seeded("crd"):
-                    begun = crd.init(
-                        len(self.data), features.shape[1], self.teacher["features"].shape[1], cfg.crd_width
-                    )
+                    teacher_width = self.teacher["features"].shape[1]
+                    begun = crd.init(len(self.data), features.shape[1], teacher_width, cfg.crd_width)
                 self.crd = map_tensors(lambda x: x.to(self.context.device), begun)  # type: ignore[assignment]
             maps = {net: {k: w.clone().requires_grad_() for k, w in m.items()} for net, m in self.crd["maps"].items()}
             vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
@@ -341,9 +339,8 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
     shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(server.rows[known].sum())}
-    replies = fed.call(
-        chosen, "update", shared=shared, expect={"u": dict(fed.param_shapes)}, min_replies=1
-    )  # lines 4-10
+    template = {"u": dict(fed.param_shapes)}
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)  # lines 4-10
     if replies:
         server.step(t, replies, rho, known)  # line 11
     yield "round"
@@ -352,7 +349,7 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
 PAPER = {"alpha": 0.03, "meta_lr": None, "rho": 0.7, "lam": 5.0, "hvp": "fd", "embed_lr": 0.002}
 AUGFL = Method(
     name="augfl",
-    title="Federated meta-learning helped by a server's private pretrained model",
+    title="Federated meta-learning regularised by a server's private pretrained model",
     paper="S. Yue, Z. Qin et al.: AugFL: Augmenting Federated Learning with Pretrained Models",
     family="meta",
     config=AugFLConfig,
@@ -361,14 +358,7 @@ AUGFL = Method(
     server=AugFLServer,
     presets={
         "paper": PAPER,
-        "authors_code": {
-            **PAPER,
-            "alpha": 0.05,
-            "ce": 1.0,
-            "crd": 0.8,
-            "kt_batches": None,
-            "batchnorm": "batch",
-        },
+        "authors_code": {**PAPER, "alpha": 0.05, "ce": 1.0, "crd": 0.8, "kt_batches": None, "batchnorm": "batch"},
     },
     needs=("one network", "server rows", "pretrained server model"),
 )
@@ -391,7 +381,7 @@ METHODS = (
     replace(
         AUGFL,
         name="local-only",
-        title="Every client adapts the first weights by itself: the lower bound for methods that adapt",
+        title="Every client adapts the initial weights: the lower bound for methods that adapt",
         fixed={"federated": False, "lam": 0.0},
         needs=("one network",),
     ),

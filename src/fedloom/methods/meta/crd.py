@@ -70,9 +70,9 @@ def loss(
         temperature: τ.
         negatives: N.
     """
-    found = scores(state["banks"], vectors, temperature)
-    z = state["z"] or {net: normaliser(x.detach(), which, strangers) for net, x in found.items()}
-    return torch.stack([contrast(x - z[net], which, strangers, negatives) for net, x in found.items()]).sum(), z
+    logits = scores(state["banks"], vectors, temperature)
+    z = state["z"] or {net: normaliser(x.detach(), which, strangers) for net, x in logits.items()}
+    return torch.stack([contrast(x - z[net], which, strangers, negatives) for net, x in logits.items()]).sum(), z
 
 
 def descend(maps: Maps, gradients: Maps, lr: float, decay: float) -> dict[str, dict[str, Tensor]]:

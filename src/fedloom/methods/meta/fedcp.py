@@ -55,21 +55,21 @@ class FedCPConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
-    """Passes over the own rows in a round."""
+    """Epochs over the client's own rows in a round."""
     batch_size: int = Field(10, ge=1)
-    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     lr: float = Field(0.005, gt=0)
-    """Rate of SGD."""
+    """Learning rate of SGD."""
     momentum: float = Field(0.0, ge=0, lt=1)
-    """Momentum of SGD, which begins at zero in each round."""
+    """Momentum of SGD, reset to zero in each round."""
     lam: float = Field(5.0, ge=0)
     """λ: weight of MMD."""
     tau: float = Field(1.0, gt=0)
-    """Temperature of the policy's softmax."""
+    """Temperature τ of the policy's softmax."""
 
     @property
     def iterations_per_round(self) -> int:
-        """Passes over the own rows."""
+        """Epochs over the client's own rows."""
         return self.epochs
 
 
@@ -138,7 +138,7 @@ class FedCPClient(Party[FedCPConfig]):
         steps.set_weights(self, {**weights, **first})
 
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
-        """Train from the server's parts; reply with own ones."""
+        """Train from the server's parts; reply with the trained ones."""
         cfg, rng = self.cfg, self.stream("gumbel", t)
         self._receive(weights)
         steps.reset_optimizer(self)

@@ -56,21 +56,21 @@ class FedPCLConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
-    """Passes over the own rows in a round."""
+    """Epochs over the client's own rows in a round."""
     batch_size: int = Field(32, ge=1)
-    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     lr: float = Field(1e-3, gt=0)
-    """Rate of Adam, whose memory lasts for a round."""
+    """Learning rate of Adam, which is reset in each round."""
     weight_decay: float = Field(1e-4, ge=0)
-    """Of the projector."""
+    """Weight decay of the projector."""
     width: int = Field(256, ge=1)
-    """Numbers of a projection (d)."""
+    """Dimension of a projection (d)."""
     tau: float = Field(0.07, gt=0)
     """τ: the temperature of the loss."""
 
     @property
     def iterations_per_round(self) -> int:
-        """Passes over the own rows."""
+        """Epochs over the client's own rows."""
         return self.epochs
 
 
@@ -107,7 +107,7 @@ class EncodedNetwork(nn.Module):
         super().__init__()
         network: Any = encoder.eval()
         if not hasattr(network, "features"):
-            raise ModelError("fedpcl needs features, but the pretrained model has none: give it a method `features`")
+            raise ModelError("fedpcl needs a pretrained model with a method `features`: choose another in [pretrained]")
         self.encoder = network
         with torch.no_grad():
             self.projector = nn.Linear(network.features(like).shape[1], width)
@@ -142,7 +142,7 @@ class FedPCLClient(Party[FedPCLConfig]):
         """A projector of its own. `features` (n, d') are those of the own rows, once the encoder is received."""
         cfg, context = self.cfg, self.context
         if context.encoder is None:
-            raise MethodError("fedpcl's clients need the architecture of a pretrained model: name one in [pretrained]")
+            raise MethodError("fedpcl needs a pretrained model at every client: name one in [pretrained]")
         with self.seeded("projector"):
             like = self.data.x(torch.zeros(1, dtype=torch.int64, device=context.device))
             module = EncodedNetwork(context.encoder().to(context.device), like, cfg.width, context.classes)
@@ -209,7 +209,7 @@ class FedPCLServer(Party[FedPCLConfig]):
     def setup(self) -> None:
         """No prototypes yet; no client has the encoder."""
         if self.context.pretrained is None:
-            raise ConfigError("fedpcl has a pretrained model at every client: name one in [pretrained]")
+            raise ConfigError("fedpcl needs a pretrained model: name one in [pretrained]")
         parties, classes = self.context.parties, self.context.classes
         self.prototypes = torch.zeros(parties, classes, self.cfg.width, device=self.context.device)
         self.known = torch.zeros(parties, classes, dtype=torch.bool, device=self.context.device)
@@ -228,11 +228,11 @@ class FedPCLServer(Party[FedPCLConfig]):
     def all_prototypes(self) -> dict[str, Tensor]:
         """The mean prototypes (K, d), those of each client (m, K, d) with the mean where it has none, and of which
         classes there are any (K,); empty before the first round."""
-        there = self.known.any(1)
-        if not there.any():
+        seen = self.known.any(1)
+        if not seen.any():
             return {}
-        has = self.known[there][..., None]  # (m, K, 1)
-        each = self.prototypes[there]
+        has = self.known[seen][..., None]  # (m, K, 1)
+        each = self.prototypes[seen]
         mean = (each * has).sum(0) / has.sum(0).clamp(min=1)
         return {"mean": mean, "each": torch.where(has, each, mean), "known": self.known.any(0)}
 
@@ -249,21 +249,20 @@ def round(fed: Federation, server: FedPCLServer, clients: Sequence[int], cfg: Fe
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     new = [i for i in chosen if not server.equipped[i]]
     if new:
-        got = fed.call(new, "equip", shared={"encoder": server.encoder()}, expect=None)
-        server.equipped = server.equipped.index_fill(0, torch.tensor(list(got), dtype=torch.int64), True)
+        replies = fed.call(new, "equip", shared={"encoder": server.encoder()}, expect=None)
+        server.equipped = server.equipped.index_fill(0, torch.tensor(list(replies), dtype=torch.int64), True)
     ready = [i for i in chosen if server.equipped[i]]
     classes = server.context.classes
     template: Template = {"prototypes": floats(classes, cfg.width), "known": Shape("bool", classes)}
-    server.store(
-        fed.call(ready, "update", shared={"t": t, "heard": server.all_prototypes()}, expect=template, min_replies=1)
-    )
+    shared = {"t": t, "heard": server.all_prototypes()}
+    server.store(fed.call(ready, "update", shared=shared, expect=template, min_replies=1))
     yield "round"
 
 
 METHODS = (
     Method(
         name="fedpcl",
-        title="Projectors taught by prototypes, on the server's pretrained model, which every client is given",
+        title="Projectors trained on prototypes, behind the server's pretrained encoder, which is sent to every client",
         paper="Y. Tan et al.: Federated Learning from Pre-Trained Models: A Contrastive Learning Approach, 2022",
         family="meta",
         config=FedPCLConfig,

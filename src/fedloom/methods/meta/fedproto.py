@@ -50,21 +50,21 @@ class FedProtoConfig(MetaConfig):
     """Defaults are those of the authors' code."""
 
     epochs: int = Field(1, ge=1)
-    """Passes over the own rows in a round."""
+    """Epochs over the client's own rows in a round."""
     batch_size: int = Field(4, ge=1)
-    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     lr: float = Field(0.01, gt=0)
-    """Rate of SGD."""
+    """Learning rate of SGD."""
     momentum: float = Field(0.5, ge=0, lt=1)
-    """Momentum of SGD, which begins at zero in each round."""
+    """Momentum of SGD, reset to zero in each round."""
     ld: float = Field(1.0, ge=0)
-    """λ: weight of the distance from the global prototypes."""
+    """λ: weight of the distance to the global prototypes."""
     predict: Literal["prototype", "classifier"] = "prototype"
-    """Who answers: the nearest global prototype, or the own network's last layer."""
+    """Prediction by the nearest global prototype, or by the network's last layer."""
 
     @property
     def iterations_per_round(self) -> int:
-        """Passes over the own rows."""
+        """Epochs over the client's own rows."""
         return self.epochs
 
 
@@ -164,7 +164,7 @@ class FedProtoServer(Party[FedProtoConfig]):
         """(6): for each class the mean over clients, weighted by rows.
 
         Raises:
-            ModelError: features differ in width.
+            ModelError: feature dimensions differ.
         """
         widths = sorted({int(r["prototypes"].shape[1]) for r in replies.values()})
         if len(widths) > 1:
@@ -180,10 +180,10 @@ class FedProtoServer(Party[FedProtoConfig]):
 
 
 def unequal(a: int, b: int) -> str:
-    """Error message for features of these widths."""
+    """Error message for feature dimensions a and b."""
     return (
-        f"fedproto compares clients' features, but some have {a} numbers and some {b}: take networks in models.pool "
-        "whose last layers have inputs of one width, or a single network"
+        f"fedproto needs one feature dimension at all clients, but some have {a} and some {b}: choose networks of one "
+        "feature dimension in models.pool"
     )
 
 

@@ -38,14 +38,13 @@ class PerFedAvgConfig(MetaConfig):
     """The paper's step of adaptation, and its local steps. Rates are those of AugFL's experiments."""
 
     local_steps: int = Field(1, ge=1)
-    """Steps of a participant in a round (τ). The paper's experiments have 4 and 10."""
+    """Local steps in a round (τ). The paper's experiments have 4 and 10."""
     beta: float = Field(0.03, gt=0)
-    """Rate of such a step (β)."""
+    """Learning rate of a local step (β)."""
     hvp: Hessian = "exact"
-    """How the product with the Hessian is had: exactly, by differences (fd, fd_normalised), or taken for 0
-    (first_order)."""
+    """Hessian-vector product: exact, by differences (fd, fd_normalised), or omitted (first_order)."""
     delta: float = Field(1e-3, gt=0)
-    """How far apart gradients are taken, for the differences (δ)."""
+    """Step of the difference of gradients (δ)."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -55,14 +54,14 @@ class PerFedAvgConfig(MetaConfig):
 
 @final
 class PerFedAvgClient(Party[PerFedAvgConfig]):
-    """A client, which has no model of its own."""
+    """A client, which keeps no model between rounds."""
 
     STATE = ("params", "buffers", "opt")
     ROLE = "client"
     CALLS = ("update",)
 
     def setup(self) -> None:
-        """A network to compute with."""
+        """A network for local steps."""
         self.network(self.context.build(), SGD(self.cfg.beta))
 
     def update(self, *, weights: dict[str, Tensor]) -> dict[str, Tree]:
@@ -104,9 +103,8 @@ def round(
     """Algorithm 1 for one of the server's k."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
-    replies = fed.call(
-        chosen, "update", shared={"weights": server.weights}, expect=template, min_replies=1
-    )  # lines 3-9
+    shared = {"weights": server.weights}
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)  # lines 3-9
     if replies:
         server.average(replies)  # line 10
     yield "round"

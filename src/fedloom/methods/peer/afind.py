@@ -63,12 +63,12 @@ class AfindConfig(selection.SelectionConfig):
     """Local training and neighbour selection as in `SelectionConfig`."""
 
     mode: Literal["faithful", "cheap"] = "faithful"
-    """Whether a neighbour trains from the asker's body, or sends what it trained from its own (our extension)."""
+    """`faithful`: a neighbour trains from the requesting peer's body. `cheap`: it sends its own trained body (ours)."""
 
     @model_validator(mode="after")
     def _possible(self) -> AfindConfig:
         if self.dp.target == "update" and self.mode != "faithful":
-            raise ValueError('dp.target = "update" clips the change from the asker\'s body: it needs mode = "faithful"')
+            raise ValueError('params.dp.target = "update" needs params.mode = "faithful"')
         return self
 
 
@@ -98,15 +98,15 @@ class AfindPeer(Party[AfindConfig]):
         return {"weights": steps.shared_weights(self)}
 
     def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """Lines 7, 11: φ_j and F_j(before) at the asker's body."""
+        """Lines 7, 11: φ_j and F_j(before) at the requesting peer's body."""
         self.friends, reply = selection.probe(self, self.friends, t, asked, by)
         return reply
 
     def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Line 14: new p and θ from the φ of the neighbours that answered."""
+        """Line 14: new p and θ from the φ of the neighbours that replied."""
         self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
-    # -- faithful: a neighbour trains from the asker's body ------------------------------------------
+    # -- faithful: a neighbour trains from the requesting peer's body --------------------------------
 
     def serve(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
         """Lines 7-9 and 17-23 at j: φ_j, w_j and F̃_j from w_i, on a scratch copy."""
@@ -132,7 +132,7 @@ class AfindPeer(Party[AfindConfig]):
         return {k: start[k] + noisy(c, sigma, rng) for k, c in change.items()}
 
     def gather(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Lines 13, 14 at i, without its own model: the neighbours' mean by ϖ waits until all have asked."""
+        """Lines 13, 14 at i, without its own model: keep the neighbours' mean by ϖ until `update`."""
         self.reckon(t=t, inbox=inbox)
         if not inbox:
             return
@@ -162,7 +162,7 @@ class AfindPeer(Party[AfindConfig]):
     # -- cheap: every peer trains once, from its own body ---------------------------------------------
 
     def train_once(self, *, t: int) -> None:
-        """Line 12, for the peer itself and for all that ask."""
+        """Line 12, for the peer itself and for all requests."""
         steps.local_sgd(self, t)
         self.note("trainings", 1.0)
 
@@ -193,9 +193,9 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig,
     now, body = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     links = selection.coresets(fed, peers, cfg, t)  # lines 3-5
     if cfg.mode == "faithful":
-        asked = {"ask": "request", "answer": "serve", "take": "gather"}  # lines 6-11, 13, 14
+        steps_of = {"ask": "request", "answer": "serve", "take": "gather"}  # lines 6-11, 13, 14
         answer: Template = {"phi": selection.proxy_template(fed), **body, "loss": floats()}
-        fed.exchange(links, **asked, shared=now, question=body, expect=answer, at_once=selection.AT_ONCE)
+        fed.exchange(links, **steps_of, shared=now, question=body, expect=answer, at_once=selection.AT_ONCE)
         fed.call(peers, "update", shared=now)  # lines 12, 13
     else:
         selection.exchange_probes(fed, links, cfg, t)  # lines 7, 11, 14
@@ -206,7 +206,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: AfindConfig,
 
 AFIND_PLUS = Method(
     name="afind-plus",
-    title="Peers find friendly neighbours and weigh them by their loss",
+    title="Peers select similar neighbours and weight their models by loss",
     paper="L. Wang et al.: Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated Learning",
     family="peer",
     config=AfindConfig,
@@ -222,7 +222,7 @@ METHODS = (
     replace(
         AFIND_PLUS,
         name="fedavg-ft-afind",
-        title="FedAvg-FT (no personal head) whose neighbours AFIND+ chooses and weighs",
+        title="FedAvg-FT (no personal head) with AFIND+ selecting and weighting neighbours",
         fixed={"personal_head": False},
     ),
 )

@@ -51,15 +51,15 @@ class DisPFLConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
     friends: Literal["random", "afind"] = "random"
-    """Who is asked."""
+    """Neighbour selection: `random`, or AFIND+'s coreset."""
     neighbours: int | None = Field(10, ge=0)
-    """Random neighbours that a peer asks in a round; None for all."""
+    """Number of random neighbours that a peer requests models from in a round; None for all."""
     density: float = Field(0.5, gt=0, le=1)
-    """Share of the entries of the shared matrices and kernels that a mask has."""
+    """Density of a mask: the share of entries of the shared matrices and kernels that are kept."""
     anneal: float = Field(0.5, ge=0, le=1)
-    """Share of a mask that is renewed in the first round; it falls as a cosine does."""
+    """Share of a mask that is updated in the first round; it decays along a cosine."""
     anneal_rounds: int = Field(500, ge=1)
-    """Round from which masks stay as they are: the rounds of the run, in the paper."""
+    """Round after which masks are fixed; in the paper the number of rounds."""
 
     _possible = model_validator(mode="after")(selection.refuse_update_noise)
 
@@ -105,16 +105,16 @@ class DisPFLPeer(Party[DisPFLConfig]):
         return chosen
 
     def request(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, to be probed at."""
+        """The own shared weights, at which neighbours compute φ and the loss."""
         return {"weights": steps.shared_weights(self)}
 
     def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """AFIND+, lines 7, 11: φ and the loss at the asker's weights."""
+        """AFIND+, lines 7, 11: φ and the loss at the requesting peer's weights."""
         self.friends, reply = selection.probe(self, self.friends, t, asked, by)
         return reply
 
     def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """AFIND+, line 14: new p and θ from the φ of the neighbours that answered."""
+        """AFIND+, line 14: new p and θ from the φ of the neighbours that replied."""
         self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def update(self, *, t: int) -> None:
@@ -122,17 +122,16 @@ class DisPFLPeer(Party[DisPFLConfig]):
         self.train_masked(steps.local_epochs(self, t))
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own weights within the mask, and the mask; with their loss where AFIND+ weighs models."""
+        """The own weights within the mask, and the mask; with AFIND+ also their loss."""
         loss = {"loss": selection.probe_loss(self, t)} if self.cfg.friends == "afind" else {}
         return {**packed(steps.shared_weights(self), self.mask), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Update the mask, and average under it the own model and those of the neighbours that answered."""
+        """Update the mask, and average under it the own model and those of the neighbours that replied."""
         models, masks = {self.context.id: steps.shared_weights(self)}, {self.context.id: self.mask}
         for j, reply in inbox.items():
-            found = unpacked(reply, self.mask)
-            if found is not None:
-                models[int(j)], masks[int(j)] = found
+            if (sent := unpacked(reply, self.mask)) is not None:
+                models[int(j)], masks[int(j)] = sent
         known = {j: reply for j, reply in inbox.items() if int(j) in models}
         afind = self.cfg.friends == "afind"
         shares = selection.mixing_shares(self, self.heard, t, known) if afind else dict.fromkeys(models, 1.0)
@@ -143,7 +142,7 @@ class DisPFLPeer(Party[DisPFLConfig]):
         self.heard = {"t": -1}
 
     def update_mask(self, t: int) -> None:
-        """Prune the smallest weights of each layer, and grow as many where the gradient is largest."""
+        """Prune the smallest weights of each layer, and regrow as many where the gradient is largest."""
         rate, names = renewal(t, self.cfg), list(self.mask)
         if not rate:
             return
@@ -195,7 +194,7 @@ def renewal(t: int, cfg: DisPFLConfig) -> float:
 
 
 def renewed_mask(mask: Tensor, weights: Tensor, gradient: Tensor, rate: float) -> Tensor:
-    """A mask (...) of as many entries: without those of the smallest weights, with those of the largest gradients."""
+    """A mask (...) of as many entries, without the smallest weights and with the largest gradients."""
     new = mask.flatten().clone()
     count = math.ceil(rate * int(new.sum()))
     size = torch.where(new, weights.flatten().abs(), torch.inf)
@@ -208,7 +207,7 @@ def renewed_mask(mask: Tensor, weights: Tensor, gradient: Tensor, rate: float) -
 def intersection_mean(
     models: Sequence[Mapping[str, Tensor]], masks: Sequence[Mapping[str, Tensor]], weights: Sequence[float]
 ) -> dict[str, Tensor]:
-    """The weighted mean of each entry over the models whose mask has it, or 0; of tensors without a mask over all."""
+    """The weighted mean of each entry over the models whose mask has it, or 0; without a mask, over all models."""
     dense = [{k: x for k, x in model.items() if k not in masks[0]} for model in models]
     mean: dict[str, Tensor] = weighted_mean(dense, weights)  # type: ignore[assignment]
     for k in masks[0]:
@@ -255,7 +254,7 @@ def bits_of(mask: Tensor) -> Tensor:
 
 
 def mask_of(packed: Tensor, shape: Sequence[int]) -> Tensor:
-    """The mask of this shape whose bytes these are."""
+    """The mask of this shape from its bytes."""
     eights = (packed[:, None] >> _places(packed)) & 1
     return eights.flatten()[: math.prod(shape)].bool().view(*shape)
 
@@ -290,7 +289,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: DisPFLConfig
 
 DISPFL = Method(
     name="dispfl",
-    title="Peers with sparse models, which average where their masks meet",
+    title="Peers with sparse models average the entries that their masks share",
     paper="R. Dai et al.: DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized "
     "Sparse Training, ICML 2022",
     family="peer",
@@ -305,7 +304,7 @@ METHODS = (
     replace(
         DISPFL,
         name="dispfl-afind",
-        title="Dis-PFL whose neighbours AFIND+ chooses and weighs",
+        title="Dis-PFL with AFIND+ selecting and weighting neighbours",
         fixed={"friends": "afind"},
     ),
 )

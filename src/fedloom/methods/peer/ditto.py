@@ -41,20 +41,20 @@ from fedloom.methods import steps
 from fedloom.methods.peer import selection
 
 PERSONAL = 2**31
-"""Epoch number that personal training counts up from, so that it shares no shuffle with other training."""
+"""First epoch number of personal training, so that it shares no shuffle with other training."""
 
 
 class DittoConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
     friends: Literal["random", "afind"] = "random"
-    """Who is asked."""
+    """Neighbour selection: `random`, or AFIND+'s coreset."""
     neighbours: int | None = Field(10, ge=0)
-    """Random neighbours that a peer asks in a round; None for all."""
+    """Number of random neighbours that a peer requests models from in a round; None for all."""
     lam: float = Field(1.0, ge=0)
-    """λ: how strongly the personal model is pulled towards the shared one."""
+    """λ: weight of the proximal term between the personal and the shared model."""
     personal_epochs: int = Field(1, ge=1)
-    """Passes over the own rows in a round that train the personal model."""
+    """Epochs of the personal model in a round."""
 
     _possible = model_validator(mode="after")(selection.refuse_update_noise)
 
@@ -86,16 +86,16 @@ class DittoPeer(Party[DittoConfig]):
         return chosen
 
     def request(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, to be probed at."""
+        """The own shared weights, at which neighbours compute φ and the loss."""
         return {"weights": steps.shared_weights(self)}
 
     def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """AFIND+, lines 7, 11: φ and the loss at the asker's weights."""
+        """AFIND+, lines 7, 11: φ and the loss at the requesting peer's weights."""
         self.friends, reply = selection.probe(self, self.friends, t, asked, by)
         return reply
 
     def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """AFIND+, line 14: new p and θ from the φ of the neighbours that answered."""
+        """AFIND+, line 14: new p and θ from the φ of the neighbours that replied."""
         self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def update(self, *, t: int) -> None:
@@ -125,12 +125,12 @@ class DittoPeer(Party[DittoConfig]):
         self.params, self.buffers = self.personal["params"], self.personal["buffers"]
 
     def give(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, with their loss where AFIND+ weighs models."""
+        """The own shared weights; with AFIND+ also their loss."""
         loss = {"loss": selection.probe_loss(self, t)} if self.cfg.friends == "afind" else {}
         return {"weights": steps.shared_weights(self), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The mean of the own shared weights and those of the neighbours that answered."""
+        """The mean of the own shared weights and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         afind = self.cfg.friends == "afind"
         shares = selection.mixing_shares(self, self.heard, t, inbox) if afind else dict.fromkeys(models, 1.0)
@@ -138,7 +138,7 @@ class DittoPeer(Party[DittoConfig]):
         self.heard = {"t": -1}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: load the personal model; fine-tune it, if the mode says so."""
+        """Before an evaluation: load the personal model, and fine-tune it in the mode "tuned"."""
         self.load_personal()
         if eval_mode == steps.TUNED:
             steps.fine_tune(self)
@@ -157,7 +157,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig,
 
 DITTO = Method(
     name="ditto",
-    title="A personal model near a shared one, which random neighbours average",
+    title="A personal model near a shared one that random neighbours average",
     paper="T. Li et al.: Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
     family="peer",
     config=DittoConfig,
@@ -171,7 +171,7 @@ METHODS = (
     replace(
         DITTO,
         name="ditto-afind",
-        title="Ditto whose neighbours AFIND+ chooses and weighs",
+        title="Ditto with AFIND+ selecting and weighting neighbours",
         fixed={"friends": "afind"},
     ),
 )

@@ -7,7 +7,7 @@ Peer i has a mixture weight π_ij for itself and each neighbour, and for each of
 model that it has received. A round:
 
     train the own model, row s with the weight r_ii(s)                          M-step of the model
-    ask k neighbours, drawn by π_ij, or with probability ε uniformly
+    request k neighbours, drawn by π_ij, or with probability ε uniformly
     l_ij(s) <- moving average of the losses, for these neighbours and itself
     r_ij(s) ∝ π_ij exp(-l_ij(s)), over all j with a known loss                  E-step
     π_ij <- mean over s of r_ij(s)                                              M-step of the mixture
@@ -50,18 +50,18 @@ from fedloom.core.party import Party
 from fedloom.methods import steps
 
 WORST = 100.0
-"""Upper clip on losses, and the value of NaN: π is 0 already there, and a model that recovers can come back."""
+"""Upper clip on losses, which also replaces NaN: large enough that π is 0, and finite, so that a model can recover."""
 
 
 class FedericoConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`, with weighted rows."""
 
     neighbours: int | None = Field(10, ge=0)
-    """Neighbours that a peer asks in a round (k); None for all."""
+    """Number of neighbours that a peer requests models from in a round (k); None for all."""
     epsilon: float = Field(0.3, ge=0, le=1)
-    """Probability that a neighbour is drawn evenly, and not by π."""
+    """Probability of drawing a neighbour uniformly instead of by π (ε)."""
     memory: float = Field(0.5, ge=0, lt=1)
-    """Weight of a row's old loss, where there is one; the new one has the rest."""
+    """Weight of a row's previous loss in the moving average."""
 
 
 @final
@@ -108,9 +108,9 @@ class FedericoPeer(Party[FedericoConfig]):
     # -- the neighbours ----------------------------------------------------------------------------
 
     def choose(self, *, t: int, here: Tensor) -> Tensor:
-        """The neighbours to ask as a mask (m,), given which peers are available (m,)."""
-        there, log_pi = here.tolist(), self.mixture["log_pi"].tolist()
-        near = [j for j in self.context.neighbours if there[j]]
+        """The selected neighbours as a mask (m,), given the available peers (m,)."""
+        present, log_pi = here.tolist(), self.mixture["log_pi"].tolist()
+        near = [j for j in self.context.neighbours if present[j]]
         k = len(near) if self.cfg.neighbours is None else self.cfg.neighbours
         mask = torch.zeros_like(self.mixture["known"])
         mask[draw(self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon)] = True
@@ -121,7 +121,7 @@ class FedericoPeer(Party[FedericoConfig]):
         return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """New losses, new π, and the mean by π of the own model and those of the neighbours that answered."""
+        """New losses, new π, and the mean by π of the own model and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         ids = list(models)
         self.update_mixture(ids, self.losses(list(models.values())))
@@ -135,12 +135,12 @@ class FedericoPeer(Party[FedericoConfig]):
         rows = self.data
         every = torch.arange(len(rows), device=self.context.device)
         x, y = rows.x(every), rows.y(every)
-        found: list[Tensor] = []
+        losses: list[Tensor] = []
         for weights in models:
             with self.scratch():
                 steps.set_weights(self, weights)
-                found.append(F.cross_entropy(self.infer(x), y, reduction="none"))
-        return torch.nan_to_num(torch.stack(found), nan=WORST).clamp(max=WORST)
+                losses.append(F.cross_entropy(self.infer(x), y, reduction="none"))
+        return torch.nan_to_num(torch.stack(losses), nan=WORST).clamp(max=WORST)
 
     def update_mixture(self, ids: Sequence[int], losses: Tensor) -> None:
         """E-step, M-step of π, and the row weights, from the losses (k, n) of the models of peers `ids`."""
@@ -165,7 +165,7 @@ class FedericoPeer(Party[FedericoConfig]):
 
 
 def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """New ln π (k,) and ln r (k, n) from ln π (k,) and losses (k, n). The sum of π stays."""
+    """New ln π (k,) and ln r (k, n) from ln π (k,) and losses (k, n). The sum of π is preserved."""
     log_r = torch.log_softmax(log_pi[:, None] - losses, 0)
     return torch.logsumexp(log_pi, 0) + torch.logsumexp(log_r, 1) - math.log(losses.shape[1]), log_r
 
@@ -173,12 +173,12 @@ def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
 def draw(rng: np.random.Generator, log_pi: Mapping[int, float], k: int, epsilon: float) -> list[int]:
     """`k` keys (all, if there are fewer) without replacement: each by π, or with probability ε uniformly."""
     left = list(log_pi)
-    found: list[int] = []
-    while left and len(found) < k:
+    drawn: list[int] = []
+    while left and len(drawn) < k:
         p = np.exp(np.array([log_pi[j] for j in left]) - max(log_pi[j] for j in left))
         uniform = rng.random() < epsilon
-        found.append(left.pop(rng.integers(len(left)) if uniform else rng.choice(len(left), p=p / p.sum())))
-    return found
+        drawn.append(left.pop(rng.integers(len(left)) if uniform else rng.choice(len(left), p=p / p.sum())))
+    return drawn
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedericoConfig, t: int) -> Iterator[str]:

@@ -49,13 +49,13 @@ class FedFomoConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`; some rows are held out from training."""
 
     friends: Literal["random", "afind"] = "random"
-    """Who is asked: by FedFomo's own rule, which is random with probability `epsilon`, or AFIND+'s coreset."""
+    """Neighbour selection: FedFomo's own rule, random with probability `epsilon`; or AFIND+'s coreset."""
     neighbours: int | None = Field(5, ge=0)
-    """Neighbours that a peer asks in a round by FedFomo's own rule (M); None for all."""
+    """Number of neighbours that FedFomo's own rule selects in a round (M); None for all."""
     epsilon: float = Field(0.5, ge=0, le=1)
-    """Probability that these are random in a round."""
+    """Probability that FedFomo's own rule selects at random in a round."""
     validation: float = Field(0.2, gt=0, lt=1)
-    """Share of the own rows that is held out from training, to weigh models with."""
+    """Share of the own rows that is held out from training, for the weights of models."""
 
     _possible = model_validator(mode="after")(selection.refuse_update_noise)
 
@@ -102,16 +102,16 @@ class FedFomoPeer(Party[FedFomoConfig]):
         return chosen
 
     def request(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, to be probed at."""
+        """The own shared weights, at which neighbours compute φ and the loss."""
         return {"weights": steps.shared_weights(self)}
 
     def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """AFIND+, lines 7, 11: φ and the loss at the asker's weights."""
+        """AFIND+, lines 7, 11: φ and the loss at the requesting peer's weights."""
         self.friends, reply = selection.probe(self, self.friends, t, asked, by)
         return reply
 
     def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """AFIND+, line 14: new p and θ from the φ of the neighbours that answered."""
+        """AFIND+, line 14: new p and θ from the φ of the neighbours that replied."""
         self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def pick(self, *, t: int, here: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfi
 
 FEDFOMO = Method(
     name="fedfomo",
-    title="Peers weigh each other's models by what they gain on held-out rows",
+    title="Peers weight each other's models by the gain on held-out rows",
     paper="M. Zhang et al.: Personalized Federated Learning with First Order Model Optimization, ICLR 2021",
     family="peer",
     config=FedFomoConfig,
@@ -215,7 +215,7 @@ METHODS = (
     replace(
         FEDFOMO,
         name="fedfomo-afind",
-        title="FedFomo whose neighbours AFIND+ chooses",
+        title="FedFomo with AFIND+ selecting neighbours",
         fixed={"friends": "afind"},
     ),
 )

@@ -28,7 +28,7 @@ class GossipConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
-    """Random neighbours that a peer asks in a round (k); None for all."""
+    """Number of random neighbours that a peer averages with in a round (k); None for all."""
 
 
 @final
@@ -53,7 +53,7 @@ class GossipPeer(Party[GossipConfig]):
         return {"weights": steps.shared_weights(self)}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """The mean of the own model and those of the neighbours that answered."""
+        """The mean of the own model and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         steps.average(self, models, dict.fromkeys(models, 1.0))
 
@@ -84,5 +84,5 @@ GOSSIP = Method(
 
 METHODS = (
     GOSSIP,
-    replace(GOSSIP, name="alone", title="Every peer for itself: the lower bound", fixed={"neighbours": 0}),
+    replace(GOSSIP, name="alone", title="Every peer trains alone: the lower bound", fixed={"neighbours": 0}),
 )

@@ -46,19 +46,19 @@ class PensConfig(steps.LocalSGDConfig):
     """Local training as in `LocalSGDConfig`."""
 
     neighbours: int | None = Field(10, ge=0)
-    """Neighbours that a peer asks in a round (n): random ones in stage 1, at most so many friends in stage 2; None for
-    all."""
+    """Neighbours that a peer requests models from in a round (n): random ones in stage 1, at most n friends in stage 2;
+    None for all."""
     top: int = Field(3, ge=1)
-    """Models that it takes in stage 1 (m). Friends are found only where it is less than `neighbours`."""
+    """Number of models that a peer averages with in stage 1 (m). Finding friends needs m < n."""
     first_rounds: int = Field(100, ge=1)
-    """Rounds of stage 1. AFIND+'s paper does not say how many of its 500; a shorter run needs fewer."""
+    """Rounds of stage 1. The AFIND+ paper does not state them for its 500 rounds; a shorter run needs fewer."""
     loss_rows: int | None = Field(None, ge=1)
-    """Own rows on which models are compared, others in each round; None for all."""
+    """Number of own rows on which models are compared, drawn anew in each round; None for all."""
 
 
 @final
 class PensPeer(Party[PensConfig]):
-    """A peer, its model, and `counts` (m,): how often it took each peer's model, and the expectation by chance."""
+    """A peer, its model, and `counts` (m,): how often it selected each peer's model, and the expectation by chance."""
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "counts")
@@ -82,7 +82,7 @@ class PensPeer(Party[PensConfig]):
     # -- stage 1 -----------------------------------------------------------------------------------
 
     def select(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Stage 1: average with the models of the lowest loss, and count them."""
+        """Stage 1: average with the models of lowest loss, and count them."""
         best = lowest(self.losses(t, inbox), self.cfg.top)
         ids = [int(j) for j in inbox]
         taken, expected = self.counts["taken"].clone(), self.counts["expected"].clone()
@@ -95,22 +95,22 @@ class PensPeer(Party[PensConfig]):
     def losses(self, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> Tensor:
         """Mean loss (n,) of each model on own rows, in evaluation mode."""
         x, y = self.sample_batch(t, size=self.cfg.loss_rows or len(self.data))
-        found = x.new_zeros(len(inbox))
+        losses = x.new_zeros(len(inbox))
         with self.scratch():
             for n, reply in enumerate(inbox.values()):
                 steps.set_weights(self, reply["weights"])
-                found[n] = F.cross_entropy(self.infer(x), y)
-        return found
+                losses[n] = F.cross_entropy(self.infer(x), y)
+        return losses
 
     # -- stage 2 -----------------------------------------------------------------------------------
 
     def friends(self) -> Tensor:
-        """The peers that were taken more often than expected by chance, as a mask (m,)."""
+        """The peers that were selected more often than expected by chance, as a mask (m,)."""
         more: Tensor = self.counts["taken"] - self.counts["expected"] > ROUNDING
         return more
 
     def choose(self, *, t: int, here: Tensor) -> Tensor:
-        """Stage 2: random friends as a mask (m,), given which peers are available (m,)."""
+        """Stage 2: random friends as a mask (m,), given the available peers (m,)."""
         friends, most = self.friends(), self.cfg.neighbours
         chosen = (friends & here.to(friends.device)).nonzero().flatten().tolist()
         self.note("friends", friends.sum())
@@ -153,7 +153,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, 
 METHODS = (
     Method(
         name="pens",
-        title="Peers befriend those whose models do well on their rows, and gossip among friends",
+        title="Peers gossip with the peers whose models have a low loss on their rows",
         paper="N. Onoszko et al.: Decentralized federated learning of deep neural networks on non-iid data, 2021",
         family="peer",
         config=PensConfig,

@@ -1,15 +1,15 @@
-"""AFIND+'s neighbour selection, as functions: on AFIND+'s own page, and on those of methods that can borrow it.
+"""AFIND+'s neighbour selection, as functions for AFIND+'s page and for the methods that can use it.
 
 Paper: L. Wang, Y. Chen, Y. Guo, X. Tang, "Smart Sampling: Helping from Friendly Neighbors for Decentralized Federated
 Learning", arXiv 2407.04460; `fedloom.methods.peer.afind` has the algorithm and what differs from the paper. Numbers in
 parentheses are the paper's equations, lines those of its Algorithm 1.
 
-A page that selects neighbours so keeps two names in its STATE:
+A page with this selection keeps two names in its STATE:
 
     friends: p (m,) and θ; masks (m,) of the party itself, of its neighbours, and of those last available; the number of
         φ sent.
-    heard: what round `t` has gathered for use in the same round: the party's own F(before), and of each neighbour
-        whether it answered and its loss (m,); {"t": -1} otherwise.
+    heard: results of round `t` that the same round uses later: the party's own F(before), a mask (m,) of the neighbours
+        that replied, and their losses (m,); {"t": -1} otherwise.
 
 Its `choose`, `request`, `probe` and `reckon` are messages that `coresets` and `exchange_probes` send.
 """
@@ -36,72 +36,73 @@ from fedloom.methods import steps
 from fedloom.protect.privacy import epsilon, noisy
 
 AT_ONCE = 128
-"""Most replies held in memory at once, where each pair of peers has one."""
+"""Maximum number of replies held in memory at once in an exchange."""
 
 
 class ProbePrivacy(BaseModel):
-    """Noise on what leaves a peer."""
+    """Differential privacy of the messages that a peer sends."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     target: Literal["none", "phi", "update"] = "none"
-    """What is noised: the feature proxy, or the change of the body."""
+    """The message that gets noise: the feature proxy φ, or the update of the body."""
     sigma: float = Field(2.0, gt=0)
     """σ2 of Table 4: the noise has standard deviation σ2 C0 / L."""
     clip: float = Field(1.0, gt=0)
-    """C0: the largest L2 norm of a row's gradient, or of the whole change."""
+    """Clipping norm C0 of a row's gradient, or of the whole update."""
     delta: float = Field(1e-5, gt=0, lt=1)
-    """δ for which ε is stated."""
+    """δ at which ε is reported."""
 
 
 class SelectionConfig(MethodConfig):
     """Local training as in `LocalSGDConfig`, and neighbour selection. The paper gives τ, γ and T, but not υ."""
 
     alpha: float = Field(0.03, ge=0)
-    """Rate of a step of adaptation (α)."""
+    """Step size of adaptation (α)."""
     adapt_steps: steps.AdaptSteps = ()
-    """After how many steps of adaptation on its support half a client's own accuracy is measured; the first counts."""
+    """Numbers of adaptation steps on the support half after which clients are evaluated; the first is reported."""
     batchnorm: Literal["own", "batch"] = "own"
-    """BatchNorm's statistics, which never leave a client: `own` predicts with those that its passes have left, as is
-    usual. `batch` predicts with those of the rows asked about, so that an answer depends on the others."""
+    """BatchNorm statistics for prediction, which never leave a client: `own` takes its running statistics, as usual;
+    `batch` takes those of the rows to predict, so that a prediction depends on the other rows."""
     epochs: int = Field(5, ge=1)
-    """Passes over the own rows in a round (K_w)."""
+    """Epochs over the client's own rows in a round (K_w)."""
     head_epochs: int = Field(1, ge=0)
-    """With a personal head: passes before them that move the head alone (K_β)."""
+    """With a personal head: epochs before them that update only the head (K_β)."""
     batch_size: int = Field(128, ge=1)
-    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     lr: float = Field(0.01, gt=0)
-    """Rate of SGD."""
+    """Learning rate of SGD."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of SGD."""
     personal_head: bool = True
-    """Whether a client keeps its last layer to itself."""
+    """Whether the last layer is private to each client."""
     finetune_epochs: int = Field(1, ge=0)
-    """Passes over the own rows that move all weights, before the evaluation called "tuned"; 0 for none."""
+    """Epochs of fine-tuning all weights before the evaluation mode "tuned"; 0 skips it."""
     tau: float = Field(0.5, gt=0)
     """τ of (13)."""
     upsilon: float = Field(0.1, gt=0)
-    """υ of (8): the smaller, the more a similar neighbour is preferred. More neighbours need a smaller one."""
+    """υ of (8): smaller values prefer similar neighbours more. More neighbours need a smaller υ."""
     threshold: Literal["eq13", "calibrated"] = "eq13"
-    """θ as (13) prints it, or as the paper's prose describes it (our extension)."""
+    """θ as printed in (13), or as the paper's prose describes it (our extension)."""
     when_empty: Literal["top1", "self", "reopen"] = "top1"
-    """Nobody above θ: ask the likeliest, nobody, or everybody."""
+    """Replacement of an empty coreset: the likeliest neighbour (top1), none (self), or all (reopen)."""
     open_every: int | None = Field(None, ge=1)
-    """Every so many rounds all neighbours are asked again; None for the first round only."""
+    """Interval of open rounds, which select all neighbours; None for the first round only."""
     open_k: int | None = Field(None, ge=1)
-    """So many random neighbours are asked in such a round; None for all."""
+    """Number of random neighbours selected in an open round; None for all."""
     open_by: Literal["train", "probe"] = "train"
-    """Whether they are asked in full, or first for φ and F alone, and in full only those that pass θ then."""
+    """Open rounds request training from all selected neighbours (train), or first only φ and F, and training from those
+    that then pass θ (probe)."""
     probe_rows: int = Field(100, ge=1)
-    """Own rows on which φ and F are taken."""
+    """Number of own rows on which φ and F are computed."""
     gamma: float = Field(0.9, ge=0, le=1)
     """γ of (15): the weight of the loss before training."""
     temperature: float = Field(1.0, gt=0)
     """T of (14)."""
     aggregation: Literal["boltzmann", "uniform"] = "boltzmann"
-    """Weights by (14), or equal ones."""
+    """Mixing weights: (14), or equal weights."""
     dp: ProbePrivacy = ProbePrivacy()
-    """Noise on what leaves a peer: target none, phi or update; sigma (σ2 of Table 4), clip (C0), delta (of ε)."""
+    """Differential privacy: target (none, phi, update), sigma (σ2 of Table 4), clip (C0), delta (δ)."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -110,11 +111,11 @@ class SelectionConfig(MethodConfig):
 
     @property
     def eval_modes(self) -> tuple[str, ...]:
-        """After steps of adaptation, and after fine-tuning, if there is any."""
+        """After adaptation, and after fine-tuning if `finetune_epochs` > 0."""
         return steps.eval_modes(self.adapt_steps, self.finetune_epochs)
 
     def opens(self, t: int) -> bool:
-        """Whether round t selects neighbours without regard to θ."""
+        """Whether round t ignores θ."""
         return t == 0 or (self.open_every is not None and t % self.open_every == 0)
 
 
@@ -122,9 +123,9 @@ ConfigT = TypeVar("ConfigT", bound=SelectionConfig)
 
 
 def refuse_update_noise(cfg: ConfigT) -> ConfigT:
-    """Validator of the configs of methods that borrow the selection."""
+    """Config validator of methods that use the selection."""
     if cfg.dp.target == "update":
-        raise ValueError('dp.target = "update" is defined for AFIND+ alone; "phi" works here')
+        raise ValueError('params.dp.target = "update" is available in afind-plus only: use "phi" or "none"')
     return cfg
 
 
@@ -166,7 +167,7 @@ def choose(party: Party[Any], friends: Mapping[str, Any], here: Tensor, *, open:
 def probe(
     party: Party[Any], friends: Mapping[str, Any], t: int, asked: Mapping[str, Any], by: Tensor
 ) -> tuple[dict[str, Any], dict[str, Tree]]:
-    """φ_j and F_j(before) at the asker's shared weights, on a scratch copy; and the new `friends`."""
+    """φ_j and F_j(before) at the requesting peer's shared weights, on a scratch copy; and the new `friends`."""
     with party.scratch():
         steps.set_weights(party, asked["weights"])
         phi, loss = proxy(party, t)
@@ -175,7 +176,7 @@ def probe(
 
 
 def proxy(party: Party[Any], t: int) -> tuple[Tensor, Tensor]:
-    """φ (d,) and F () at the party's present weights."""
+    """φ (d,) and F () at the party's current weights."""
     cfg, names = party.cfg, proxy_names(party.params)
     loss_of = partial(steps.cross_entropy, party)
     x, y = party.sample_batch(t, size=cfg.probe_rows)
@@ -191,7 +192,7 @@ def proxy(party: Party[Any], t: int) -> tuple[Tensor, Tensor]:
 def private(
     party: Party[Any], friends: Mapping[str, Any], phi: Tensor, t: int, by: Tensor
 ) -> tuple[dict[str, Any], Tensor]:
-    """φ (d,) as it may leave the party, and the new `friends`."""
+    """φ (d,) with noise if `dp` is set, and the new `friends`."""
     dp = party.cfg.dp
     if dp.target != "phi":
         return dict(friends), phi
@@ -202,7 +203,7 @@ def private(
 
 
 def probe_loss(party: Party[Any], t: int) -> Tensor:
-    """F () at the party's present weights, on the rows of the proxy."""
+    """F () at the party's current weights, on the rows of the proxy."""
     x, y = party.sample_batch(t, size=party.cfg.probe_rows)
     with party.scratch(), torch.no_grad():
         return steps.cross_entropy(party, x, y)
@@ -214,19 +215,19 @@ def probe_loss(party: Party[Any], t: int) -> Tensor:
 def update_probabilities(
     party: Party[Any], friends: Mapping[str, Any], heard: Mapping[str, Any], t: int, inbox: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(8)-(13): `friends` with p and θ from the φ of those that answered, and `heard` with their F."""
+    """(8)-(13): `friends` with p and θ from the φ of the neighbours that replied, and `heard` with their F."""
     cfg, m = party.cfg, len(friends["p"])
     own, before = proxy(party, t)
     ids = torch.tensor([int(j) for j in inbox], dtype=torch.int64, device=own.device)
-    losses, who = own.new_zeros(m), torch.zeros_like(friends["me"])
+    losses, replied = own.new_zeros(m), torch.zeros_like(friends["me"])
     probes = 1 + len(ids) + (heard["probes"] if heard["t"] == t else 0)
-    heard = {"t": t, "before": before, "losses": losses, "who": who, "probes": probes}
+    heard = {"t": t, "before": before, "losses": losses, "who": replied, "probes": probes}
     party.note("coreset", len(ids))
     party.note("probes", probes)
     if not inbox:
         return dict(friends), heard
     losses[ids] = torch.stack([r["loss"] for r in inbox.values()])
-    who[ids] = True
+    replied[ids] = True
     s = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
     p, h = probabilities(friends["p"], ids, s, cfg.upsilon), entropy(s)
     theta = threshold(h, len(ids), cfg)
@@ -243,10 +244,7 @@ def update_probabilities(
 def mixing_shares(
     party: Party[Any], heard: Mapping[str, Any], t: int, inbox: Mapping[str, Mapping[str, Any]]
 ) -> dict[int, float]:
-    """ϖ by id, the party's own first.
-
-    Neighbours without F_j(before), which the probe brings, or without F_j(after) have no share.
-    """
+    """ϖ by id, the party's own first. A neighbour whose F_j(before) or F_j(after) is unknown has no share."""
     gamma, after, fresh = party.cfg.gamma, probe_loss(party, t), heard["t"] == t
     known = [j for j in inbox if fresh and heard["who"][int(j)]]
     own = smoothed(after, heard["before"] if fresh else after, gamma)
@@ -271,12 +269,12 @@ def weigh(losses: Tensor, cfg: SelectionConfig) -> Tensor:
 
 
 def cosine(phis: Tensor, own: Tensor) -> Tensor:
-    """Cosine similarities (n,) of proxies (n, d) to the party's own (d,); 0 where one is 0."""
+    """Cosine similarities (n,) of proxies (n, d) to the party's own (d,); 0 for a zero vector."""
     return F.normalize(phis, dim=-1) @ F.normalize(own, dim=-1)
 
 
 def probabilities(p: Tensor, ids: Tensor, s: Tensor, upsilon: float) -> Tensor:
-    """(8), (9): p (m,), where those of `ids` (n,) share their mass anew by their similarities s (n,)."""
+    """(8), (9): p (m,), where the mass of `ids` (n,) is redistributed by their similarities s (n,)."""
     new = p.clone()
     new[ids] = torch.softmax(s / upsilon, -1) * p[ids].sum()
     return new
@@ -289,7 +287,7 @@ def entropy(s: Tensor) -> Tensor:
 
 
 def threshold(h: Tensor, n: int, cfg: SelectionConfig) -> Tensor:
-    """θ from the entropy of n neighbours: (11)-(13), or 2 τ (e / n) h, to be held against p |B|."""
+    """θ from the entropy of n neighbours: (11)-(13), or 2 τ (e / n) h, which is compared with p |B|."""
     if cfg.threshold == "calibrated":
         return 2 * cfg.tau * (math.e / n) * h
     return cfg.tau * torch.sigmoid(-h)  # 1 - sigmoid(h), without its rounding
@@ -301,7 +299,7 @@ def boltzmann(losses: Tensor, temperature: float) -> Tensor:
 
 
 def after_churn(p: Tensor, before: Tensor, here: Tensor) -> Tensor:
-    """p (m,) after peers have left or joined: those that joined get the mean p of those that stayed."""
+    """p (m,) after peers have left or joined; a peer that joined gets the mean p of those that stayed."""
     stayed = before & here
     mean = (p * stayed).sum() / stayed.sum().clamp_min(1)
     row = torch.where(here & ~before, torch.where(mean > 0, mean, 1.0), p * stayed)
@@ -309,17 +307,17 @@ def after_churn(p: Tensor, before: Tensor, here: Tensor) -> Tensor:
 
 
 def proxy_names(params: Mapping[str, Tensor]) -> list[str]:
-    """The parameters of the body's output layer: the last before `head` that has a matrix or kernel.
+    """The parameters of the body's output layer: the last before `head` with a matrix or kernel.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the network has no such layer.
     """
     body = [k for k in params if not k.startswith("head.")]
     layers = [k.rpartition(".")[0] for k in body if params[k].dim() > 1]
     if not layers or len(body) == len(params):
         raise ModelError(
-            "AFIND+ compares peers by the last layer before a network's module `head`, and this network has none: "
-            "take another in models.pool"
+            "AFIND+ needs a network with a layer before its module `head`, which this network lacks: choose another in "
+            "models.pool"
         )
     return [k for k in body if k.rpartition(".")[0] == layers[-1]]
 
@@ -328,7 +326,7 @@ def proxy_names(params: Mapping[str, Tensor]) -> list[str]:
 
 
 def coresets(fed: Federation, peers: Sequence[int], cfg: SelectionConfig, t: int) -> dict[int, list[int]]:
-    """Lines 3-5: the neighbours that each peer asks in round t."""
+    """Lines 3-5: the neighbours that each peer selects in round t."""
     opens = cfg.opens(t)
     if opens and cfg.open_by == "probe":
         fed.choose_peers(peers, "choose", {"open": True})
@@ -336,13 +334,13 @@ def coresets(fed: Federation, peers: Sequence[int], cfg: SelectionConfig, t: int
         opens = False
     chosen = fed.choose_peers(peers, "choose", {"open": opens})
     if opens and cfg.open_k:
-        return {i: asked for i, asked in fed.sample_peers(peers, cfg.open_k, t).items() if i in chosen}
+        return {i: near for i, near in fed.sample_peers(peers, cfg.open_k, t).items() if i in chosen}
     return chosen
 
 
 def links(fed: Federation, peers: Sequence[int], cfg: Any, t: int) -> dict[int, list[int]]:
-    """The neighbours that each peer asks in round t, in a method that borrows the selection if `cfg.friends` says so;
-    then φ and F have been exchanged as well."""
+    """The neighbours that each peer selects in round t: random ones, or with `friends="afind"` AFIND+'s coreset, after
+    an exchange of φ and F."""
     if cfg.friends == "random":
         return fed.sample_peers(peers, cfg.neighbours, t)
     links = coresets(fed, peers, cfg, t)
@@ -351,11 +349,11 @@ def links(fed: Federation, peers: Sequence[int], cfg: Any, t: int) -> dict[int, 
 
 
 def exchange_probes(fed: Federation, links: Mapping[int, Sequence[int]], cfg: SelectionConfig, t: int) -> None:
-    """Lines 7, 11 and 14 with probes alone: φ and F at the asker's body, and no training."""
+    """Lines 7, 11 and 14 without training: exchange φ and F at the requesting peer's body."""
     question: Template = steps.weights_template(fed, cfg.personal_head)
     answer: Template = {"phi": proxy_template(fed), "loss": floats()}
-    asked = {"ask": "request", "answer": "probe", "take": "reckon"}
-    fed.exchange(links, **asked, shared={"t": t}, question=question, expect=answer, at_once=AT_ONCE)
+    steps_of = {"ask": "request", "answer": "probe", "take": "reckon"}
+    fed.exchange(links, **steps_of, shared={"t": t}, question=question, expect=answer, at_once=AT_ONCE)
 
 
 def proxy_template(fed: Federation) -> Shape:

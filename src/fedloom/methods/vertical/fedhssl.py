@@ -1,4 +1,4 @@
-"""FedHSSL: aligned people teach one encoder of each party across parties, unaligned people another one within.
+"""FedHSSL: each party pretrains a cross encoder on aligned people and a local encoder on unaligned people.
 
 Y. He, Y. Kang, X. Zhao, J. Luo, L. Fan, Y. Han, Q. Yang, "A Hybrid Self-Supervised Learning Framework for Vertical
 Federated Learning", 2022 (arXiv 2208.08934), with SimSiam; read with the authors' code, github.com/jorghyq2016/FedHSSL
@@ -55,44 +55,44 @@ class FedHSSLConfig(steps.SplitConfig):
     """Settings of FedHSSL."""
 
     optimiser: Literal["adamw", "sgd"] = "sgd"
-    """Of all parties, in both phases."""
+    """Optimiser of all parties, in both phases."""
     lr: float = Field(0.03, gt=0)
-    """Rate of fine-tuning."""
+    """Learning rate of fine-tuning."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of SGD."""
     weight_decay: float = Field(3e-5, ge=0)
-    """Decoupled with AdamW, part of the loss with SGD."""
+    """Weight decay: decoupled with AdamW, L2 regularisation with SGD."""
     pretrain: int = Field(5, ge=0)
-    """The first rounds, which need no label. A run takes more rounds than these, or nothing classifies."""
+    """Number of pretraining rounds, without labels. A run needs at least one round more."""
     steps: int = Field(50, ge=1)
-    """Steps of a party on its own rows in each of them."""
+    """Local steps of a party in each pretraining round."""
     pretrain_lr: float = Field(0.05, gt=0)
-    """Rate of the first phase for batches of 256 and ratios that sum to 0.5: it falls along a cosine."""
+    """Learning rate of pretraining for batches of 256 and ratios that sum to 0.5, with cosine decay."""
     projection: int = Field(64, ge=4)
-    """Numbers of a projection, and units of a projector's hidden layer; a predictor's has a quarter."""
+    """Dimension of a projection and of a projector's hidden layer; a predictor's hidden layer has a quarter."""
     shift: float = Field(1 / 8, ge=0, le=1)
-    """Views of pictures are moved by up to this share of a side, at least a pixel, unless it is 0."""
+    """Largest shift of an image view, as a share of its side; at least a pixel unless 0."""
     noise: float = Field(0.1, ge=0)
-    """Standard deviation of Gaussian noise on each number that the network sees of a picture."""
+    """Standard deviation of Gaussian noise on the standardised pixels of an image view."""
     erase: float = Field(0.5, ge=0, le=1)
-    """The sides of the rectangle that becomes its channel's mean are drawn from 0 to this share of a picture's."""
+    """Largest side of the erased rectangle in an image view, as a share of the image's side."""
     corrupt: float = Field(0.3, gt=0, le=1)
-    """The share of a row's columns that are replaced, at least one."""
+    """Share of a row's columns that are corrupted in a table view, at least one column."""
     local_ratio: float = Field(0.5, ge=0)
-    """Of SimSiam in the local loss: of each of its two terms."""
+    """Weight of each of SimSiam's two terms in the local loss."""
     constraint_ratio: float = Field(0.5, ge=0)
-    """Of agreement with the cross projections in the local loss: of each of its two terms."""
+    """Weight of each of the two terms of agreement with the cross projections in the local loss."""
     aggregate: bool = True
-    """Whether tops and local heads are averaged (PMA)."""
+    """Whether tops and local heads are averaged (partial model aggregation)."""
     features: Literal["mean", "concatenated"] = "mean"
-    """What a party makes of the features of its two encoders: their mean (d), or both (2d)."""
+    """A party's embedding from its two encoders: their mean (d), or both (2d)."""
 
     @model_validator(mode="after")
     def _consistent(self) -> FedHSSLConfig:
         if self.local_ratio + self.constraint_ratio == 0:
-            raise ValueError("local_ratio or constraint_ratio must be above 0")
+            raise ValueError("params.local_ratio or params.constraint_ratio must be above 0")
         if self.features == "concatenated" and self.top == "sum":
-            raise ValueError("top = sum adds up logits: it needs features = mean")
+            raise ValueError('params.top = "sum" needs params.features = "mean", not "concatenated"')
         return self
 
     @property
@@ -102,7 +102,7 @@ class FedHSSLConfig(steps.SplitConfig):
 
     @property
     def sent(self) -> int:
-        """Numbers that a party sends of a row in fine-tuning."""
+        """Dimension of the embeddings sent in fine-tuning."""
         return self.width * (2 if self.features == "concatenated" else 1)
 
     def rate(self, t: int) -> float:
@@ -137,7 +137,7 @@ TOP = (HEAD, "local_projector.", "local_predictor.")
 
 
 def top_template(cfg: FedHSSLConfig) -> dict[str, Template]:
-    """Template of what a party sends to be averaged. The active party does not know how wide the bottoms are."""
+    """Template of the parameters to be averaged. The active party does not know the width of the bottoms."""
     with torch.device("meta"):
         projector, predictor = steps.heads(cfg.learnt, cfg.projection)
     heads = nn.ModuleDict({"local_projector": projector, "local_predictor": predictor})
@@ -165,8 +165,8 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
             self.network(network, steps.ScheduledOptimiser(self.cfg))
         if self.cfg.aggregate and set(self.part((HEAD,))) != {f"{HEAD}weight", f"{HEAD}bias"}:
             raise MethodError(
-                "fedhssl averages a network's last layer, a linear module `head` with a bias, which this network does "
-                "not have: choose another one in models.pool, or set params.aggregate=false"
+                "params.aggregate=true needs a network with a linear last layer `head` with a bias: choose another in "
+                "models.pool, or set params.aggregate=false"
             )
 
     def part(self, prefixes: tuple[str, ...]) -> list[str]:
@@ -174,7 +174,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
         return [k for k in self.params if k.startswith(prefixes)]
 
     def learnt(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the cross and the local encoder have learnt, of features (B, 2, d): no principal components."""
+        """Trained features of the cross and of the local encoder, from features (B, 2, d) with principal components."""
         cross, local = features[..., self.cfg.principal :].unbind(1)
         return cross, local
 
@@ -248,7 +248,7 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
         return self.pooled(steps.embeddings(self, on))
 
     def pooled(self, features: Tensor) -> Tensor:
-        """What is sent of features (n, 2, d)."""
+        """The embeddings to send, from features (n, 2, d)."""
         return features.mean(1) if self.cfg.features == "mean" else features.flatten(1)
 
 
@@ -302,24 +302,21 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
                 cross(fed, parties, cfg, t, number, step)
         fed.call(parties, "improve", shared={"t": t}, expect=None)
         if cfg.aggregate:
-            found = fed.call(parties, "top", expect={"top": top_template(cfg), "rows": Shape("int64")}, min_replies=1)
-            found = {m: reply for m, reply in found.items() if reply["rows"] > 0}  # others are no valid weights
-            if found:
-                rows = {m: int(reply["rows"]) for m, reply in found.items()}
-                means = top_means({m: reply["top"] for m, reply in found.items()}, rows)
-                fed.call(list(found), "share", each=means, expect=None)
+            template: Template = {"top": top_template(cfg), "rows": Shape("int64")}
+            replies = fed.call(parties, "top", expect=template, min_replies=1)
+            rows = {m: int(reply["rows"]) for m, reply in replies.items() if reply["rows"] > 0}  # valid weights only
+            if rows:
+                fed.call(list(rows), "share", each=top_means({m: replies[m]["top"] for m in rows}, rows), expect=None)
     else:
-        first = (t - cfg.pretrain) * cfg.epochs
-        steps.passes(
-            fed, active, parties, range(first, first + cfg.epochs), width=cfg.sent, min_replies=active.context.parties
-        )
+        numbers = range((t - cfg.pretrain) * cfg.epochs, (t - cfg.pretrain + 1) * cfg.epochs)
+        steps.passes(fed, active, parties, numbers, width=cfg.sent, min_replies=active.context.parties)
     yield "round"
 
 
 METHODS = (
     Method(
         name="fedhssl",
-        title="FedHSSL: encoders taught across parties and within, then split learning",
+        title="FedHSSL: self-supervision across and within parties, then split learning",
         paper="Y. He et al.: A Hybrid Self-Supervised Learning Framework for Vertical Federated Learning, 2022",
         family="vertical",
         config=FedHSSLConfig,

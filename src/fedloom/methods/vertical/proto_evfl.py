@@ -164,14 +164,14 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         return torch.stack([class_means(f, steps.labels(self), self.context.classes)[0] for f in embedded.unbind(1)])
 
     def store(self, embedded: Mapping[int, Tensor], priors: Mapping[int, Tensor]) -> None:
-        """Line 11. The last reply of a silent party still counts, and so does its last prior that was valid."""
-        known, beliefs = self.embedded.clone(), self.priors.clone()
+        """Line 11. A party that does not reply counts with its last reply, and with its last valid prior."""
+        latest, latest_priors = self.embedded.clone(), self.priors.clone()
         for m, f in embedded.items():
-            known[:, m] = f
+            latest[:, m] = f
         for m, p in priors.items():
             if (p >= 0).all() and p.sum() > 0:
-                beliefs[m] = p / p.sum()
-        self.embedded, self.priors = known, beliefs
+                latest_priors[m] = p / p.sum()
+        self.embedded, self.priors = latest, latest_priors
 
     def learn(self, t: int) -> None:
         """Lines 12-20: passes over the aligned rows; embeddings are constants."""
@@ -225,20 +225,20 @@ def round(
     classes, aligned = active.context.classes, active.context.aligned
     embeddings = floats(aligned, cfg.width)
     if not active.begun:
-        replies = fed.call(parties, "introduce", expect=embeddings, min_replies=active.context.parties)
-        if not replies:
+        first = fed.call(parties, "introduce", expect=embeddings, min_replies=active.context.parties)
+        if not first:
             yield "round"
             return
-        active.begin(replies)
+        active.begin(first)
     prototypes = active.prototypes_for(t)
-    found = fed.call(  # lines 2-11
+    replies = fed.call(  # lines 2-11
         parties,
         "improve",
         shared={"t": t, "prior": active.prior},
         each={m: prototypes[m] for m in parties},
         expect={"embedded": embeddings, "prior": floats(classes)},
     )
-    active.store({m: r["embedded"] for m, r in found.items()}, {m: r["prior"] for m, r in found.items()})
+    active.store({m: r["embedded"] for m, r in replies.items()}, {m: r["prior"] for m, r in replies.items()})
     active.learn(t)
     active.move_prototypes()
     yield "round"

@@ -22,67 +22,66 @@ from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import aligned_rows, calibrate, check_principal, sample_rows
 
 ALONE = "alone"
-"""The evaluation mode in which each party predicts by itself, from its prototypes."""
+"""The evaluation mode in which each party predicts alone, from its prototypes."""
 TOO_ALIKE = 0.95
-"""The mean cosine of the pseudo-classes' mean embeddings that means collapse."""
+"""Threshold of collapse for the mean cosine between the pseudo-classes' mean embeddings."""
 
 
 class ProtoEVFLConfig(MethodConfig):
     """Settings of Proto-EVFL."""
 
     width: int = Field(64, ge=1)
-    """Numbers of an embedding (d)."""
+    """Dimension of an embedding (d)."""
     principal: int = Field(0, ge=0)
-    """So many of them are the first principal components of the own rows, whitened, which no training moves. They are
-    linear in the columns: who gets them, and knows some raw rows, can solve for what they hold of the others."""
+    """How many of them are fixed, whitened principal components of the own rows. They are linear in the columns: a
+    receiver that knows some raw rows can solve for those columns of the others."""
     centred: bool = True
-    """Whether an extractor ends by centring."""
+    """Whether an extractor ends with a centring layer."""
     batch_size: int = Field(64, ge=2)
-    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     steps: int = Field(25, ge=0)
-    """Steps of a holder in a round (τ); 0 leaves extractors as they began."""
+    """Local steps of a passive party in a round (τ); 0 keeps the initial extractors."""
     epochs: int = Field(3, ge=0)
-    """Passes of the active party over the aligned rows in a round."""
+    """Epochs of the active party over the aligned rows in a round."""
     optimiser: Literal["adamw", "sgd"] = "adamw"
-    """Of extractors, and of the active party."""
+    """Optimiser of the extractors and of the active party."""
     lr: float = Field(1e-4, gt=0)
-    """Rate of the extractors (η)."""
+    """Learning rate of the extractors (η)."""
     active_lr: float = Field(1e-3, gt=0)
-    """Rate of adaptors, gate and classifier (η')."""
+    """Learning rate of adaptors, gate and classifier (η')."""
     weight_decay: float = Field(1e-4, ge=0)
-    """Of the extractors (φ): decoupled with AdamW, part of the loss with SGD."""
+    """Weight decay of the extractors (φ): decoupled with AdamW, L2 regularisation with SGD."""
     selection: Literal["both", "forward", "nearest", "transport"] = "both"
-    """What a holder minimises: both directions of the transport cost; from rows to prototypes alone; the cosine cost to
-    the nearest prototype; or an optimal transport plan's cost (extra `ot`)."""
+    """Local loss of a passive party: the transport cost in both directions, or only from rows to prototypes (forward);
+    the cosine cost to the nearest prototype; or the cost of an optimal transport plan (extra `ot`)."""
     similarity: Literal["cosine", "dot"] = "cosine"
-    """Of an embedding and a prototype."""
+    """Similarity of an embedding and a prototype."""
     temperature: float = Field(0.1, gt=0)
-    """By which a similarity is divided."""
+    """Temperature of similarities."""
     local_rows: Literal["all", "unaligned"] = "all"
-    """What a holder trains on."""
+    """Rows on which a passive party trains."""
     prior: Literal["mixed", "local", "uniform"] = "mixed"
-    """A holder's class prior: its estimate mixed with the global one, its estimate alone, or none."""
+    """Class prior of a passive party: its estimate mixed with the global prior, its estimate alone, or uniform."""
     prior_rows: int = Field(1500, ge=1)
-    """Own rows that the prior is estimated from; all, if there are fewer."""
+    """Maximum number of own rows from which the prior is estimated."""
     gamma: float | None = Field(None, ge=0, le=1)
-    """The weight of the global prior; None: the share of the rarest pseudo-class."""
+    """Weight of the global prior (γ); None for the share of the rarest pseudo-class."""
     smoothing: float = Field(1.0, ge=0)
-    """Added to the number of rows of each pseudo-class, for γ."""
+    """Additive smoothing of the pseudo-class counts for γ."""
     adaptor: Literal["residual", "linear", "none"] = "residual"
-    """What the active party does to each party's embeddings first."""
+    """The active party's adaptor for each party's embeddings."""
     gate: Literal["scaled", "plain", "none"] = "scaled"
-    """Weights of the parties' embeddings for each row: times M, as they are, or none."""
+    """Gate weights of the parties' embeddings: times M, plain, or no gate."""
     rho: float = Field(0.1, ge=0, le=1)
-    """The rate of prototypes (ρ)."""
+    """Update rate of prototypes (ρ)."""
     prototypes: Literal["mean", "sum", "fixed"] = "mean"
-    """How they go on: a running mean, the printed sum, or not at all."""
+    """Update of prototypes: running mean, sum as printed in the paper, or none."""
     embedding_noise: float = Field(0.0, ge=0)
-    """Standard deviation of Gaussian noise on each number of an embedding that the active party gets (κ). Centred
-    numbers have 1 themselves."""
+    """Standard deviation of Gaussian noise on sent embeddings (κ). Centred embeddings have standard deviation 1."""
     prototype_noise: float = Field(0.0, ge=0)
-    """The same on prototypes that go down."""
+    """Standard deviation of Gaussian noise on sent prototypes."""
     rollback: bool = True
-    """Whether a holder whose extractor collapses in a round goes back to the one before."""
+    """Whether a passive party restores its previous extractor if the new one collapses."""
 
     @model_validator(mode="after")
     def _check_principal(self) -> Self:
@@ -91,12 +90,12 @@ class ProtoEVFLConfig(MethodConfig):
 
     @property
     def learnt(self) -> int:
-        """Numbers of an embedding that come from the network."""
+        """Number of trained dimensions of an embedding."""
         return self.width - self.principal
 
     @property
     def iterations_per_round(self) -> int:
-        """Passes of the active party over the aligned rows, as in split learning."""
+        """Epochs of the active party over the aligned rows, as in split learning."""
         return max(1, self.epochs)
 
     @property
@@ -106,10 +105,10 @@ class ProtoEVFLConfig(MethodConfig):
 
     @property
     def warnings(self) -> dict[str, str]:
-        """A collapse, with what happened then and a repair."""
-        then = "its extractor of before is back" if self.rollback else "params.rollback=true would go back"
-        mend = "lower params.lr" if self.centred else "set params.centred=true"
-        return {"collapsed": f"its embeddings came to look alike, which is the cheapest way to please; {then}; {mend}"}
+        """The warning for a collapse, with its consequence and a remedy."""
+        undone = "its previous extractor was restored" if self.rollback else "set params.rollback=true to undo this"
+        remedy = "lower params.lr" if self.centred else "set params.centred=true"
+        return {"collapsed": f"its embeddings collapsed: they are nearly equal for all rows; {undone}; {remedy}"}
 
 
 def optimiser(cfg: ProtoEVFLConfig, lr: float, weight_decay: float = 0.0) -> Optimiser:
@@ -160,14 +159,16 @@ def transport_cost(f: Tensor, mu: Tensor, p: Tensor, cfg: ProtoEVFLConfig) -> Te
 
 
 def optimal_plan(c: Tensor, p: Tensor) -> Tensor:
-    """The plan (n, Z) that moves rows of equal weight to prototypes of weight p at the least cost c (n, Z)."""
+    """The optimal transport plan (n, Z) from rows of equal weight to prototypes of weight p (Z,) at cost c (n, Z)."""
     try:
         import ot
     except ImportError:
-        raise MethodError('selection "transport" needs POT: pip install "fedloom[ot]"') from None
+        raise MethodError(
+            'params.selection="transport" needs the package POT, which is not installed: pip install "fedloom[ot]"'
+        ) from None
     rows = torch.full((len(c),), 1 / len(c), dtype=torch.float64)
-    to = p.double().cpu()
-    plan = ot.emd(rows.numpy(), (to / to.sum()).numpy(), c.double().cpu().numpy())
+    target = p.double().cpu()
+    plan = ot.emd(rows.numpy(), (target / target.sum()).numpy(), c.double().cpu().numpy())
     return torch.from_numpy(plan).to(c)
 
 
@@ -184,7 +185,7 @@ def likeness(mu: Tensor) -> Tensor:
 
 
 def collapse_share(prior: Tensor) -> float:
-    """The share of the rows in one pseudo-class that means collapse: more than the prior (Z,) of the present classes
+    """Threshold of collapse for the share of rows in one pseudo-class: more than the prior (Z,) of the present classes
     makes likely. One of two classes may well be rare."""
     return max(0.6 if len(prior) > 2 else 0.98, (1 + float(prior.max())) / 2)
 
@@ -195,21 +196,21 @@ def collapse_share(prior: Tensor) -> float:
 def mixed_prior(party: Party[Any], t: int, mu: Tensor, p: Tensor, overall: Tensor) -> Tensor:
     """Equations 9-11: the party's new prior (Z,) from its last one, p, and the global one, `overall`. Where that is 0
     there is no prototype."""
-    cfg, there = party.cfg, overall > 0
+    cfg, present = party.cfg, overall > 0
     if cfg.prior == "uniform":
-        return there / there.sum()
-    known = torch.where(there, p, 0.0)
+        return present / present.sum()
+    known = torch.where(present, p, 0.0)
     s = similarities(party.infer(prior_sample(party, t)), mu, cfg)
-    belongs = to_prototypes(s, known / known.sum())
-    estimate = belongs.mean(0)
-    counts = torch.bincount(belongs.argmax(-1), minlength=len(there))[there]
+    posterior = to_prototypes(s, known / known.sum())
+    estimate = posterior.mean(0)
+    counts = torch.bincount(posterior.argmax(-1), minlength=len(present))[present]
     gamma = share_of_rarest(counts, cfg.smoothing) if cfg.gamma is None else torch.tensor(cfg.gamma)
     party.note("gamma", gamma)
     return estimate if cfg.prior == "local" else gamma * overall + (1 - gamma) * estimate
 
 
 def prior_sample(party: Party[Any], t: int) -> Tensor:
-    """Rows (n, ...) to estimate from, of those that the party trains on."""
+    """Rows (n, ...) for estimates, a sample of those that the party trains on."""
     return sample_rows(party, party.cfg.prior_rows, "prior rows", t, aligned=party.cfg.local_rows == "all")
 
 
@@ -223,17 +224,17 @@ def rollback_on_collapse(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> It
 
 
 def collapsed(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> bool:
-    """Whether most rows fall in one pseudo-class, or the pseudo-classes look alike. The figures are noted."""
-    there, f = p > 0, party.infer(prior_sample(party, t))
-    means, counts = class_means(f, logits(f, mu, p, party.cfg).argmax(-1), len(there))
+    """Whether most rows fall in one pseudo-class, or the pseudo-classes are too similar. The figures are noted."""
+    present, f = p > 0, party.infer(prior_sample(party, t))
+    means, counts = class_means(f, logits(f, mu, p, party.cfg).argmax(-1), len(present))
     share, alike = counts.max() / counts.sum(), likeness(means[counts > 0])
-    found = bool(share > collapse_share(p[there]) or alike > TOO_ALIKE)
+    result = bool(share > collapse_share(p[present]) or alike > TOO_ALIKE)
     party.note("largest pseudo-class", share)
     party.note("likeness of pseudo-classes", alike)
-    party.note("likeness of prototypes", likeness(mu[there]))
-    party.note("length of prototypes", mu[there].norm(dim=-1).mean())
-    party.note("collapsed", float(found))
-    return found
+    party.note("likeness of prototypes", likeness(mu[present]))
+    party.note("length of prototypes", mu[present].norm(dim=-1).mean())
+    party.note("collapsed", float(result))
+    return result
 
 
 def sent_embeddings(party: Party[Any], purpose: str, t: int = 0) -> Tensor:
@@ -242,7 +243,7 @@ def sent_embeddings(party: Party[Any], purpose: str, t: int = 0) -> Tensor:
 
 
 def with_noise(party: Party[Any], f: Tensor, purpose: str, t: int = 0) -> Tensor:
-    """Embeddings f (n, d) as they leave the party, with `embedding_noise`."""
+    """Embeddings f (n, d) with `embedding_noise`, as they are sent."""
     kappa = party.cfg.embedding_noise
     return perturbed(f, kappa, party.noise([f, kappa], purpose, t))
 
@@ -253,8 +254,8 @@ def perturbed(x: Tensor, kappa: float, rng: Any) -> Tensor:
 
 
 def contribution(party: Party[Any], on: str, *, begun: bool) -> Tensor:
-    """Embeddings (n, d) for a joint evaluation, with noise; of the aligned people without it, since that is what the
-    party itself would attack with. Before it has `begun`, the party has not calibrated yet."""
+    """Embeddings (n, d) for a joint evaluation, with noise; those of the aligned people without, because the party
+    itself would attack with them. Before it has `begun`, the party has not calibrated yet."""
     if on != "aligned":
         return with_noise(party, party.infer(party.context.tests[on].every), f"{on} embeddings")
     with party.scratch():

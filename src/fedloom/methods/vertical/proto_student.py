@@ -30,25 +30,24 @@ from fedloom.methods.vertical import proto_evfl_steps as proto
 
 
 class ProtoStudentConfig(proto.ProtoEVFLConfig):
-    """Settings of Proto-EVFL but for its selection, and how sure a name must be."""
+    """Settings of Proto-EVFL without `selection`, and the confidence of pseudo-labels."""
 
     selection: Literal["both"] = "both"
-    """Of no use here: what a holder minimises is cross-entropy."""
-
+    """Unused: a passive party minimises cross-entropy."""
     principal: int = Field(32, ge=0)
-    """So many numbers of an embedding are principal components of the own rows, whitened."""
+    """Number of dimensions of an embedding that are fixed, whitened principal components of the own rows."""
     steps: int = Field(50, ge=0)
-    """Steps of a holder in a round."""
+    """Local steps of a passive party in a round."""
     lr: float = Field(1e-3, gt=0)
-    """Rate of the extractors."""
+    """Learning rate of the extractors."""
     prior: Literal["mixed", "local", "uniform"] = "uniform"
-    """A holder's class prior, by which prototypes are weighed."""
+    """Class prior of a passive party, as in Proto-EVFL."""
     adaptor: Literal["residual", "linear", "none"] = "none"
-    """What the active party does to each party's embeddings first: embeddings of students need none."""
+    """The active party's adaptor for each party's embeddings."""
     gate: Literal["scaled", "plain", "none"] = "none"
-    """Weights of the parties' embeddings for each row: likewise."""
+    """Gate weights of the parties' embeddings."""
     sure: float = Field(0.5, gt=0, le=1)
-    """The share of the rows of each class that is learnt from: the surest."""
+    """Share of each pseudo-class's rows to train on, the most confident first."""
 
 
 @final
@@ -86,10 +85,10 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
         """Learn the pseudo-labels of the most confident rows."""
         cfg = self.cfg
         x = self.data.every[0 if cfg.local_rows == "all" else self.context.aligned :]
-        rows, named = most_confident(torch.softmax(self.alone(self.infer(x)), -1), cfg.sure)
+        rows, labels = most_confident(torch.softmax(self.alone(self.infer(x)), -1), cfg.sure)
         plan = self.stream("batches", t).integers(len(rows), size=(cfg.steps, cfg.batch_size))
         for which in torch.from_numpy(plan).to(rows.device):
-            self.minimise(self._error, shifted_together(x[rows[which]]), named[which])
+            self.minimise(self._error, shifted_together(x[rows[which]]), labels[which])
 
     def _error(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(self.model(x), self.live["head.weight"], self.live["head.bias"]), y)
@@ -103,23 +102,23 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
         return proto.contribution(self, on, begun=bool(self.prototypes.any()))
 
 
-def most_confident(beliefs: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Pseudo-labels of the most confident rows: this share of the rows that have each class as their likeliest.
+def most_confident(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Pseudo-labels of the most confident rows: this share of the rows of each predicted class.
 
     Args:
-        beliefs: (n, Z) a distribution over classes for each row.
+        probabilities: (n, Z) a distribution over classes for each row.
         share: in (0, 1].
 
     Returns:
-        Indices (k,) of rows, rising, and their classes (k,).
+        Indices (k,) of rows, ascending, and their classes (k,).
     """
-    sure, named = beliefs.max(-1)
+    confidence, labels = probabilities.max(-1)
     kept = []
-    for z in range(beliefs.shape[1]):
-        rows = (named == z).nonzero()[:, 0]
-        kept.append(rows[sure[rows].argsort(descending=True, stable=True)[: ceil(share * len(rows))]])
+    for z in range(probabilities.shape[1]):
+        rows = (labels == z).nonzero()[:, 0]
+        kept.append(rows[confidence[rows].argsort(descending=True, stable=True)[: ceil(share * len(rows))]])
     rows = torch.cat(kept).sort().values
-    return rows, named[rows]
+    return rows, labels[rows]
 
 
 def shifted_together(x: Tensor) -> Tensor:
@@ -133,7 +132,7 @@ def shifted_together(x: Tensor) -> Tensor:
 METHODS = (
     Method(
         name="proto-student",
-        title="Proto-EVFL's messages; rows named by prototypes teach the extractors",
+        title="Proto-EVFL's messages; extractors trained on pseudo-labels from prototypes",
         paper="none; of this library, on Proto-EVFL's protocol",
         family="vertical",
         config=ProtoStudentConfig,

@@ -84,14 +84,14 @@ class LocalActive(Party[steps.SplitConfig]):
         return self.infer(steps.joint({0: contributions[0]}))
 
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
-        """Gradients for its own columns alone: nobody else receives anything."""
+        """Gradients for its own columns; no other party receives a message."""
         return steps.exposed_gradients(self, {0: contributions[0]})
 
 
 def round(
     fed: Federation, active: SplitActive, parties: Sequence[int], cfg: steps.SplitConfig, t: int
 ) -> Iterator[str]:
-    """Some passes over the aligned rows."""
+    """Epochs over the aligned rows."""
     numbers = range(t * cfg.epochs, (t + 1) * cfg.epochs)
     steps.passes(fed, active, parties, numbers, width=cfg.width, min_replies=active.context.parties)
     yield "round"
@@ -100,11 +100,10 @@ def round(
 def round_alone(
     fed: Federation, active: LocalActive, parties: Sequence[int], cfg: steps.SplitConfig, t: int
 ) -> Iterator[str]:
-    """The same with the first party alone, if it is present."""
+    """Epochs over the aligned rows with the first party alone, if it is present."""
     first = [m for m in parties if m == 0]
-    steps.passes(
-        fed, active, first, range(t * cfg.epochs, (t + 1) * cfg.epochs), width=cfg.width, min_replies=len(first)
-    )
+    numbers = range(t * cfg.epochs, (t + 1) * cfg.epochs)
+    steps.passes(fed, active, first, numbers, width=cfg.width, min_replies=len(first))
     yield "round"
 
 
@@ -126,7 +125,7 @@ METHODS = (
     replace(
         SPLIT,
         name="active-only",
-        title="The active party learns from its own columns alone",
+        title="The active party trains on its own columns alone",
         round=round_alone,
         server=LocalActive,
         contributors=(0,),

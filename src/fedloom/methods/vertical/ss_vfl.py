@@ -44,23 +44,23 @@ class SSVFLConfig(steps.SplitConfig):
     """Settings of SS-VFL."""
 
     pretrain: int = Field(5, ge=0)
-    """The first rounds, which need no label. A run takes more rounds than these, or nothing classifies."""
+    """Number of pretraining rounds, without labels. A run needs at least one round more."""
     steps: int = Field(50, ge=1)
-    """Steps of a party on its own rows in each of them."""
+    """Local steps of a party in each pretraining round."""
     pretrain_lr: float = Field(1e-3, gt=0)
-    """Rate of the first phase."""
+    """Learning rate of pretraining."""
     projection: int = Field(64, ge=4)
-    """Numbers of a projection, and units of a projector's hidden layer; a predictor's has a quarter."""
+    """Dimension of a projection and of a projector's hidden layer; a predictor's hidden layer has a quarter."""
     shift: float = Field(1 / 8, ge=0, le=1)
-    """Views of pictures are moved by up to this share of a side, at least a pixel, unless it is 0."""
+    """Largest shift of an image view, as a share of its side; at least a pixel unless 0."""
     noise: float = Field(0.1, ge=0)
-    """Standard deviation of Gaussian noise on each number that the network sees of a picture."""
+    """Standard deviation of Gaussian noise on the standardised pixels of an image view."""
     erase: float = Field(0.5, ge=0, le=1)
-    """The sides of the rectangle that becomes its channel's mean are drawn from 0 to this share of a picture's."""
+    """Largest side of the erased rectangle in an image view, as a share of the image's side."""
     corrupt: float = Field(0.6, gt=0, le=1)
-    """The share of a row's columns that are replaced, at least one."""
+    """Share of a row's columns that are corrupted in a table view, at least one column."""
     temperature: float = Field(1.0, gt=0)
-    """Of SCARF's loss (τ)."""
+    """Temperature τ of SCARF's loss."""
 
     @property
     def min_rounds(self) -> int:
@@ -87,7 +87,7 @@ class PretrainedExtractor(steps.Extractor):
 
 @final
 class SSVFLPassive(Party[SSVFLConfig]):
-    """A party's part of the network, below the cut, which it can pretrain by itself."""
+    """A party's part of the network, below the cut, which it pretrains alone."""
 
     STATE = ("params", "buffers", "opt", "supervised")
     ROLE = "party"
@@ -132,21 +132,19 @@ class SSVFLPassive(Party[SSVFLConfig]):
 
 
 def round(fed: Federation, active: SplitActive, parties: Sequence[int], cfg: SSVFLConfig, t: int) -> Iterator[str]:
-    """Each party by itself; later, some passes over the aligned rows."""
+    """Local pretraining in the first rounds; then split learning."""
     if t < cfg.pretrain:
         fed.call(parties, "teach", shared={"t": t}, expect=None)
     else:
-        first = (t - cfg.pretrain) * cfg.epochs
-        steps.passes(
-            fed, active, parties, range(first, first + cfg.epochs), width=cfg.width, min_replies=active.context.parties
-        )
+        numbers = range((t - cfg.pretrain) * cfg.epochs, (t - cfg.pretrain + 1) * cfg.epochs)
+        steps.passes(fed, active, parties, numbers, width=cfg.width, min_replies=active.context.parties)
     yield "round"
 
 
 METHODS = (
     Method(
         name="ss-vfl",
-        title="SS-VFL: each party teaches its extractor without labels, then split learning",
+        title="SS-VFL: local self-supervised pretraining, then split learning",
         paper="T. Castiglia et al.: Self-Supervised Vertical Federated Learning, NeurIPS 2022 workshop",
         family="vertical",
         config=SSVFLConfig,

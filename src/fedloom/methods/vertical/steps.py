@@ -27,7 +27,7 @@ from fedloom.core.optim import SGD, Adam, Optimiser, Rate
 from fedloom.core.party import Party
 
 PRINCIPAL_ROWS = 2000
-"""Rows at most from which the principal components are estimated."""
+"""Maximum number of rows for estimating principal components."""
 HIDDEN = 64
 """Units of the classifier's hidden layers."""
 
@@ -96,7 +96,7 @@ def extractor(party: Party[Any], head: nn.Module | None = None) -> Extractor:
 
 
 def principal_components(party: Party[Any]) -> PrincipalComponents | None:
-    """The principal components of a sample of the party's rows, if its config asks for any."""
+    """The principal components of a sample of the party's rows, if `principal` > 0."""
     k = party.cfg.principal
     return PrincipalComponents(sample_rows(party, PRINCIPAL_ROWS, "principal rows"), k) if k else None
 
@@ -138,11 +138,11 @@ def calibrate(party: Party[Any]) -> None:
         with torch.no_grad():
             for x in party.data.every.chunk(max(1, len(party.data) // 256)):
                 party.model(x)
-    found, eps = party.buffers, float(party.net.module.centre.eps)  # type: ignore[union-attr, arg-type]
-    mean, var = found["centre.running_mean"], found["centre.running_var"]
+    buffers, eps = party.buffers, float(party.net.module.centre.eps)  # type: ignore[union-attr, arg-type]
+    mean, var = buffers["centre.running_mean"], buffers["centre.running_var"]
     raw = party.infer(party.data.every)[:, party.cfg.principal :] * (var + eps).sqrt() + mean
     party.buffers = {
-        **found,
+        **buffers,
         "centre.running_mean": raw.mean(0),
         "centre.running_var": raw.var(0, correction=min(1, len(raw) - 1)),
     }
@@ -192,26 +192,26 @@ class SplitConfig(MethodConfig):
     """Settings of split learning, and of the last phase of methods that end with it."""
 
     width: int = Field(64, ge=1)
-    """Numbers of an embedding (d)."""
+    """Dimension of an embedding (d)."""
     principal: int = Field(0, ge=0)
-    """So many of them are the first principal components of the own rows, whitened, which no training moves. They are
-    linear in the columns: who gets them, and knows some raw rows, can solve for what they hold of the others."""
+    """How many of them are fixed, whitened principal components of the own rows. They are linear in the columns: a
+    receiver that knows some raw rows can solve for those columns of the others."""
     centred: bool = True
-    """Whether an extractor ends by centring."""
+    """Whether an extractor ends with a centring layer."""
     batch_size: int = Field(64, ge=2)
-    """Rows of a batch. A pass is made of full batches, topped up from its own start."""
+    """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     epochs: int = Field(3, ge=1)
-    """Passes over the aligned rows in a round."""
+    """Epochs over the aligned rows in a round."""
     optimiser: Literal["adamw", "sgd"] = "adamw"
-    """Of all parties."""
+    """Optimiser of all parties."""
     lr: float = Field(1e-3, gt=0)
-    """Rate of all parties."""
+    """Learning rate of all parties."""
     momentum: float = Field(0.0, ge=0, lt=1)
     """Momentum of SGD."""
     weight_decay: float = Field(1e-4, ge=0)
-    """Decoupled with AdamW, part of the loss with SGD."""
+    """Weight decay: decoupled with AdamW, L2 regularisation with SGD."""
     top: Literal["network", "sum"] = "network"
-    """What the active party makes of the embeddings: a network; or their sum and a bias, where they are logits."""
+    """The active party's model: a network on all embeddings, or the sum of the parties' logits and a bias."""
 
     @model_validator(mode="after")
     def _check_principal(self) -> Self:
@@ -220,12 +220,12 @@ class SplitConfig(MethodConfig):
 
     @property
     def learnt(self) -> int:
-        """Numbers of an embedding that come from the network."""
+        """Number of trained dimensions of an embedding."""
         return self.width - self.principal
 
     @property
     def iterations_per_round(self) -> int:
-        """Passes over the aligned rows."""
+        """Epochs over the aligned rows."""
         return self.epochs
 
     def optimise(self) -> Optimiser:
@@ -236,9 +236,9 @@ class SplitConfig(MethodConfig):
 
 
 def check_principal(principal: int, width: int) -> None:
-    """Refuse settings with which an extractor has nothing to learn."""
+    """Check that an extractor has trainable dimensions."""
     if principal >= width:
-        raise ValueError(f"principal must leave some of the {width} numbers to learn, so be below width")
+        raise ValueError(f"params.principal must be below params.width = {width}, not {principal}")
 
 
 class LogitSum(nn.Module):
@@ -254,20 +254,20 @@ class LogitSum(nn.Module):
 
 
 def top_model(active: Party[Any], inputs: int) -> nn.Module:
-    """The network above the cut, for so many inputs in all: embeddings (B, M, d) to logits (B, Z).
+    """The network above the cut, with `inputs` inputs: embeddings (B, M, d) to logits (B, Z).
 
     Raises:
-        MethodError: logits are to be added up, but embeddings are not as wide as there are classes.
+        MethodError: `top` is "sum", but `width` is not the number of classes.
     """
     classes, cfg = active.context.classes, active.cfg
     if cfg.top == "sum" and cfg.width != classes:
-        raise MethodError(f"params.top = sum adds up logits: set params.width to {classes}, one for each class")
+        raise MethodError(f"params.top=sum needs params.width={classes}, the number of classes, not {cfg.width}")
     with active.seeded("top"):
         return LogitSum(classes) if cfg.top == "sum" else nn.Sequential(nn.Flatten(), classifier(inputs, classes))
 
 
 def learn(active: Party[Any], parts: Mapping[int, Tensor], number: int, step: int) -> dict[int, dict[str, Tensor]]:
-    """One step of the active party; for each party the gradient (B, d) of the loss by what it sent."""
+    """One step of the active party; the gradient (B, d) of the loss in each party's embeddings."""
     sent, y = joint(parts).requires_grad_(), labels(active, batch_indices(active, number, step))
     active.note("loss", active.minimise(lambda: F.cross_entropy(active.model(sent), y)))
     assert sent.grad is not None
@@ -284,9 +284,9 @@ def passes(
         fed: the federation.
         active: the active party.
         parties: the passive parties that take part.
-        numbers: of the passes.
-        width: of what a party sends of a row.
-        need: how many parties must answer: a batch without one of them is left out, since nobody can replace it.
+        numbers: the numbers of the epochs.
+        width: dimension of the sent embeddings.
+        min_replies: number of parties that must reply; otherwise the batch is skipped.
     """
     template = floats(active.cfg.batch_size, width)
     for number in numbers:
@@ -298,8 +298,8 @@ def passes(
 
 
 def exposed_gradients(active: Party[Any], contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
-    """What each party would receive that depends on labels: the gradients (N_a, d) of a pass that began now, each row's
-    as in a batch. The state does not change."""
+    """The label-dependent messages that each party would receive: gradients (N_a, d) of the aligned rows at the current
+    state, which does not change."""
     sent = joint(contributions).requires_grad_()
     with active.scratch():
         loss = F.cross_entropy(active.model(sent), labels(active), reduction="sum") / active.cfg.batch_size
@@ -389,7 +389,7 @@ def corrupted(x: Tensor, share: float) -> Tensor:
 
 @dataclass(frozen=True)
 class ScheduledOptimiser:
-    """The optimiser of a config with its learning rate in its state, so that a party can change the rate."""
+    """The optimiser of a config with the learning rate in its state, so that a party can change it."""
 
     cfg: SplitConfig
 
