@@ -1,4 +1,4 @@
-"""Keys to try it out with: a certificate for a SuperLink on this machine, and a key pair for each SuperNode.
+"""Make keys for a test: a certificate for a SuperLink on this machine, and a key pair for each SuperNode.
 
 python keys.py FOLDER NAME...
 """
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 
 def certificate(folder: Path) -> None:
-    """Write `superlink.crt`, which signs itself, and `superlink.key`."""
+    """Write `superlink.crt`, self-signed, and `superlink.key`."""
     key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name.from_rfc4514_string("CN=superlink")
     own = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     uses = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement"), False)
@@ -37,7 +37,7 @@ def certificate(folder: Path) -> None:
 
 
 def pair(folder: Path, name: str) -> None:
-    """Write a SuperNode's private key, and `NAME.pub`, which the SuperLink is told."""
+    """Write a SuperNode's private key, and `NAME.pub` for registration at the SuperLink."""
     key = ec.generate_private_key(ec.SECP384R1())
     secret(folder / name, key, PrivateFormat.OpenSSH)
     (folder / f"{name}.pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
