@@ -93,9 +93,9 @@ def test_what_the_server_has_and_who_is_in_no_round(fedloom: Callable[..., Done]
     assert shown["server"] == 300 and len(shown["unseen"]) == 2
     text = fedloom("data", "digits", *own).stdout
     assert "300 at the server" in text
-    assert f"in no round, only evaluated: clients {', '.join(map(str, shown['unseen']))}" in text
+    assert f"held out from training: clients {', '.join(map(str, shown['unseen']))}" in text
     bare = fedloom("data", "digits").stdout
-    assert "at the server" not in bare and "in no round" not in bare
+    assert "at the server" not in bare and "held out" not in bare
 
 
 def test_a_comparison_takes_no_method_from_its_config(fedloom: Callable[..., Done], tmp_path: Path) -> None:
@@ -240,7 +240,7 @@ def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callabl
         process.send_signal(signal.SIGTERM)
         shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopping after this epoch; once more stops at once\n"
+    assert errors == "Stopping after this epoch. Press Ctrl-C again to stop at once.\n"
     done = re.findall(r"^epoch (\d+)/400", shown, re.MULTILINE)[-1]
     assert shown.endswith(f"the same command goes on after epoch {done}\n")
     assert f"\nepoch {int(done) + 1}/400" in fedloom(*command).stdout
@@ -258,7 +258,7 @@ def test_ctrl_c_in_a_runs_own_pretraining_is_answered(tmp_path: Path, monkeypatc
         time.sleep(0.01)
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert any("stopping after this round" in line for line in process.stderr)
+    assert any("Stopping after this round" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors

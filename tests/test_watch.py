@@ -97,25 +97,25 @@ def test_a_run(tmp_path: Path) -> None:
     assert "4 of 5 up" in text
     assert re.search(r"client-3 +○ down +53\.0% +3\.00 kB +0 B", text)
     assert re.search(r"client-4 +● up +54\.0% +4\.00 kB", text)
-    assert "3.84 MB to the home, 7.68 MB from it" in text
-    assert "reply: 17; the last:" in text and "round 9, client-3, logits: unreachable" in text
+    assert "3.84 MB up, 7.68 MB down" in text
+    assert "failed calls: 17; most recent:" in text and "round 9, client-3, logits: unreachable" in text
     assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
     ("changes", "now", "words"),
     [
-        ({"round": 0, "points": [], "accuracy": None, "pace": None, "ends": None}, NOW, "the first round is under way"),
+        ({"round": 0, "points": [], "accuracy": None, "pace": None, "ends": None}, NOW, "first round in progress"),
         ({"state": "finished", "round": 16}, NOW, "60 s in all"),
-        ({"state": "stopped"}, NOW, "stopped after round 12; the same command with --resume"),
+        ({"state": "stopped"}, NOW, "stopped after round 12; repeat the command with --resume"),
         (
             {"state": "stopped", "words": "while nodes were waited for"},
             NOW,
-            "stopped after round 12 while nodes were waited for; the same command with --resume continues",
+            "stopped after round 12 while nodes were waited for; repeat the command with --resume to continue",
         ),
         ({"state": "failed", "words": "disk full"}, NOW, "failed after round 12: disk full"),
-        ({"process": ELSEWHERE}, NOW + 100, "no sign of life for 100 s"),
-        ({"process": own_process().model_copy(update={"born": 1.0})}, NOW + 3, "its process is gone"),
+        ({"process": ELSEWHERE}, NOW + 100, "no update for 100 s"),
+        ({"process": own_process().model_copy(update={"born": 1.0})}, NOW + 3, "process has ended"),
         ({"pace": 0.01}, NOW, "100 rounds a second"),
         ({"pace": 3600.0, "ends": NOW + 4 * 3600}, NOW, "60 min 0 s a round, 4 h 0 min to go"),
     ],
@@ -123,7 +123,7 @@ def test_a_run(tmp_path: Path) -> None:
 def test_states_of_a_run(changes: dict[str, Any], now: float, words: str, tmp_path: Path) -> None:
     folder = put(tmp_path, view(**changes))
     assert words in " ".join(drawn(folder, now=now).split())
-    ended = {"finished": True, "stopped": True, "failed": True}.get(changes.get("state", ""), "gone" in words)
+    ended = {"finished": True, "stopped": True, "failed": True}.get(changes.get("state", ""), "has ended" in words)
     assert take(folder, now).over is ended
 
 
@@ -186,7 +186,7 @@ def test_when_a_comparison_is_over(tmp_path: Path) -> None:
 
 
 def test_the_newest(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="start one with fedloom run"):
+    with pytest.raises(DataError, match="Start one with fedloom run"):
         newest(tmp_path)
     for age, folder in ((30, "old"), (20, "both/one"), (5, "both/two"), (10, "single")):
         file = put(tmp_path / folder, view()) / FILE
@@ -228,10 +228,10 @@ def test_once_and_json(fedloom: Callable[..., tuple[str, str]], tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "there is no run in runs/ to watch"),
+        ([], "no run to watch in runs/"),
         (["nowhere"], "nowhere has no live.json"),
         (["nowhere", "--page"], "nowhere has no live.json"),
-        (["--page", "--once"], "--page shows a run until Ctrl-C"),
+        (["--page", "--once"], "--page cannot be combined"),
         (["--port", "70000"], "65535"),
     ],
 )
@@ -296,7 +296,7 @@ def test_who_stops_watching_stops_no_run(
 
     monkeypatch.setattr(watching, "sleep", interrupt)
     put(tmp_path, view())
-    assert "the run continues" in fedloom(str(tmp_path))[0]
+    assert "The run continues" in fedloom(str(tmp_path))[0]
 
 
 def test_a_run_that_was_killed(fedloom: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_run_that_was_killed(fedloom: Callable[..., tuple[str, str]], tmp_path
             time.sleep(0.05)
         assert json.loads(fedloom("r", "--json")[0])["state"] == "running"
         process.send_signal(signal.SIGKILL)
-        assert "no sign of life" in fedloom("r", code=1)[0]
+        assert "no update" in fedloom("r", code=1)[0]
     finally:
         process.kill()
         process.wait()
@@ -451,7 +451,7 @@ def test_the_address_is_told_and_ctrl_c_ends_the_page(tmp_path: Path) -> None:
         told = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
         assert told and ask(int(told[1]))[0] == 200
         process.send_signal(signal.SIGINT)
-        assert "the page is closed" in process.communicate(timeout=60)[0] and process.returncode == 0
+        assert "The page is closed" in process.communicate(timeout=60)[0] and process.returncode == 0
     finally:
         process.kill()
         process.wait()
@@ -526,7 +526,7 @@ def test_a_run_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert text_of(dom, "accuracy") == "75.0 %" and text_of(dom, "up") == "4 of 5"
     assert text_of(dom, "who") == "down: client-3"
     assert text_of(dom, "bytes") == "11.5 MB" and text_of(dom, "failures") == "17"
-    assert text_of(dom, "eval_modes") == "3.84 MB to the home, 7.68 MB from it"
+    assert text_of(dom, "ways") == "3.84 MB up, 7.68 MB down"
     parties = " ".join(text_of(dom, "parties").split())
     assert "client-2 ● up 52.0 % 2.00 kB 0 B client-3 ○ down 53.0 % 3.00 kB 0 B" in parties
     assert "9 client-3 logits unreachable" in " ".join(text_of(dom, "mishaps").split())
@@ -545,10 +545,10 @@ def test_a_run_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (
             {"state": "stopped", "words": "while nodes were waited for"},
             "stopped",
-            "topped after round 12 while nodes were waited for; the same command with --resume continues",
+            "topped after round 12 while nodes were waited for; repeat the command with --resume to continue",
         ),
         ({"state": "failed", "words": "disk full"}, "failed", "Failed after round 12: disk full"),
-        ({"process": Process(host=own_process().host, id=1, born=1.0)}, "no sign of life", "its process is gone"),
+        ({"process": Process(host=own_process().host, id=1, born=1.0)}, "no update", "process has ended"),
     ],
 )
 def test_the_end_of_a_run_in_a_browser(

@@ -177,7 +177,7 @@ def test_a_comparison_fits_80_columns(found: dict[str, Any]) -> None:
         f"{score['log loss']['mean']:.3f}",
     ):
         assert part in row
-    assert "of log-loss less is better" in text and "always answering the most frequent class" in text
+    assert "log-loss: less is better" in text and "always answering the most frequent class" in text
     assert "proto-evfl - split" in text and "proto-evfl, each party alone: " in text
 
 

@@ -397,7 +397,7 @@ def test_a_terminal_shows_the_unseen_first(page: str) -> None:
     assert "1 step" in head and "training" in head and "global" not in head
     mean = found["methods"][0]["eval_modes"]["1 step"]["mean"]
     assert any(line.split()[:2] == ["a", f"{mean:.1%}"] for line in lines)
-    assert f"seed 0: in no round, only evaluated: clients {', '.join(map(str, found['unseen']['0']))}" in out.getvalue()
+    assert f"seed 0: held out from training: clients {', '.join(map(str, found['unseen']['0']))}" in out.getvalue()
     chance = found["methods"][0]["own_chances"]["unseen"]
     assert f"(on the own mix: {chance:.1%})" in " ".join(out.getvalue().split())
 
@@ -433,7 +433,7 @@ def test_ways_over_other_clients_do_not_stand_side_by_side(page: str, tmp_path: 
     for other, problem in (("b0", "the unseen clients are"), ("b1", "some have unseen clients, others none")):
         both = report.write_many([tmp_path / "a0", tmp_path / other], tmp_path / "both.html")
         text = both.read_text(encoding="utf-8")
-        assert "Side by side only" in text and problem in text and "further ways is left out" in text
+        assert "Side by side only" in text and problem in text and "further evaluation modes are omitted" in text
         body = text[text.index("<h2") :]
         assert "1 step" not in body and "unseen clients" not in body
     assert "On own class mix, 1 step" in report.write(tmp_path / "b0").read_text(encoding="utf-8")

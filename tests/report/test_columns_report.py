@@ -237,7 +237,7 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
 def test_traffic_of_each_round(tmp_path: Path) -> None:
     page = written(write_columns(tmp_path / "run"))
     assert "Tensor data by round: active → party: improve at most 1.00 MB and party → active: improve at most" in page
-    assert "stay inside one organisation and are not counted" in checked(page).text
+    assert "Messages between them are not counted" in checked(page).text
     silent = checked(written(write_columns(tmp_path / "silent", unit=0))).text
     assert "with no message between them" in silent and "Tensor data of each round" not in silent
     assert "what it cost" not in silent
@@ -291,10 +291,10 @@ def test_many_classes_are_shown_on_demand(tmp_path: Path) -> None:
     ("name", "old", "new", "say"),
     [
         ("result.json", '"auc"', '"area"', "scores"),
-        ("result.json", '"clients": 3', '"clients": 4', "same clients"),
-        ("result.json", '"scores": {', '"score": {', "same clients"),
-        ("partition.json", '"parties": {', '"party": {', "either the counts"),
-        ("partition.json", '"aligned_counts": [12, 8]', '"aligned_counts": [12]', "same clients"),
+        ("result.json", '"clients": 3', '"clients": 4', "the files disagree"),
+        ("result.json", '"scores": {', '"score": {', "the files disagree"),
+        ("partition.json", '"parties": {', '"party": {', "exactly one of counts"),
+        ("partition.json", '"aligned_counts": [12, 8]', '"aligned_counts": [12]', "the files disagree"),
         ("partition.json", '"mid": 0.189', '"mid": "even"', "mid"),
         ("metrics.csv", "0,0,start,,balanced accuracy,", "0,0,start,,balanced,", "'start'"),
         ("ledger.csv", "0,active", "zero,active", "line 2 round"),
@@ -367,5 +367,5 @@ def test_runs_made_one_by_one_are_paired(tmp_path: Path) -> None:
 
 def test_columns_and_rows_have_no_page_in_common(tmp_path: Path) -> None:
     runs = [write_columns(tmp_path / "a"), write_run(tmp_path / "b")]
-    with pytest.raises(DataError, match="in some of these runs parties hold different columns"):
+    with pytest.raises(DataError, match="cannot compare horizontal runs"):
         report.write_many(runs, tmp_path / "many.html")

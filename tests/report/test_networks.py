@@ -103,7 +103,7 @@ def test_the_terminal_shows_it_where_there_is_room(tmp_path: Path) -> None:
     lines = [line.split() for line in shown(100).splitlines()]
     assert ["model", "clients", "fedal", "local"] in lines
     assert ["forest", "2", "60.0%", "(0.0)", "60.0%"] in lines and ["mlp", "1", "80.0%", "(+10.0)", "70.0%"] in lines
-    assert "in brackets: points over the same clients of local" in shown(100)
+    assert "in brackets: gain over local in points" in shown(100)
     assert "forest" not in shown(25)
 
 

@@ -313,10 +313,10 @@ def test_each_missing_or_torn_file_is_named(tmp_path: Path, name: str) -> None:
     ("name", "old", "new", "say"),
     [
         ("result.json", '"chance": 0.512', '"chance": "high"', "chance"),
-        ("result.json", '"clients": 3', '"clients": 4', "same clients"),
+        ("result.json", '"clients": 3', '"clients": 4', "the files disagree"),
         ("result.json", '"mean"', '"meen"', "accuracy.mean"),
         ("result.json", "{", "[{", "JSON"),
-        ("partition.json", "[10, 3]", "[10, 3, 1]", "same clients"),
+        ("partition.json", "[10, 3]", "[10, 3, 1]", "the files disagree"),
         ("partition.json", '"counts"', '"count"', "counts"),
         ("metrics.csv", "measure,value", "measure,number", "column 'value'"),
         ("metrics.csv", "0,0,start,,loss mean,", "0,0,start,,loss man,", "'start'"),
@@ -392,7 +392,7 @@ def test_a_comparison_whose_folder_holds_another_run(tmp_path: Path) -> None:
     (folder / "local-seed0").rename(tmp_path / "away")
     for other in ({"name": "fedmd"}, {"name": "local", "accuracy": [0.5]}):
         write_run(folder / "local-seed0", **other)  # type: ignore[arg-type]
-        with pytest.raises(DataError, match="local with seed 0 that comparison"):
+        with pytest.raises(DataError, match="lists local with seed 0"):
             report.write(folder)
         (folder / "local-seed0").rename(tmp_path / str(len(other)))
 

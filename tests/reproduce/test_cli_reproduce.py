@@ -95,8 +95,8 @@ def test_ctrl_c_writes_the_page_and_the_same_command_does_what_is_left(
         held.unlink()
         shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert errors == "stopping after the rounds under way, each saved first; once more stops at once\n"
-    assert shown.endswith("stopped; the same command does what is left\n")
+    assert errors == "Stopping after the rounds in progress, each saved first. Press Ctrl-C again to stop at once.\n"
+    assert shown.endswith("Stopped. Repeat the command to continue.\n")
     (pages,) = (tmp_path / "reproduced").glob("small-*/tiny")
     shown = (pages / "index.html").read_text()
     assert "Settings were changed: rounds=60; this is not the file&#39;s scale." in shown

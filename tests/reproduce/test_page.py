@@ -195,7 +195,7 @@ def test_what_is_missing_or_failed_says_so(made: Made, tmp_path: Path) -> None:
     assert shown[1][1].endswith("2 of 3 seeds")
     assert f"{A.replace('<', '&lt;').replace('>', '&gt;')} @ α = 5, seed 0: not run" in text
     assert "Local @ α = 5, seed 0: failed: the loss is &lt;not&gt; a number" in text
-    assert "has no ledger.csv; restore it" in text
+    assert "has no ledger.csv. Restore the file" in text
     assert (outcome.claims[0].verdict, outcome.claims[0].found) == ("not testable here", "1 of 3 seeds are missing")
     assert len(outcome.versions) == 2
 

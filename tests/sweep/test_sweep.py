@@ -389,9 +389,9 @@ def test_two_who_write_one_file_take_turns(tmp_path: Path) -> None:
     [
         ([("kept", ""), ("finished", "")], "", 0),
         ([("failed", "x"), ("finished", "")], "", 1),
-        ([("failed", "x"), ("left", "another process is at it")], "some runs are left to another process", 1),
-        ([("left", ""), ("left", "another process is at it")], "stopped; the same command", 130),
-        ([("stopped", "after round 3"), ("finished", "")], "stopped; the same command", 130),
+        ([("failed", "x"), ("left", "another process is at it")], "Some runs are in progress in another process", 1),
+        ([("left", ""), ("left", "another process is at it")], "Stopped. Repeat the command", 130),
+        ([("stopped", "after round 3"), ("finished", "")], "Stopped. Repeat the command", 130),
     ],
 )
 def test_how_a_command_ends(states: list[tuple[Any, str]], words: str, status: int) -> None:
@@ -464,4 +464,4 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     with (run / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         text = call("--workers", "1", code=1)
-    assert text.endswith("some runs are left to another process; the same command does what is left\n")
+    assert text.endswith("Some runs are in progress in another process. Repeat the command for the rest.\n")

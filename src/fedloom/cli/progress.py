@@ -1,4 +1,4 @@
-"""Progress of long work, and a stop that saves first."""
+"""Progress bars, and a stop that saves first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINES = 10
 
 
 class _Bars:
-    """Bars in a terminal, and nothing of them in a log."""
+    """Progress bars, shown in a terminal only."""
 
     def __init__(self, console: Console, *columns: ProgressColumn) -> None:
         self._console = console
@@ -42,7 +42,7 @@ class _Bars:
 
 
 class RunProgress(_Bars):
-    """One bar a run in a terminal; one line a milestone in a log."""
+    """One bar per run in a terminal; one line per milestone in a log."""
 
     def __init__(self, experiment: Experiment, console: Console) -> None:
         super().__init__(
@@ -57,7 +57,7 @@ class RunProgress(_Bars):
         self._tasks: dict[str, Any] = {}
 
     def show(self, status: Status) -> None:
-        """Called after each round."""
+        """Show the status of a run after a round."""
         run = status.run
         name = (run.name or run.method) + (f" seed {run.seed}" if self._several else "")
         news = f"{status.measure} {percent(status.accuracy, '')}" if status.accuracy == status.accuracy else ""
@@ -74,7 +74,7 @@ class RunProgress(_Bars):
 
 
 class PoolProgress(_Bars):
-    """Progress of many runs: a bar in a terminal, some ten lines in a log; each failure once."""
+    """Progress of many runs: a bar in a terminal, about ten lines in a log; each failure once."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -85,10 +85,10 @@ class PoolProgress(_Bars):
             TextColumn("{task.fields[news]}"),
         )
         self._task = self._bars.add_task("runs", total=None, news="")
-        self._told = 0
+        self._logged = 0
 
     def show(self, now: Standing) -> None:
-        """Called at each change."""
+        """Show the progress after a change."""
         if now.ended is not None and now.ended.reason and now.ended.state in ("failed", "left"):
             title, reason = escape(now.ended.job.title), escape(now.ended.reason)
             self._console.print(f"[bold red]{now.ended.state}[/]  {title}: {reason}", soft_wrap=True)
@@ -99,47 +99,48 @@ class PoolProgress(_Bars):
             more = [f"and {len(now.running) - 2} more"] if len(now.running) > 2 else []
             news = "  ".join(filter(None, [left, ", ".join([*under_way, *more])]))
             self._bars.update(self._task, completed=over, total=now.of, news=escape(news))
-        elif now.ended is not None and now.ended.state != "kept" and LINES * over // now.of > self._told:
-            self._told = LINES * over // now.of
+        elif now.ended is not None and now.ended.state != "kept" and LINES * over // now.of > self._logged:
+            self._logged = LINES * over // now.of
             failed = f", {now.failed} failed" if now.failed else ""
             self._console.print(f"{now.done}/{now.of} runs{failed}  {left}".rstrip(), soft_wrap=True)
 
 
 def closing(ended: Iterable[Ended]) -> tuple[str, int]:
-    """The last line of a command that does many runs, and its exit status.
+    """The closing line and the exit status of a command with many runs.
 
     Returns:
-        Nothing and 0 if all is done; 1 if a run failed, or is left to another process that is at it; 130 if the command
-        was stopped.
+        An empty line and status 0 if all runs are finished; status 1 if a run failed or is locked by another process;
+        130 if the command was stopped.
     """
     every = [*ended]
     if any(one.state == "stopped" or (one.state == "left" and not one.reason) for one in every):
-        return "stopped; the same command does what is left", 130
+        return "Stopped. Repeat the command to continue.", 130
     if any(one.state == "left" for one in every):
-        return "some runs are left to another process; the same command does what is left", 1
+        return "Some runs are in progress in another process. Repeat the command for the rest.", 1
     return "", int(any(one.state == "failed" for one in every))
 
 
 @contextlib.contextmanager
 def stop_on_signal(after: str = "this round, and any pretraining in it") -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C (or SIGTERM) asks the work to save and stop `after` a step; the second stops at once.
+    """Within the context, the first Ctrl-C (or SIGTERM) requests a stop `after` a step, and the second stops at once.
 
-    The first one is answered, as a step may take long.
+    Yields:
+        Whether a stop has been requested.
     """
-    asked = False
+    requested = False
 
-    def ask(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
+    def request_stop(number: int, frame: object) -> None:
+        nonlocal requested
+        if requested:
             raise KeyboardInterrupt
-        asked = True
-        with contextlib.suppress(OSError):  # print can't be used here: it may have been interrupted itself
-            os.write(2, f"stopping after {after}; once more stops at once\n".encode())
+        requested = True
+        with contextlib.suppress(OSError):  # not print, which is not reentrant
+            os.write(2, f"Stopping after {after}. Press Ctrl-C again to stop at once.\n".encode())
 
     signals = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(s, ask) for s in signals]
+    before = [signal.signal(s, request_stop) for s in signals]
     try:
-        yield lambda: asked
+        yield lambda: requested
     finally:
         for s, handler in zip(signals, before, strict=True):
             signal.signal(s, handler)

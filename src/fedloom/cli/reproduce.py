@@ -97,7 +97,7 @@ def reproduce(
     from fedloom.api import execute
     from fedloom.reproduce.plan import run_plan
 
-    with stop_on_signal("the rounds under way, each saved first") as stop, PoolProgress(out) as many:
+    with stop_on_signal("the rounds in progress, each saved first") as stop, PoolProgress(out) as many:
         done = run_plan(
             plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop, execute=execute
         )

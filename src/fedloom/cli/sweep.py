@@ -83,7 +83,7 @@ def sweep(
 
     with (
         tracking(folder, track or ()),
-        stop_on_signal("the rounds under way, each saved first") as stop,
+        stop_on_signal("the rounds in progress, each saved first") as stop,
         PoolProgress(out) as many,
     ):
         found = run_sweep(asked, folder, workers=workers, progress=many.show, stop=stop, execute=execute)

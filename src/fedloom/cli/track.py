@@ -1,4 +1,4 @@
-"""The command that sends runs to experiment trackers: `fedloom track`; and the option `--track` of others."""
+"""`fedloom track`, which sends runs to experiment trackers, and the option `--track` of other commands."""
 
 from __future__ import annotations
 

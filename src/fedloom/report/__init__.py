@@ -15,7 +15,7 @@ def write(folder: Path) -> Path:
     The report of an unfinished run shows its last evaluation.
 
     Raises:
-        DataError: the folder is neither, or one of its files is missing or damaged.
+        DataError: the folder holds neither, or a file is missing or damaged.
     """
     from fedloom.report import comparison_page, read, run_page
 
@@ -26,8 +26,8 @@ def write(folder: Path) -> Path:
         page = run_page.page(read.read_run(folder))
     else:
         raise DataError(
-            f"a report needs a folder with result.json, metrics.csv or comparison.json, but {folder} has none; "
-            "name the folder of a run or comparison, once it holds a checkpoint"
+            f"{folder} has no result.json, metrics.csv or comparison.json. Name the folder of a run or comparison with "
+            "at least one checkpoint."
         )
     return _saved(render(page), folder / "report.html")
 
@@ -35,11 +35,11 @@ def write(folder: Path) -> Path:
 def write_many(folders: Sequence[Path], out: Path) -> Path:
     """Write one page to the file `out` that compares finished runs, and return its path.
 
-    Runs on different data are shown side by side without paired differences, and the page says why.
+    Runs on different data are shown side by side, without paired differences.
 
     Raises:
-        DataError: no folder is given, a run is unfinished, or a file is missing or damaged; or parties hold different
-            rows in some runs, different columns in others.
+        DataError: no folder is given, a run is unfinished, a file is missing or damaged, or horizontal and vertical
+            runs are mixed.
     """
     from fedloom.report import comparison_page, gather, read
 

@@ -1,4 +1,4 @@
-"""The files of a folder, read back and checked."""
+"""Read and validate the files of a run's folder."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def text(path: Path) -> str:
-    """A file in UTF-8.
+    """The text of a UTF-8 file.
 
     Raises:
-        DataError: it is missing, or can't be read.
+        DataError: the file is missing or cannot be read.
     """
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise DataError(f"{path.parent} has no {path.name}; restore it, or repeat the run") from None
+        raise DataError(f"{path.parent} has no {path.name}. Restore the file or repeat the run.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise damaged(path, f"can't be read: {error}") from None
+        raise damaged(path, f"cannot be read: {error}") from None
 
 
 def parsed(path: Path) -> dict[str, Any]:
-    """A JSON object; DataError if it is none."""
+    """A JSON object. Raises DataError if the file holds none."""
     try:
         value = json.loads(text(path))
     except ValueError as error:
@@ -42,18 +42,18 @@ def parsed(path: Path) -> dict[str, Any]:
 
 
 def model(path: Path, kind: type[T]) -> T:
-    """A JSON object as a model; DataError if it is none."""
+    """A JSON object, validated by a model. Raises DataError if invalid."""
     return checked(kind, parsed(path), path)
 
 
 def table(path: Path, model: type[T]) -> tuple[T, ...]:
-    """The lines of a table. A line with a cell too few or too many is damage, as is one of the wrong type."""
+    """The rows of a CSV file, validated by a model. Raises DataError if a row or column is invalid."""
     lines = csv.reader(io.StringIO(text(path), newline=""), strict=True)
     try:
         columns = next(lines, [])
         missing = [name for name in model.model_fields if name not in columns]
         if missing:
-            raise damaged(path, f"lacks the column {missing[0]!r}")
+            raise damaged(path, f"has no column {missing[0]!r}")
         where: Callable[[], str] = lambda: f" line {lines.line_num}"
         rows = []
         for line in lines:
@@ -66,15 +66,15 @@ def table(path: Path, model: type[T]) -> tuple[T, ...]:
 
 
 def checked(model: type[T], values: dict[str, Any], path: Path, where: Callable[[], str] = lambda: "") -> T:
-    """The model of values that came from a file, at a place `where` in it; DataError if they are wrong."""
+    """A model of values at the position `where` of a file. Raises DataError if they are invalid."""
     try:
         return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
         key = "".join(f" {part}" for part in [".".join(str(part) for part in first["loc"])] if part)
-        raise damaged(path, f"is not as a run writes it:{where()}{key}: {first['msg']}") from None
+        raise damaged(path, f"is invalid:{where()}{key}: {first['msg']}") from None
 
 
 def damaged(path: Path, how: str) -> DataError:
-    """What to raise for a file that is not as a run wrote it."""
-    return DataError(f"{path} {how}; restore the file, or repeat the run")
+    """The error for a damaged file."""
+    return DataError(f"{path} {how}. Restore the file or repeat the run.")

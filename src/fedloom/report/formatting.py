@@ -1,6 +1,6 @@
-"""Numbers and lists for people, in reports and in terminals.
+"""Format numbers and lists for reports and terminals.
 
-Values are separated from their units by `NBSP`, which does not break; terminals pass another `space`.
+A non-breaking space `NBSP` separates values from units; terminals pass another `space`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def points(difference: float) -> str:
 
 
 def with_gain(mean: float | None, gain: float | None, space: str = NBSP) -> str:
-    """An accuracy and its gain, `86.7 % (+2.7)`; without either what does not exist."""
+    """An accuracy and its gain, `86.7 % (+2.7)`."""
     return NONE if mean is None else percent(mean, space) + ("" if gain is None else f" ({points(gain)})")
 
 
@@ -38,12 +38,12 @@ def number(value: float, form: str = ".3f") -> str:
 
 
 def metric(value: float, share: bool = True) -> str:
-    """A share in percent, `86.7 %`, or any other metric as it is, `0.962`."""
+    """A share in percent, `86.7 %`, or any other metric as a number, `0.962`."""
     return percent(value) if share else number(value)
 
 
 def spread(mean: float, deviation: float | None, share: bool = True) -> str:
-    """`86.7 % ± 2.0` or `0.962 ± 0.010`; the mean alone where there is no deviation."""
+    """`86.7 % ± 2.0` or `0.962 ± 0.010`; the mean alone without a deviation."""
     return metric(mean, share) + (
         f"{NBSP}±{NBSP}{standard_deviation(deviation, share)}" if deviation is not None else ""
     )
@@ -60,7 +60,7 @@ def difference(value: float, share: bool = True) -> str:
 
 
 def size(count: float, space: str = NBSP) -> str:
-    """Bytes with three digits and a decimal unit: `7.68 MB`."""
+    """Bytes in three digits and a decimal unit: `7.68 MB`."""
     value, units = float(count), ["B", "kB", "MB", "GB", "TB", "PB"]
     while value >= 999.5 and len(units) > 1:
         value /= 1000
@@ -80,7 +80,7 @@ def exactly(count: float) -> str:
 
 
 def duration(seconds: float, space: str = NBSP, tenths_below: float = 99.95) -> str:
-    """`63.3 s`, `12 min 3 s`, `3 h 12 min`; in whole seconds from `tenths_below` on."""
+    """`63.3 s`, `12 min 3 s`, `3 h 12 min`; in whole seconds from `tenths_below`."""
     if seconds < 99.95:
         return f"{seconds:.{1 if seconds < tenths_below else 0}f}{space}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -100,7 +100,7 @@ def estimate(seconds: float) -> str:
 
 
 def times(number: int, noun: str, plural: str = "") -> str:
-    """`ten clients`, `one client`, `20 clients`: small numbers as fmt."""
+    """`ten clients`, `one client`, `20 clients`."""
     word = _NUMBERS[number] if 0 <= number < len(_NUMBERS) else whole(number)
     return f"{word} {noun if number == 1 else plural or noun + 's'}"
 
@@ -116,18 +116,18 @@ def clients_named(clients: Sequence[int]) -> str:
 
 
 def span(values: Iterable[int]) -> str:
-    """`600`, or `100 to 600` where they differ."""
+    """`600`, or `100 to 600` if the values differ."""
     low, *_, high = sorted(values) * 2
     return whole(low) if low == high else f"{whole(low)} to {whole(high)}"
 
 
 def capital(text: str) -> str:
-    """The text with its first letter raised, the rest as it is."""
+    """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def shortened(text: str, longest: int) -> str:
-    """The text in printable characters, its middle left out where it is too long."""
+    """The text in printable characters, with an ellipsis in the middle if too long."""
     text = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
     half = (longest - 1) // 2
     return text if len(text) <= longest else f"{text[: longest - 1 - half]}…{text[len(text) - half :]}"

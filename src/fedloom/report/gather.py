@@ -1,4 +1,4 @@
-"""Finished runs that were made one by one, gathered into a comparison."""
+"""Gather separate finished runs into a comparison."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ from fedloom.report import formatting as fmt
 from fedloom.report.read import Run
 
 WITHOUT_WAYS = (
-    "what was measured in further ways is left out, as it is of unseen clients in some runs and of all in others: see "
-    "each run's own report"
+    "further evaluation modes are omitted because only some runs have unseen clients; see the reports of the runs"
 )
 
 
 def gather(runs: Sequence[Run]) -> tuple[Comparison, list[Run], str]:
-    """What the runs say together; the runs, named apart; and why they can't be paired, if so.
+    """The comparison; the runs, with distinct names; and the reason why they cannot be paired, if any.
 
     Raises:
-        DataError: there is no run, one is unfinished, or they are of both kinds: with other rows, and other columns.
+        DataError: no run is given, one is unfinished, or horizontal and vertical runs are mixed.
     """
     if not runs:
-        raise DataError("a comparison needs the folder of at least one run; none was given")
+        raise DataError("no folder given. Name the folder of at least one run.")
     for run in runs:
         if not run.finished:
-            raise DataError(f"{run.folder} holds an unfinished run; finish it by --resume before it is compared")
+            raise DataError(f"{run.folder} holds an unfinished run. Finish it with --resume, then compare.")
     if len({bool(run.summary.scores) for run in runs}) > 1:
         raise DataError(
-            "in some of these runs parties hold different columns, in others different rows: no number means the same "
-            "in both; write a page for each kind"
+            "cannot compare horizontal runs (parties hold different rows) with vertical runs (different columns). "
+            "Write one page for each."
         )
     runs = _named_apart(runs)
     mixed = len({bool(run.summary.unseen) for run in runs}) > 1
     if mixed:
         runs = [replace(run, summary=run.summary.model_copy(update={"eval_modes": {}})) for run in runs]
-    found, problem = _compared(runs)
-    return found, runs, problem + (f"; {WITHOUT_WAYS}" if mixed else "")
+    comparison, problem = _compared(runs)
+    return comparison, runs, problem + (f"; {WITHOUT_WAYS}" if mixed else "")
 
 
 def _named_apart(runs: Sequence[Run]) -> list[Run]:
-    """Runs of one name and seed are called by their folders."""
+    """Rename runs of one name and seed by their folders."""
     count = Counter((run.summary.name, run.summary.seed) for run in runs)
     top = os.path.commonpath([run.folder.resolve().parent for run in runs])
 
@@ -83,17 +82,11 @@ def _compared(runs: Sequence[Run]) -> tuple[Comparison, str]:
 
 
 def _check_rows(runs: Sequence[Run]) -> None:
-    """Refuse to pair runs of one seed whose clients hold other rows."""
+    """Raise ConfigError if clients hold different rows in runs of one seed."""
     for seed in {run.summary.seed for run in runs}:
         held = {
-            (run.partition.classes, run.partition.counts, run.partition.test, run.partition.server_sha256, _tested(run))
-            for run in runs
-            if run.summary.seed == seed
+            (p.classes, p.counts, p.test, p.server_sha256, p.parties.test_counts if p.parties else ())
+            for p in (run.partition for run in runs if run.summary.seed == seed)
         }
         if len(held) > 1:
-            raise ConfigError(f"runs of seed {seed} can't be compared: their clients hold different rows")
-
-
-def _tested(run: Run) -> tuple[int, ...]:
-    """The test rows (K,) of each class, where parties hold different columns."""
-    return run.partition.parties.test_counts if run.partition.parties else ()
+            raise ConfigError(f"clients hold different rows in the runs of seed {seed}")

@@ -16,13 +16,13 @@ from fedloom.report.svg import GRID, HEAT, INK, PAPER, SERIES, TEXT, VARIABLES, 
 
 @drawing()
 def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str], names: Sequence[str] = ()) -> Markup:
-    """Rows by class and client: clients across, classes down, a darker cell for more rows.
+    """Numbers of rows by class (vertical) and client (horizontal); darker cells have more rows.
 
     Args:
         slug, alt: see `inline`.
-        counts: (N, K) rows.
-        classes: K names.
-        names: of the N columns; without them they are clients by number.
+        counts: numbers of rows (N, K).
+        classes: K class names.
+        names: names of the N clients; by default their numbers.
     """
     clients, kinds = counts.shape
     labels = [fmt.shortened(name, 20) for name in classes]
@@ -34,9 +34,9 @@ def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]
     draw_shades(axes, shades)
     _numbers(axes, counts, shades, (inner / clients, tall / kinds))
     axes.set(xlim=(-0.5, clients - 0.5), ylim=(kinds - 0.5, -0.5))
-    at, numbers = _some(clients, inner, 76 if names else 30)
+    at, numbers = _ticks(clients, inner, 76 if names else 30)
     axes.set_xticks(at, [fmt.shortened(names[n], 12) for n in at] if names else numbers)
-    at, _ = _some(kinds, tall, 13)
+    at, _ = _ticks(kinds, tall, 13)
     axes.set_yticks(at, [labels[k] for k in at], color=INK, fontsize=TEXT - 1)
     axes.set_xlabel("" if names else "client", loc="right", fontsize=TEXT - 1)
     axes.spines["bottom"].set_visible(False)
@@ -44,40 +44,26 @@ def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]
 
 
 def draw_shades(axes: Any, shades: np.ndarray, colour: str = HEAT, *, ground: bool = True, most: int = 1500) -> None:
-    """Shades (K, N) in [0, 1] as cells of a colour; as a picture where that is smaller than so many shapes."""
+    """Shades (K, N) in [0, 1] of a colour: rectangles, or one image if there are more than `most`."""
+    from matplotlib.colors import to_rgba
     from matplotlib.patches import Rectangle
 
     kinds, clients = shades.shape
     if ground:
         axes.add_patch(Rectangle((-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0))
     if np.count_nonzero(shades) > most:
-        _picture(axes, shades, SERIES[0] if colour == HEAT else colour)
-    else:
-        _cells(axes, shades, colour)
-
-
-def _picture(axes: Any, shades: np.ndarray, colour: str) -> None:
-    """Shades (K, N) in [0, 1] as an image."""
-    from matplotlib.colors import to_rgba
-
-    kinds, clients = shades.shape
-    colours = np.tile([*to_rgba(colour)], (kinds, clients, 1))
-    colours[..., 3] = shades
-    extent = (-0.5, clients - 0.5, kinds - 0.5, -0.5)
-    axes.imshow(colours, aspect="auto", interpolation="none", extent=extent)
-
-
-def _cells(axes: Any, shades: np.ndarray, colour: str) -> None:
-    """One rectangle for each shade (K, N) above 0."""
-    from matplotlib.patches import Rectangle
-
+        colours = np.tile([*to_rgba(SERIES[0] if colour == HEAT else colour)], (kinds, clients, 1))
+        colours[..., 3] = shades
+        extent = (-0.5, clients - 0.5, kinds - 0.5, -0.5)
+        axes.imshow(colours, aspect="auto", interpolation="none", extent=extent)
+        return
     for k, n in np.argwhere(shades > 0):
         corner = (n - 0.46, k - 0.46)
         axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=colour, alpha=shades[k, n], linewidth=0))
 
 
 def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[float, float]) -> None:
-    """The rows of each cell, and above of each client, where a cell (width, height) in pixels has room."""
+    """Numbers in cells and totals above them, if they fit into a cell (width, height) in pixels."""
     if cell[1] >= 14 and cell[0] >= max(22, 7 * len(str(counts.max()))):
         for (n, k), rows in np.ndenumerate(counts):
             ink = PAPER if shades[k, n] > 0.7 else INK
@@ -89,8 +75,8 @@ def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[floa
             note(axes, (n, 1), ("data", "axes fraction"), (0, 12), total, "center")
 
 
-def _some(number: int, room: float, each: float) -> tuple[list[int], list[str]]:
-    """So many of the ticks 0, 1, … as there is room for, and their labels."""
+def _ticks(number: int, room: float, each: float) -> tuple[list[int], list[str]]:
+    """As many of the ticks 0, 1, … as fit, and their labels."""
     steps = [s * 10**e for e in range(6) for s in (1, 2, 5)]
     step = next(s for s in steps if room / number * s >= each or s >= number)
     at = list(range(0, number, step))
@@ -98,11 +84,11 @@ def _some(number: int, room: float, each: float) -> tuple[list[int], list[str]]:
 
 
 def rows_legend(most: int) -> Key:
-    """The legend of `class_counts`."""
+    """The legend entry of `class_counts`."""
     return shade_legend(f"0 to {fmt.whole(most)} rows")
 
 
 def shade_legend(text: str, colour: str = HEAT) -> Key:
-    """The legend of shades of a colour."""
+    """The legend entry of shades of a colour."""
     style = f"background-image:linear-gradient(90deg,transparent,{VARIABLES[colour]})"
     return Key(Markup(f'<span class="shades" style="{style}"></span>'), text)

@@ -1,4 +1,4 @@
-"""The elements of a report page, and its rendering as one HTML file."""
+"""The elements of a report page, and its rendering as an HTML file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: a sample of the line, and its meaning."""
+    """A legend entry: a sample of the line and its label."""
 
     sample: Markup
     text: str
@@ -18,7 +18,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its title, legend and caption; a wide one takes the whole width."""
+    """A figure with title, legend and caption; if `wide`, over the whole width of the page."""
 
     title: str
     svg: Markup
@@ -32,12 +32,12 @@ class PageCell:
     """A cell of a table.
 
     Attributes:
-        title: a tooltip, such as the exact number of bytes.
-        href: where it leads.
-        share: of a bar behind the number, in [0, 1].
-        key: a sample of its line in figures.
-        below: a second, smaller line.
-        strong: whether it is set in bold.
+        title: tooltip, such as the exact number of bytes.
+        href: link target.
+        share: length of a bar behind the number, in [0, 1].
+        key: sample of the series' line in figures.
+        below: second, smaller line of text.
+        strong: whether the text is bold.
     """
 
     text: str
@@ -51,7 +51,7 @@ class PageCell:
 
 @dataclass(frozen=True)
 class PageTable:
-    """Rows under headings: the first `words` columns hold words, the others numbers. In `prose` words are sentences."""
+    """A table. The first `words` columns hold text, sentences if `prose`, and the others numbers."""
 
     caption: str
     columns: Sequence[str]
@@ -72,7 +72,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Details:
-    """A text or a table, shown on demand."""
+    """A collapsible text or table."""
 
     summary: str
     text: str = ""
@@ -81,7 +81,7 @@ class Details:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A part of the page under a heading; a `legend` is that of all its figures."""
+    """A section of the page; `legend` is shared by all its figures."""
 
     heading: str
     text: Sequence[str] = ()
@@ -96,11 +96,11 @@ class PageSection:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole report.
+    """A report.
 
     Attributes:
         lead: the result in one or two sentences.
-        warning: what a reader must know first.
+        warning: a warning above all results.
     """
 
     title: str

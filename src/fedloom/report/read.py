@@ -1,4 +1,4 @@
-"""The files of a run or comparison folder, read back and checked."""
+"""Read the folder of a run or comparison."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedloom.report.schema import FailureRow, LedgerRow, MetricRow, MixingRow, P
 from fedloom.report.unfinished import summary_so_far
 
 START = "start"
-"""The stage of the measures before the first round."""
+"""The stage of metrics before the first round."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,10 @@ class Run:
     """The content of a run's folder.
 
     Attributes:
-        finished: whether there is a result; if not, `summary` is of the last evaluation.
-        names: the N clients or parties, as tables name them.
-        measured: (iterations, values) for each (measure, party, stage), in the order of the rounds.
-        mixing: by round, the weights (N, N) with which each client, a row, mixed everybody's models; empty if the
-            method does not note them.
+        finished: whether the run has a result; if not, `summary` is that of the last evaluation.
+        names: ids of the N clients or parties in the tables.
+        measured: (iterations, values) by (measure, party, stage), in order of rounds.
+        mixing: mixing weights (N, N) by round, one row per client; empty if the method records none.
     """
 
     folder: Path
@@ -46,12 +45,12 @@ class Run:
 
     @property
     def personal(self) -> bool:
-        """Whether what counts is each client's accuracy on its own rows."""
+        """Whether the main metric is each client's accuracy on its own rows."""
         return bool(self.summary.eval_modes or self.mixing)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """What people call the N clients or parties."""
+        """Display names of the N clients or parties."""
         held = self.partition.parties
         return self.names if held is None else tuple(party.name for party in held.parties)
 
@@ -62,13 +61,13 @@ class Run:
 
     @property
     def stages(self) -> list[str]:
-        """Those after which the accuracy was measured, in order."""
+        """The stages after which the accuracy was measured, in order."""
         return [
             stage for what, party, stage in self.measured if (what, party) == ("accuracy mean", "") and stage != START
         ]
 
     def curve(self, measure: str, stage: str, party: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """Iterations (n,) and values (n,) of a measure after one stage, from the start on."""
+        """Iterations (n,) and values (n,) of a measure at the start and after a stage of each round."""
         parts = [self.measured.get((measure, party, s), ([], [])) for s in (START, stage)]
         x, y = ([value for part in parts for value in part[axis]] for axis in (0, 1))
         return np.array(x, dtype=float), np.array(y, dtype=float)
@@ -78,7 +77,7 @@ def read_run(folder: Path) -> Run:
     """Read the folder of a run, finished or not.
 
     Raises:
-        DataError: a file is missing, torn or contradicts another.
+        DataError: a file is missing or damaged, or contradicts another.
     """
     metrics = table(folder / "metrics.csv", MetricRow)
     partition = model(folder / "partition.json", PartitionFile)
@@ -99,15 +98,15 @@ def read_run(folder: Path) -> Run:
     held = partition.parties
     seen = dict.fromkeys(m.party for m in metrics if held or m.measure == "accuracy")
     names = held.ids(seen) if held else tuple(seen)
-    if summary.accuracy.clients is not None and names:  # some were away, or do not report their accuracy
+    if summary.accuracy.clients is not None and names:  # some were absent or do not report their accuracy
         names = tuple(f"{names[0].rpartition('-')[0]}-{i}" for i in range(summary.clients))
     numbers = [summary.clients, len(names), partition.number, len(partition.architectures)]
     numbers += [] if held or summary.accuracy.clients is not None else [len(summary.accuracy.per_client)]
     widths = partition.widths | {len(partition.classes)}
     if len(set(numbers)) > 1 or len(widths) > 1 or bool(summary.scores) != bool(held):
         raise DataError(
-            f"{folder}: the files must speak of the same clients and classes, but they count {numbers} clients "
-            f"and {sorted(widths)} classes. They are of different runs: repeat the run in an empty folder."
+            f"{folder}: the files disagree; they list {numbers} clients and {sorted(widths)} classes. They belong to "
+            "different runs. Repeat the run in an empty folder."
         )
     return Run(
         folder=folder,
@@ -125,27 +124,27 @@ def read_run(folder: Path) -> Run:
 
 
 def read_comparison(folder: Path) -> tuple[Comparison, list[Run]]:
-    """Read a comparison, and the runs in its folder that are still there.
+    """Read a comparison and those of its runs whose folders exist.
 
     Raises:
-        DataError: a file is torn, a run folder lacks one, or holds another run than the comparison's.
+        DataError: a file is missing or damaged, or a folder holds another run than the comparison lists.
     """
     found = model(folder / "comparison.json", Comparison)
-    there = [run for run in found.runs if run.folder and (folder / run.folder).is_dir()]
-    runs = [read_run(folder / str(run.folder)) for run in there]
+    existing = [run for run in found.runs if run.folder and (folder / run.folder).is_dir()]
+    runs = [read_run(folder / str(run.folder)) for run in existing]
     clients: dict[int, int] = {}
-    for said, run in zip(there, runs, strict=True):
+    for listed, run in zip(existing, runs, strict=True):
         s = run.summary
-        if (said.name, said.seed) != (s.name, s.seed) or clients.setdefault(s.seed, s.clients) != s.clients:
+        if (listed.name, listed.seed) != (s.name, s.seed) or clients.setdefault(s.seed, s.clients) != s.clients:
             raise DataError(
-                f"{run.folder} must hold the run of {said.name} with seed {said.seed} that comparison.json names, but "
-                f"holds {s.name} with seed {s.seed} and {s.clients} clients; repeat the comparison with --resume"
+                f"comparison.json lists {listed.name} with seed {listed.seed} in {run.folder}, but the folder holds "
+                f"{s.name} with seed {s.seed} and {s.clients} clients. Repeat the comparison with --resume."
             )
     return found, runs
 
 
 def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
-    """The weights (N, N) of each round that is in the table; what is not finite counts as 0."""
+    """Mixing weights (N, N) by round; those that are not finite become 0."""
     found: dict[int, np.ndarray] = {}
     numbers = {name: i for i, name in enumerate(names)}
     for line in table(path, MixingRow) if path.is_file() else ():
@@ -154,16 +153,16 @@ def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
             for owner, weight in (pair.split(":") for pair in line.weights.split()):
                 matrix[numbers[line.party], int(owner)] = float(weight)
         except (KeyError, IndexError, ValueError):
-            raise damaged(path, f"names unknown clients or weights at {line.party}, round {line.round}") from None
+            raise damaged(path, f"has unknown clients or weights at {line.party}, round {line.round}") from None
     return {round: np.nan_to_num(found[round], posinf=0.0, neginf=0.0) for round in sorted(found)}
 
 
 def _whole(
     path: Path, measured: Mapping[tuple[str, str, str], tuple[list[int], list[float]]], scores: Sequence[str]
 ) -> None:
-    """Refuse a table in which an evaluation lacks a measure of the whole federation, or one of the scores."""
+    """Raise DataError if an evaluation lacks a metric of the whole federation or one of the scores."""
     every = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", "bytes across", *scores)
     for stage in {stage for measure, _, stage in measured if measure in every} | {START}:
         found = [measured.get((measure, "", stage), ([], []))[0] for measure in every]
         if not found[0] or any(iterations != found[0] for iterations in found):
-            raise damaged(path, f"lacks a line: at the stage {stage!r} the measures differ in number")
+            raise damaged(path, f"is incomplete: the metrics of stage {stage!r} have different numbers of rows")

@@ -1,4 +1,4 @@
-"""The tables of a run's folder and its `partition.json`, as far as a report needs them."""
+"""Schemas of the tables in a run's folder and of `partition.json`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from fedloom.experiment.result import FileSchema
 
 
 class PartyData(FileSchema):
-    """What one party of a vertical federation holds: columns of a table by name, or a picture's shape; rows; and how
-    uneven its classes are."""
+    """The data of a party in vertical learning: column names or image shape, numbers of rows, and class imbalance."""
 
     name: str
     input_shape: tuple[int, ...]
@@ -26,13 +25,13 @@ class PartyData(FileSchema):
 
 
 class AllParties(FileSchema):
-    """How uneven the unaligned rows of all parties are together."""
+    """Class imbalance of the unaligned rows of all parties."""
 
     weighted_cosine: float | None
 
 
 class VerticalPartition(FileSchema):
-    """What the parties of a vertical federation hold; the rows (K,) of each class among those that all have."""
+    """The data of all parties in vertical learning, with aligned and test rows (K,) by class."""
 
     aligned_counts: tuple[int, ...]
     test_counts: tuple[int, ...]
@@ -40,14 +39,14 @@ class VerticalPartition(FileSchema):
     all: AllParties
 
     def ids(self, seen: Iterable[str]) -> tuple[str, ...]:
-        """The parties' names in the tables of a run, given those names that occur there: by role and number."""
+        """The parties' ids, role and number, given the ids `seen` in the tables."""
         role = next((name.rpartition("-")[0] for name in seen if "-" in name), "party")
         return tuple(f"{role}-{m}" for m in range(len(self.parties)))
 
 
 class PartitionFile(FileSchema):
-    """`partition.json`: (N, K) rows of each class at each client, or what vertical parties hold, or how many clients
-    have rows that only they know; and their networks."""
+    """`partition.json`: rows (N, K) by client and class, the data of vertical parties, or the number of clients with
+    private rows; and the networks."""
 
     classes: tuple[str, ...] = Field(min_length=1)
     counts: tuple[tuple[int, ...], ...] = ()
@@ -66,17 +65,17 @@ class PartitionFile(FileSchema):
     @model_validator(mode="after")
     def _check_kind(self) -> PartitionFile:
         if bool(self.counts) + bool(self.parties) + bool(self.apart) != 1:
-            raise ValueError("it must have either the counts of clients, or parties, or how many have rows apart")
+            raise ValueError("exactly one of counts, parties and apart must be set")
         return self
 
     @property
     def number(self) -> int:
-        """Of clients or parties."""
+        """Number of clients or parties."""
         return self.apart or len(self.parties.parties if self.parties else self.counts)
 
     @property
     def widths(self) -> set[int]:
-        """The numbers of classes in the counts."""
+        """The numbers of classes that the counts have."""
         if self.parties is None:
             return {len(row) for row in self.counts}
         unaligned = [p.unaligned_counts for p in self.parties.parties if p.unaligned_counts is not None]
@@ -97,7 +96,7 @@ class LedgerRow(FileSchema):
 
 
 class FailureRow(FileSchema):
-    """A row of `failures.csv`: a call that gave no usable reply."""
+    """A row of `failures.csv`: a failed call."""
 
     round: int
     party: str
@@ -117,7 +116,7 @@ class MetricRow(FileSchema):
 
 
 class MixingRow(FileSchema):
-    """A row of `mixing.csv`: the weights with which a client mixed models, by their owners' numbers."""
+    """A row of `mixing.csv`: a client's mixing weights, by the numbers of the models' owners."""
 
     round: int
     party: str

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def confidence_interval(values: Sequence[float], most: float = np.inf) -> tuple[float, float] | None:
-    """The 95 % interval of the mean of finite values by Student's t, within ±`most`; None below two values."""
+    """The 95 % confidence interval of the mean (Student's t), clipped to ±`most`; None below two values."""
     if len(values) < 2:
         return None
     from scipy.stats import t

@@ -1,4 +1,4 @@
-"""Styles of series: colours, markers and dashes, in figures and in legends."""
+"""Colours, markers and dashes of series in figures and legends."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ SHAPES: dict[str, list[tuple[float, float]]] = {
         for x, y in ((-0.35, 1), (0.35, 1), (0.35, 0.35), (1, 0.35), (1, -0.35), (0.35, -0.35))
     ],
 }
-"""Corners of the markers within a square of side 2."""
+"""Corners of the markers in a square of side 2."""
 DASHES: tuple[tuple[float, ...], ...] = ((), (6, 3), (3, 2), (8, 3, 2, 3))
 """Lengths of dashes and gaps."""
 
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How a series is drawn.
+    """The style of a series.
 
     Attributes:
-        colour: as matplotlib draws it, a key of `VARIABLES`.
-        shape: of its markers, a key of `SHAPES`; None for none.
-        dash: lengths of dashes and gaps; empty for a whole line, None for no line.
-        filled: whether its markers are.
+        colour: a key of `VARIABLES`.
+        shape: marker shape, a key of `SHAPES`; None for no markers.
+        dash: lengths of dashes and gaps; empty for a solid line, None for no line.
+        filled: whether markers are filled.
     """
 
     colour: str
@@ -46,7 +46,7 @@ class SeriesStyle:
     filled: bool = True
 
     def options(self, size: float) -> dict[str, Any]:
-        """The same as options of matplotlib, with markers of a size in pixels."""
+        """Options for matplotlib; `size` is that of markers in pixels."""
         from matplotlib.path import Path
 
         line = "none" if self.dash is None else (0, self.dash) if self.dash else "-"
@@ -54,13 +54,13 @@ class SeriesStyle:
         if self.shape and size:
             corners = SHAPES[self.shape]
             style["marker"] = Path([*corners, corners[0]], closed=True)
-            rim = PAPER if self.filled and size > 5 else self.colour  # sets it apart from one below
+            rim = PAPER if self.filled and size > 5 else self.colour  # separates overlapping markers
             style |= {"markersize": size, "markeredgewidth": 1.0 if self.filled else 1.5}
             style |= {"markeredgecolor": rim, "markerfacecolor": self.colour if self.filled else PAPER}
         return style
 
     def key(self, text: str, *, band: bool = False) -> Key:
-        """Its entry in a legend."""
+        """The legend entry."""
         colour = VARIABLES[self.colour]
         parts = []
         if band:
@@ -77,11 +77,11 @@ class SeriesStyle:
 
 
 LEVEL = SeriesStyle(INK, dash=(1.5, 3))
-"""A value to hold others against, such as chance."""
+"""The style of reference values, such as chance."""
 
 
 def series_style(number: int) -> SeriesStyle:
-    """The style of series 0, 1, 2, …: colour, marker and dashes change, so that no one of them is needed."""
+    """The style of series 0, 1, 2, …; colour, marker and dashes all vary, so that none is needed alone."""
     colours = (*SERIES, INK)
     turns, i = divmod(number, len(colours))
     return SeriesStyle(colours[i], list(SHAPES)[number % len(SHAPES)], DASHES[turns % len(DASHES)])

@@ -1,7 +1,7 @@
-"""From a matplotlib figure to an SVG that lives inside a page.
+"""Convert matplotlib figures to inline SVG.
 
-Colours become variables of the page's style sheet, so that one picture serves light, dark and print; text
-stays text in the page's font; ids are hashes of what they name, so that equal runs give equal bytes.
+Colours become CSS variables, so that one figure serves light, dark and print; text stays text in the page's font; ids
+are content hashes, so that equal runs give equal bytes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 from markupsafe import Markup, escape
 
 INK, SOFT, GRID, PAPER, HEAT = "#010101", "#020202", "#030303", "#040404", "#050505"
-"""Stand-ins, drawn by matplotlib and then replaced."""
+"""Placeholder colours, replaced after drawing."""
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""Okabe and Ito's colours, which all kinds of colour vision keep apart."""
+"""The colour-blind-safe palette of Okabe and Ito."""
 VARIABLES = {
     INK: "currentColor",
     SOFT: "var(--soft)",
@@ -28,7 +28,7 @@ VARIABLES = {
     **{colour: f"var(--s{i})" for i, colour in enumerate(SERIES, 1)},
 }
 TEXT = 12.0
-"""Size of text in a figure, in CSS pixels at the figure's natural width."""
+"""Font size in CSS pixels at the figure's natural width."""
 
 _COLOUR = re.compile("|".join(VARIABLES))
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
@@ -37,7 +37,7 @@ _NAMED = re.compile(r'(?:href="|url\()#([\w.-]+)')
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """matplotlib's settings for all that is drawn inside; also a decorator."""
+    """matplotlib's settings as a context manager or decorator."""
     import matplotlib
 
     settings: dict[str, Any] = {
@@ -56,12 +56,12 @@ def drawing() -> Iterator[None]:
         "path.simplify": True,
     }
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the browser's fonts have more
+        warnings.filterwarnings("ignore", "Glyph")  # the browser's fonts have more glyphs
         yield
 
 
 def canvas(width: float, height: float, *, left: float, right: float, top: float, bottom: float) -> tuple[Any, Any]:
-    """A figure and its axes; sizes and margins in pixels."""
+    """A figure and its axes. Sizes and margins are in pixels."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), facecolor="none")  # an SVG has 72 units to the inch
@@ -69,7 +69,7 @@ def canvas(width: float, height: float, *, left: float, right: float, top: float
 
 
 def panel(figure: Any, left: float, bottom: float, width: float, height: float) -> Any:
-    """Axes at a place of a figure, in pixels from its lower left corner."""
+    """Axes at a position in pixels from the figure's lower left corner."""
     across, up = (72 * side for side in figure.get_size_inches())
     axes = figure.add_axes((left / across, bottom / up, width / across, height / up), facecolor="none")
     for side in ("top", "left", "right"):
@@ -85,8 +85,8 @@ def inline(figure: Any, slug: str, alt: str) -> Markup:
 
     Args:
         figure: made by `canvas`.
-        slug: its name, which no other figure of the page has.
-        alt: a description for screen readers.
+        slug: a name, unique on the page.
+        alt: description for screen readers.
     """
     import matplotlib
 
@@ -106,7 +106,7 @@ def inline(figure: Any, slug: str, alt: str) -> Markup:
 
 
 def _tidied(tag: str, named: set[str]) -> str:
-    """One tag, without what the page's style says better."""
+    """A tag without attributes that the page's style sheet sets."""
     tag = _COLOUR.sub(lambda found: VARIABLES[found[0]], tag)
     tag = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in named else "", tag)
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)

@@ -1,4 +1,4 @@
-"""The end of a run or comparison in a terminal."""
+"""Results of a comparison in a terminal."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ SHORT = {
 }
 """Headings of scores."""
 WIDE = 1000
-"""A width in which every table fits."""
+"""A width that fits every table."""
 
 
 def show_comparison(content: Mapping[str, Any], out: Console) -> None:
-    """Show the content of `comparison.json`: a row for each method, then paired differences.
+    """Show the content of `comparison.json`: one row per method, then paired differences.
 
-    The metric that counts comes first and has its spread. Names are never cut. What does not
-    fit into the terminal is in the report.
+    The main metric comes first, with its deviation. Names are never truncated; columns that do not fit are omitted.
     """
     found = Comparison(**content)
     if found.joint:
@@ -40,7 +39,7 @@ def show_comparison(content: Mapping[str, Any], out: Console) -> None:
 
 
 def _show_accuracies(found: Comparison, out: Console) -> None:
-    """Clients that answer one by one; the accuracies on own rows too, where a method is evaluated in further ways."""
+    """Horizontal methods: accuracies, also on own rows for methods with evaluation modes."""
     over = "seeds" if len(found.methods[0].seeds) > 1 else "clients"
     headings = _headings(found)
     order = sorted(headings, key=lambda name: name != found.measure)  # stable
@@ -62,7 +61,7 @@ def _show_accuracies(found: Comparison, out: Console) -> None:
     out.print(whole if _fits(whole, out) else table(failed))
     _show_networks(found, out)
     for seed, clients in found.unseen.items():
-        out.print(f"seed {seed}: in no round, only evaluated: {fmt.clients_named(clients)}", soft_wrap=True)
+        out.print(f"seed {seed}: held out from training: {fmt.clients_named(clients)}", soft_wrap=True)
     first = found.methods[0]
     own_chance = first.own_chances.get("unseen", first.own_chance)
     also = f" (on the own mix: {_value(own_chance)})" if len(headings) > 1 and own_chance is not None else ""
@@ -72,13 +71,13 @@ def _show_accuracies(found: Comparison, out: Console) -> None:
     what = "" if found.measure == GLOBAL else f" of {found.measure}"
     for d in found.differences:
         spread = "" if d.std_over_seeds is None else f" ± {100 * d.std_over_seeds:.1f} over {len(d.per_seed)} seeds"
-        mean = "no seed in common" if d.mean is None else f"{fmt.points(d.mean)} points{what}{spread}"
+        mean = "no common seed" if d.mean is None else f"{fmt.points(d.mean)} points{what}{spread}"
         out.print(f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients")
 
 
 def _headings(found: Comparison) -> dict[str, str]:
-    """The accuracies that are shown, and their headings. Where clients are unseen, those that train have one, for the
-    way that counts: 80 columns have no room for all."""
+    """The accuracies shown and their headings. With unseen clients, training clients have one column only, to fit 80
+    characters."""
     names = {
         f"{OWN} {eval_mode}": eval_mode
         for eval_mode in dict.fromkeys(eval_mode for m in found.methods for eval_mode in m.eval_modes)
@@ -94,7 +93,7 @@ def _headings(found: Comparison) -> dict[str, str]:
 
 
 def _show_networks(found: Comparison, out: Console) -> None:
-    """The accuracy by the clients' network or black box, where they have several, and the points over a method."""
+    """The accuracy by the clients' network or black box, and the gain over a method."""
     table = _table("model", "clients", *(m.name for m in found.methods))
     for name, count, values in found.networks:
         table.add_row(
@@ -103,14 +102,16 @@ def _show_networks(found: Comparison, out: Console) -> None:
     if found.networks and _fits(table, out):
         out.print(table)
         if found.gains_over and len(found.methods) > 1:
-            out.print(f"in brackets: points over the same clients of {found.gains_over}", markup=False, soft_wrap=True)
+            out.print(
+                f"in brackets: gain over {found.gains_over} in points, same clients", markup=False, soft_wrap=True
+            )
 
 
 def _show_scores(found: Comparison, out: Console) -> None:
-    """Parties with different columns: scores of the active party's predictions, and paired differences."""
+    """Vertical methods: scores of the joint prediction, and paired differences."""
     methods, several = found.methods, len(found.methods[0].seeds) > 1
     names = list(dict.fromkeys(name for m in methods for name in m.scores))
-    if "rare recall" in names:  # 80 columns have no room for all
+    if "rare recall" in names:  # to fit 80 characters
         names = [name for name in names if name not in ("balanced accuracy", "auc")]
     costs = ["up", "down", "s", *(["failed"] if any(m.failures for m in methods) else [])]
     table = _table("method", *(SHORT.get(name, name) for name in names), *costs)
@@ -121,11 +122,11 @@ def _show_scores(found: Comparison, out: Console) -> None:
     spread = "± s.d. over seeds; " if several else ""
     out.print(f"{spread}always answering the most frequent class: {_value(methods[0].chance)}")
     if "log loss" in names:
-        out.print("of log-loss less is better")
+        out.print("log-loss: less is better")
     for m in methods:
         for eval_mode, on in m.alone.items():
             own = "" if on.own is None else f", {_value(on.own.mean)} on its unaligned rows"
-            out.print(f"{m.name}, each party {eval_mode}: {_value(on.test.mean)} on the test{own}")
+            out.print(f"{m.name}, each party {eval_mode}: {_value(on.test.mean)} on the test rows{own}")
     pairs = {name: each for name, each in {found.measure: found.differences, **found.further}.items() if name in names}
     if found.differences:
         table = _table("difference", *(SHORT.get(name, name) for name in pairs))
@@ -145,18 +146,18 @@ def _score(score: Score, found: SeedSpread | PairedDifference | None, spread: bo
 
 
 def _value(value: float | None, score: Score = ACCURACY) -> str:
-    """`86.7%`, which takes less room than the `86.7 %` of a report, or `0.962`."""
+    """`86.7%` or `0.962`."""
     return "" if value is None else fmt.metric(value, score.share).replace(fmt.NBSP, "")
 
 
 def _costs(m: MethodSummary) -> dict[str, str]:
-    """What a method sent and received, seconds, and failed calls."""
+    """Bytes sent and received, seconds, and failed calls of a method."""
     sent, received = (fmt.size(count + m.bytes.across, " ") for count in (m.bytes.up, m.bytes.down))
     return {"sent": sent, "received": received, "s": f"{m.seconds:.0f}", "failed": str(m.failures)}
 
 
 def _table(*headings: str) -> Table:
-    """A table of names and numbers."""
+    """An empty table: a column of names, then columns of numbers."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(headings[0], no_wrap=True)
     for heading in headings[1:]:

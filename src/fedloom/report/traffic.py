@@ -1,4 +1,4 @@
-"""What a run sent, and how it spent its time."""
+"""Messages and wall time of a run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fedloom.report.schema import LedgerRow
 from fedloom.report.styles import series_style
 
 ACTIVE_PARTY = (
-    "The first party's columns belong to the active party: messages between them stay inside one organisation and are "
-    "not counted. Neither are those of an evaluation."
+    "The first party is colocated with the active party. Messages between them are not counted, nor are messages of an "
+    "evaluation."
 )
 
 
@@ -26,12 +26,12 @@ def traffic(run: Run) -> PageSection:
     for flow in run.ledger:
         kinds.setdefault((flow.sender, flow.receiver, flow.kind), []).append(flow)
     columns = ("From → to", "Message", "Content", "Messages", "Tensor data", "On the wire")
-    caption = "All messages of the run, by the method that they call or answer"
+    caption = "All messages of the run by called method"
     tables = [PageTable(caption, columns, [_kind(flows) for flows in kinds.values()], words=3)] if kinds else []
     phases = {phase: seconds for phase, seconds in run.summary.seconds.items() if phase != "total"}
     if phases:
         tables.append(_times(phases))
-    text = "The ledger counts every message. On the wire, names and framing come on top of the tensor data."
+    text = "The ledger counts every message. Sizes on the wire include names and framing."
     if not run.summary.scores:
         return PageSection("Traffic and time", text=[text], tables=tables)
     flows = _by_round(run)
@@ -39,7 +39,7 @@ def traffic(run: Run) -> PageSection:
 
 
 def _by_round(run: Run) -> Figure | None:
-    """Tensor data of each kind and direction, round by round."""
+    """Tensor data by round, for each kind and direction."""
     rounds = run.summary.rounds
     kinds: dict[str, np.ndarray] = {}
     for flow in run.ledger:
@@ -62,7 +62,7 @@ def _by_round(run: Run) -> Figure | None:
 
 
 def _kind(flows: Sequence[LedgerRow]) -> list[PageCell]:
-    """One row for the messages of a kind, whose content may change during the run."""
+    """One row for the messages of a kind; their content may change during the run."""
     contents = list(dict.fromkeys(flow.what for flow in flows))
     more = f", and {fmt.times(len(contents) - 1, 'other form')}" if len(contents) > 1 else ""
     count, size, wire = (sum(getattr(flow, key) for flow in flows) for key in ("count", "bytes", "wire_bytes"))

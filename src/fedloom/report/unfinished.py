@@ -22,14 +22,14 @@ def summary_so_far(
     failures: int,
     partition: PartitionFile,
 ) -> RunSummary:
-    """What `result.json` would hold at the last evaluation.
+    """The summary at the last evaluation, in place of `result.json`.
 
     Raises:
-        DataError: there was none yet, or the config is damaged.
+        DataError: the run has no evaluation yet, or its config is damaged.
     """
     evaluations = [m for m in metrics if m.measure == "accuracy mean"]
     if not evaluations:
-        raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet; continue the run with --resume")
+        raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume.")
     try:
         settings = tomllib.loads(config)
     except tomllib.TOMLDecodeError as error:

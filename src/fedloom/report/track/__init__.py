@@ -1,1 +1,1 @@
-"""What a run's folder holds, sent on to an experiment tracker. The folder stays the truth."""
+"""Experiment trackers: they receive a copy of the metrics in a run's folder."""

@@ -1,6 +1,6 @@
-"""Trackers in a process of their own beside a run: the run never waits for them, and they change no number.
+"""Upload to trackers in a separate process, so that a run never waits for them and its numbers do not change.
 
-The process ends when its standard input does, so when the run's process ends, however that ends.
+The process stops at the end of its standard input, hence also when the run's process is killed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from fedloom.report.track.send import follow
 from fedloom.report.track.trackers import check
 
 WAIT = 60.0
-"""Seconds that the end of a run waits at most until all is sent."""
+"""Maximum seconds to wait for the upload at the end of a run."""
 
 
 @contextlib.contextmanager
 def tracking(folder: Path, names: Sequence[str]) -> Iterator[None]:
-    """Within it, what the runs of a folder save is sent to trackers.
+    """Send everything that the runs in a folder save to trackers while the context is open.
 
     Raises:
-        ConfigError: a tracker is unknown, or not installed.
+        ConfigError: a tracker is unknown or not installed.
     """
     names = check(names)
     if not names:
@@ -36,7 +36,7 @@ def tracking(folder: Path, names: Sequence[str]) -> Iterator[None]:
         [sys.executable, "-m", "fedloom.report.track.background", str(folder), *names],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        process_group=0,  # a Ctrl-C is for the run
+        process_group=0,  # Ctrl-C must reach the run only
     )
     assert process.stdin
     try:
@@ -47,13 +47,13 @@ def tracking(folder: Path, names: Sequence[str]) -> Iterator[None]:
             process.wait(WAIT)
         except subprocess.TimeoutExpired:
             logging.getLogger("fedloom").warning(
-                "%s: not all is sent yet; it continues in the background. To make sure: fedloom track %s --to %s",
+                "%s: upload incomplete; it continues in the background. To make sure, run: fedloom track %s --to %s",
                 *(", ".join(names), folder, " --to ".join(names)),
             )
 
 
 def main(folder: str, *names: str) -> None:
-    """Follow a folder until the standard input ends."""
+    """Follow a folder until the end of standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
     listener = threading.Thread(target=sys.stdin.read, daemon=True)

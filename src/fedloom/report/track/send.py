@@ -1,8 +1,8 @@
-"""From a run's folder to a tracker: what is new since the last time, as often as one likes.
+"""Incremental upload of a run's folder to a tracker.
 
-`tracked-NAME.json` in the folder records what a tracker has; one process at a time writes it. Metrics are taken from
-`metrics.csv`, which a run writes when it saves: so nothing is sent that a run, resumed after a kill, would do again, no
-round is sent twice, and the runs of a pool's processes need not know of trackers.
+`tracked-NAME.json` in the folder records the upload state; one process at a time writes it. Metrics come from
+`metrics.csv`, which a run writes at checkpoints. Hence a round that a resumed run repeats is not sent twice, and worker
+processes need not know about trackers.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from fedloom.report.schema import MetricRow
 from fedloom.report.track.trackers import TRACKERS, Plain, RunInfo, Tracker
 
 PAUSE = 1.0
-"""Seconds between two visits to folders that are followed."""
+"""Seconds between two looks at a followed folder."""
 
 
 @dataclass
 class UploadState:
-    """What a tracker has of a run.
+    """Progress of the upload of a run to a tracker.
 
     Attributes:
-        run: the run's name there.
-        round: the last that was sent; -1 for none.
-        finished: whether its result was.
+        run: the tracker's identifier of the run.
+        round: the last round sent; -1 for none.
+        finished: whether the final result has been sent.
     """
 
     run: str = ""
@@ -47,11 +47,11 @@ class UploadState:
 
 
 class Sender:
-    """Sends runs to one tracker, and keeps unfinished ones open.
+    """Sends runs to one tracker and keeps unfinished runs open.
 
     Args:
-        name: of the tracker.
-        wait: for another process that sends the same run to it; if not, that is an error.
+        name: the tracker's name.
+        wait: whether to wait for a run that another process is sending, or raise an error.
     """
 
     def __init__(self, name: str, *, wait: bool) -> None:
@@ -61,13 +61,18 @@ class Sender:
         self._open: dict[Path, tuple[Tracker, UploadState]] = {}
 
     def send(self, folder: Path) -> int:
-        """Send what is new in a run's folder; how many rounds that are.
+        """Send the new rounds in a run's folder, and return their number.
 
         Raises:
-            DataError: the folder is no run's, or damaged; or another process sends it.
-            Exception: whatever the tracker raises.
+            DataError: the folder holds no run or is damaged, or another process is sending it.
+            Exception: any error of the tracker.
         """
-        self._lock(folder)
+        if folder not in self._locks:
+            file = os.open(folder / f".{self.name}.lock", os.O_WRONLY | os.O_CREAT, 0o644)
+            if not lock(file, wait=self._wait):
+                os.close(file)
+                raise DataError(f"{folder} is being sent to {self.name} by another process. Wait until it ends.")
+            self._locks[folder] = file
         tracker, state = self._open.get(folder, (None, None))
         state = state or sent_so_far(folder, self.name)
         result = None if state.finished else _result(folder)
@@ -92,26 +97,16 @@ class Sender:
         return len(new)
 
     def close(self) -> None:
-        """Close unfinished runs, which may continue another day."""
+        """Close unfinished runs, which may continue later, and release all locks."""
         while self._open:
             _, (tracker, _) = self._open.popitem()
             tracker.end(None)
         self.release()
 
     def release(self) -> None:
-        """Let other processes send the runs."""
+        """Release all locks, so that other processes can send the runs."""
         while self._locks:
             os.close(self._locks.popitem()[1])
-
-    def _lock(self, folder: Path) -> None:
-        """From now on only this process sends the run to the tracker."""
-        if folder in self._locks:
-            return
-        file = os.open(folder / f".{self.name}.lock", os.O_WRONLY | os.O_CREAT, 0o644)
-        if not lock(file, wait=self._wait):
-            os.close(file)
-            raise DataError(f"{folder} is being sent to {self.name} by its run: wait for its end")
-        self._locks[folder] = file
 
     def _record(self, folder: Path, state: UploadState) -> None:
         draft = folder / f".tracked-{self.name}.json.draft"
@@ -120,38 +115,38 @@ class Sender:
 
 
 def send(folder: Path, name: str) -> int:
-    """Send all runs in a folder, once; how many rounds were new.
+    """Send all runs in a folder once, and return the number of new rounds.
 
     Raises:
-        DataError: there is no run in it, or a file is damaged.
-        EngineError: the tracker is unavailable, or refuses.
+        DataError: the folder holds no run, or a file is damaged.
+        EngineError: the tracker is unavailable or rejects the data.
     """
-    found = runs(folder)
-    if not found:
-        raise DataError(f"{folder} holds no run: name the folder of a run, a comparison or a sweep")
+    folders = runs(folder)
+    if not folders:
+        raise DataError(f"{folder} holds no run. Name the folder of a run, a comparison or a sweep.")
     sender = Sender(name, wait=False)
     try:
-        count = sum(sender.send(each) for each in found)
+        count = sum(sender.send(each) for each in folders)
         sender.close()
     except DataError:
         raise
     except Exception as error:
-        raise EngineError(f"{name} refuses {folder} ({reason(error)}): mend the cause, and send again") from None
+        raise EngineError(f"cannot send {folder} to {name} ({reason(error)}). Fix the cause and repeat.") from None
     finally:
         sender.release()
     return count
 
 
 def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None:
-    """Send what is new in a folder until it is over, then the rest. A tracker that fails is warned of once, and gets no
-    more."""
+    """Send new rounds of all runs in a folder until `over()`, then the rest; a tracker that fails is dropped."""
     senders = [Sender(name, wait=True) for name in names]
-    seen: dict[Path, tuple[int, ...]] = {}
+    seen: dict[Path, list[int]] = {}
     last = False
     while senders and not last:
         last = over()
-        changed = [each for each in runs(folder) if seen.get(each) != _times(each)]
-        seen |= {each: _times(each) for each in changed}
+        times = {each: [file.stat().st_mtime_ns for file in _files(each)] for each in runs(folder)}
+        changed = [each for each in times if seen.get(each) != times[each]]
+        seen = times
         for sender in [*senders]:
             try:
                 for each in changed:
@@ -162,7 +157,8 @@ def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None
                 senders.remove(sender)
                 sender.release()
                 logging.getLogger("fedloom").warning(
-                    "%s gets no more metrics (%s). The run continues; send the rest with: fedloom track %s --to %s",
+                    "%s failed (%s) and receives no more metrics. The run continues. Send the rest with: "
+                    "fedloom track %s --to %s",
                     *(sender.name, reason(error), folder, sender.name),
                 )
         if not last:
@@ -170,34 +166,33 @@ def follow(folder: Path, names: Sequence[str], over: Callable[[], bool]) -> None
 
 
 def runs(folder: Path) -> list[Path]:
-    """The folders of runs in a folder: itself, those of a comparison, those of a sweep."""
+    """The run folders in the folder of a run, a comparison or a sweep."""
     return sorted(file.parent for pattern in ("", "*/", "*/*/") for file in folder.glob(f"{pattern}config.toml"))
 
 
-def _times(folder: Path) -> tuple[int, ...]:
-    """When the files were written that say what is new."""
-    files = [folder / name for name in ("metrics.csv", "result.json")]
-    return tuple(file.stat().st_mtime_ns if file.is_file() else 0 for file in files)
+def _files(folder: Path) -> list[Path]:
+    """The files of a run that hold new rounds and results."""
+    return [file for file in (folder / "metrics.csv", folder / "result.json") if file.is_file()]
 
 
 def info(folder: Path) -> RunInfo:
-    """What a tracker records of a run at its beginning.
+    """The metadata of a run.
 
     Raises:
-        DataError: its config is damaged.
+        DataError: the folder holds no run, or its config is damaged.
     """
     try:
         config = text(folder / "config.toml")
         values = tomllib.loads(config)
         started = datetime.fromisoformat(parsed(folder / "environment.json")["started"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} is no run's folder, or damaged ({reason(error)})") from None
+        raise DataError(f"{folder} holds no run or is damaged ({reason(error)}). Name a run's folder.") from None
     name = f"{values.get('name') or values.get('method')} seed {values.get('seed')} ({folder.resolve().name})"
     return RunInfo(name, folder, dict(_settings(values)), config, int(1000 * started.timestamp()))
 
 
 def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Plain]]:
-    """Settings by dotted key; lists as text."""
+    """Settings by dotted key; lists as JSON."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _settings(value, f"{prefix}{key}.")
@@ -206,17 +201,17 @@ def _settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def rounds(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """What was measured of the whole federation, and at its home, after each round that is saved.
+    """The metrics of the whole federation and of its server or active party, after each saved round.
 
-    The name of a metric after an earlier stage of a round has the stage before it: `local/accuracy mean`.
+    Metrics of earlier stages of a round carry the stage as a prefix: `local/accuracy mean`.
 
     Raises:
-        DataError: the table is damaged.
+        DataError: `metrics.csv` is damaged.
     """
-    found: dict[int, dict[str, dict[str, float]]] = {}
+    by_round: dict[int, dict[str, dict[str, float]]] = {}
     for row in table(folder / "metrics.csv", MetricRow) if (folder / "metrics.csv").is_file() else ():
-        if not row.party.rpartition("-")[2].isdigit():  # one of many
-            found.setdefault(row.round, {}).setdefault(row.stage, {})[row.measure] = row.value
+        if not row.party.rpartition("-")[2].isdigit():  # skip numbered clients
+            by_round.setdefault(row.round, {}).setdefault(row.stage, {})[row.measure] = row.value
     return [
         (
             number,
@@ -226,12 +221,12 @@ def rounds(folder: Path) -> list[tuple[int, dict[str, float]]]:
                 for metric, value in values.items()
             },
         )
-        for number, stages in sorted(found.items())
+        for number, stages in sorted(by_round.items())
     ]
 
 
 def _result(folder: Path) -> dict[str, float] | None:
-    """The final numbers of a finished run."""
+    """The final numbers of a run; None for an unfinished run."""
     if not (folder / "result.json").is_file():
         return None
     s = model(folder / "result.json", RunSummary)
@@ -242,10 +237,10 @@ def _result(folder: Path) -> dict[str, float] | None:
 
 
 def sent_so_far(folder: Path, name: str) -> UploadState:
-    """What a tracker has of a run.
+    """The upload state of a run, as `tracked-NAME.json` records it.
 
     Raises:
-        DataError: the file that says so is damaged.
+        DataError: the file is damaged.
     """
     file = folder / f"tracked-{name}.json"
     try:
@@ -253,10 +248,10 @@ def sent_so_far(folder: Path, name: str) -> UploadState:
     except FileNotFoundError:
         return UploadState()
     except (ValueError, TypeError) as error:
-        raise DataError(f"{file} is damaged ({reason(error)}): remove it, and the run is sent anew") from None
+        raise DataError(f"{file} is damaged ({reason(error)}). Remove it to send the run again.") from None
 
 
 def reason(error: BaseException) -> str:
-    """The beginning of an error's message, without the name and password of a URL."""
+    """The first line of an error's message, without the credentials of a URL."""
     message = re.sub(r"://[^/\s]*@", "://", str(error).strip().partition("\n")[0])
     return f"{type(error).__name__}: {message[:200]}" if message else type(error).__name__

@@ -1,7 +1,7 @@
 """TensorBoard, MLflow and Weights & Biases behind one small interface.
 
-Their own environment variables say where they write. They get a run's settings and metrics, and are asked to record
-nothing else of the machine.
+Each is configured by its own environment variables, receives a run's settings and metrics, and records nothing else
+about the machine.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import logging
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from fedloom.core.errors import ConfigError, did_you_mean
 
@@ -25,13 +25,13 @@ PROJECT = "fedloom"
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a tracker records of a run at its beginning.
+    """The metadata of a run.
 
     Attributes:
-        folder: the run's.
-        settings: by dotted key, as in its config.
-        config: the whole as TOML.
-        started: when it began, in milliseconds since 1970.
+        folder: the run's folder.
+        settings: the run's config by dotted key.
+        config: the whole config as TOML.
+        started: start time in milliseconds since 1970.
     """
 
     name: str
@@ -42,28 +42,28 @@ class RunInfo:
 
 
 class Tracker(Protocol):
-    """Receives the metrics of one run. A method that fails raises whatever it likes."""
+    """Receives the metrics of one run. Methods may raise any exception."""
 
     def begin(self, run: RunInfo, known: str, step: int) -> str:
-        """Begin or continue.
+        """Create or continue a run.
 
         Args:
-            known: what an earlier `begin` returned, to continue there; empty for a new run.
-            step: the last that was sent; -1 for none.
+            known: the return value of an earlier `begin`, to continue that run; empty for a new run.
+            step: the last step sent; -1 for none.
 
         Returns:
-            The run's name there.
+            The tracker's identifier of the run.
         """
 
     def measure(self, step: int, values: Mapping[str, float]) -> None:
-        """The metrics after so many rounds. Steps rise."""
+        """Record metrics at a step, which increases from call to call."""
 
     def end(self, result: Mapping[str, float] | None) -> None:
-        """The run is finished with these results, or with None may continue another day. Returns when all is sent."""
+        """Close the run and wait for the upload; with `result` None, it is unfinished and may continue later."""
 
 
 class TensorBoard:
-    """Event files in the folder `tensorboard` of the run's own."""
+    """Event files in the subfolder `tensorboard` of the run's folder."""
 
     def begin(self, run: RunInfo, known: str, step: int) -> str:
         """See `Tracker`."""
@@ -92,37 +92,37 @@ class MLflow:
     """A run of MLflow at MLFLOW_TRACKING_URI, in the experiment MLFLOW_EXPERIMENT_NAME."""
 
     BATCH = 100
-    """Most settings or metrics in one request."""
+    """Maximum number of settings or metrics per request."""
 
     def begin(self, run: RunInfo, known: str, step: int) -> str:
         """See `Tracker`."""
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        for name in ("mlflow", "alembic"):  # they log how they make tables
+        for name in ("mlflow", "alembic"):  # they log their database migrations
             logging.getLogger(name).setLevel("WARNING")
         self._client, self._started = MlflowClient(), run.started
         if known:
             self._client.update_run(known, status="RUNNING")
             self._run = known
             return known
-        called = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        experiment = self._client.get_experiment_by_name(called)
-        place = self._client.create_experiment(called) if experiment is None else experiment.experiment_id
-        self._run = self._client.create_run(place, run_name=run.name, start_time=run.started).info.run_id
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        experiment_id = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        self._run = self._client.create_run(experiment_id, run_name=run.name, start_time=run.started).info.run_id
         params = [Param(_allowed(key), str(value)) for key, value in run.settings.items()]
-        for batch in _batches(params, self.BATCH):
-            self._client.log_batch(self._run, params=batch)
+        for start in range(0, len(params), self.BATCH):
+            self._client.log_batch(self._run, params=params[start : start + self.BATCH])
         return self._run
 
     def measure(self, step: int, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
         from mlflow.entities import Metric
 
-        at = self._started + step  # a time that is the same if it is sent again: then it counts once
-        metrics = [Metric(_allowed(name), value, at, step) for name, value in values.items()]
-        for batch in _batches(metrics, self.BATCH):
-            self._client.log_batch(self._run, metrics=batch)
+        timestamp = self._started + step  # the same at every upload, so that MLflow drops duplicates
+        metrics = [Metric(_allowed(name), value, timestamp, step) for name, value in values.items()]
+        for start in range(0, len(metrics), self.BATCH):
+            self._client.log_batch(self._run, metrics=metrics[start : start + self.BATCH])
 
     def end(self, result: Mapping[str, float] | None) -> None:
         """See `Tracker`."""
@@ -132,21 +132,14 @@ class MLflow:
 
 
 class WandB:
-    """A run of Weights & Biases in the project WANDB_PROJECT; with WANDB_MODE=offline a folder to be synced later."""
+    """A run of Weights & Biases in the project WANDB_PROJECT; with WANDB_MODE=offline, a folder for `wandb sync`."""
 
     def begin(self, run: RunInfo, known: str, step: int) -> str:
         """See `Tracker`."""
         import wandb
 
-        quiet = wandb.Settings(
-            silent=True,
-            console="off",
-            disable_git=True,
-            save_code=False,
-            x_disable_meta=True,
-            x_disable_stats=True,
-            x_save_requirements=False,
-        )
+        quiet = {"silent": True, "console": "off", "disable_git": True, "save_code": False}
+        quiet |= {"x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=known or uuid.uuid4().hex[:12],
@@ -154,7 +147,7 @@ class WandB:
             config=dict(run.settings),
             resume="allow",
             reinit="create_new",
-            settings=quiet,
+            settings=wandb.Settings(**quiet),
         )
         return str(self._run.id)
 
@@ -170,29 +163,25 @@ class WandB:
 
 
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
-"""By the names of their extras and modules."""
+"""By name, which is also that of the extra and of the module."""
 
 
 def check(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, each once.
+    """The names without duplicates.
 
     Raises:
-        ConfigError: one is unknown, or not installed.
+        ConfigError: a tracker is unknown or not installed.
     """
     for name in names:
         if name not in TRACKERS:
-            raise ConfigError(f"unknown tracker {name!r}.{did_you_mean(name, TRACKERS)}")
-        found = find_spec(name)
-        if found is None or found.origin is None:  # a folder `wandb` of its own making is no package
-            raise ConfigError(f"{name} needs an extra: pip install 'fedloom[{name}]'")
+            hint = did_you_mean(name, TRACKERS)
+            raise ConfigError(f"unknown tracker {name!r}.{hint} Valid names are {', '.join(TRACKERS)}.")
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:  # without an origin: a data folder that wandb itself created
+            raise ConfigError(f"{name} is not installed. Install its extra: pip install 'fedloom[{name}]'")
     return tuple(dict.fromkeys(names))
 
 
 def _allowed(name: str) -> str:
-    """With the characters that MLflow takes in a name."""
+    """A name without the characters that MLflow rejects."""
     return re.sub(r"[^\w\-. :/]", "_", name)
-
-
-def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

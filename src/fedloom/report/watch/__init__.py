@@ -1,4 +1,4 @@
-"""`fedloom watch`: a run under way, in the terminal or as a live page."""
+"""`fedloom watch`: a run in progress, in the terminal or as a live page."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ EVERY = 0.5
 
 
 def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int, out: Console) -> int:
-    """Show a run or comparison until it ends, and return the exit status: 0 if it is finished, or still running.
+    """Show a run or comparison until it ends, and return the exit status: 0 if it is finished or still running.
 
     Args:
         folder: its folder; None for the newest in runs/.
-        once, as_json: show it as it is now, and stop.
-        page: serve a live page instead, until Ctrl-C.
-        port: of the page; 0 for a free one.
+        once, as_json: show the current state, as text or JSON, and return.
+        page: serve a live page until Ctrl-C.
+        port: the page's port; 0 for any free port.
         out: the terminal.
 
     Raises:
-        ConfigError: options that do not go together, or a port that is taken.
-        DataError: there is no run to see.
+        ConfigError: options contradict each other, or the port is not available.
+        DataError: there is no run to show.
     """
     if page and (once or as_json):
-        raise ConfigError("--page shows a run until Ctrl-C; take either it, or --once and --json")
+        raise ConfigError("--page cannot be combined with --once or --json")
     folder = newest(Path("runs")) if folder is None else folder
     if as_json:
         out.file.write((snapshot := take(folder, time())).model_dump_json() + "\n")
@@ -44,11 +44,13 @@ def watch(folder: Path | None, once: bool, as_json: bool, page: bool, port: int,
             from fedloom.report.watch.page import serve
 
             take(folder, time())  # raises here if the folder is wrong
-            serve(folder, port, lambda address: out.print(f"page  {address}  (Ctrl-C ends it, not the run)"))
+            serve(
+                folder, port, lambda address: out.print(f"page  {address}  (Ctrl-C closes the page; the run continues)")
+            )
             return 0
         snapshot = _follow(folder, out)
     except KeyboardInterrupt:
-        out.print("stopped watching; the run continues" if not page else "the page is closed")
+        out.print("The page is closed." if page else "Stopped watching. The run continues.")
         return 0
     return _status(snapshot)
 
@@ -58,7 +60,7 @@ def _status(snapshot: Snapshot) -> int:
 
 
 def _follow(folder: Path, out: Console) -> Snapshot:
-    """Show it until it ends: in place in a terminal, a line for each round that is seen in a log."""
+    """Show a run until it ends: in place in a terminal, one line per observed round in a log."""
     snapshot = take(folder, time())
     if not out.is_terminal:
         seen = None

@@ -1,4 +1,4 @@
-"""One live page, served to this machine alone."""
+"""The live page, served to this machine only."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.report.watch.snapshot import take
 
 LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
-"""Host names that a browser may use. Any other belongs to a site that resolves to this machine."""
+"""Accepted host names; any other indicates DNS rebinding."""
 PATIENCE = 10.0
-"""Seconds that a browser may take to send its request."""
+"""Timeout of a request in seconds."""
 
 
 def serve(folder: Path, port: int, ready: Callable[[str], None]) -> None:
     """Serve the page of a run's or comparison's folder until interrupted.
 
     Args:
-        folder: whose.
-        port: where; 0 for a free one.
+        folder: the folder of a run or comparison.
+        port: the port; 0 for any free port.
         ready: called with the page's address.
 
     Raises:
         ConfigError: the port is not available.
     """
-    with server(folder, port) as found:
-        ready(f"http://127.0.0.1:{found.server_port}/")
-        found.serve_forever()
+    with server(folder, port) as http:
+        ready(f"http://127.0.0.1:{http.server_port}/")
+        http.serve_forever()
 
 
 def server(folder: Path, port: int) -> ThreadingHTTPServer:
-    """The server, bound and not yet serving.
+    """The server, bound but not yet serving.
 
     Raises:
         ConfigError: the port is not available.
     """
     handler = type("Handler", (_Handler,), {"folder": folder})
     try:
-        found = ThreadingHTTPServer(("127.0.0.1", port), handler)
+        http = ThreadingHTTPServer(("127.0.0.1", port), handler)
     except OSError as error:
-        raise ConfigError(f"port {port} is not available ({error.strerror}); choose another with --port") from None
-    found.daemon_threads = True
-    return found
+        raise ConfigError(f"port {port} is not available ({error.strerror}). Choose another with --port.") from None
+    http.daemon_threads = True
+    return http
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET of the page and of what it shows, and refuses all else."""
+    """Answers GET requests for the page and its data, and rejects all others."""
 
     folder: Path
     timeout = PATIENCE
@@ -62,24 +62,24 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """The page at /, and what it shows at /live.json."""
+        """The page at /, its data at /live.json."""
         if not self._is_from_here():
-            self._answer(403, "text/plain", b"This page is for this machine alone: ask for it at 127.0.0.1.\n")
+            self._answer(403, "text/plain", b"This page is served to this machine only. Open it at 127.0.0.1.\n")
         elif self.path == "/":
             page, policy = _page()
             self._answer(200, "text/html", page, policy)
         elif self.path == "/live.json":
             self._live()
         else:
-            self._answer(404, "text/plain", b"There are / and /live.json.\n")
+            self._answer(404, "text/plain", b"Not found. Valid paths are / and /live.json.\n")
 
     def _refuse(self) -> None:
-        self._answer(405, "text/plain", b"Only GET is answered.\n")
+        self._answer(405, "text/plain", b"Method not allowed. Use GET.\n")
 
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _refuse
 
     def _is_from_here(self) -> bool:
-        """Whether the request's host is this machine, and no site that resolves to it (DNS rebinding)."""
+        """Whether the Host header names this machine, against DNS rebinding."""
         hosts = self.headers.get_all("Host", [])
         return len(hosts) == 1 and re.sub(r":\d{1,5}$", "", hosts[0].strip().lower()) in LOOPBACK
 
@@ -107,12 +107,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the terminal shows the address."""
+        """Log nothing."""
 
 
 @cache
 def _page() -> tuple[bytes, str]:
-    """The page, and a policy that lets its own script and style run, and no other."""
+    """The page, and a content security policy that allows only its own script and style."""
     text = (files("fedloom.report.watch") / "page.html").read_text(encoding="utf-8")
     allowed = {
         kind: base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()

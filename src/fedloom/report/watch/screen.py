@@ -1,4 +1,4 @@
-"""A run under way in a terminal."""
+"""A run in progress, in a terminal."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.experiment.view import Member, View
+from fedloom.experiment.view import View
 from fedloom.report import formatting as fmt
 from fedloom.report.watch.snapshot import Snapshot
 
 COLOURS = {"running": "cyan", "finished": "green", "stopped": "yellow", "quiet": "red", "gone": "red", "failed": "red"}
 BAR, CURVE = 28, 5
-"""Signs of the bar, and lines of the chart."""
+"""Width of the progress bar in characters, and height of the chart in lines."""
 RUNS, FAILED, LONGEST = 12, 3, 40
-"""Most runs of a comparison, failures, and letters of a name that are shown."""
+"""Maximum number of runs, of failures, and of characters of a name shown."""
 
 
 def draw(snapshot: Snapshot, out: Console, height: int | None) -> RenderableType:
-    """The whole view. With a height in lines, parties that have no room are counted."""
+    """The whole view. Parties that do not fit into `height` lines are only counted."""
     view = snapshot.run
     above = [*_head(snapshot), *_runs(snapshot), *_accuracy(view, min(out.width - 8, 72))]
     below = [*_traffic(view), *_failures(view), _foot(snapshot)]
@@ -45,7 +45,7 @@ def line(snapshot: Snapshot) -> str:
 
 def _head(snapshot: Snapshot) -> list[RenderableType]:
     view, colour = snapshot.run, COLOURS[snapshot.state]
-    word = {"gone": "no sign of life", "quiet": "no sign of life"}.get(snapshot.state, snapshot.state)
+    word = {"gone": "no update", "quiet": "no update"}.get(snapshot.state, snapshot.state)
     method = "" if view.method == view.name else f"{_clean(view.method)} "
     title = Text.assemble((_clean(view.name), "bold"), f"  {method}on {_clean(view.dataset)}, seed {view.seed}  ")
     title.append(word, f"bold {colour}")
@@ -57,18 +57,18 @@ def _head(snapshot: Snapshot) -> list[RenderableType]:
 
 
 def _pace(snapshot: Snapshot) -> str:
-    """How fast, and how long yet."""
+    """Time per round and time left; the total time of a finished run."""
     view = snapshot.run
     if snapshot.state != "running":
         return f"{_time(view.updated - view.started)} in all" if snapshot.state == "finished" else ""
     if view.pace is None or view.ends is None:
-        return "the first round is under way"
+        return "first round in progress"
     speed = f"{_time(view.pace)} a round" if view.pace >= 1 else f"{1 / max(view.pace, 1e-6):.0f} rounds a second"
     return f"{speed}, {_time(max(0.0, view.ends - snapshot.now))} to go"
 
 
 def _runs(snapshot: Snapshot) -> list[RenderableType]:
-    """Of a comparison, its runs."""
+    """The runs of a comparison."""
     if not snapshot.runs:
         return []
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -78,11 +78,11 @@ def _runs(snapshot: Snapshot) -> list[RenderableType]:
         called = Text(_clean(f"{run.name} seed {run.seed}"))
         table.add_row(called, Text(run.state, COLOURS[run.state]), f"{run.round}/{run.rounds}", _percent(run.accuracy))
     more = len(snapshot.runs) - RUNS
-    return [*([Text(f"{more} runs before", "dim")] if more > 0 else []), table, Text()]
+    return [*([Text(f"{more} earlier runs", "dim")] if more > 0 else []), table, Text()]
 
 
 def _accuracy(view: View, width: int) -> list[RenderableType]:
-    """The accuracy, and its curve over the rounds."""
+    """The accuracy, and its curve over rounds."""
     if view.accuracy is None:
         return []
     chance = "" if view.chance is None else f"  (always answering the most frequent class: {_percent(view.chance)})"
@@ -102,13 +102,13 @@ def _accuracy(view: View, width: int) -> list[RenderableType]:
 def curve(
     points: Sequence[tuple[int, float]], width: int, height: int, span: tuple[float, float], rounds: int
 ) -> list[str]:
-    """A line through (round, value) as `height` lines of `width` braille signs, each of 2 by 4 dots.
+    """A line through (round, value), drawn in braille characters of 2 by 4 dots.
 
     Args:
-        points: at least one, by rising round.
-        width, height: in signs.
-        span: the values at the bottom and the top.
-        rounds: at the right end; 0 is at the left.
+        points: at least one, in order of rounds.
+        width, height: size in characters.
+        span: values at the bottom and at the top.
+        rounds: round at the right end; the left end is round 0.
     """
     dots = np.zeros((4 * height, 2 * width), dtype=bool)
     last = max(1, round(points[-1][0] / rounds * (2 * width - 1)) + 1)
@@ -123,7 +123,7 @@ def curve(
 
 
 def _parties(view: View, room: int | None) -> list[RenderableType]:
-    """A table of them; those that are down in any case."""
+    """A table of parties. If not all fit, those that are down come first."""
     members = view.parties
     if room is not None and len(members) > room:
         kept = sorted(range(len(members)), key=lambda i: members[i].up)[:room]
@@ -132,25 +132,16 @@ def _parties(view: View, room: int | None) -> list[RenderableType]:
     table.add_column(f"party ({view.up} of {view.of} up)", no_wrap=True)
     for name in ("", "accuracy", "sent", "received"):
         table.add_column(name, justify="right" if name else "left")
-    for member in members:
-        table.add_row(*_row(member))
+    for m in members:
+        mark = Text("● up", "green") if m.up else Text("○ down", "bold red")
+        table.add_row(Text(_clean(m.name)), mark, _percent(m.accuracy), _size(m.sent), _size(m.received))
     hidden = view.of - len(members)
     return [table, *([Text(f"and {hidden} more", "dim")] if hidden > 0 else [])]
 
 
-def _row(member: Member) -> tuple[Text, Text, str, str, str]:
-    mark = Text("● up", "green") if member.up else Text("○ down", "bold red")
-    return Text(_clean(member.name)), mark, _percent(member.accuracy), _size(member.sent), _size(member.received)
-
-
 def _traffic(view: View) -> list[RenderableType]:
-    eval_modes = {"up": "to the home", "down": "from it", "across": "between the others"}
-    parts = [
-        f"{_size(view.bytes[eval_mode])} {words}"
-        for eval_mode, words in eval_modes.items()
-        if view.bytes.get(eval_mode)
-    ]
-    return [Text(), Text(f"crossed so far: {', '.join(parts) or 'nothing'}")]
+    parts = [f"{_size(view.bytes[way])} {way}" for way in ("up", "down", "across") if view.bytes.get(way)]
+    return [Text(), Text(f"sent so far: {', '.join(parts) or 'nothing'}")]
 
 
 def _failures(view: View) -> list[RenderableType]:
@@ -160,13 +151,13 @@ def _failures(view: View) -> list[RenderableType]:
         Text(f"  round {m.round}, {_clean(m.party)}, {_clean(m.kind)}: {_clean(m.reason)}", "dim", no_wrap=True)
         for m in view.mishaps[: -FAILED - 1 : -1]
     ]
-    return [Text(f"calls without a usable reply: {view.failures}; the last:", "yellow"), *last]
+    return [Text(f"failed calls: {view.failures}; most recent:", "yellow"), *last]
 
 
 def _foot(snapshot: Snapshot) -> RenderableType:
     view = snapshot.run
-    begun, news = (datetime.fromtimestamp(at).strftime("%H:%M:%S") for at in (view.started, view.updated))
-    return Text(f"{_clean(view.engine)}; begun {begun}, last news {news}", "dim")
+    started, updated = (datetime.fromtimestamp(at).strftime("%H:%M:%S") for at in (view.started, view.updated))
+    return Text(f"{_clean(view.engine)}; started {started}, updated {updated}", "dim")
 
 
 def _percent(share: float | None) -> str:
@@ -182,5 +173,5 @@ def _time(seconds: float) -> str:
 
 
 def _clean(text: str, longest: int = LONGEST) -> str:
-    """Without what could move a terminal's cursor."""
+    """The text without control characters, shortened."""
     return fmt.shortened(text, longest)

@@ -1,4 +1,4 @@
-"""The state of a run's or a comparison's folder at one moment."""
+"""The state of the folder of a run or comparison at one time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedloom.core.errors import DataError
 from fedloom.experiment.view import FILE, QUIET, View, alive, read, signs
 
 State: TypeAlias = Literal["running", "quiet", "gone", "stopped", "finished", "failed"]
-"""As the run says it, or that it shows no sign of life: `quiet`, or `gone` if its process is."""
+"""As the run reports it, or, without a recent update, `quiet`, or `gone` if its process has ended."""
 
 
 class RunBrief(BaseModel):
@@ -30,15 +30,15 @@ class RunBrief(BaseModel):
 
 
 class Snapshot(BaseModel):
-    """A folder at one moment.
+    """The state of a folder at one time.
 
     Attributes:
         now: Unix time.
-        folder: its name.
-        state, news: of the run shown, as a word and as a sentence.
-        over: whether nothing more will come.
-        run: the one run, or of a comparison the one in progress.
-        runs: of a comparison, those that have begun, in that order.
+        folder: the folder's name.
+        state, news: the state of `run`, as a word and as a sentence.
+        over: whether no further update is expected.
+        run: the run, or the run of a comparison that is in progress.
+        runs: the runs of a comparison that have started, in order.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,23 +53,23 @@ class Snapshot(BaseModel):
 
 
 def newest(runs: Path) -> Path:
-    """The run or comparison in a folder of runs that was written to last.
+    """The most recently updated run or comparison in a folder of runs.
 
     Raises:
-        DataError: there is none.
+        DataError: the folder holds no run.
     """
     files = [(file.stat().st_mtime, file.parent) for file in runs.glob(f"*/{FILE}")]
     files += [(file.stat().st_mtime, file.parent.parent) for file in runs.glob(f"*/*/{FILE}")]
     if not files:
-        raise DataError(f"there is no run in {runs}/ to watch; start one with fedloom run, or name its folder")
+        raise DataError(f"no run to watch in {runs}/. Start one with fedloom run, or name its folder.")
     return max(files)[1]
 
 
 def take(folder: Path, now: float) -> Snapshot:
-    """The state of a folder now.
+    """The state of a folder at the time `now`.
 
     Raises:
-        DataError: the folder is no run's and no comparison's, or is damaged.
+        DataError: the folder holds neither a run nor a comparison, or is damaged.
     """
     inside = [] if (folder / FILE).is_file() else [file.parent for file in folder.glob(f"*/{FILE}")]
     views = {each: read(each) for each in inside or [folder]}
@@ -96,13 +96,13 @@ def _state(view: View, now: float) -> State:
 
 
 def _news(view: View, state: State, now: float) -> str:
-    """What a person must know of the state, if anything."""
-    silent = f"no sign of life for {now - view.updated:.0f} s"
-    resume = "the same command with --resume continues"
+    """An explanation of the state, if it needs one."""
+    silent = f"no update for {now - view.updated:.0f} s"
+    resume = "repeat the command with --resume to continue"
     return {
         "running": "",
-        "quiet": f"{silent}: the machine of this run, or the connection to its folder, may be down",
-        "gone": f"{silent}: its process is gone; {resume} from the last checkpoint",
+        "quiet": f"{silent}: the run's machine or the connection to its folder may be down",
+        "gone": f"{silent}: the run's process has ended; {resume} from the last checkpoint",
         "stopped": f"stopped after round {view.round}{view.words and ' '}{view.words}; {resume}"
         + ("" if view.words else " from there"),
         "finished": "",
@@ -111,8 +111,8 @@ def _news(view: View, state: State, now: float) -> str:
 
 
 def _ended(folder: Path, last: View, now: float) -> bool:
-    """Whether a comparison whose last run is finished has no other to come."""
-    found, there = folder / "comparison.json", alive(last.process)
-    if found.is_file() and found.stat().st_mtime > last.updated - 1:  # a file's time is coarser than a clock's
+    """Whether a comparison whose last run is finished has no further runs."""
+    file, process_alive = folder / "comparison.json", alive(last.process)
+    if file.is_file() and file.stat().st_mtime > last.updated - 1:  # file times are coarser than the clock
         return True
-    return now - last.updated > QUIET if there is None else not there
+    return now - last.updated > QUIET if process_alive is None else not process_alive
