@@ -72,7 +72,7 @@ def test_overrides_reach_every_level_and_keep_types() -> None:
     for bad in ("params", "=3", "a..b=1"):
         with pytest.raises(ConfigError, match=r"dotted\.key=value"):
             read("fedal", [bad])
-    with pytest.raises(ConfigError, match="holds a value, not a table"):
+    with pytest.raises(ConfigError, match="is a value, not a table"):
         read("fedal", ["seed=3", "seed.x=1"])
 
 
@@ -192,7 +192,7 @@ def test_a_comparison_has_one_split_whatever_its_methods_need(names: list[str]) 
 def test_the_servers_rows_are_a_number(server: Any) -> None:
     with pytest.raises(ConfigError) as error:
         check({"run": {"data": {"server": server}}})
-    assert str(error.value) == f'data.server: takes a number of rows, or "auto", not {server!r}'
+    assert str(error.value) == f'data.server: must be a number of rows of at least 0, or "auto", not {server!r}'
 
 
 @pytest.mark.parametrize("data", [{"server": -3}, {"server": 100, "unseen": 0.01}])
@@ -226,7 +226,7 @@ ALONE = ({"clients": 1}, {}), ({"clients": 5}, {"clients_per_round": 1}), ({"cli
 def test_who_learns_from_others_is_not_alone(data: dict[str, Any], params: dict[str, Any]) -> None:
     several = ("fedal", "fedmd", "fedmd-lf", "fd", "fedproto-public", "fccl", "fccl-plus", "feddf-al")
     for name in several:
-        with pytest.raises(ConfigError, match=f"{name} learns from others' answers: let at least 2 clients take part"):
+        with pytest.raises(ConfigError, match=f"{name} needs at least 2 clients in a round, not 1: increase"):
             RunConfig(method=name, data=data, params=params).resolve()  # type: ignore[arg-type]
         RunConfig(method=name, data={"clients": 2}, params={}).resolve()  # type: ignore[arg-type]
     for name in ("local", "cfd", "feddf", "fedavg-adam"):

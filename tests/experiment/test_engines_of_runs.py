@@ -144,11 +144,11 @@ def test_another_engine_goes_on_where_one_stopped(whole: dict[str, Any], tmp_pat
     [
         ({"name": "batched", "workers": 2}, "takes one worker"),
         ({"name": "isolated", "workers": 2}, "takes one worker"),
-        ({"device": "meta", "workers": 2}, "workers are processes on the CPU"),
+        ({"device": "meta", "workers": 2}, "workers run on the CPU, not on 'meta'"),
         ({"name": "isolated", "device": "meta"}, "on the CPU only"),
-        ({"name": "ray", "device": "meta"}, "give gpus_per_worker"),
+        ({"name": "ray", "device": "meta"}, "set gpus_per_worker"),
         ({"gpus_per_worker": 0.5}, "belongs to the engine ray"),
-        ({"device": "meta", "memory_mb": 1}, "leave it out with another device"),
+        ({"device": "meta", "memory_mb": 1}, "leave it out on the device 'meta'"),
     ],
 )
 def test_settings_that_contradict_each_other_are_told(engine: dict[str, Any], text: str) -> None:

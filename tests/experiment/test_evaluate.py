@@ -115,7 +115,7 @@ def test_a_note_is_no_measure(nodes: Any, tmp_path: Path, caplog: pytest.LogCapt
     for key in ("accuracy", "own_accuracy", "agreement", "chance"):
         assert result.summary[key] == honest[key]
     assert {row[5] for row in result.metrics if row[4] == "temperature"} == {0.5}
-    assert caplog.text.count("what client-1 notes as") == 1
+    assert caplog.text.count("ignored note") == 1
     assert not (tmp_path / "mixing.csv").exists() and write(tmp_path).is_file()
 
 

@@ -103,7 +103,7 @@ def test_a_stop_and_a_resumed_run(tmp_path: Path) -> None:
         (MethodError("a rule was broken\nTraceback: secret"), "failed", "a rule was broken"),
         (ZeroDivisionError("secret"), "failed", "ZeroDivisionError"),
         (KeyboardInterrupt(), "stopped", ""),
-        (Interrupted("stopped while nodes were waited for"), "stopped", "while nodes were waited for"),
+        (Interrupted("stopped while nodes were waited for"), "stopped", "while waiting for nodes"),
         (
             EngineError("a round was stopped while nodes were waited for"),
             "failed",
@@ -159,7 +159,7 @@ def test_a_run_goes_on_where_it_can_not_be_shown(tmp_path: Path, caplog: pytest.
         execute(small(), tmp_path)
     assert (tmp_path / "result.json").exists() and not (tmp_path / FILE).exists()
     assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
-        "live.json can't be written, so watch has no news"
+        "cannot write live.json, so fedloom watch shows no progress"
     ]
 
 

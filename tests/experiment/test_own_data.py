@@ -242,7 +242,7 @@ def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
         build(run(method="split", params={}, models={}), PrivateData())
     for wrong, why in (
         ({"partition": "iid"}, "leave partition out"),
-        ({"server": 10}, "file of its own"),
+        ({"server": 10}, "come from a file"),
         ({"form": {**FORM, "classes": ["one"]}}, "at least 2"),
         ({"form": {**FORM, "classes": ["one", "one"]}}, "stands there twice"),
         ({"form": {**FORM, "label": "a"}}, "the label not among them"),

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import ConfigError, EngineError
-from fedloom.experiment import _pool_job, _pool_processes, pool
+from fedloom.experiment import _pool_job, _pool_processes, pool, run_digest
 from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers
@@ -98,9 +98,9 @@ def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
         alone = execute(job.run).summary["state_sha256"]
         assert json.loads((job.folder / "result.json").read_text())["state_sha256"] == alone
 
-    monkeypatch.setattr(_pool_processes, "Processes", None)  # no process is started
+    monkeypatch.setattr(pool, "Processes", None)  # no process is started
     assert {one.state for one in run_all(jobs)} == {"kept"}
-    with pytest.raises(ConfigError, match="holds a run with other settings"):
+    with pytest.raises(ConfigError, match="has a run with other settings"):
         run_all([Job(a_run(page, seed=0, rounds=41), jobs[0].folder)])
 
 
@@ -121,20 +121,20 @@ def test_what_fails_is_told_in_a_line_without_data_and_the_others_go_on(page: Pa
     assert [*ended] == [*runs][::-1]
     assert {name: one.state for name, one in ended.items()} == dict.fromkeys(runs, "failed") | {"good": "finished"}
     assert seen[0].running == (("killed", 0.0),)  # it is the longest
-    assert "was killed, perhaps for want of memory" in ended["killed"].reason
+    assert "was killed, perhaps out of memory" in ended["killed"].reason
     assert "out of memory" in ended["memory"].reason
     assert ended["error"].reason == "RuntimeError: see run.log in its folder"
     assert "neither the name of a known data set" in ended["data"].reason
     assert "row 17 is 0.25" in (tmp_path / "error" / "run.log").read_text()
-    assert "beginning again" in (tmp_path / "good" / "run.log").read_text()
+    assert "starting again" in (tmp_path / "good" / "run.log").read_text()
     assert sum(one.ended is not None and one.ended.state == "failed" for one in seen) == 4 == seen[-1].failed
 
 
 def test_a_worker_that_cannot_start_is_an_error(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_pool_processes, "_begin", os._exit)
-    with pytest.raises(EngineError, match="a worker process can't start"):
+    with pytest.raises(EngineError, match="cannot start a worker process"):
         run_all([Job(a_run(page), tmp_path / "a")], workers=1)
-    with pytest.raises(ConfigError, match="can't share a folder"):
+    with pytest.raises(ConfigError, match="two runs share a folder"):
         run_all([Job(a_run(page), tmp_path / "a")] * 2)
     assert [one.state for one in run_all([Job(a_run(page), tmp_path / "a")], stop=lambda: True)] == ["left"]
 
@@ -196,7 +196,7 @@ def test_data_and_modules_of_ones_own_count_by_what_is_in_them(
         file.write_text("# more")
         assert digest(run) != before
     own = RunConfig(data={"partition": "fedloom.data.partitions:label_sets"})
-    monkeypatch.setattr(pool, "_content", None)  # nothing is read of a run that names no such file
+    monkeypatch.setattr(run_digest, "_content", None)  # nothing is read of a run that names no such file
     assert len({digest(own), digest(RunConfig())}) == 2
 
 
@@ -206,7 +206,7 @@ def test_a_folder_that_another_process_is_at_is_left_and_its_result_kept(page: P
     order = (run.model_dump_json(), str(folder), str(tmp_path / "flag"), execute)
     with _pool_job._locked(folder) as locked:
         ended = _pool_job.do(*order)
-        assert locked and (ended["state"], ended["reason"]) == ("left", "another process is at it")
+        assert locked and (ended["state"], ended["reason"]) == ("left", "another process is running it")
         assert [file.name for file in folder.iterdir()] == [".lock"]
     states = [_pool_job.do(*order)["state"] for _ in range(2)]
     assert states == ["finished", "kept"]
@@ -234,7 +234,7 @@ def test_a_run_whose_page_is_edited_meanwhile_fails_and_leaves_no_result(page: P
         return False
 
     ended = run_all(jobs, workers=1, stop=edit)
-    assert [(one.state, "was changed since" in one.reason) for one in ended] == [
+    assert [(one.state, "changed since" in one.reason) for one in ended] == [
         ("failed", True),
         ("failed", True),
         ("finished", False),
@@ -280,6 +280,6 @@ def test_the_same_on_a_ray_cluster(page: Path, tmp_path: Path, monkeypatch: pyte
             [*jobs, long], ray="local", workers=2, progress=count, stop=lambda: ended[0] == 2 and "5 3" in rounds(page)
         )
         assert [one.state for one in first] == ["finished", "failed", "stopped"]
-        assert first[1].reason == "the cluster lost it (WorkerCrashedError)"
+        assert first[1].reason == "lost by the cluster (WorkerCrashedError)"
         assert (long.folder / "checkpoints").is_dir() and not list(tmp_path.glob(".stop*"))
     assert run_all(jobs[:1])[0].state == "kept"

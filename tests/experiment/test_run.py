@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ import pytest
 
 import fedloom
 from fedloom.core.context import PublicSet
-from fedloom.core.errors import CheckpointError, ConfigError, DataError, ModelError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, MethodError, ModelError
 from fedloom.engines import LocalEngine
 from fedloom.experiment import checkpoint
 from fedloom.experiment.build import build
 from fedloom.experiment.compare import execute_all
+from fedloom.experiment.engine import start
 from fedloom.experiment.evaluate import agreement
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import Stopped, agree, execute
+from fedloom.experiment.session import Session
 from fedloom.methods import registry
 
 SMALL: dict[str, Any] = {
@@ -225,7 +228,7 @@ def test_a_checkpoint_of_another_kind_is_refused(tmp_path: Path) -> None:
     body = len(data).to_bytes(8, "little") + data
     path = tmp_path / "round-000000003.ckpt"
     path.write_bytes(body + hashlib.sha256(body).digest())
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a fedloom checkpoint"):
         checkpoint.load(path, "x")
 
 
@@ -300,7 +303,7 @@ def test_a_client_with_another_public_set_is_refused() -> None:
     contexts = [make.args[1] for make in world.clients]  # type: ignore[attr-defined]
     other = PublicSet(contexts[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
     parties = [world.method.client(world.cfg, replace(s, public=other) if s.id == 1 else s) for s in contexts]
-    with pytest.raises(DataError, match=r"client-1 holds another public set: its digest is 0123456789abcdef…"):
+    with pytest.raises(DataError, match=r"client-1 holds other public rows: their digest is 0123456789abcdef…"):
         agree(LocalEngine(parties), world.data.public_digest)
 
 
@@ -320,7 +323,7 @@ def test_data_that_changed_is_not_resumed(tmp_path: Path) -> None:
 
 def test_a_folder_of_other_things_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="holds files but no run"):
+    with pytest.raises(ConfigError, match="has files but no run to resume"):
         fedloom.run("fedal", out=tmp_path, resume=True)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -346,7 +349,7 @@ def test_a_comparison_by_its_name_from_python() -> None:
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="engine: device 'cuda:77' can't be used here"):
+    with pytest.raises(ConfigError, match="engine: device 'cuda:77' is not available here"):
         small(engine={"device": "cuda:77"})
 
 
@@ -401,3 +404,16 @@ def test_runs_on_different_data_are_not_compared() -> None:
     a, b = execute(small(rounds=0)), execute(small(rounds=0, data={**SMALL["data"], "public": 50}))
     with pytest.raises(ConfigError, match="public_sha256"):
         summarise("", [a, b])
+
+
+def test_a_round_that_yields_no_name_is_an_error() -> None:
+    def nameless(*_: Any) -> Iterator[Any]:
+        yield
+
+    plan = build(small())
+    plan = replace(plan, method=replace(plan.method, round=nameless))
+    with (
+        start(plan) as engine,
+        pytest.raises(MethodError, match=r"round 0 of fedal yielded None: yield the stage's name"),
+    ):
+        Session(plan, engine, None).go(lambda _: None, lambda: False)

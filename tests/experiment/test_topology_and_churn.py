@@ -332,6 +332,6 @@ def test_other_methods_begin_with_their_own(page: str) -> None:
 
 
 def test_several_networks_can_not_be_averaged(page: str) -> None:
-    with pytest.raises(ConfigError, match="pool: mean averages weights, so all need one network; name one"):
+    with pytest.raises(ConfigError, match="pool: mean averages weights, so all clients need one network: name one"):
         run(method=page, models={"pool": ["mlp", "linear"]})
     run(method=f"{page}:alone", models={"pool": ["mlp", "linear"]})

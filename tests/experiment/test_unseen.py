@@ -141,7 +141,7 @@ def test_the_unseen_are_drawn_from_the_seed_and_nothing_else(page: str) -> None:
         ({"unseen": 1.0}, "data.unseen"),
         ({"unseen": -0.1}, "data.unseen"),
         ({"unseen": 0.95}, "unseen = 0.95 of 6 clients leaves no clients to train"),
-        ({"unseen": 0.01}, "unseen = 0.01 of 6 clients is no client"),
+        ({"unseen": 0.01}, "unseen = 0.01 of 6 clients is less than one client"),
         ({"server": -1}, "data.server"),
     ],
 )

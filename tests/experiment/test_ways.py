@@ -155,7 +155,7 @@ def test_a_round_that_is_lost_leaves_no_second_mixing(page: str, monkeypatch: py
         monkeypatch.setattr(engine, "durable", False)
         session = Session(world, engine, None)
         session.begin(resume=False)
-        note, lost = session._note, 0
+        note, lost = session._record_notes, 0
 
         def lose_one(*arguments: Any) -> None:
             nonlocal lost
@@ -164,7 +164,7 @@ def test_a_round_that_is_lost_leaves_no_second_mixing(page: str, monkeypatch: py
             if lost == 2:
                 raise Lost("gone")
 
-        monkeypatch.setattr(session, "_note", lose_one)
+        monkeypatch.setattr(session, "_record_notes", lose_one)
         session.go(lambda _: None, lambda: False)
     assert lost == 5
     assert [row[0] for row in session.record.mixing] == [2, 2, 2, 4, 4, 4]

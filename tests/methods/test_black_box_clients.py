@@ -416,7 +416,7 @@ def test_methods_that_need_networks_refuse_black_boxes_before_any_work(method: s
     with pytest.raises(ConfigError) as error:
         check({"run": {"method": method, "models": {"pool": ["forest"]}}})
     text = str(error.value)
-    assert f"{method} needs networks, and forest is a black box" in text
+    assert f"{method} does not support the black box forest" in text
     assert all(m.name in text for m in ABLE) and {"fedal", "fedmd", "local"} <= {m.name for m in ABLE}
 
 
@@ -430,7 +430,7 @@ def test_a_black_box_of_one_s_own_takes_part_or_is_refused() -> None:
     models = {"pool": [f"{__name__}:own", "mlp"]}
     done = execute(run(models=models, faults={})).summary
     assert done["failures"] == 0
-    with pytest.raises(ConfigError, match=r"fedavg needs networks, and .*:own is a black box"):
+    with pytest.raises(ConfigError, match=r"fedavg does not support the black box .*:own"):
         build(run(method="fedavg", params={}, models={"pool": [f"{__name__}:own"]}))
 
 

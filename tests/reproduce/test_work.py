@@ -103,7 +103,7 @@ def test_a_page_that_is_edited_meanwhile_moves_no_run_into_another_folder(tmp_pa
     page.write_text(good + "# changed\n")
     done = run_plan(more, workers=1)
     assert [one.state for one in done.ended] == ["kept", "failed"] and done.outcomes[0].runs == 1
-    assert "was changed since this was planned" in (done.page.parent / "index.html").read_text()
+    assert "changed since it was planned" in (done.page.parent / "index.html").read_text()
     assert [run.name for run in (out / "runs").iterdir()] == [*first.runs]
     assert [one.state for one in run_plan(planned(2), workers=1).ended] == ["finished"] * 2
 

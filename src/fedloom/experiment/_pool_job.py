@@ -1,4 +1,4 @@
-"""One job of a pool, in whichever process it is done: its folder's lock and log, and how it may end."""
+"""Executes one job of a pool in a worker: locks its folder, logs to a file, and maps errors to states."""
 
 from __future__ import annotations
 
@@ -14,58 +14,57 @@ from typing import Any, Final
 from fedloom.core.errors import CheckpointError, FedloomError
 from fedloom.core.paths import lock
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.pool import is_finished
 from fedloom.experiment.run import Result, Stopped
+from fedloom.experiment.run_digest import is_finished
 
 LOG: Final = "run.log"
-"""A run's warnings, and why it failed, in its folder."""
+"""Log of warnings and errors in the run folder."""
 LOCK: Final = ".lock"
-"""A file in the folder, locked by the process that works there."""
-BUSY: Final = "another process is at it"
-MEMORY: Final = "out of memory: take fewer workers, or a smaller run"
+"""Lock file in the run folder."""
+BUSY: Final = "another process is running it"
+MEMORY: Final = "out of memory: use fewer workers, or a smaller run"
 
 
 def do(text: str, folder: str, flag: str, execute: Callable[..., Result]) -> dict[str, Any]:
-    """Do a run, or resume it, and keep no checkpoint of one that is finished.
+    """Execute or resume a run; delete its checkpoints when it has finished.
 
     Args:
         text: its config as JSON.
-        folder: where it writes to.
-        flag: a file; once it exists, the run saves a checkpoint after its round and stops.
-        execute: does one run, see `fedloom.experiment.run.execute`.
+        folder: the run folder.
+        flag: path of a file; once it exists, the run saves a checkpoint after its round and stops.
+        execute: executes one run, see `fedloom.experiment.run.execute`.
 
     Returns:
-        How it ended: its state (kept if another process has finished it, finished, failed, stopped, or left, also to
-        another process), a reason that holds nothing of the data, seconds.
+        The arguments of `Ended`, without the job: state, reason and seconds. A run in another process is "left".
     """
-    started, where = perf_counter(), Path(folder)
+    started, path = perf_counter(), Path(folder)
     if Path(flag).exists():
         return _ended("left", started)
     work = partial(execute, resume=True, stop=Path(flag).exists)
     try:
-        where.mkdir(parents=True, exist_ok=True)
-        with _locked(where) as locked:
-            state, reason = _done(text, where, work) if locked else ("left", BUSY)
-    except OSError as error:  # of its folder, so it could not be logged either
-        state, reason = "failed", _words(error)
+        path.mkdir(parents=True, exist_ok=True)
+        with _locked(path) as locked:
+            state, reason = _run(text, path, work) if locked else ("left", BUSY)
+    except OSError as error:  # no log can be written
+        state, reason = "failed", _describe(error)
     return _ended(state, started, reason)
 
 
-def _done(text: str, where: Path, work: Callable[[RunConfig, Path], Result]) -> tuple[str, str]:
-    """Its state and the reason, in a folder that this process has locked."""
-    with _logged(where / LOG):
+def _run(text: str, folder: Path, work: Callable[[RunConfig, Path], Result]) -> tuple[str, str]:
+    """Execute the run in its locked folder; its state and a reason."""
+    with _logged(folder / LOG):
         try:
             run = RunConfig.model_validate_json(text)
-            if is_finished(run, where):
+            if is_finished(run, folder):
                 return "kept", ""
             try:
-                work(run, where)
-            except CheckpointError as error:  # to begin again costs time alone
-                if not (where / "checkpoints").is_dir():
+                work(run, folder)
+            except CheckpointError as error:  # starting again is safe
+                if not (folder / "checkpoints").is_dir():
                     raise
-                logging.getLogger("fedloom").warning("%s; beginning again", error)
-                shutil.rmtree(where / "checkpoints")
-                work(run, where)
+                logging.getLogger("fedloom").warning("%s; starting again", error)
+                shutil.rmtree(folder / "checkpoints")
+                work(run, folder)
         except Stopped as stopped:
             return "stopped", str(stopped)
         except FedloomError as error:
@@ -73,8 +72,8 @@ def _done(text: str, where: Path, work: Callable[[RunConfig, Path], Result]) -> 
             return "failed", str(error).partition("\n")[0][:300]
         except Exception as error:
             logging.getLogger("fedloom").exception("the run failed")
-            return "failed", _words(error)
-    shutil.rmtree(where / "checkpoints", ignore_errors=True)
+            return "failed", _describe(error)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return "finished", ""
 
 
@@ -82,30 +81,30 @@ def _ended(state: str, started: float, reason: str = "") -> dict[str, Any]:
     return {"state": state, "reason": reason, "seconds": perf_counter() - started}
 
 
-def _words(error: Exception) -> str:
-    """An unforeseen error in words that hold nothing of the data: its kind."""
+def _describe(error: Exception) -> str:
+    """An unexpected error without private content."""
     kind = type(error).__name__
-    short = isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)
-    if isinstance(error, OSError) and error.strerror and not short:  # such as a full disk
+    memory = isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)
+    if isinstance(error, OSError) and error.strerror and not memory:  # such as a full disk
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return MEMORY if short else f"{kind}: see {LOG} in its folder"
+    return MEMORY if memory else f"{kind}: see {LOG} in its folder"
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Lock the folder; whether no other process holds the lock. The kernel frees it even after a kill."""
+    """Lock the folder; yields whether that succeeded. The kernel releases the lock of a killed process."""
     with (folder / LOCK).open("a") as file:
         yield lock(file)
 
 
 class _Log(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Ignore a full disk: the run itself fails of it."""
+        """Ignore a full disk: the run itself fails."""
 
 
 @contextlib.contextmanager
 def _logged(file: Path) -> Iterator[None]:
-    """Within it log records and warnings go to the file."""
+    """Send log records and warnings to the file."""
     root, handler = logging.getLogger(), _Log(file, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     handler.setLevel("WARNING")

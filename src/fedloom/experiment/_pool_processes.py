@@ -1,4 +1,4 @@
-"""Jobs in processes on this machine, of one thread each, that are kept from job to job."""
+"""Runs jobs in reused processes of one thread each."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 TICK: Final = 0.2
-"""Seconds between two looks at whether to stop."""
+"""Seconds between two polls."""
 THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Processes:
-    """Executors of one process each, so that a process that is killed fails its own job alone.
+    """Executors of one process each, so that a killed process fails only its own job.
 
     Raises:
-        EngineError: no process can be started.
+        EngineError: a process can't be started.
     """
 
     def __init__(self, count: int) -> None:
-        warnings.filterwarnings("ignore", "A worker stopped while some jobs", UserWarning)  # a large one, replaced
+        warnings.filterwarnings(
+            "ignore", "A worker stopped while some jobs", UserWarning
+        )  # one that uses much memory is replaced
         self._idle = [_executor() for _ in range(count)]
         self._busy: dict[Any, ProcessPoolExecutor] = {}
         try:
@@ -43,37 +45,37 @@ class Processes:
                 started.result()
         except BrokenProcessPool as error:
             self.close()
-            raise EngineError(f"a worker process can't start ({_cause(error)})") from None
+            raise EngineError(f"cannot start a worker process ({_cause(error)})") from None
 
     @property
     def room(self) -> int:
-        """How many more jobs can begin now."""
+        """Number of idle processes."""
         return len(self._idle)
 
     def submit(self, *order: Any, gpus: float) -> Future[dict[str, Any]]:
-        """Begin a job; arguments as those of `do`. A process on this machine sees all GPUs."""
+        """Start a job; arguments as in `do`. All processes see all GPUs."""
         executor = self._idle.pop()
         future = _submit(executor, do, *order)
         self._busy[future] = executor
         return future
 
     def wait(self, running: Sequence[Future[Any]]) -> set[Future[Any]]:
-        """Those that have ended, after at most a tick."""
+        """Those that have ended, after at most `TICK` seconds."""
         return futures.wait(running, TICK, futures.FIRST_COMPLETED).done
 
     def result(self, future: Future[dict[str, Any]]) -> dict[str, Any]:
-        """How a job ended; a killed process is replaced."""
+        """How a job ended. A killed process is replaced."""
         executor = self._busy.pop(future)
         try:
-            found = future.result()
+            result = future.result()
         except BrokenProcessPool as error:
             executor.shutdown(kill_workers=True)
-            executor, found = _executor(), {"state": "failed", "reason": _cause(error)}
+            executor, result = _executor(), {"state": "failed", "reason": _cause(error)}
         self._idle.append(executor)
-        return found
+        return result
 
     def close(self) -> None:
-        """End all processes, whatever they are doing."""
+        """Kill all processes."""
         for executor in (*self._idle, *self._busy.values()):
             executor.shutdown(kill_workers=True)
 
@@ -83,8 +85,7 @@ def _executor() -> ProcessPoolExecutor:
 
 
 def _submit(executor: ProcessPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-    """Submit work. A process that is started for it inherits blocked signals: a Ctrl-C is for the parent, which says
-    when to stop."""
+    """Submit work with signals blocked, which a new process inherits: Ctrl-C must reach only the parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         return executor.submit(work, *arguments)  # type: ignore[no-any-return]
@@ -93,7 +94,7 @@ def _submit(executor: ProcessPoolExecutor, work: Callable[..., Any], *arguments:
 
 
 def _begin(parent: int) -> None:
-    """In a new process: let nothing that is printed mix with the parent's output, and end when the parent does."""
+    """Initialise a new process: ignore signals, print to stderr, and exit with the parent."""
     for one in _SIGNALS:
         signal.signal(one, signal.SIG_IGN)
     os.dup2(2, 1)
@@ -103,12 +104,12 @@ def _begin(parent: int) -> None:
 def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(TICK)
-    os._exit(0)  # its checkpoints are what is left of the run
+    os._exit(0)  # the run can resume from its checkpoints
 
 
 def _cause(error: BaseException) -> str:
-    """Why a process ended, as loky reports it."""
+    """Why a process ended, from loky's error."""
     codes = re.search(r"\{(.*)\}", str(error))
     if codes and "SIGKILL" in codes[1]:
-        return "its process was killed, perhaps for want of memory: take fewer workers, or a smaller run"
+        return "its process was killed, perhaps out of memory: use fewer workers, or a smaller run"
     return f"its process ended with {codes[1] if codes else error}"

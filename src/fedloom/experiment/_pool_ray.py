@@ -1,4 +1,4 @@
-"""Jobs as tasks of a Ray cluster, each in a folder on a disk that all nodes share."""
+"""Runs jobs as tasks of a Ray cluster, in folders on a shared file system."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import ray
-from ray import exceptions as lost
+from ray import exceptions
 
 from fedloom.engines._ray_cluster import RayCluster
 from fedloom.experiment._pool_job import MEMORY, do
 
 TICK: Final = 0.5
-"""Seconds between two looks at whether to stop."""
+"""Seconds between two polls."""
 
 
 class RayTasks:
-    """As many tasks at a time as the cluster has CPUs.
+    """Runs one task per CPU of the cluster.
 
     Args:
         address: of the cluster; None starts one on this machine.
-        workers: for how many jobs it must have room.
-        gpus: of a GPU what the most demanding job takes.
+        workers: tasks at a time, on a cluster that is started.
+        gpus: largest share of a GPU that a job takes.
     """
 
     def __init__(self, address: str | None, workers: int, gpus: float) -> None:
@@ -32,17 +32,17 @@ class RayTasks:
 
     @property
     def room(self) -> int:
-        """How many more jobs can begin now."""
+        """Number of free slots."""
         return int(ray.cluster_resources().get("CPU", 1)) - len(self._running)
 
     def submit(self, *order: Any, gpus: float) -> Any:
-        """Begin a job; arguments as those of `do`, and what of a GPU it takes."""
+        """Start a job; arguments as in `do`, and its share of a GPU."""
         reference = self._task.options(num_cpus=1, num_gpus=gpus, max_retries=0).remote(*order)
         self._running.add(reference)
         return reference
 
     def wait(self, running: Sequence[Any]) -> list[Any]:
-        """Those that have ended, after at most a tick."""
+        """Those that have ended, after at most `TICK` seconds."""
         done: list[Any] = ray.wait([*running], num_returns=1, timeout=TICK)[0]
         return done
 
@@ -50,16 +50,16 @@ class RayTasks:
         """How a job ended."""
         self._running.discard(reference)
         try:
-            found: dict[str, Any] = ray.get(reference)
-        except lost.OutOfMemoryError:
+            result: dict[str, Any] = ray.get(reference)
+        except exceptions.OutOfMemoryError:
             return {"state": "failed", "reason": MEMORY}
-        except lost.RayError as error:
-            return {"state": "failed", "reason": f"the cluster lost it ({type(error).__name__})"}
-        return found
+        except exceptions.RayError as error:
+            return {"state": "failed", "reason": f"lost by the cluster ({type(error).__name__})"}
+        return result
 
     def close(self) -> None:
-        """Cancel all jobs, and end the cluster if it was started for them."""
+        """Cancel all jobs, and stop the cluster if it was started here."""
         for reference in self._running:
-            with contextlib.suppress(lost.RayError):
+            with contextlib.suppress(exceptions.RayError):
                 ray.cancel(reference, force=True)
         self._cluster.close()

@@ -1,4 +1,4 @@
-"""From a config to a plan of its run."""
+"""Builds the `RunPlan` of a config."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from fedloom.experiment.settings.vertical import Vertical, parties_of
 __all__ = ["SETTINGS", "build", "data_of", "parties_of", "pretrained_of", "resolve"]
 
 SETTINGS: Final[dict[str, Setting]] = {"horizontal": Horizontal(), "vertical": Vertical()}
-"""By the name on a method's page."""
+"""By `Method.setting`."""
 
 
 def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int, Setting]:
     """The method of a run, its config, the number of rounds, and its setting.
 
     Args:
-        run: the run.
-        at_node: whether the server, with its rows and its model, is elsewhere.
+        run: the config.
+        at_node: whether this is a node, so that the server's rows are not here.
 
     Raises:
         ConfigError, MethodError: see `RunConfig.resolve` and `Setting.check`.
@@ -38,21 +38,21 @@ def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int,
 
 
 def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | None = None) -> RunPlan:
-    """The plan of a run. Equal data, seed and models give equal splits and initial weights to all methods.
+    """The plan of a run. With equal data, seed and models, all methods get equal splits and initial weights.
 
     Args:
-        run: its config.
-        files: private data of the coordinator of a run at nodes; None for other runs.
+        run: the config.
+        files: the coordinator's private data, in a run at nodes.
         secret: of the parties on this machine, see `ClientContext`.
 
     Raises:
-        ConfigError, DataError, ModelError, CheckpointError: the run can't be built; nothing has been done.
+        ConfigError, DataError, ModelError, CheckpointError: the run can't be built.
     """
     method, cfg, rounds, setting = resolve(run)
     run.churn.check(run.data.clients, rounds, run.data.unseen_clients(run.seed))
-    for own, what, noun in ((run.data.own, "data.form", "rows"), (run.columns.own, "columns.own", "columns")):
+    for own, section, noun in ((run.data.own, "data.form", "rows"), (run.columns.own, "columns.own", "columns")):
         if own and files is None:
-            raise ConfigError(f"{what}: parties with {noun} of their own are at nodes of their own: add --engine net")
+            raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
     files = files or PrivateData()
     plan = with_secret(setting.build(run, method, cfg, rounds, files), secret)
     plan = replace(plan, known_as="" if files.matched is None else files.matched.run)
@@ -67,21 +67,21 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         clients = plan.contexts
         if "pretrained encoder" in method.needs:
             clients = [replace(context, encoder=own_model.encoder) for context in clients]
-        server = replace(plan.server_site, pretrained=own_model.teacher, encoder=own_model.encoder)
-        plan = replace(plan, server_site=server, contexts=clients, pretrained=own_model.digest)
-    _ = plan.server  # made now: what is wrong with it stops the run before any work
+        server = replace(plan.server_context, pretrained=own_model.teacher, encoder=own_model.encoder)
+        plan = replace(plan, server_context=server, contexts=clients, pretrained=own_model.digest)
+    _ = plan.server  # errors in its constructor are raised here, before any work
     return plan
 
 
 def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
-    """The plan with the secret of the parties on this machine, see `ClientContext`."""
+    """The plan with the secret of the parties on this machine."""
     if secret is None:
         return plan
-    hidden = [replace(context, secret=secret) for context in plan.contexts]
-    return replace(plan, server_site=replace(plan.server_site, secret=secret), contexts=hidden)
+    contexts = [replace(context, secret=secret) for context in plan.contexts]
+    return replace(plan, server_context=replace(plan.server_context, secret=secret), contexts=contexts)
 
 
 def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:
-    """The section `[pretrained]` with the name of its network in place of "auto", for this kind of data."""
+    """The section `[pretrained]` with "auto" resolved to a network for this kind of data."""
     pool = {*(run.models.pool or ())}
     return run.pretrained.like(pool.pop() if len(pool) == 1 else COMMON[kind][0], run.models.norm)

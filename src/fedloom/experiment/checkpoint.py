@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, checked when read, never trusted because of their name.
+"""Checkpoints: written atomically, verified when read.
 
-A file is a row of messages (safetensors and JSON, see `fedloom.core.message`), each after its length in 8 bytes: first
-what the run has written down, then each party's state. The SHA-256 of all that ends it. The last two files are kept, so
-that a torn one costs one interval and not the run. However many parties there are, one state at a time is in memory.
+A file is a sequence of messages (safetensors and JSON, see `fedloom.core.message`), each preceded by its length in 8
+bytes: first the run's records, then each party's state. Their SHA-256 ends the file. The last two files are kept, so a
+corrupt one costs one interval and not the run. States are read and written one at a time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _CHUNK = 1 << 20  # bytes
 
 
 def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Replace `path` by `data`, perhaps in pieces: a reader, or a crash, sees the old file or the new one, whole. Those
-    who write it at the same time take turns."""
+    """Replace the content of `path` by `data`, in one or more parts. Readers and crashes see the old content or the new
+    one, never a part. Concurrent writers wait for each other."""
     draft = path.with_name(f".{path.name}.draft")
-    with _alone(draft) as file:
+    with _locked_draft(draft) as file:
         file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
@@ -45,18 +45,18 @@ def write_atomically(path: Path, data: bytes | Iterable[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(draft: Path) -> Iterator[BinaryIO]:
-    """The draft, empty, when nobody else writes it. What one who was killed left of it is used again."""
+def _locked_draft(draft: Path) -> Iterator[BinaryIO]:
+    """The draft, locked and empty. A draft left by a killed process is reused."""
     while True:
         with draft.open("ab") as file:
             lock(file, wait=True)
-            if _is(draft, file):  # else who had it before has made it the file itself
+            if _same_file(draft, file):  # else the writer before has moved it into place
                 file.truncate(0)
                 yield file
                 return
 
 
-def _is(path: Path, file: BinaryIO) -> bool:
+def _same_file(path: Path, file: BinaryIO) -> bool:
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -64,14 +64,14 @@ def _is(path: Path, file: BinaryIO) -> bool:
 
 
 def save(folder: Path, round: int, fingerprint: str, states: Mapping[str, Tree], records: Mapping[str, Any]) -> None:
-    """Write the checkpoint after `round` rounds, and drop all but the newest two.
+    """Write the checkpoint after `round` rounds, and delete all but the newest two.
 
     Args:
         folder: the run's `checkpoints` folder.
         round: rounds done.
-        fingerprint: of the config; only the same run may go on from here.
-        states: every party's state by its name.
-        records: what the run has written down so far; JSON.
+        fingerprint: of the run; `load` requires the same.
+        states: by party name.
+        records: JSON values, see `Record.state`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     text = torch.frombuffer(bytearray(json.dumps(records).encode()), dtype=torch.uint8)
@@ -82,7 +82,7 @@ def save(folder: Path, round: int, fingerprint: str, states: Mapping[str, Tree],
 
 
 def _frames(trees: Iterable[Tree]) -> Iterator[bytes]:
-    """The pieces of a file."""
+    """The parts of a file."""
     digest = hashlib.sha256()
     for tree in trees:
         data = message.encode(tree, _LIMITS)
@@ -93,20 +93,19 @@ def _frames(trees: Iterable[Tree]) -> Iterator[bytes]:
 
 
 class _States(Mapping[str, Any]):
-    """Every party's state by its name, read from the file when it is asked for."""
+    """States by party name, each read from the file on access."""
 
-    def __init__(self, path: Path, places: Mapping[str, tuple[int, int]]) -> None:
-        self._path = path
-        self._places = places
+    def __init__(self, path: Path, spans: Mapping[str, tuple[int, int]]) -> None:
+        self._path, self._spans = path, spans
 
     def __getitem__(self, party: str) -> Any:
-        return _message(self._path, *self._places[party])
+        return _message(self._path, *self._spans[party])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._spans)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._spans)
 
 
 def _message(path: Path, start: int, length: int) -> Any:
@@ -115,56 +114,56 @@ def _message(path: Path, start: int, length: int) -> Any:
         return message.decode(file.read(length), _LIMITS)
 
 
-def _places(path: Path) -> list[tuple[int, int]] | None:
-    """Where the messages of a file are, and their lengths; None if it is torn or altered."""
-    places, digest, end = [], hashlib.sha256(), path.stat().st_size - hashlib.sha256().digest_size
+def _spans(path: Path) -> list[tuple[int, int]] | None:
+    """(offset, length) of each message of a file; None if its checksum is wrong."""
+    spans, digest, end = [], hashlib.sha256(), path.stat().st_size - hashlib.sha256().digest_size
     with path.open("rb") as file:
         while (at := file.tell()) < end:
             length = int.from_bytes(size := file.read(8), "little")
-            places.append((at + 8, length))
+            spans.append((at + 8, length))
             digest.update(size)
             for start in range(0, min(length, end - at), _CHUNK):
                 digest.update(file.read(min(_CHUNK, length - start)))
-        return places if file.read() == digest.digest() and at == end else None
+        return spans if file.read() == digest.digest() and at == end else None
 
 
 def load(path: Path, fingerprint: str) -> tuple[int, Mapping[str, Any], dict[str, Any]]:
-    """Round, states by the parties' names, and records of one checkpoint.
+    """The round, the states by party name, and the records of a checkpoint.
 
     Raises:
-        CheckpointError: the file is torn, is not a checkpoint, or is of another run.
+        CheckpointError: the file is corrupt, is not a checkpoint, or has another fingerprint.
     """
-    places = _places(path)
-    if not places:
+    spans = _spans(path)
+    if not spans:
         raise CheckpointError(f"{path} is torn or altered: its checksum does not match its content")
     try:
-        head = _message(path, *places[0])
+        head = _message(path, *spans[0])
         records = json.loads(head["records"].numpy().tobytes())
-        found, round = head["fingerprint"], int(head["round"])
-        states = _States(path, dict(zip(head["parties"], places[1:], strict=True)))
+        saved_by, round = head["fingerprint"], int(head["round"])
+        states = _States(path, dict(zip(head["parties"], spans[1:], strict=True)))
     except (MessageError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CheckpointError(f"{path} is no checkpoint of fedloom: {error}") from None
-    if found != fingerprint:
+        raise CheckpointError(f"{path} is not a fedloom checkpoint: {error}") from None
+    if saved_by != fingerprint:
         raise CheckpointError(
-            f"{path} belongs to a run with another configuration, other data or another version of the code; resume "
-            "with the settings in its folder's config.toml, or choose another --out"
+            f"{path} belongs to a run with another configuration, other data or another version of fedloom: resume "
+            "with the config.toml of its folder, or choose another --out"
         )
     return round, states, records
 
 
 def newest(folder: Path, fingerprint: str) -> tuple[tuple[int, Mapping[str, Any], dict[str, Any]] | None, list[str]]:
-    """The newest good checkpoint, if there is one, and a sentence for each that had to be passed over.
+    """The newest valid checkpoint, if any, and an error message for each newer invalid one.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is good.
+        CheckpointError: there are checkpoints, but none is valid.
     """
-    complaints: list[str] = []
+    problems: list[str] = []
     paths = sorted(folder.glob("round-*.ckpt"), reverse=True)
     for path in paths:
         try:
-            return load(path, fingerprint), complaints
+            return load(path, fingerprint), problems
         except CheckpointError as error:
-            complaints.append(str(error))
+            problems.append(str(error))
     if paths:
-        raise CheckpointError("\n".join(complaints))
-    return None, complaints
+        raise CheckpointError("\n".join(problems))
+    return None, problems

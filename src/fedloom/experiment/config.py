@@ -1,4 +1,4 @@
-"""What a run is, as typed and frozen config. `fedloom.experiment.reading` makes it from files and flags."""
+"""The typed, frozen config of runs and comparisons. `fedloom.experiment.reading` reads it from files and flags."""
 
 from __future__ import annotations
 
@@ -20,74 +20,70 @@ from fedloom.experiment.section import Section
 from fedloom.experiment.topology import ChurnConfig, TopologyConfig
 
 SHARED = ("root", "partition", "options", "own_test_rows")
-"""Settings of how a known data set is shared out."""
+"""Settings of partitioning a data set."""
 
 
 class DataConfig(Section):
-    """`[data]`: which rows, and who holds them."""
+    """`[data]`: the data set and its partition."""
 
     name: str = "digits"
-    """A name of `fedloom list datasets`, or the path of a folder, Parquet or CSV file."""
+    """A name from `fedloom list datasets`, or the path of a folder, Parquet or CSV file."""
     root: str | None = None
-    """A folder with data sets in the hub's layout; otherwise the variable FEDLOOM_DATA, then the hub."""
+    """Folder of data sets in the hub's layout. None: the environment variable FEDLOOM_DATA, then the hub."""
     clients: int = Field(10, ge=1, le=100_000)
-    """How many clients share the training rows; or parties the columns, 4 where nothing is said."""
+    """Number of clients, or of parties in the vertical setting (default 4)."""
     partition: str = "dirichlet"
-    """A name of `fedloom list partitions`, or `package.module:name`: see `fedloom.data.flower.partition_at`."""
+    """A name from `fedloom list partitions`, or `package.module:name`: see `fedloom.data.flower.partition_at`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """The partition's own settings, such as alpha and rows."""
+    """Settings of the partition, such as alpha."""
     unseen: float = Field(0.0, ge=0, lt=1)
-    """Share of the clients, drawn from the seed, that never take part in a round and are only evaluated."""
+    """Share of held-out clients: they take part in no round and are only evaluated. Drawn from the seed."""
     server: int | Literal["auto"] | None = None
-    """Labelled training rows that only the server holds, set aside before all else, the same for every seed. "auto": a
-    quarter of them, at most 10,000. None is "auto" where a method of the experiment needs them, otherwise 0."""
+    """Number of labelled training rows at the server, the same rows for every seed. "auto": a quarter, at most 10,000.
+    None: "auto" if a method of the experiment needs them, otherwise 0."""
     public: int | None = Field(None, ge=0)
-    """Unlabelled rows that everybody holds, set aside before the partition; None for a fifth, at most 1,000."""
+    """Number of public rows; None for a fifth of the training rows, at most 1,000."""
     test_fraction: float = Field(0.25, gt=0, lt=1)
-    """Share of the rows held out for the test, where the set has no official test split."""
+    """Share of test rows, for data sets without an official test split."""
     test_rows: int | None = Field(None, ge=1)
-    """At most so many test rows; None for all."""
+    """Maximum number of test rows; None for all."""
     own_test_rows: int = Field(100, ge=0)
-    """Size of each client's test set with its own class mix."""
+    """Number of test rows of each client with its own class mix."""
     form: FormConfig | None = None
-    """What the rows of all parties look like, where each has its own at a node: then nobody else sees one."""
+    """The schema of private rows, where each party's rows stay at its node."""
 
     @field_validator("server", mode="before")
     @classmethod
     def _rows(cls, server: Any) -> Any:
         if server not in ("auto", None) and (type(server) is not int or server < 0):
-            raise ValueError('takes a number of rows, or "auto"')
+            raise ValueError('must be a number of rows of at least 0, or "auto"')
         return server
 
     @model_validator(mode="after")
     def _some_unseen(self) -> DataConfig:
         count = self._number_unseen
         if self.unseen and not 0 < count < self.clients:
-            found = "leaves no clients to train" if count else "is no client"
-            raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients {found}: change unseen or clients")
+            problem = "leaves no clients to train" if count else "is less than one client"
+            raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients {problem}: change unseen or clients")
         return self
 
     @model_validator(mode="after")
     def _apart(self) -> DataConfig:
-        usual = {k: f.get_default(call_default_factory=True) for k, f in type(self).model_fields.items()}
-        useless = [name for name in SHARED if getattr(self, name) != usual[name]]
-        if self.own and useless:
-            raise ValueError(
-                f"with form each party's rows are its own, and nothing is shared out: leave {useless[0]} out"
-            )
+        defaults = {k: f.get_default(call_default_factory=True) for k, f in type(self).model_fields.items()}
+        unused = [name for name in SHARED if getattr(self, name) != defaults[name]]
+        if self.own and unused:
+            raise ValueError(f"{unused[0]} does not apply with form, as nothing is partitioned: leave it out")
         if self.own and self.server not in (None, 0, "auto"):
-            raise ValueError(
-                'with form the server\'s rows are a file of its own: set server to "auto", or leave it out'
-            )
+            raise ValueError('with form, the server\'s rows come from a file: set server to "auto", or leave it out')
         return self
 
     @property
     def own(self) -> bool:
-        """Whether each party's rows are its own, and nobody else's."""
+        """Whether each party's rows are private."""
         return self.form is not None
 
     def server_rows(self, training: int) -> int:
-        """How many rows the server gets, of so many for training."""
+        """The number of rows at the server, given the number of training rows."""
         return min(10_000, training // 4) if self.server == "auto" else self.server or 0
 
     @property
@@ -96,90 +92,88 @@ class DataConfig(Section):
 
     @property
     def training(self) -> int:
-        """How many clients take part in rounds."""
+        """Number of clients that are not held out."""
         return self.clients - self._number_unseen
 
     def unseen_clients(self, seed: int) -> tuple[int, ...]:
-        """Their numbers, rising: of so many clients, the same for every method on this seed."""
+        """Numbers of the held-out clients, ascending; the same for every method on this seed."""
         drawn = stream(seed, "unseen").choice(self.clients, self._number_unseen, replace=False)
         return tuple(sorted(drawn.tolist()))
 
 
 class BlackBoxConfig(Section):
-    """`[models.black_box]`: how the clients of a pool that have no network take part."""
+    """`[models.black_box]`: clients whose model has no gradients."""
 
     learn: bool = True
-    """Whether they are fitted again to what others answer; if not, they only teach."""
+    """Whether they are refitted to others' predictions; if not, they only teach."""
     refit: int = Field(25, ge=1)
-    """Local steps of a neural client between two fits: a round is τ of them."""
+    """Local steps between two fits, counted as for a neural client: τ in a round."""
     floor: float = Field(1e-3, gt=0, lt=0.1)
-    """The least probability that one answers with: an exact zero would outweigh all others in a mean of logits."""
+    """Lower bound of predicted probabilities: a zero would dominate a mean of logits."""
     public_weight: float = Field(1.0, gt=0)
-    """The weight of a public row in a fit; an own row has 1."""
+    """Weight of a public row in a fit; an own row has weight 1."""
 
 
 class ModelsConfig(Section):
-    """`[models]`: each client draws its architecture from a list."""
+    """`[models]`: the networks of the clients."""
 
     pool: tuple[str, ...] | None = Field(None, min_length=1)
-    """Names of `fedloom list models`, or `package.module:factory`; None for four small ones that fit the data."""
+    """Networks that clients draw from: names from `fedloom list models`, or `package.module:factory`. None: four small
+    ones for the kind of data."""
     norm: Literal["group", "batch", "none"] | None = None
     """Normalisation; None for each network's default."""
     black_box: BlackBoxConfig = BlackBoxConfig()
 
 
 class EngineConfig(Section):
-    """`[engine]`: where the parties run. It changes no number, but for the order of sums in `batched`."""
+    """`[engine]`: where the parties run. Results are equal on all engines, up to the order of sums in `batched`."""
 
     name: Literal["local", "auto", "batched", "ray", "isolated", "net"] = "local"
-    """`local`: one after the other, or side by side in `workers` processes. `batched`: those of one architecture at
-    once, for a GPU or small networks without convolutions. `auto`: batched where that is faster, else local. `ray`: a
-    cluster. `isolated`: each rebuilt for every call, to check a method page. `net`: at nodes of their own, each beside
-    its own data."""
+    """`local`: in one process or `workers` processes. `batched`: parties of one architecture together, for GPUs and
+    small networks without convolutions. `auto`: batched where that is faster, else local. `ray`: on a Ray cluster.
+    `isolated`: each party rebuilt for every call, to check a method page. `net`: at nodes, beside their data."""
     workers: int = Field(1, ge=1, le=1024)
-    """Processes that run parties, of one thread each (local, ray)."""
+    """Number of processes, of one thread each (local, ray)."""
     device: str = "cpu"
     """A torch device."""
     chunk_size: int | None = Field(None, ge=1)
-    """The most parties at once (batched); None for what fits into memory."""
+    """Maximum number of parties at a time (batched); None for as many as fit into memory."""
     memory_mb: int | None = Field(None, ge=0)
-    """Megabytes of parties' state that may stay in memory (local, ray: per worker); the rest lies on disk. None for
-    all."""
+    """Maximum megabytes of parties' state in memory (local; ray: per worker); the rest is on disk. None: no limit."""
     address: str | None = None
-    """Of a Ray cluster that runs already; None starts one on this machine."""
+    """Address of a running Ray cluster; None starts one on this machine."""
     gpus_per_worker: float = Field(0.0, ge=0)
-    """The share of a GPU that a worker of the ray engine takes."""
+    """Share of a GPU for each worker (ray)."""
     federation: str | None = None
-    """The file that says where the nodes are, such as `fedloom certs` makes (net)."""
+    """The file that lists the nodes, as `fedloom certs` writes it (net)."""
 
 
 class EvaluateConfig(Section):
     """`[evaluate]`: when models are evaluated."""
 
     points: int | None = Field(None, ge=1)
-    """Evenly spaced evaluations in a run, the last at its end; None for every round, but at most 100."""
+    """Number of evenly spaced evaluations, the last one at the end; None for every round, at most 100."""
     attacks: int | None = Field(None, ge=1)
-    """Measure what each party with columns could infer about labels if it knew so many of each class; None: don't."""
+    """Attack the labels in a vertical run, with this many known labels of each class; None: no attacks."""
 
 
 class RunConfig(Section):
     """One run of one method with one seed."""
 
     name: str = ""
-    """What the run is called; its folder's name. Default: the method's."""
+    """Name of the run and its folder; "" for the method's name."""
     method: str = "fedal"
-    """A name of `fedloom list methods`, or the path of a method page."""
+    """A name from `fedloom list methods`, or the path of a method page."""
     preset: str = "recommended"
-    """A named set of the method's settings."""
+    """Named set of the method's settings."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """The method's own settings, over the preset."""
+    """Settings of the method; they override the preset."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Every random draw derives from it."""
+    """Seed of all random draws."""
     rounds: int | None = Field(None, ge=0)
-    """Passes of the method's outer loop. Give this or iterations."""
+    """Number of rounds. Set this or iterations."""
     iterations: int | None = Field(None, ge=1)
-    """Local steps of a client in all (passes over its rows, where a method counts those): the measure that is fair
-    between methods of different tau."""
+    """Total local steps of a client (epochs, where a method counts those), to compare methods of different tau."""
     data: DataConfig = DataConfig()
     columns: ColumnsConfig = ColumnsConfig()
     models: ModelsConfig = ModelsConfig()
@@ -197,105 +191,98 @@ class RunConfig(Section):
         return self
 
     def resolve(self) -> tuple[Method, Any, int]:
-        """The method, its config and the number of rounds; `build.resolve` also checks what its setting forbids.
+        """The method, its config and the number of rounds. `build.resolve` also calls `Setting.check`.
 
         Raises:
-            ConfigError: the method, its preset or a parameter is not known or not valid; or the method averages
-                weights, and the pool has several networks; or it does not support a black box of the pool; or black
-                boxes have settings, and the pool has none; or too few clients take part.
+            ConfigError, MethodError: an unknown method, preset or parameter, an invalid value; or a pool, or numbers of
+                clients or rounds, that the method does not support.
         """
         method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
         cfg = method.configure(self.preset, self.params)
         pool = set(self.models.pool or ())
         if "one network" in method.needs and len(pool) > 1:
-            raise ConfigError(f"models.pool: {method.name} averages weights, so all need one network; name one")
+            raise ConfigError(f"models.pool: {method.name} averages weights, so all clients need one network: name one")
         refuse_black_boxes(method, pool & models.BLACK_BOXES.keys())
         if not any(name in models.BLACK_BOXES or ":" in name for name in pool):
             refuse_settings(self)
         if cfg.participants(self.data.training) < method.min_clients:
             raise ConfigError(
-                f"{method.name} learns from others' answers: let at least {method.min_clients} clients take part "
-                "(data.clients, params.clients_per_round)"
+                f"{method.name} needs at least {method.min_clients} clients in a round, not "
+                f"{cfg.participants(self.data.training)}: increase data.clients or params.clients_per_round"
             )
         rounds = self.rounds
         if rounds is None:
             rounds = -(-(self.iterations or DEFAULT_ITERATIONS) // cfg.iterations_per_round)
         if 0 < rounds < cfg.min_rounds:
-            raise ConfigError(f"rounds: {method.name} with these settings needs at least {cfg.min_rounds} rounds")
+            raise ConfigError(
+                f"rounds: {method.name} with these settings needs at least {cfg.min_rounds} rounds, not {rounds}"
+            )
         return method, cfg, rounds
 
     @property
     def method_is_file(self) -> bool:
-        """Whether `method` names a file and not a registered method."""
+        """Whether `method` is the path of a page."""
         return ".py" in self.method
 
 
 FEDERATION = "federation.toml"
-"""The federation's file where a run names none."""
+"""Default of `engine.federation`."""
 DEFAULT_ITERATIONS = 200
 
 
-def refuse_black_boxes(method: Method, found: Collection[str]) -> None:
-    """Refuse the black boxes of a pool if the method does not support them.
-
-    Raises:
-        ConfigError: with the methods that can.
-    """
-    if found and method.black_box is None:
+def refuse_black_boxes(method: Method, black_boxes: Collection[str]) -> None:
+    """Raise ConfigError if there are black boxes and the method does not support them."""
+    if black_boxes and method.black_box is None:
         able = [m.name for m in methods.registry().values() if m.black_box]
         raise ConfigError(
-            f"models.pool: {method.name} needs networks, and {min(found)} is a black box: leave it out, or take a "
-            f"method that supports it: {', '.join(able)}"
+            f"models.pool: {method.name} does not support the black box {min(black_boxes)}: leave it out, or use "
+            f"{', '.join(able)}"
         )
 
 
 def refuse_settings(run: RunConfig) -> None:
-    """Refuse settings of black boxes in a run that has none.
-
-    Raises:
-        ConfigError: some are set.
-    """
+    """Raise ConfigError if `[models.black_box]` is set; for runs without black boxes."""
     if run.models.black_box != BlackBoxConfig():
         raise ConfigError(
-            f"models.black_box: models.pool has no black box: name one ({', '.join(models.BLACK_BOXES)}, or your own "
+            f"models.black_box: models.pool has no black box: add one ({', '.join(models.BLACK_BOXES)}, or your own "
             "factory), or leave the section out"
         )
 
 
 class CompareConfig(Section):
-    """`[compare]`: the same run by several methods and seeds, on identical splits."""
+    """`[compare]`: several methods and seeds on identical splits."""
 
     methods: tuple[str | dict[str, Any], ...] = Field(min_length=1)
-    """Names, or tables of `method`, `preset`, `params`, `name`. The first is the one compared with."""
+    """Names, or tables of `method`, `preset`, `params`, `name`. The first is the reference of all differences."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     """One run for each method and seed."""
 
 
 class Experiment(Section):
-    """A file: one run, or a comparison."""
+    """The content of a file: a run or a comparison."""
 
     title: str = ""
-    """What a reader sees above the report."""
+    """Title of the report."""
     run: RunConfig = RunConfig()
     compare: CompareConfig | None = None
 
     def runs(self) -> list[RunConfig]:
-        """The single runs, method by method, seed by seed."""
+        """All runs, ordered by method, then by seed."""
         if self.compare is None:
             return [self.run]
-        found = []
+        runs = []
         for entry in self.compare.methods:
             change: dict[str, Any] = {"method": entry} if isinstance(entry, str) else dict(entry)
             change.setdefault("name", change.get("method", self.run.method))
             for seed in self.compare.seeds:
                 both = {**self.run.model_dump(), **change, "seed": seed}
                 both["params"] = {**self.run.params, **change.get("params", {})}
-                found.append(validated(RunConfig, both))
-        return found
+                runs.append(validated(RunConfig, both))
+        return runs
 
 
 def validated(model: type[Any], values: Mapping[str, Any]) -> Any:
-    """`model(**values)`, or one ConfigError that lists everything that is wrong."""
+    """`model(**values)`. Raises one ConfigError with all errors."""
     try:
         return model(**values)
     except ValidationError as error:
@@ -303,14 +290,14 @@ def validated(model: type[Any], values: Mapping[str, Any]) -> Any:
 
 
 def toml(run: RunConfig) -> str:
-    """The resolved config as TOML, to be read back by `read`."""
+    """The config as TOML, which `read` reads back."""
     values = run.model_dump()
     values["params"] = {k: "none" if v is None else v for k, v in values["params"].items()}
     return tomli_w.dumps(_without_none(values))
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null: a setting that is None is left out, and is None again when it is read."""
+    """Leave settings that are None out, as TOML has no null; they are None again when read."""
     if isinstance(value, Mapping):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value

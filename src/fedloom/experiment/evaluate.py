@@ -1,6 +1,6 @@
-"""Evaluation of a federation: predictions on test rows, their metrics, and a hash of all states.
+"""Evaluates the parties of a run: predictions on test rows, their metrics, and a hash of all states.
 
-It is outside the protocol: no message is counted, and no method reads a test row.
+Evaluation is not part of a method: its messages are not counted, and no method reads a test row.
 """
 
 from __future__ import annotations
@@ -22,99 +22,99 @@ from fedloom.experiment.metrics import ATTACK, GLOBAL, OWN, TRAINING
 from fedloom.experiment.plan import RunPlan
 
 CHANCE = "chance"
-"""What the accuracy of always answering the most frequent class is called there, where only clients know it."""
+"""Metric of the chance level, where only the clients know it."""
 MEASURES = (
     *(GLOBAL, OWN, "loss mean", CHANCE, "agreement", "recall", ATTACK.strip(), "bytes"),
     *("balanced accuracy", "auc", "seen accuracy", "rare recall"),
 )
-"""Prefixes of the names of all metrics of a run; no note of a party may have them."""
+"""Prefixes of all metrics of a run. Notes of parties with such names are ignored."""
 SCORE: Template = {"accuracy": floats(), "loss": floats(), "chance": floats(), "rows": int}
-"""The reply of a client that alone has its labels."""
+"""Template of the reply of a client whose labels are private."""
 WITHHELD = (UNREACHABLE, "failed", "busy", "late", "refused")
-"""Reasons for which a party is left out without a warning: it is unreachable, its machine has failed (such as by a full
-disk), or its node does not allow evaluation."""
-
-
+"""Failures that are not logged: an unreachable party, a failed machine, a node that refuses evaluation."""
 Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
-"""Raises MessageError unless the reply of this party, given with all others, can be used."""
+"""Called with a party's number and all replies; raises MessageError if the party's reply is invalid."""
 _log = logging.getLogger("fedloom")
 
 
 class PartiesMissing(Exception):
-    """Parties that an evaluation needs did not reply."""
+    """Parties that are needed for an evaluation did not reply."""
 
 
 def check_score(i: int, scores: Mapping[int, Any]) -> None:
-    """A `Check` of a client's own score."""
+    """A `Check` of `SCORE`."""
     score = scores[i]
     message.check_like(score, SCORE)
     shares = float(score["accuracy"]), float(score["chance"])
     if not all(0 <= share <= 1 for share in shares) or score["rows"] < 1:
-        raise MessageError("a share lies between 0 and 1, and there are rows")
+        raise MessageError("accuracy and chance must be between 0 and 1, rows at least 1")
 
 
 def check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
-    """A `Check` of the classes predicted for each party's labels (n,), and of what else a reply must have."""
+    """A `Check` of the classes predicted for each party's labels (n,), and of further entries of the reply."""
     return lambda i, replies: message.check_like(replies[i], {"predicted": Shape(torch.int64, len(labels[i])), **also})
 
 
-def groups(what: str, eval_mode: str, plan: RunPlan) -> dict[str, list[int]]:
-    """Whom a measure is of: all clients, or in a method's ways those unseen, and under another name the others."""
+def groups(metric: str, eval_mode: str, plan: RunPlan) -> dict[str, list[int]]:
+    """The clients of a metric, by metric name: all; in an evaluation mode, held-out and training ones apart."""
     if not eval_mode or not plan.unseen:
-        return {what: list(range(len(plan.clients)))}
-    return {what: [*plan.unseen], f"{what}{TRAINING}": [*plan.training]}
+        return {metric: list(range(len(plan.clients)))}
+    return {metric: [*plan.unseen], f"{metric}{TRAINING}": [*plan.training]}
 
 
-def spread(what: str, each: Mapping[int, float], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:
-    """A measure of each client, and its mean and s.d. over them; nothing without clients."""
+def spread(metric: str, each: Mapping[int, float], name: Callable[[int], str]) -> Iterator[tuple[str, float, str]]:
+    """A metric of each client, and its mean and standard deviation; nothing without clients."""
     if each:
-        yield from ((what, value, name(i)) for i, value in each.items())
-        yield f"{what} mean", float(np.mean([*each.values()])), ""
-        yield f"{what} std", float(np.std([*each.values()])), ""
+        yield from ((metric, value, name(i)) for i, value in each.items())
+        yield f"{metric} mean", float(np.mean([*each.values()])), ""
+        yield f"{metric} std", float(np.std([*each.values()])), ""
 
 
 def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, float, str]]:
-    """The accuracy (K,) on the rows of each class; classes without rows are left out."""
+    """The recall (K,) of each class that has rows."""
     for label, value in zip(classes, recall, strict=True):
         if np.isfinite(value):
             yield f"recall {label}", float(value), ""
 
 
 def ask(engine: Engine, method: str, arguments: dict[str, Any], check: Check, *, every: bool = False) -> dict[int, Any]:
-    """The replies of those that can be reached, or of `every` party: an evaluation has no faults.
+    """Call all parties, without injected faults; returns the replies by party number.
 
-    What is wrong with a node, or with its reply, must not end the run of all others: it is left out. What is wrong with
-    a party in this process is a mistake in the method's page, which must be seen.
+    A remote party that fails, or whose reply is invalid, is left out.
+
+    Raises:
+        MethodError: a party in this process fails.
+        PartiesMissing: no party has replied, or with `every`, one has not.
     """
-    found = dict(zip(engine.ids, engine.call(engine.ids, method, arguments, None, None), strict=True))
-    failed = {i: reply for i, reply in found.items() if isinstance(reply, Failure)}
-    for i in sorted(found.keys() - failed.keys()) if engine.remote else ():
+    replies = dict(zip(engine.ids, engine.call(engine.ids, method, arguments, None, None), strict=True))
+    failed = {i: reply for i, reply in replies.items() if isinstance(reply, Failure)}
+    for i in sorted(replies.keys() - failed.keys()) if engine.remote else ():
         try:
-            check(i, found)
+            check(i, replies)
         except MessageError as error:
-            failed[i] = Failure("invalid reply", f"({error}): are both sides of one version?")
+            failed[i] = Failure("invalid reply", f"({error}): use the same version of fedloom at the node")
     for i, failure in failed.items():
         if failure.reason in WITHHELD:
             continue
         if not engine.remote:
-            raise MethodError(f"a party could not be evaluated:\n{failure.trace or failure.reason}")
+            raise MethodError(f"cannot evaluate {engine.name(i)}:\n{failure.trace or failure.reason}")
         why = f"{failure.reason} {failure.trace}".strip()
         _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
-    if failed and (every or len(failed) == len(found)):
+    if failed and (every or len(failed) == len(replies)):
         raise PartiesMissing(f"cannot evaluate {', '.join(map(engine.name, sorted(failed)))}")
-    return {i: reply for i, reply in found.items() if i not in failed}
+    return {i: reply for i, reply in replies.items() if i not in failed}
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What predictions are worth.
+    """Metrics of predictions.
 
     Attributes:
         accuracy: top-1.
-        balanced: mean over the classes that occur of the accuracy on their rows.
-        auc: area under the ROC curve; for K > 2 the mean over classes, each against all others; nan if one is missing.
+        balanced: mean recall of the classes that have rows.
+        auc: area under the ROC curve; for K > 2, one-vs-rest mean; nan if a class has no rows.
         log_loss: mean cross-entropy in nats.
-        recall: (K,) accuracy on the rows of each class; nan for a class without rows.
+        recall: (K,) recall of each class; nan without rows.
     """
 
     accuracy: float
@@ -125,8 +125,8 @@ class Judgement:
 
 
 def judge(probabilities: np.ndarray, labels: np.ndarray) -> Judgement:
-    """Judge predicted probabilities (n, K) by the true classes (n,)."""
-    from sklearn.metrics import roc_auc_score  # it takes a second to import
+    """Metrics of predicted probabilities (n, K), given the labels (n,)."""
+    from sklearn.metrics import roc_auc_score  # slow to import
 
     classes = probabilities.shape[1]
     right = probabilities.argmax(1) == labels
@@ -137,8 +137,8 @@ def judge(probabilities: np.ndarray, labels: np.ndarray) -> Judgement:
     if (counts > 0).all():
         against = [roc_auc_score(labels == k, probabilities[:, k]) for k in range(1 if classes == 2 else 0, classes)]
         auc = float(np.mean(against))
-    sure = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), 1e-12, None)
-    return Judgement(float(right.mean()), float(np.nanmean(recall)), auc, float(-np.log(sure).mean()), recall)
+    likelihood = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), 1e-12, None)
+    return Judgement(float(right.mean()), float(np.nanmean(recall)), auc, float(-np.log(likelihood).mean()), recall)
 
 
 @dataclass(frozen=True)
@@ -146,12 +146,12 @@ class Look:
     """Metrics of the reachable clients on one test set.
 
     Attributes:
-        clients: the numbers of these N.
+        clients: numbers of the N reachable clients.
         accuracy: (N,) top-1 accuracy of each client.
         loss: (N,) mean cross-entropy in nats.
-        agreement: how often two different clients give the same answer to a row, over all pairs and rows;
-            nan with one client, or where each client has a test set of its own.
-        recall: (K,) mean over clients of the accuracy on the rows of a class; nan for a class without rows.
+        agreement: share of equal predictions over all pairs of clients and all rows; nan with one client, or where
+            clients have different test rows.
+        recall: (K,) recall of each class over all clients; nan without rows.
     """
 
     clients: tuple[int, ...]
@@ -169,15 +169,15 @@ def look(
     eval_mode: str = "",
     broadcast: Mapping[str, Tree] | None = None,
 ) -> Look:
-    """Every client's predictions on the test rows named `on`, whose labels (n,) are given client by client.
+    """Evaluate every client on its test rows `on`.
 
     Args:
-        engine: where the clients are.
-        labels: see above.
-        classes: how many there are.
-        on: a name in `Site.tests`.
-        way: how the clients are prepared before, one of the method's `eval_modes`; "" for as they are.
-        handout: what the server hands out to everybody.
+        engine: of the run.
+        labels: (n,) labels for each client.
+        classes: their number K.
+        on: a name in `ClientContext.tests`.
+        eval_mode: one of the method's `eval_modes`; "" for the client as it is.
+        broadcast: of the server.
     """
     check = check_predictions(labels, loss=floats())
     replies = ask(engine, "predictions", {"on": on, "eval_mode": eval_mode, "broadcast": dict(broadcast or {})}, check)
@@ -199,7 +199,7 @@ def look(
 
 
 def agreement(predicted: np.ndarray, classes: int) -> float:
-    """Share of equal answers (N, n) over all pairs of different clients and all rows."""
+    """Share of equal predictions (N, n) over all pairs of clients and all rows."""
     n = len(predicted)
     if n < 2:
         return float("nan")
@@ -208,6 +208,5 @@ def agreement(predicted: np.ndarray, classes: int) -> float:
 
 
 def state_sha256(digests: Iterable[tuple[str, str]]) -> str:
-    """One hash over the states of all parties: of their names and state digests (`message.digest`), in the
-    order given."""
-    return hashlib.sha256("".join(f"{party}:{found}\n" for party, found in digests).encode()).hexdigest()
+    """One hash of the names and state digests (`message.digest`) of all parties, in the given order."""
+    return hashlib.sha256("".join(f"{party}:{digest}\n" for party, digest in digests).encode()).hexdigest()

@@ -1,7 +1,6 @@
-"""What a run shows of itself while it goes on: `live.json` in its folder, which `fedloom watch` reads.
+"""Writes `live.json`, the progress of a run, which `fedloom watch` reads.
 
-The file is replaced as a whole, so that a reader never sees half of it, and not synced: who resumes a run does not need
-it. It holds what a person asks of a run under way, and no trace: why a party's code raised is its own affair.
+The file is replaced atomically but not synced, as resuming does not need it. It contains no tracebacks of parties.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ if TYPE_CHECKING:
     from fedloom.experiment.record import Record
 
 PAUSE = 0.5
-"""Least seconds between two writes for rounds."""
+"""Minimum seconds between two writes of completed rounds."""
 SHARE = 0.02
-"""Most of a run's time that writing may take."""
+"""Maximum share of a run's time spent on writing."""
 SOON = 0.2
-"""Seconds until a party that comes or goes is in the file; all that come or go within them are written at once."""
+"""Seconds from a change of presence to its write; changes within them are written together."""
 POINTS, MEMBERS, MISHAPS = 200, 1000, 8
-"""Most points of the curve, parties and failures in the file."""
+"""Maximum numbers of points of the curve, of parties and of failures in the file."""
 WINDOW = 20
-"""Rounds whose mean says how long the next ones take."""
-WAITING = "while nodes were waited for"
-"""How the net says that it was stopped in the middle of a round."""
+"""Rounds over which the pace is averaged."""
+WAITING = "while waiting for nodes"
+"""Where a run at nodes was stopped."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop, and has saved what `--resume` needs."""
+    """The run was stopped by request, after saving a checkpoint."""
 
     def __init__(self, round: int, folder: Path | None) -> None:
         super().__init__(f"stopped after round {round}")
@@ -50,13 +49,13 @@ class Stopped(Exception):
 
 
 class Live:
-    """Writes a run's `live.json`. That it can't be written is told once, and disturbs no run.
+    """Writes a run's `live.json`. A failed write is logged once and does not stop the run.
 
     Args:
-        folder: the run's; None writes nothing.
-        plan, engine, fed, record: the run's own, read between rounds.
-        measure: the accuracy that counts.
-        where: engine, workers and device, in a few words.
+        folder: the run folder; None writes nothing.
+        plan, engine, fed, record: of the run; read between rounds.
+        measure: the main metric.
+        where: engine, workers and device, as text.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Live:
         self._timer: threading.Timer | None = None
         self._view: View | None = None
         self._ids = {engine.name(i): i for i in engine.ids}
-        self._always = _always(plan, measure)
+        self._constants = _constants(plan, measure)
         self._about = {"measure": measure, "engine": where, "started": time(), "process": own_process()}
         self._of_party = plan.setting.party_measures(plan)
         self._coordinator = () if plan.server is None else (fed.coordinator,)
@@ -83,11 +82,11 @@ class Live:
         self._read = 0
         self._clock: deque[tuple[int, float]] = deque(maxlen=WINDOW + 1)
         self._next = 0.0
-        self._told = False
+        self._warned = False
 
     @contextlib.contextmanager
     def until_the_end(self, done: int) -> Iterator[None]:
-        """Show that the run goes on after so many rounds, and at the end of the block how it ended."""
+        """Write the state `running` after `done` rounds; when the block ends, write how the run ended."""
         self.show(done)
         try:
             yield
@@ -97,7 +96,7 @@ class Live:
         self._end("finished")
 
     def show(self, done: int) -> None:
-        """Show that so many rounds are done; at most every half second, and the last in any case."""
+        """Write the progress after `done` rounds, at most every `PAUSE` seconds."""
         if self._folder is None:
             return
         now = monotonic()
@@ -108,16 +107,16 @@ class Live:
             self._next = now + max(PAUSE, took / SHARE)
 
     def touch(self) -> None:
-        """Show soon that a party came or went. Any thread may call it; it does not wait."""
+        """Schedule a write after a party has connected or disconnected. Thread-safe; returns at once."""
         with self._lock:
             if self._view is None or self._view.state != "running" or self._timer is not None:
                 return
-            self._timer = threading.Timer(SOON, self._again)
+            self._timer = threading.Timer(SOON, self._rewrite)
             self._timer.daemon = True
             self._timer.start()
 
-    def _again(self) -> None:
-        """What the last round left, with those parties up that are now."""
+    def _rewrite(self) -> None:
+        """Write the last view with the parties' current presence."""
         with self._lock:
             self._timer, view = None, self._view
             if view is not None and view.state == "running":
@@ -136,37 +135,39 @@ class Live:
             self._write(view)
 
     def _write(self, view: View) -> None:
-        """Write the view with who is up now. The lock is held."""
+        """Write the view with the parties' current presence. The caller holds the lock."""
         assert self._folder is not None
-        there = self._engine.presence()
-        parties = [m.model_copy(update={"up": there.get(self._ids.get(m.name, -1), True)}) for m in view.parties]
+        presence = self._engine.presence()
+        parties = [m.model_copy(update={"up": presence.get(self._ids.get(m.name, -1), True)}) for m in view.parties]
         up = sum(m.up for m in parties)
-        kept = sorted(sorted(range(len(parties)), key=lambda i: parties[i].up)[:MEMBERS])
-        found = {"parties": [parties[i] for i in kept], "up": up, "of": len(parties), "updated": time()}
+        listed = sorted(sorted(range(len(parties)), key=lambda i: parties[i].up)[:MEMBERS])
+        changes = {"parties": [parties[i] for i in listed], "up": up, "of": len(parties), "updated": time()}
         draft = self._folder / f".{FILE}.draft"
         try:
-            draft.write_text(view.model_copy(update=found).model_dump_json(), encoding="utf-8")
+            draft.write_text(view.model_copy(update=changes).model_dump_json(), encoding="utf-8")
             os.replace(draft, self._folder / FILE)
         except OSError as error:
-            if not self._told:
-                logging.getLogger("fedloom").warning("%s can't be written, so watch has no news: %s", FILE, error)
-            self._told = True
+            if not self._warned:
+                logging.getLogger("fedloom").warning(
+                    "cannot write %s, so fedloom watch shows no progress: %s", FILE, error
+                )
+            self._warned = True
 
     def _look(self) -> View:
-        """All that there is to see now. Only the run's own thread may look."""
-        for round, _, _, party, what, value in self._record.metrics[self._read :]:
+        """The current view. Called only from the run's own thread."""
+        for round, _, _, party, metric, value in self._record.metrics[self._read :]:
             if not math.isfinite(value):
                 continue
-            if party and what in self._of_party:
+            if party and metric in self._of_party:
                 self._accuracies[party] = value
-            elif what == f"{self._about['measure']} mean":
+            elif metric == f"{self._about['measure']} mean":
                 self._points[round] = value
         self._read = len(self._record.metrics)
         (first, began), (done, now) = self._clock[0], self._clock[-1]
         pace = (now - began) / (done - first) if done > first else None
-        left = self._always["rounds"] - done
+        left = self._constants["rounds"] - done
         return View(
-            **self._always,
+            **self._constants,
             **self._about,
             round=done,
             updated=time(),
@@ -183,7 +184,7 @@ class Live:
         )
 
     def _traffic(self) -> dict[str, Any]:
-        """What crossed so far, in all and by party."""
+        """Bytes sent so far, in total and by party."""
         sent: dict[str, int] = {}
         received: dict[str, int] = {}
         total, coordinator = 0, self._fed.coordinator
@@ -202,21 +203,21 @@ class Live:
 
 
 def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most `POINTS` evenly spaced ones, and the last."""
+    """At most `POINTS` evenly spaced points, and the last one."""
     step = -(-len(points) // POINTS)
     return [*points[:: step or 1], *(points[-1:] if step > 1 and (len(points) - 1) % step else ())]
 
 
-def _always(plan: RunPlan, measure: str) -> dict[str, Any]:
-    """What does not change during a run."""
-    run, held = plan.run, plan.data
-    chance = plan.chance if measure == "accuracy" and "test" in held.labels else plan.own_chance()
-    about = {"name": run.name or run.method, "method": plan.method.name, "dataset": held.name, "seed": run.seed}
-    return {**about, "rounds": plan.rounds, "chance": chance}
+def _constants(plan: RunPlan, measure: str) -> dict[str, Any]:
+    """The fields of a view that do not change during a run."""
+    run, data = plan.run, plan.data
+    chance = plan.chance if measure == "accuracy" and "test" in data.labels else plan.own_chance()
+    names = {"name": run.name or run.method, "method": plan.method.name, "dataset": data.name}
+    return {**names, "seed": run.seed, "rounds": plan.rounds, "chance": chance}
 
 
 def _ending(error: BaseException) -> tuple[str, str]:
-    """The state that an error leaves a run in, and what of it may be told."""
+    """The state of a run after an error, and a reason without private content."""
     if isinstance(error, Stopped | KeyboardInterrupt):
         return "stopped", ""
     if isinstance(error, Interrupted):

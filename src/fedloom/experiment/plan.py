@@ -1,4 +1,4 @@
-"""Everything that an engine needs to do a run: what `fedloom.experiment.build` makes of a config."""
+"""The plan of a run: a config made concrete, ready for an engine."""
 
 from __future__ import annotations
 
@@ -21,31 +21,26 @@ from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final
 
 Metric = tuple[str, float, str]
-"""A measure, its value, and the party that it is of; "" where it is of the whole federation."""
+"""A metric's name, its value, and its party; "" for the whole federation."""
 
 
 class Setting(Protocol):
-    """How parties share data, and so how their run is built, evaluated and summarised: by rows or by columns."""
+    """How data is split between parties: builds, evaluates and summarises horizontal, or vertical, runs."""
 
     exportable: bool
-    """Whether parties can be exported for use after training: a client of a horizontal run has a whole model anyway."""
+    """Whether `fedloom export` supports it."""
     own_data: tuple[str, str]
-    """The part of a config that is for data of the parties' own, and how to say so, for an error."""
+    """The config section for private data, and how to set it, for error messages."""
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
-        """Refuse settings of the config that mean nothing here.
-
-        Args:
-            run: its config.
-            method: of the run.
-            server: whether its server has rows.
+        """Refuse settings that do not apply. `server`: whether the server has rows.
 
         Raises:
-            ConfigError: with what to change.
+            ConfigError: a setting does not apply.
         """
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
-        """The number of clients if the config names none, given the number of nodes; None for the default."""
+        """The number of clients if the config does not set it; None for the default. `nodes`: their number, if any."""
 
     def build(
         self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
@@ -53,54 +48,57 @@ class Setting(Protocol):
         """The plan of a run.
 
         Args:
-            run: the run.
-            method, cfg, rounds: what its config names.
-            files: private data on this machine, or other names of data sets here.
-            at: the party to build, at a node; None at the coordinator, or where all parties are here.
+            run: the config.
+            method, cfg, rounds: as `resolve` gives them.
+            files: private data on this machine, or local names of data sets.
+            at: the number of this node's party; None at the coordinator.
 
         Raises:
             ConfigError, DataError, ModelError: the run can't be built.
         """
 
     def server_name(self, plan: RunPlan) -> str:
-        """The name in the ledger of the party that runs the rounds."""
+        """The coordinator's name in the ledger."""
 
     def min_nodes(self, plan: RunPlan, nodes: int) -> int:
-        """How many of the nodes a round needs."""
+        """The number of nodes that a round needs, of so many."""
 
     def main_measure(self, plan: RunPlan) -> str:
-        """The accuracy that counts, as `metrics.csv` calls it."""
+        """The main metric, by its name in `metrics.csv`."""
 
     def party_measures(self, plan: RunPlan) -> set[str]:
-        """What `metrics.csv` calls the accuracy of one party."""
+        """The names in `metrics.csv` of a single party's accuracy."""
 
     def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
-        """All measures of the models as they are now.
+        """All metrics of the current models.
 
         Raises:
-            PartiesMissing: no party can be evaluated; or one can't, where all are needed.
-            MethodError: a party that is not at a node fails.
+            PartiesMissing: no party can be evaluated, or one can't where all are needed.
+            MethodError: a party in this process fails.
         """
 
     def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
-        """The fields of `RunSummary` that depend on the setting, from the last values and the parties' names."""
+        """The fields of `RunSummary` that depend on the setting, from the final metrics and the parties' names."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunPlan:
-    """A run, ready for an engine.
+    """A run, ready for an engine. Clients are numbered from 0.
 
     Attributes:
-        run, method, cfg, rounds: what is done, and how many rounds of it.
-        setting: how its parties share data.
-        data: which party holds which data.
-        architectures: each client's network by name.
+        run: the config.
+        method: the method that the config names.
+        cfg: the method's config: its preset with `params`.
+        rounds: number of rounds.
+        setting: horizontal or vertical.
+        data: the data of each party.
+        architectures: the network of each client, by name.
         graph: the neighbours of each client; None if all are connected.
-        server_site, sites: private resources of the party that runs the rounds, and of each client.
-        house: those of the clients that run beside the server.
-        unseen: those of the clients that are never in a round.
-        pretrained: identifies the server's pretrained model; empty if there is none.
-        known_as: the run's id at nodes if they have matched rows for it; else empty.
+        server_context, contexts: the client context of the server (or active party), and of each client.
+        colocated: clients in the server's process, whose messages are not counted.
+        unseen: held-out clients.
+        pretrained: digest of the server's pretrained model; "" without one.
+        known_as: the run's id at nodes that have aligned rows for it; otherwise "".
     """
 
     run: RunConfig
@@ -111,7 +109,7 @@ class RunPlan:
     data: DataAssignment
     architectures: tuple[str, ...]
     graph: Graph | None
-    server_site: ClientContext
+    server_context: ClientContext
     contexts: list[ClientContext]
     colocated: tuple[int, ...] = ()
     unseen: tuple[int, ...] = ()
@@ -120,39 +118,39 @@ class RunPlan:
 
     @cached_property
     def server(self) -> Party[Any] | None:
-        """The party that runs the rounds, or None."""
-        return self.method.server(self.cfg, self.server_site) if self.method.server else None
+        """The server or active party; None for methods without one."""
+        return self.method.server(self.cfg, self.server_context) if self.method.server else None
 
     @cached_property
     def clients(self) -> list[partial[Party[Any]]]:
-        """For each client a function that makes it, always the same."""
+        """For each client, a function that builds it."""
         return [partial(self.method.party_at(context), self.cfg, context) for context in self.contexts]
 
     @cached_property
     def param_shapes(self) -> Mapping[str, Tensor]:
-        """Names and shapes of the parameters of the network that all have; empty where each has its own."""
+        """Meta tensors of the common network's parameters, by name; empty where networks differ."""
         common = self.contexts[0].build().named_parameters() if "one network" in self.method.needs else ()
         return {k: p.detach().to("meta") for k, p in common if p.requires_grad}
 
     @cached_property
     def training(self) -> tuple[int, ...]:
-        """The clients that take part in rounds, rising."""
+        """Numbers of the clients that are not held out, ascending."""
         return tuple(sorted({*range(len(self.contexts))} - {*self.unseen}))
 
     @property
     def names(self) -> dict[int, str]:
-        """What the ledger calls each client; none is made for it."""
+        """Each client's name in the ledger, without building it."""
         return names((i, make.func) for i, make in enumerate(self.clients))  # type: ignore[misc]  # classes
 
     @property
     def chance(self) -> float | None:
-        """The accuracy of always answering the most frequent class of the test set, if there is one that all have."""
+        """The chance level on the common test set; None without one."""
         if "test" not in self.data.labels:
             return None
         counts = np.bincount(self.data.labels["test"][0], minlength=len(self.data.classes))
         return float(counts.max() / counts.sum())
 
     def own_chance(self, clients: Sequence[int] | None = None) -> float | None:
-        """The same on each client's own test rows, mean over these clients, or over all; None without such rows."""
+        """The mean chance level on own test rows, over these clients or all; None without such rows."""
         each = self.data.own_chances
         return None if each is None else float(np.mean(each if clients is None else each[[*clients]]))

@@ -1,4 +1,4 @@
-"""From a file, a name and flags to valid config: everything that is wrong, at once, before any work."""
+"""Reads a config from a file, a name and flags; reports all errors together, before any work."""
 
 from __future__ import annotations
 
@@ -19,29 +19,28 @@ from fedloom.experiment.build import SETTINGS, resolve
 from fedloom.experiment.config import FEDERATION, EngineConfig, Experiment, RunConfig
 from fedloom.experiment.pretrained import AUTO
 
+_ALTERNATIVE = {"rounds": "iterations", "iterations": "rounds"}
+
 
 def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Experiment:
-    """The experiment of a TOML file, a named experiment, or a method's name, with changes over it.
-
-    A file's top-level keys are those of `RunConfig`, beside `title` and `[compare]`.
+    """Read an experiment. In a comparison, an overriding seed replaces its seeds, and a method its methods.
 
     Args:
-        source: path or name.
-        overrides: `dotted.key=value`, the value in TOML's notation (a bare word is a string).
-        flags: top-level keys and values that the command line gave; None values are ignored.
-
-    In a comparison a seed, given either way, replaces its seeds, and a method its methods.
+        source: path of a TOML file, or name of an experiment or method. A file's top-level keys are those of
+            `RunConfig`, and `title` and `[compare]`.
+        overrides: `dotted.key=value`, with a TOML value or a bare word.
+        flags: top-level keys and values from the command line; None is ignored.
 
     Raises:
-        ConfigError: with everything that is wrong, one problem a line.
+        ConfigError: with all errors, one on each line.
     """
     values = table(source, overrides, flags)
     for key, command in {"sweep": "sweep", "rows": "reproduce"}.items():
         if key in values:
-            raise ConfigError(f"{source} has a table {key}: it is for fedloom {command} {source}")
+            raise ConfigError(f"{source} has a table {key}: use fedloom {command} {source}")
     top: dict[str, Any] = {k: values.pop(k) for k in ("title", "compare") if k in values}
     given = {k for k, v in (flags or {}).items() if v is not None} | {o.partition("=")[0] for o in overrides}
-    if "compare" in top and "seed" in given:  # what is asked for speaks for the whole comparison
+    if "compare" in top and "seed" in given:
         top["compare"] = {**top["compare"], "seeds": [values["seed"]]}
     if "method" in given:
         top.pop("compare", None)
@@ -49,56 +48,58 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
 
 
 def table(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `read` reads, with the changes, before anything is checked; arguments as those of `read`.
+    """The values of `read` before they are checked; arguments as in `read`.
 
     Raises:
-        ConfigError: there is no such file or name, or it or an override is not written as it must be.
+        ConfigError: an unknown file or name, invalid TOML, or an invalid override.
     """
     values = _values(source)
     for key, value in (flags or {}).items():
         if value is not None:
             values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
-            for other in {"rounds": ["iterations"], "iterations": ["rounds"]}.get(key, []):
-                values.pop(other, None)
+            values.pop(_ALTERNATIVE.get(key, ""), None)
     for text in overrides:
         override(values, text)
     return values
 
 
 def check(values: Mapping[str, Any]) -> Experiment:
-    """A valid experiment, or one ConfigError with all problems: keys, values, names and parameters."""
-    found: list[str] = []
+    """The checked experiment. Raises one ConfigError with all errors: keys, values, names and parameters."""
+    errors: list[str] = []
     rest = dict(values)
     experiment = None
-    while experiment is None:  # what is wrong by type is put aside, so that the rest is checked as well
+    while experiment is None:  # invalid values are removed, so that the rest is checked too
         try:
             experiment = Experiment(**rest)
         except ValidationError as error:
-            found += [p.removeprefix("run.") for p in problems(error, Experiment)]
+            errors += [p.removeprefix("run.") for p in problems(error, Experiment)]
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
-                raise ConfigError("\n".join(found)) from None
-    experiment = _served(_counted(experiment), unknown=any(problem.startswith("data") for problem in found))
+                raise ConfigError("\n".join(errors)) from None
+    experiment = _with_server(_with_clients(experiment), data_invalid=any(e.startswith("data") for e in errors))
     try:
         runs = experiment.runs()
     except ConfigError as error:
-        found.append(str(error))
+        errors.append(str(error))
         runs = []
     for run in runs:
-        found += [p for p in _names(run) if p not in found]
-    if found:
-        raise ConfigError("\n".join(found))
+        errors += [e for e in _errors(run) if e not in errors]
+    if errors:
+        raise ConfigError("\n".join(errors))
     return experiment
 
 
-def _counted(experiment: Experiment) -> Experiment:
-    """The experiment, with as many parties as its setting has if the config names no number."""
+def _with_clients(experiment: Experiment) -> Experiment:
+    """Set the default number of clients of the method's setting."""
     run, known = experiment.run, _methods(experiment)
     setting = SETTINGS[known[0].setting if known else "horizontal"]
     try:
-        nodes = _nodes(run) if run.engine.name == "net" else None
+        nodes = None
+        if run.engine.name == "net":
+            text = Path(run.engine.federation or FEDERATION).read_text(encoding="utf-8")
+            nodes = len(tomllib.loads(text)["nodes"])
         clients = setting.clients(run, nodes)
-    except (FedloomError, OSError, ValueError, KeyError, TypeError):  # whoever needs them reports it
+    except (FedloomError, OSError, ValueError, KeyError, TypeError):  # reported where the file is used
         return experiment
     if clients is None or "clients" in run.data.model_fields_set:
         return experiment
@@ -106,36 +107,30 @@ def _counted(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"run": run.model_copy(update={"data": data})})
 
 
-def _nodes(run: RunConfig) -> int:
-    """How many nodes the file of the run's federation lists. All else in it is for who calls them."""
-    return len(tomllib.loads(Path(run.engine.federation or FEDERATION).read_text(encoding="utf-8"))["nodes"])
-
-
-def _served(experiment: Experiment, unknown: bool) -> Experiment:
-    """The experiment, with rows and a pretrained model at the server where one of its methods needs them and nothing is
-    said: in all its runs, which so have the same split. And with rows for a model to train where what was said of the
-    data is `unknown`, as it was wrong and is reported."""
+def _with_server(experiment: Experiment, data_invalid: bool) -> Experiment:
+    """Set the defaults of the server's rows and pretrained model if a method needs them: in all runs, for equal splits.
+    With an invalid [data] section, a model to train gets rows too, to avoid a misleading error."""
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
     if data.server == 0:
         return experiment
-    teaches = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
-    if teaches and not own.given:
+    pretrains = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
+    if pretrains and not own.given:
         own = own.model_copy(update={"model": AUTO})
     if data.server is None and (
-        ((teaches or unknown) and own.to_train) or any("server rows" in method.needs for method in known)
+        ((pretrains or data_invalid) and own.to_train) or any("server rows" in method.needs for method in known)
     ):
         data = data.model_copy(update={"server": "auto"})
     return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
 
 
 def _methods(experiment: Experiment) -> list[Method]:
-    """The methods of its runs; unknown ones are left out, as the check of names reports them."""
-    run, found = experiment.run, []
+    """The known methods of an experiment; `_errors` reports the others."""
+    run, known = experiment.run, []
     for entry in experiment.compare.methods if experiment.compare else (run.method,):
         name = str(entry if isinstance(entry, str) else entry.get("method", run.method))
         with contextlib.suppress(FedloomError):
-            found.append(methods.load(name) if ".py" in name else methods.find(name))
-    return found
+            known.append(methods.load(name) if ".py" in name else methods.find(name))
+    return known
 
 
 def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
@@ -155,17 +150,17 @@ def _without(values: Mapping[str, Any], paths: Sequence[tuple[int | str, ...]]) 
     return left
 
 
-def _names(run: RunConfig) -> list[str]:
-    """What is wrong with the names and parameters of a run that is valid by its types."""
+def _errors(run: RunConfig) -> list[str]:
+    """Errors in the names and parameters of a run whose types are valid."""
     from fedloom import models
     from fedloom.data import flower, partitions
 
-    found, rounds = [], 0
+    errors, rounds = [], 0
     try:
         _, _, rounds, _ = resolve(run)
-        found += _miscounted(run)
+        errors += _count_errors(run)
     except FedloomError as error:
-        found.append(str(error))
+        errors.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [
         ("engine", partial(_check_engine, run.engine)),
         *(() if run.data.own or run.columns.own else (("data.name", partial(_check_data, run)),)),
@@ -176,17 +171,16 @@ def _names(run: RunConfig) -> list[str]:
         ("topology", partial(run.topology.check, run.data.clients)),
         ("churn", partial(run.churn.check, run.data.clients, rounds, run.data.unseen_clients(run.seed))),
     ]
-    for where, test in tests:
+    for setting, test in tests:
         try:
             test()
         except FedloomError as error:
-            found.append(f"{where}: {error}")
-    return found
+            errors.append(f"{setting}: {error}")
+    return errors
 
 
-def _miscounted(run: RunConfig) -> list[str]:
-    """Whether files or a manifest have other parties than are asked for, or can't be read. A manifest that is not there
-    yet may still come: a plan can be made before the data."""
+def _count_errors(run: RunConfig) -> list[str]:
+    """Errors in the number of parties in files or a manifest. A missing manifest is accepted: it may be made later."""
     if run.columns.manifest and not Path(run.columns.manifest).exists():
         return []
     try:
@@ -200,7 +194,7 @@ def _miscounted(run: RunConfig) -> list[str]:
 
 
 def _check_data(run: RunConfig) -> None:
-    """Raise DataError unless the data set is known here."""
+    """Raise DataError if the data set is unknown."""
     from fedloom.data.sources import check_name
 
     try:
@@ -213,23 +207,23 @@ def _check_data(run: RunConfig) -> None:
 
 
 def _check_engine(engine: EngineConfig) -> None:
-    """Raise ConfigError unless the device is there, and the engine can use it."""
+    """Raise ConfigError if the engine's settings are contradictory or its device is missing."""
     import torch
 
     from fedloom.experiment.engine import check
 
     check(engine)
-    if engine.name == "ray":  # what counts is what the cluster has
+    if engine.name == "ray":  # the cluster decides
         return
     try:
         torch.empty(0, device=engine.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device {engine.device!r} can't be used here ({reason}); `cpu` always can") from None
+        raise ConfigError(f"device {engine.device!r} is not available here ({reason}): use cpu") from None
 
 
 def _values(source: str) -> dict[str, Any]:
-    """The raw table of a path or name."""
+    """The values of a path or name."""
     path = Path(source)
     if source.endswith(".toml"):
         if not path.is_file():
@@ -244,11 +238,11 @@ def _values(source: str) -> dict[str, Any]:
     if source in known:
         return {"method": source}
     names = [*shipped, *known]
-    raise ConfigError(f"there is no experiment or method {source!r}.{did_you_mean(source, names)}")
+    raise ConfigError(f"unknown experiment or method {source!r}.{did_you_mean(source, names)}")
 
 
 def experiments() -> dict[str, str]:
-    """The experiment files that come with fedloom: their text by name."""
+    """The texts of the experiment files in the package, by name."""
     folder = resources.files("fedloom") / "experiments"
     return {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
@@ -257,37 +251,29 @@ def experiments() -> dict[str, str]:
     }
 
 
-def _parsed(text: str, where: str) -> dict[str, Any]:
+def _parsed(text: str, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where} is not valid TOML: {error}") from None
+        raise ConfigError(f"{source} is not valid TOML: {error}") from None
 
 
 def seeds_of(text: str) -> list[int]:
-    """`0,2` or `0-4`, or both.
-
-    Raises:
-        ConfigError: it is not written so.
-    """
-    found: list[int] = []
+    """Parse `0,2` or `0-4`, or a mix. Raises ConfigError."""
+    seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
         try:
-            found += range(int(first), int(last) + 1) if dash else [int(first)]
+            seeds += range(int(first), int(last) + 1) if dash else [int(first)]
         except ValueError:
-            found = []
-        if not found:
+            seeds = []
+        if not seeds:
             raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}")
-    return found
+    return seeds
 
 
 def override(values: dict[str, Any], text: str) -> None:
-    """Apply `a.b.c=value` in place.
-
-    Raises:
-        ConfigError: it is not written so.
-    """
+    """Apply `a.b.c=value` in place. Raises ConfigError."""
     key, equals, raw = text.partition("=")
     if not equals or not all(key.split(".")):
         raise ConfigError(f"an override has the form dotted.key=value, not {text!r}")
@@ -295,14 +281,15 @@ def override(values: dict[str, Any], text: str) -> None:
         value = tomllib.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
         if raw.startswith(("[", "{")):
-            raise ConfigError(f"{key}: {raw} can't be read; a shell needs quotes, as in -s '{key}=[\"mlp\"]'") from None
+            raise ConfigError(
+                f"{key}: {raw} is not valid TOML; quote it in a shell, as in -s '{key}=[\"mlp\"]'"
+            ) from None
         value = raw  # a bare word
     *path, last = key.split(".")
     table = values
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise ConfigError(f"override {text!r}: {part!r} holds a value, not a table")
+            raise ConfigError(f"override {text!r}: {part!r} is a value, not a table")
     table[last] = value
-    for other in {"rounds": "iterations", "iterations": "rounds"}.get(key, "").split():
-        values.pop(other, None)
+    values.pop(_ALTERNATIVE.get(key, ""), None)

@@ -1,17 +1,17 @@
-"""What a run writes down, and the files of its folder.
+"""The tables of a run, and the files of its folder.
 
 config.toml       the resolved config: `fedloom run config.toml` repeats the run
 environment.json  versions and machine
-partition.json    who holds how many rows of which class, and which network
+partition.json    the rows of each class and the network of each party
 metrics.csv       one row per round, stage, party and measure
-mixing.csv        whose models each party mixed, by weight, at the rounds that were evaluated; if the parties note it
+mixing.csv        mixing weights of each party at evaluated rounds, where the method notes them
 ledger.csv        one row per round, direction and kind of message
 failures.csv      one row per call that gave no usable reply
-trouble.log       the parties' own tracebacks; nobody else is shown them
+trouble.log       tracebacks of parties; shown nowhere else
 checkpoints/      the last two
-live.json         how far it is, while it goes on: see `view`
+live.json         progress: see `view`
 result.json       the summary
-report.html       the same for people
+report.html       the summary as a page
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MIXING = ("round", "party", "weights")
 
 @dataclass
 class Record:
-    """The metrics, times and failures of a run so far.
+    """The metrics, times and mixing weights of a run so far.
 
     Attributes:
-        metrics: rows under METRICS; `party` is empty for a measure of the whole federation.
-        seconds: wall seconds by phase, over all the pieces of a run that was resumed.
-        mixing: rows under MIXING; weights are written as `0:0.25 4:0.5`, by the number of the model's owner.
+        metrics: rows under METRICS; `party` is "" for a metric of the whole federation.
+        seconds: wall seconds by phase, including those before a resume.
+        mixing: rows under MIXING; weights are written as `0:0.25 4:0.5`, by party number.
     """
 
     metrics: list[list[Any]] = field(default_factory=list)
@@ -57,16 +57,16 @@ class Record:
         self.metrics.append([round, iteration, stage, party, measure, float(value)])
 
     def mix(self, round: int, party: str, weights: Sequence[float]) -> None:
-        """Add the weights (m,) with which a party mixed everybody's models; those of 0 are left out."""
-        taken = " ".join(f"{owner}:{weight:.6g}" for owner, weight in enumerate(weights) if weight != 0)
-        self.mixing.append([round, party, taken])
+        """Add a party's mixing weights (m,); zeros are omitted."""
+        nonzero = " ".join(f"{owner}:{weight:.6g}" for owner, weight in enumerate(weights) if weight != 0)
+        self.mixing.append([round, party, nonzero])
 
     def spend(self, phase: str, seconds: float) -> None:
         """Add to the time of a phase."""
         self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
 
     def state(self, fed: Federation) -> dict[str, Any]:
-        """Everything, for a checkpoint."""
+        """The record, ledger and failures as JSON values, for a checkpoint."""
         failures = [[t.round, t.party, t.kind, t.reason, t.trace] for t in fed.failures]
         return {
             "metrics": self.metrics,
@@ -77,13 +77,13 @@ class Record:
         }
 
     def load(self, state: dict[str, Any], fed: Federation) -> None:
-        """Begin from what `state()` gave."""
+        """Restore the values of `state()`."""
         self.metrics, self.seconds, self.mixing = state["metrics"], state["seconds"], state["mixing"]
         fed.ledger.load(state["ledger"])
         fed.failures[:] = [CallFailure(*row) for row in state["failures"]]
 
     def write(self, folder: Path, fed: Federation) -> None:
-        """Write the tables, each whole."""
+        """Write all tables, each atomically."""
         write_csv(folder / "metrics.csv", METRICS, self.metrics)
         if self.mixing:
             write_csv(folder / "mixing.csv", MIXING, self.mixing)
@@ -96,7 +96,7 @@ class Record:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """One table, atomically. Floats keep every digit."""
+    """Write a table atomically. Floats keep every digit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -105,12 +105,12 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def write_json(path: Path, value: Any) -> None:
-    """One JSON file, atomically."""
+    """Write a JSON file atomically."""
     write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers may depend on: versions and machine, no names of users or folders."""
+    """Versions and machine, without names of users or folders."""
     import numpy
     import torch
 

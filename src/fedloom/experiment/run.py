@@ -1,4 +1,4 @@
-"""One run, from a config to a folder. Only here are results logged, saved and evaluated."""
+"""Executes one run, from its config to the files of its folder."""
 
 from __future__ import annotations
 
@@ -32,67 +32,64 @@ def execute(
     stop: Callable[[], bool] = lambda: False,
     backend: Callable[..., Backend] = local_backend,
 ) -> Result:
-    """Do one run.
+    """Execute one run.
 
     Args:
-        run: its config.
-        folder: where to write; None writes nothing.
-        resume: go on from the folder's last checkpoint, if it has one. The results are bit-identical to those
-            of a run that was never interrupted.
-        progress: told after each round.
-        stop: asked after each round; when it says so, the run saves a checkpoint and raises `Stopped`.
-        backend: called with the run, its folder, `resume` and `stop`: where the parties are.
+        run: the config.
+        folder: the run folder; None writes nothing.
+        resume: continue from the folder's last checkpoint, if any. The results are bit-identical to those of an
+            uninterrupted run.
+        progress: called after each round.
+        stop: called after each round; if it returns True, the run saves a checkpoint and raises `Stopped`.
+        backend: called with the run, its folder, `resume` and `stop`; returns where the parties run.
 
     Raises:
         ConfigError, DataError, ModelError: the run can't be built; nothing was written.
-        CheckpointError: the folder's checkpoints are torn or belong to another run.
+        CheckpointError: the folder's checkpoints are corrupt or belong to another run.
         Stopped: see `stop`.
     """
-    with _alone():
+    with _one_thread():
         started = perf_counter()
-        found = backend(run, folder, resume=resume, stop=stop)
-        plan = build(run, found.files, secret=found.secret)
-        with found.start(plan) as engine:
-            if not engine.remote:  # whose parties have been compared already
-                _steadily(lambda: agree(engine, plan.data.public_digest))
+        place = backend(run, folder, resume=resume, stop=stop)
+        plan = build(run, place.files, secret=place.secret)
+        with place.start(plan) as engine:
+            if not engine.remote:  # remote parties are checked when they connect
+                _repeat_if_lost(lambda: agree(engine, plan.data.public_digest))
             session = Session(plan, engine, folder)
-            _steadily(lambda: session.begin(resume))
+            _repeat_if_lost(lambda: session.begin(resume))
             session.record.spend("setup", perf_counter() - started)
             with session.live.until_the_end(session.done):
                 return session.go(progress or (lambda _: None), stop)
 
 
-def _steadily(work: Callable[[], None]) -> None:
-    """Do what begins with parties as they were made, again if a machine was lost in it."""
+def _repeat_if_lost(work: Callable[[], None]) -> None:
+    """Do the work; repeat it if a machine was lost."""
     while True:
         try:
             return work()
         except Lost as lost:
-            logging.getLogger("fedloom").warning("%s; beginning again", lost)
+            logging.getLogger("fedloom").warning("%s; starting again", lost)
 
 
 def agree(engine: Engine, digest: str) -> None:
-    """Every party must hold the same public rows in the same order.
+    """Check that all parties hold the same public rows in the same order.
 
     Raises:
-        DataError: one holds others; what it would learn from, and answer to, would be other rows.
+        DataError: a party holds others.
     """
-    for party, found in zip(engine.ids, engine.call(engine.ids, "public_digest", {}, None, None), strict=True):
-        if isinstance(found, Failure) and found.reason == UNREACHABLE:
-            continue  # it was compared when it was there
-        if found not in (digest, None):
+    for party, reply in zip(engine.ids, engine.call(engine.ids, "public_digest", {}, None, None), strict=True):
+        if isinstance(reply, Failure) and reply.reason == UNREACHABLE:
+            continue  # it was checked when it connected
+        if reply not in (digest, None):
             raise DataError(
-                f"{engine.name(party)} holds another public set: its digest is {str(found)[:16]}…, not "
-                f"{digest[:16]}…. All parties must hold the same rows in the same order."
+                f"{engine.name(party)} holds other public rows: their digest is {str(reply)[:16]}…, not "
+                f"{digest[:16]}…; give all parties the same rows in the same order"
             )
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """One thread, and torch's generator as it was before.
-
-    More threads a process are slower for networks of this size, and not repeatable.
-    """
+def _one_thread() -> Iterator[None]:
+    """Use one thread: more are slower for small networks and not repeatable. Restore torch's generator after."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -103,15 +100,14 @@ def _alone() -> Iterator[None]:
 
 
 def settle(folder: Path, *, resume: bool, several: bool = False) -> None:
-    """Refuse a folder that a run must not write to, or `several` runs, each in a folder within.
+    """Refuse an output folder of a run, or of `several` runs in subfolders.
 
     Raises:
-        ConfigError: it is no folder; it is not empty and `resume` is not set; or it is to be resumed, and holds
-            things but no run.
+        ConfigError: it is a file, or is not empty: without `resume`, or without a run to resume.
     """
     refuse_file(folder)
     if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty; add --resume to go on with its run, or choose another --out")
-    held = {p.name for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
-    if held and not (("config.toml" in held) if several else (folder / "config.toml").is_file()):
-        raise ConfigError(f"{folder} holds files but no run to go on with; choose another --out")
+        raise ConfigError(f"{folder} is not empty; add --resume to continue its run, or choose another --out")
+    names = {p.name for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
+    if names and not (("config.toml" in names) if several else (folder / "config.toml").is_file()):
+        raise ConfigError(f"{folder} has files but no run to resume; choose another --out")

@@ -1,4 +1,4 @@
-"""A run under way: its rounds, what is measured between them, and the checkpoints it goes on from."""
+"""A run in progress: its rounds, the metrics between them, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from fedloom.core import message
-from fedloom.core.errors import CheckpointError, EngineError
+from fedloom.core.errors import CheckpointError, EngineError, MethodError
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
-from fedloom.core.party import Note
 from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment import checkpoint, config
@@ -31,30 +30,31 @@ from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.record import Record, environment, write_json
 from fedloom.experiment.summary import partition, summarise, traffic
 
+_log = logging.getLogger("fedloom")
 MILESTONES = 20
-"""How often a run is saved, if saving is quick."""
+"""Evenly spaced checkpoints of a run, if saving is quick."""
 OFTEN = 60.0
-"""Seconds after which it is saved between milestones."""
+"""Seconds after which a run is saved between milestones."""
 SPARING = 20
-"""Saving takes at most one part in so many of the time, so that a kill costs at most so many times what a save does."""
+"""The time between two saves is at least this many times the time that a save takes."""
 AT_ONCE = 256
-"""Parties whose saved states are in memory at once."""
+"""Parties whose states are read from a checkpoint at a time."""
 LOSSES = 5
-"""How often one round may lose a machine and begin again, until the run gives up."""
+"""Lost machines in one round after which the run fails."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is.
+    """Progress of a run after a round.
 
     Attributes:
-        round: rounds done, of `rounds`.
-        iteration: the same in local steps of a client.
-        measure: the accuracy that counts for the method: on the global test, or after fine-tuning on own rows.
+        round: completed rounds, of `rounds`.
+        iteration: completed local steps of a client.
+        measure: the method's main metric: accuracy on the global test set, or in an evaluation mode on own rows.
         accuracy: its mean over clients at the last evaluation.
         failures: calls without a usable reply so far.
-        milestone: whether this is one of some twenty evenly spaced rounds, at which the run is saved.
-        where: engine, workers and device, in a few words.
+        milestone: whether this is one of about twenty evenly spaced rounds.
+        where: engine, workers and device, as text.
     """
 
     run: RunConfig
@@ -75,7 +75,7 @@ class Result:
     Attributes:
         summary: the content of `result.json`.
         metrics: rows of (round, iteration, stage, party, measure, value).
-        folder: where its files are, if it wrote any.
+        folder: the run folder; None if nothing was written.
     """
 
     summary: dict[str, Any]
@@ -89,7 +89,7 @@ class Result:
 
 
 class Session:
-    """A run under way: the plan, its record and its folder."""
+    """A run in progress: its plan, engine, record and folder."""
 
     def __init__(self, plan: RunPlan, engine: Engine, folder: Path | None) -> None:
         self.plan = plan
@@ -112,28 +112,27 @@ class Session:
         self.where = account(engine, plan.run.engine)
         self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))
         engine.changed = self.live.touch
-        self._mark: tuple[Any, ...] = ()
+        self._snapshot: tuple[Any, ...] = ()
         self._warned: set[tuple[str, int]] = set()
         self._saved, self._cost = perf_counter(), 0.0
 
     def begin(self, resume: bool) -> None:
-        """Begin, or go on from where the folder's run was."""
+        """Start the run; with `resume`, continue from the newest checkpoint of its folder."""
         self._open(resume)
         if not self.engine.durable:
-            self._mark = self._snapshot()
+            self._snapshot = self._take_snapshot()
 
     def _open(self, resume: bool) -> None:
-        """Begin a folder, or go on in one."""
+        """Create the folder, or load its newest checkpoint."""
         if self.folder is None:
             return
-        mark = fingerprint(self.plan)
-        found = None
+        saved = None
         if resume:
-            found, complaints = checkpoint.newest(self.folder / "checkpoints", mark)
-            for complaint in complaints:
-                logging.getLogger("fedloom").warning("%s; using the one before", complaint)
-        if found:
-            self.done, states, records = found
+            saved, problems = checkpoint.newest(self.folder / "checkpoints", fingerprint(self.plan))
+            for problem in problems:
+                _log.warning("%s; using the checkpoint before it", problem)
+        if saved:
+            self.done, states, records = saved
             self.record.load(records, self.fed)
             self._load(states)
             self._restore()
@@ -151,17 +150,17 @@ class Session:
         write_json(self.folder / "partition.json", {**partition(self.plan), **neighbours})
 
     def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
-        """The rounds that are left, and the end."""
+        """Run the remaining rounds and return the result."""
         plan = self.plan
         points = _evenly(plan.run.evaluate.points or 100, plan.rounds)
         milestones = _evenly(MILESTONES, plan.rounds)
         step = plan.cfg.iterations_per_round
         if self.done == 0:
-            self._surely(lambda: self._evaluate(0, 0, "start"))
+            self._with_recovery(lambda: self._evaluate(0, 0, "start"))
         for t in range(self.done, plan.rounds):
-            self._surely(partial(self._round, t, step, look_at=t + 1 in points))
+            self._with_recovery(partial(self._round, t, step, evaluate=t + 1 in points))
             self.done = t + 1
-            if self.done == plan.rounds or self._worth_saving(self.done in milestones):
+            if self.done == plan.rounds or self._should_save(self.done in milestones):
                 self._save()
             self.live.show(self.done)
             progress(
@@ -187,138 +186,136 @@ class Session:
             write_json(self.folder / "result.json", summary)
         return Result(summary, self.record.metrics, self.folder)
 
-    def _surely(self, work: Callable[[], None]) -> None:
-        """Do one round's work, again from the last round's state if a machine was lost in it."""
+    def _with_recovery(self, work: Callable[[], None]) -> None:
+        """Run one round's work. If a machine is lost, restore the state before the round and repeat it."""
         losses = 0
         while True:
             try:
                 if losses:
-                    states, ledger, metrics, mixing, failures, self.accuracy = self._mark
+                    states, ledger, metrics, mixing, failures, self.accuracy = self._snapshot
                     self._load(states)
                     self.fed.ledger.rollback(ledger)
                     del self.record.metrics[metrics:], self.record.mixing[mixing:], self.fed.failures[failures:]
                 work()
                 if not self.engine.durable:
-                    self._mark = self._snapshot()
+                    self._snapshot = self._take_snapshot()
                 return
             except Lost as error:
                 losses += 1
                 if losses == LOSSES:
                     raise EngineError(
-                        f"round {self.done + 1} lost its machines {LOSSES} times ({error}): if it needs more memory "
-                        "than they have, take fewer workers per machine; then go on with --resume"
+                        f"round {self.done + 1} lost its machines {LOSSES} times ({error}): if they ran out of memory, "
+                        "use fewer workers per machine; then add --resume"
                     ) from None
-                logging.getLogger("fedloom").warning("%s; round %d begins again", error, self.done + 1)
-
-    def _latest(self) -> dict[str, dict[str, Tree]]:
-        """Every party's state after the last round."""
-        return self._mark[0] if self._mark else self._states()
+                _log.warning("%s; repeating round %d", error, self.done + 1)
 
     def _digests(self) -> dict[str, str]:
-        """What every party's state after the last round comes to, in the order of `_states`."""
-        if self._mark:
-            return {who: message.digest(state) for who, state in self._mark[0].items()}
+        """Digest of every party's state after the last round, in the order of `_states`."""
+        if self._snapshot:
+            return {party: message.digest(state) for party, state in self._snapshot[0].items()}
         own = {self.coordinator: message.digest(self.plan.server.state())} if self.plan.server else {}
-        return {**own, **{self.engine.name(i): found for i, found in sorted(self.engine.digests().items())}}
+        return {**own, **{self.engine.name(i): digest for i, digest in sorted(self.engine.digests().items())}}
 
-    def _snapshot(self) -> tuple[Any, ...]:
-        """All that a round changes."""
+    def _take_snapshot(self) -> tuple[Any, ...]:
+        """Everything that a round changes."""
         states: Mapping[str, Tree] = self._states()
         if self.plan.run.engine.memory_mb is not None:
             states = Spool(states)
         else:
-            states = {who: message.map_tensors(torch.Tensor.clone, state) for who, state in states.items()}
+            states = {party: message.map_tensors(torch.Tensor.clone, state) for party, state in states.items()}
         counts = len(self.record.metrics), len(self.record.mixing), len(self.fed.failures)
         return states, self.fed.ledger.mark(), *counts, self.accuracy
 
-    def _round(self, t: int, step: int, look_at: bool) -> None:
+    def _round(self, t: int, step: int, evaluate: bool) -> None:
         self.fed.round = t
         clock = perf_counter()
         stage = ""
         plan, clients = self.plan, self.plan.run.churn.present(self.plan.training, t)
         for stage in plan.method.round(self.fed, plan.server, clients, plan.cfg, t):
+            if not isinstance(stage, str):
+                raise MethodError(
+                    f"round {t} of {plan.method.name} yielded {stage!r}: yield the stage's name, as in yield 'train'"
+                )
             self.record.spend(stage, perf_counter() - clock)
-            if look_at:
+            if evaluate:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
-        self._note(t + 1, (t + 1) * step, stage, look_at)
+        self._record_notes(t + 1, (t + 1) * step, stage, evaluate)
 
-    def _worth_saving(self, milestone: bool) -> bool:
-        """Whether to save now."""
+    def _should_save(self, milestone: bool) -> bool:
         since = perf_counter() - self._saved
         return (milestone or since > OFTEN) and since > SPARING * self._cost
 
-    def _note(self, round: int, iteration: int, stage: str, look_at: bool) -> None:
-        """What the parties noted in this round: the server's own, the mean over clients, and who mixed whose models."""
+    def _record_notes(self, round: int, iteration: int, stage: str, evaluate: bool) -> None:
+        """Record the notes of this round: the server's, means over clients, and mixing weights."""
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
                 if not isinstance(value, list):
                     self.record.measure(round, iteration, stage, name, value, self.coordinator)
-        gathered: dict[str, list[float]] = {}
+        values_by_note: dict[str, list[float]] = {}
         for party, notes in self.engine.notes().items():
             for name, value in notes.items():
-                if name.startswith(MEASURES) or (name == "mixing" and not _weighs(value, len(self.engine.ids))):
-                    self._leave_out(name, party)
+                if name.startswith(MEASURES) or (
+                    name == "mixing" and not (isinstance(value, list) and len(value) == len(self.engine.ids))
+                ):
+                    self._warn_ignored(name, party)
                 elif not isinstance(value, list):
-                    gathered.setdefault(name, []).append(value)
+                    values_by_note.setdefault(name, []).append(value)
                     self._warn(name, value, party)
-                elif name == "mixing" and look_at:
+                elif name == "mixing" and evaluate:
                     self.record.mix(round, self.engine.name(party), value)
-        for name, values in gathered.items():
+        for name, values in values_by_note.items():
             self.record.measure(round, iteration, stage, name, float(np.mean(values)))
 
-    def _leave_out(self, note: str, party: int) -> None:
-        """Tell the user, once for each party, of a note that can't be taken."""
+    def _warn_ignored(self, note: str, party: int) -> None:
+        """Warn, once per party, that a note is ignored."""
         if ("", party) not in self._warned:
             self._warned.add(("", party))
-            why = "is not one weight for each party" if note == "mixing" else "has the name of a measure of the run"
-            logging.getLogger("fedloom").warning(
-                "round %d: what %s notes as %r %s, and is left out", self.done + 1, self.engine.name(party), note, why
-            )
+            why = "it must have one weight per party" if note == "mixing" else "a metric of the run has this name"
+            _log.warning("round %d: ignored note %r of %s: %s", self.done + 1, note, self.engine.name(party), why)
 
     def _warn(self, note: str, value: float, party: int) -> None:
-        """Tell the user, once for each party, of a note that means something is wrong."""
+        """Show the method's warning for a positive note, once per party and note."""
         text = self.plan.cfg.warnings.get(note)
         if text and value > 0 and (note, party) not in self._warned:
             self._warned.add((note, party))
-            name = self.engine.name(party)
-            logging.getLogger("fedloom").warning("round %d, %s %s: %s", self.done + 1, name, note, text)
+            _log.warning("round %d, %s %s: %s", self.done + 1, self.engine.name(party), note, text)
 
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
         try:
-            found = [*self.plan.setting.evaluate(self.plan, self.engine)]
+            metrics = [*self.plan.setting.evaluate(self.plan, self.engine)]
         except PartiesMissing as error:
-            if round in (0, self.plan.rounds):  # a result needs the last one, and a curve its beginning
+            if round in (0, self.plan.rounds):  # the result needs both
                 raise EngineError(
-                    f"{error}, which the run's result needs after round {round}: when it is back, go on with --resume"
+                    f"{error}, but the result needs the metrics after round {round}: restart it, then add --resume"
                 ) from None
-            logging.getLogger("fedloom").warning("round %d, %s: not evaluated: %s", round, stage, error)
+            _log.warning("round %d, %s: not evaluated: %s", round, stage, error)
             return
-        for what, value, party in found:
-            self.record.measure(round, iteration, stage, what, value, party)
-            if what == f"{self.main} mean":
+        for metric, value, party in metrics:
+            self.record.measure(round, iteration, stage, metric, value, party)
+            if metric == f"{self.main} mean":
                 self.accuracy = value
         for direction, count in traffic(self.fed).items():
             self.record.measure(round, iteration, stage, f"bytes {direction}", count)
         self.record.spend("evaluate", perf_counter() - clock)
 
     def _states(self) -> dict[str, dict[str, Tree]]:
-        """The state of every party, or of those that the engine has it of; the server's first, then by number."""
+        """States by party name, the server's first, then by number; without parties that keep their own state."""
         own = {self.coordinator: self.plan.server.state()} if self.plan.server else {}
         return {**own, **{self.engine.name(i): s for i, s in sorted(self.engine.states().items())}}
 
     def _load(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._states().keys():
-            raise CheckpointError("the checkpoint holds other parties than this run has")
+            raise CheckpointError("the checkpoint has other parties than this run; choose another --out")
         if self.plan.server is not None:
             self.plan.server.load(states[self.coordinator])
-        held = [i for i in self.engine.ids if self.engine.name(i) in states]
-        for start in range(0, len(held), AT_ONCE):
-            self.engine.load({i: states[self.engine.name(i)] for i in held[start : start + AT_ONCE]})
+        ids = [i for i in self.engine.ids if self.engine.name(i) in states]
+        for start in range(0, len(ids), AT_ONCE):
+            self.engine.load({i: states[self.engine.name(i)] for i in ids[start : start + AT_ONCE]})
 
     def _restore(self) -> None:
-        """Tell parties that keep their state to themselves where the run goes on."""
+        """Tell remote parties, which keep their own state, the round to continue after."""
         if self.engine.remote:
             self.engine.restore(self.done)
 
@@ -326,9 +323,9 @@ class Session:
         if self.folder is None:
             return
         clock = perf_counter()
-        mark = fingerprint(self.plan)
-        records = self.record.state(self.fed)
-        checkpoint.save(self.folder / "checkpoints", self.done, mark, self._latest(), records)
+        states = self._snapshot[0] if self._snapshot else self._states()
+        folder, records = self.folder / "checkpoints", self.record.state(self.fed)
+        checkpoint.save(folder, self.done, fingerprint(self.plan), states, records)
         self.engine.saved(self.done)
         self.record.write(self.folder, self.fed)
         self._saved = perf_counter()
@@ -336,18 +333,13 @@ class Session:
         self.record.spend("save", self._cost)
 
 
-def _weighs(note: Note, parties: int) -> bool:
-    """Whether a note is a vector over all parties."""
-    return isinstance(note, list) and len(note) == parties
-
-
 def _evenly(points: int, rounds: int) -> set[int]:
-    """At most `points` evenly spaced numbers of rounds; the last is always one."""
+    """At most `points` evenly spaced round numbers, the last one included."""
     points = min(points, rounds)
     return {round(rounds * k / points) for k in range(1, points + 1)}
 
 
 def fingerprint(plan: RunPlan) -> str:
-    """What must be equal for one run to go on from another's checkpoint: all that can move a number."""
-    held = f"{plan.method.name}\n{plan.data.digest}\n{plan.graph}\n{plan.pretrained}"
-    return hashlib.sha256(f"{config_sha256(plan.run, plan.cfg)}\n{held}".encode()).hexdigest()
+    """SHA-256 of everything that affects results. A checkpoint is loaded only by a run with the same fingerprint."""
+    inputs = f"{plan.method.name}\n{plan.data.digest}\n{plan.graph}\n{plan.pretrained}"
+    return hashlib.sha256(f"{config_sha256(plan.run, plan.cfg)}\n{inputs}".encode()).hexdigest()
