@@ -21,7 +21,8 @@ import grpc.aio
 
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.rpc import RPCClient, ServerAddress, serve
+from fedloom.remote.rpc_client import RPCClient, ServerAddress
+from fedloom.remote.rpc_server import serve
 
 SIZES = {"empty": 0, "40 KB": 40_000, "1 MB": 1_000_000, "50 MB": 50_000_000}
 _BARE = "/bare/Call"

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own")
 
-from fedloom.remote.flower.records import pack, unpack
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.flower import grid_transport as posts
 from fedloom.remote.flower.grid_transport import GridClient, GridTransport
+from fedloom.remote.flower.records import pack, unpack
 from fedloom.remote.frames import MOST_WORDS
 from fedloom.remote.rpc_errors import CallRefused
 

@@ -30,12 +30,12 @@ class Caller:
     """
 
     def __init__(
-        self, ask: Ask, run: RunConfig, party: int = 0, members: Mapping[str, NodeAddress] | None = None
+        self, ask: Ask, run: RunConfig, party: int = 0, addresses: Mapping[str, NodeAddress] | None = None
     ) -> None:
         self._ask = ask
         self._config = for_nodes(build(run)).model_dump_json()
         self._party = party
-        self._members = {number: member.to_message() for number, member in (members or {}).items()}
+        self._members = {number: member.to_message() for number, member in (addresses or {}).items()}
         self.run, self.start = secrets.token_hex(16), time_ns()
 
     def raw(self, kind: str, body: bytes, id: str | None = None) -> bytes:
@@ -54,7 +54,7 @@ class Caller:
             "run": self.run,
             "start": self.start,
             "party": self._party,
-            "members": self._members,  # type: ignore[dict-item]
+            "addresses": self._members,  # type: ignore[dict-item]
             "config": self._config,
             "resume": resume,
         }

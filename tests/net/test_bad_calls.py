@@ -113,7 +113,7 @@ def test_calls_of_a_run_that_is_another_s(caller: Caller) -> None:
     caller.open()
     run, caller.run = caller.run, secrets.token_hex(16)
     assert refused(lambda: caller.do(1))[0] == rpc_errors.UNKNOWN
-    words = "another run is under way here: wait, resume that one, or ask who runs the node"
+    words = "another run is under way at this node: wait for it, resume it, or ask the node's owner to end it"
     assert refused(lambda: caller.open()) == (rpc_errors.TAKEN, words)
     caller.run = run
     caller.do(1)
@@ -394,7 +394,7 @@ def test_a_peer_is_no_coordinator(field: Machines) -> None:
     nothing = payload.pack({"run": caller.run, "key": "x"})
     assert refused(lambda: caller.raw("fetch", nothing)) == (
         rpc_errors.REFUSED,
-        "you are no peer of this node in this run",
+        "you are not a peer of this node in this run",
     )
     wire.close()
 

@@ -78,7 +78,7 @@ def test_small_calls_pass_a_large_answer(field: Machines) -> None:
     ours, peers = (
         Transport(field.loop, field.member(0), field.credentials(name)) for name in ("coordinator", "node-1")
     )
-    caller = Caller(ours.ask, run_of("gossip", models={"pool": ["mlp-large"]}), members={"1": field.member(1)})
+    caller = Caller(ours.ask, run_of("gossip", models={"pool": ["mlp-large"]}), addresses={"1": field.member(1)})
     caller.open()
     key = payload.unpack(caller.do(1, "give", leave=True))[0]["lines"][0]["reply_ref"]
     node.line.rate = 100e3

@@ -121,7 +121,7 @@ def test_a_killed_node_is_missed_and_comes_back_as_it_was(
     assert {party for _, party, _ in missed} == {"peer-1"}
     assert {t for t, _, _ in missed} == {2, 3, 4}
     assert victim.process is not None
-    assert f"goes on after call {seen['entry'].call}" in victim.process.text
+    assert f"continues after call {seen['entry'].call}" in victim.process.text
     assert seen["before"] == seen["killed"] != seen["first"]
     assert len({seen["first"], seen["killed"], seen["later"]}) == 3
     assert result.summary["rounds"] == 8
@@ -303,5 +303,5 @@ def test_two_coordinators_of_the_same_run(field: Machines, tmp_path: Path) -> No
         older.send(signal.SIGCONT)
         there = execute(field.over(run), out, resume=True)
         assert older.ends() != 0
-    assert "gives way to the other" in older.text and "Traceback" not in older.text
+    assert "A newer coordinator took over" in older.text and "Traceback" not in older.text
     same(there.summary, execute(run).summary)

@@ -55,7 +55,7 @@ def test_very_many_parts_are_refused_before_they_fill_the_memory() -> None:
     body = payload.pack({}) + b"\0" * 8 * (payload.MOST * 10)
     tracemalloc.start()
     try:
-        with pytest.raises(MessageError, match="row of messages"):
+        with pytest.raises(MessageError, match="sequence of messages"):
             payload.unpack(body)
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
     finally:

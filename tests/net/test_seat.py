@@ -43,13 +43,13 @@ class Node:
 
 
 def session(node: Node) -> NodeSession:
-    members = {1: NodeAddress("a"), 2: NodeAddress("b")}
-    return NodeSession(1, members[1], node, RunContext("0" * 32, 1, "{}", False, Timeouts(), members))
+    addresses = {1: NodeAddress("a"), 2: NodeAddress("b")}
+    return NodeSession(1, addresses[1], node, RunContext("0" * 32, 1, "{}", False, Timeouts(), addresses))
 
 
 def told(node: Node) -> list[Any]:
     task = Task(1, "update", {"t": 0}, round=0)
-    return asyncio.run(session(node).tell([task], message.encode({"t": 0}), False, None)).results
+    return asyncio.run(session(node).run_tasks([task], message.encode({"t": 0}), False, None)).results
 
 
 @pytest.mark.parametrize(
@@ -80,44 +80,46 @@ def test_a_reason_is_one_of_those_known_and_notes_are_numbers() -> None:
         "notes": {"a": 1.0, "b": "x", "c": [2.0]},
     }
     node = Node(payload.pack(strange))  # type: ignore[arg-type]
-    found = asyncio.run(session(node).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
-    assert found.results[0].reason == "raised" and "the log of a has it" in found.results[0].trace
+    found = asyncio.run(session(node).run_tasks([Task(1, "update", {}, round=0)], message.encode({}), False, None))
+    assert found.results[0].reason == "raised" and "see the log of a" in found.results[0].trace
     assert found.notes == {"a": 1.0, "c": [2.0]}
 
 
 def test_more_notes_than_a_page_makes_are_not_taken() -> None:
     many = payload.pack({**GOOD, "notes": {f"{n}": 1.0 for n in range(1000)}})  # type: ignore[arg-type]
-    found = asyncio.run(session(Node(many)).tell([Task(1, "update", {}, round=0)], message.encode({}), False, None))
+    found = asyncio.run(
+        session(Node(many)).run_tasks([Task(1, "update", {}, round=0)], message.encode({}), False, None)
+    )
     assert list(found.notes) == [f"{n}" for n in range(MOST_NOTES)]
 
 
 def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
-    members = {1: NodeAddress("a"), 2: NodeAddress("b"), 3: NodeAddress("c")}
-    common = RunContext("0" * 32, 1, "{}", False, Timeouts(fewest=2), members)
+    addresses = {1: NodeAddress("a"), 2: NodeAddress("b"), 3: NodeAddress("c")}
+    common = RunContext("0" * 32, 1, "{}", False, Timeouts(fewest=2), addresses)
     stale, good = CallRefused(rpc_errors.STALE, "a newer start has taken over"), payload.pack(GOOD)  # type: ignore[arg-type]
 
     async def say(party: int, answer: bytes | CallRefused) -> Any:
         task = Task(party, "update", {}, round=0)
-        node = NodeSession(party, members[party], Node(answer), common)
-        return (await node.tell([task], message.encode({}), False, None)).results[0].reason
+        node = NodeSession(party, addresses[party], Node(answer), common)
+        return (await node.run_tasks([task], message.encode({}), False, None)).results[0].reason
 
     async def says() -> None:
         assert [await say(1, stale), await say(1, stale)] == [rpc_errors.STALE] * 2
         assert [await say(1, good), await say(2, stale)] == ["raised", rpc_errors.STALE]  # the first takes it back
-        with pytest.raises(EngineError, match="gives way to the other"):
+        with pytest.raises(EngineError, match="A newer coordinator took over"):
             await say(3, stale)
 
     asyncio.run(says())
 
 
 def test_a_node_that_lost_its_state_is_opened_anew_and_that_is_remembered() -> None:
-    opened = payload.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
+    opened = payload.pack({"resumed": False, "call": -1, "evaluates": True, "facts": {}})
     node = Node(payload.pack(GOOD), CallRefused(rpc_errors.UNKNOWN, "no such run"), opened, payload.pack(GOOD))  # type: ignore[arg-type]
     there, task = session(node), Task(1, "update", {}, round=0)
 
     async def twice() -> None:
         for _ in range(2):
-            await there.tell([task], message.encode({}), False, None)
+            await there.run_tasks([task], message.encode({}), False, None)
 
     asyncio.run(twice())
     assert node.asked == ["do", "do", "open", "do"] and there.lost
@@ -141,7 +143,7 @@ def test_a_long_text_crosses_in_pieces() -> None:
 
 
 def test_what_all_must_answer_is_asked_again_of_one_who_was_away() -> None:
-    opened = payload.pack({"goes_on": False, "call": -1, "tells": True, "facts": {}})
+    opened = payload.pack({"resumed": False, "call": -1, "evaluates": True, "facts": {}})
     away = CallRefused(rpc_errors.UNREACHABLE, "a gives no sign of life")
     node = Node(opened, away, payload.pack({"sha256": "12"}), payload.pack({}))
 

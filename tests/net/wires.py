@@ -14,7 +14,8 @@ import grpc.aio
 from fedloom.remote import frames
 from fedloom.remote.certs import CertificateAuthority
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.rpc import RPCClient, RPCServer, ServerAddress, serve
+from fedloom.remote.rpc_client import RPCClient, ServerAddress
+from fedloom.remote.rpc_server import RPCServer, serve
 
 LIMIT = 8 << 20
 

@@ -61,7 +61,7 @@ def opening(text: str | None = None, **changes: Any) -> bytes:
         "run": RUN,
         "start": 1,
         "party": 0,
-        "members": {},
+        "addresses": {},
         "config": config() if text is None else text,
         "resume": False,
     }

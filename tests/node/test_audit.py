@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from fedloom.remote import rpc_errors
+from fedloom.remote.frames import digest
 from fedloom.remote.node import audit, logs
 from fedloom.remote.node.audit import AuditLog
-from fedloom.remote.rpc import digest
 from tests.node.hosts import RUN, RunRequest, doing, opening, which
 
 
@@ -35,7 +35,7 @@ def test_each_call_is_one_line_without_contents(hosts: Callable[..., RunRequest]
         "opened",
         "answered",
         "answered again",
-        "told the state's hash",
+        "sent the state's hash",
         "closed",
     ]
     assert lines[1] | {"time": ""} == {
@@ -72,7 +72,7 @@ def test_nothing_is_answered_that_cannot_be_written_down(
         patch.setattr(AuditLog, "_append", full)
         for kind, sent in (("do", body), ("do", body), ("digest", which()), ("open", opening())):
             refusal = ask.refused(kind, sent)
-            assert (refusal.code, refusal.words) == (rpc_errors.FAILED, "this node can't keep its state at present")
+            assert (refusal.code, refusal.words) == (rpc_errors.FAILED, "this node cannot write its state at present")
     ask("do", body)  # the work was done once, and this answer is written down
     assert ask.audited()[-1]["what"] == "answered again"
 

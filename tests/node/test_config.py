@@ -90,19 +90,19 @@ least = { batchsize = 4 }
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (('listen = "127.0.0.1:7443"', 'listen = "127.0.0.1:7443"\nrelay = "r:1"'), "give listen"),
+        (('listen = "127.0.0.1:7443"', 'listen = "127.0.0.1:7443"\nrelay = "r:1"'), "set either listen"),
         (('listen = "127.0.0.1:7443"', 'listen = "0.0.0.0:7443"\ninsecure = true'), "loopback"),
         (('listen = "127.0.0.1:7443"', 'relay = "127.0.0.1:7443"\ninsecure = true'), "loopback"),
-        (('rows = "mine.csv"', ""), "give set"),
-        (('rows = "mine.csv"', 'rows = "mine.csv"\nset = "digits"'), "give set"),
-        (('rows = "mine.csv"', 'set = "digits"\npublic = "p.csv"'), "public belongs to rows"),
-        (('rows = "mine.csv"', 'rows = "mine.csv"\nroot = "here"'), "leave it out"),
+        (('rows = "mine.csv"', ""), "set exactly one of set"),
+        (('rows = "mine.csv"', 'rows = "mine.csv"\nset = "digits"'), "set exactly one of set"),
+        (('rows = "mine.csv"', 'set = "digits"\npublic = "p.csv"'), "public needs rows"),
+        (('rows = "mine.csv"', 'rows = "mine.csv"\nroot = "here"'), "root needs set"),
         (('methods = ["fedavg", "fedmd"]', "methods = []"), "methods"),
         (('methods = ["fedavg", "fedmd"]', "methods = 3"), "methods"),
         (("[data.mine]", "secret_noise = 3\n[data.mine]"), "secret_noise"),
         (("[data.mine]", "colour = 3\n[data.mine]"), "colour"),
         (("[data.mine]", "[data.mine"), "not valid TOML"),
-        (('"mine.csv"', '"none.csv"'), "none.csv is not there"),
+        (('"mine.csv"', '"none.csv"'), "none.csv does not exist"),
         (('"mine.csv"', '"mine.csv"\npublic = "none.csv"'), "[data.mine] public: "),
     ],
 )
@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused(change: tuple[str, str], words: str, tmp_path
 
 
 def test_a_missing_file_is_said_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fedloom certs makes"):
+    with pytest.raises(ConfigError, match="fedloom certs writes"):
         read(tmp_path / "none.toml")
 
 
@@ -120,14 +120,14 @@ POLICIES = [
     ("afind-plus", 'fixed = { "dp.target" = "phi", lr = 0.1, open_every = "none" }', []),
     ("fedal", "fixed = { disc_hidden = [32, 256], include_self = false }", []),
     ("afind-plus", 'most = { "dp.clip" = 1, open_every = 4 }\nleast = { "dp.sigma" = 1 }', []),
-    ("afind-plus", 'most = { "dp.clp" = 1 }', ["most: it has no setting 'dp.clp'. Did you mean 'dp.clip'?"]),
-    ("ditto", 'fixed = { "dp.tagret" = "phi" }', ["fixed: it has no setting 'dp.tagret'. Did you mean 'dp.target'?"]),
-    ("afind-plus", 'fixed = { "dp.target.x" = 1 }', ["fixed: it has no setting 'dp.target.x'."]),
-    ("afind-plus", 'fixed = { dp = { target = "phi" }, lr = -1 }', ["fixed: dp has settings", "fixed: lr: "]),
+    ("afind-plus", 'most = { "dp.clp" = 1 }', ["most: the method has no setting 'dp.clp'. Did you mean 'dp.clip'?"]),
+    ("ditto", 'fixed = { "dp.tagret" = "phi" }', ["fixed: the method has no setting 'dp.tagret'. Did"]),
+    ("afind-plus", 'fixed = { "dp.target.x" = 1 }', ["fixed: the method has no setting 'dp.target.x'."]),
+    ("afind-plus", 'fixed = { dp = { target = "phi" }, lr = -1 }', ["fixed: dp is a table", "fixed: lr: "]),
     ("afind-plus", 'fixed = { "dp.target" = "fi" }', ["fixed: dp.target: input should be 'none', 'phi' or 'update'"]),
     ("fedal", 'fixed = { disc_hidden = ["x", 256], tau = 0 }', ["fixed: tau: ", "fixed: disc_hidden.0: "]),
-    ("fedal", 'fixed = { tau = "3" }', ["fixed: tau: '3' is 3 in a run"]),
-    ("fedal", 'least = { adam = 1, disc_hidden = 1 }', ["least: adam is no number", "least: disc_hidden is no number"]),
+    ("fedal", 'fixed = { tau = "3" }', ["fixed: tau: '3' becomes 3 in a run"]),
+    ("fedal", 'least = { adam = 1, disc_hidden = 1 }', ["least: adam is not a", "least: disc_hidden is not a"]),
     ("fedal", "fixd = { tau = 3 }", ["fixd: there is no such setting. Did you mean 'fixed'?"]),
 ]  # fmt: skip
 
@@ -156,52 +156,52 @@ def test_what_is_wrong_only_with_other_settings_is_left_to_the_run(tmp_path: Pat
 
 RULES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], str]] = [
     # policy, a run that fits, one that does not, the words it gets
-    ({}, {}, {"method": "fedmd"}, "the method fedmd is not allowed here"),
-    ({"most_rounds": 3}, {"rounds": 3}, {"rounds": 4}, "a run may have 3 rounds here, not 4"),
+    ({}, {}, {"method": "fedmd"}, "this node does not allow the method fedmd"),
+    ({"most_rounds": 3}, {"rounds": 3}, {"rounds": 4}, "the run has 4 rounds; this node allows at most 3"),
     (
         {"least_batch": 8},
         {"params": {"batch_size": 8}},
         {"params": {"batch_size": 7}},
-        "a batch has at least 8 rows here, not 7",
+        "batch_size is 7; this node requires at least 8",
     ),
     (
         {"methods": {"fedmd": {"presets": ["recommended"]}}},
         {"method": "fedmd", "params": {}},
         {"method": "fedmd", "params": {}, "preset": "paper"},
-        "of fedmd only the presets recommended are allowed here, not paper",
+        "preset paper of fedmd is not allowed here; allowed: recommended",
     ),
     (
         {"methods": {"fedavg": {"presets": ["recommended"]}}},
         {"params": {}},
         {"params": {"batch_size": 9}},
-        "fedavg is allowed here with its presets as they are: leave params out",
+        "presets of fedavg may not be changed here: leave params out",
     ),
     (
         {"methods": {"fedavg": {"least": {"batch_size": 8}}}},
         {"params": {"batch_size": 8}},
         {"params": {"batch_size": 7}},
-        "fedavg must have batch_size of at least 8 here, not 7",
+        "fedavg has batch_size = 7; this node requires at least 8",
     ),
     (
         {"methods": {"fedavg": {"most": {"lr": 0.1}}}},
         {"params": {"batch_size": 8, "lr": 0.1}},
         {"params": {"batch_size": 8, "lr": 0.2}},
-        "fedavg must have lr of at most 0.1 here, not 0.2",
+        "fedavg has lr = 0.2; this node allows at most 0.1",
     ),
     (
         {"methods": {"fedal": {"fixed": {"disc_hidden": [32, 256]}}}},
         {"method": "fedal", "params": {}},
         {"method": "fedal", "params": {"disc_hidden": [32]}},
-        "fedal must have disc_hidden = [32, 256] here, not [32]",
+        "fedal has disc_hidden = [32]; this node requires [32, 256]",
     ),
     (
         {"most_rounds": 3, "least_batch": 8, "methods": {"fedavg": {"most": {"lr": 0.1}}}},
         {"params": {"batch_size": 8, "lr": 0.1}},
         {"rounds": 4, "params": {"batch_size": 7, "lr": 0.2}, "data.name": "theirs"},
-        "a run may have 3 rounds here, not 4; a batch has at least 8 rows here, not 7; fedavg must have lr of at most "
-        "0.1 here, not 0.2; there is no data called 'theirs' here",
+        "the run has 4 rounds; this node allows at most 3; batch_size is 7; this node requires at least 8; "
+        "fedavg has lr = 0.2; this node allows at most 0.1; this node has no data 'theirs'",
     ),
-    ({}, {}, {"data.name": "theirs"}, "there is no data called 'theirs' here"),
+    ({}, {}, {"data.name": "theirs"}, "this node has no data 'theirs'"),
 ]
 
 
@@ -231,7 +231,7 @@ def test_a_bound_is_not_passed_by_what_is_no_number(table: str, value: str, host
 
 def test_a_setting_that_a_method_lacks_is_bounded_by_refusing(hosts: Callable[..., RunRequest]) -> None:
     ask = hosts(methods={"fedavg": {"most": {"dp.clip": 1.0}}})
-    assert ask.refused("open", opening()).words == "fedavg must have dp.clip of at most 1 here, not None"
+    assert ask.refused("open", opening()).words == "fedavg has dp.clip = None; this node allows at most 1"
 
 
 def test_rows_of_ones_own_are_not_shared_out(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_rows_of_ones_own_are_not_shared_out(hosts: Callable[..., RunRequest], t
 def test_only_named_callers_start_runs(caller: str, hosts: Callable[..., RunRequest]) -> None:
     ask = hosts()
     refusal = ask.refused("open", opening(), caller)
-    assert (refusal.code, refusal.words) == (rpc_errors.REFUSED, "this node takes runs from others, not from you")
+    assert (refusal.code, refusal.words) == (rpc_errors.REFUSED, "you are not among this node's callers")
     assert ask.audited("refused")[-1]["caller"] == caller
 
 
@@ -254,7 +254,7 @@ def test_a_run_cannot_go_on_beyond_its_rounds(hosts: Callable[..., RunRequest]) 
     ask = hosts(most_rounds=3)
     ask("open", opening())
     ask("do", doing(0, ask.host, round=2))
-    assert ask.refused("do", doing(1, ask.host, round=3)).words.startswith("a run may have 3 rounds here")
+    assert ask.refused("do", doing(1, ask.host, round=3)).words.startswith("this node allows rounds 0 to 2")
     assert ask.refused("do", doing(1, ask.host, round=-1)).code == rpc_errors.REFUSED
 
 
@@ -327,8 +327,8 @@ def test_a_config_that_is_none_is_refused_in_fixed_words(text: str, hosts: Calla
     refusal = ask.refused("open", opening(text))
     assert refusal.code in (rpc_errors.MISMATCH, rpc_errors.MALFORMED)
     assert refusal.words in (
-        "this node can't read the run's config: are both of one version?",
-        "this is not a valid message",
+        "this node cannot read the run's config: use the same version of fedloom on both sides",
+        "invalid message",
     )
     assert not list(ask.config.state.glob("run-*"))
 

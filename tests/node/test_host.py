@@ -125,13 +125,13 @@ def test_a_task_with_any_wrong_field_is_refused_or_fails_alone(field: str, ask: 
         {"run": ""},
         {"version": "0.0.0"},
         {"version": "\n" * 60_000},
-        {"protocol": 2},
+        {"protocol": 1},
         {"party": -1},
         {"party": 3},
         {"party": 2**62},
-        {"members": []},
-        {"members": {"1": {}}},
-        {"members": {"1": {"name": "peer", "at": 3, "relay": "", "relay_name": ""}}},
+        {"addresses": []},
+        {"addresses": {"1": {}}},
+        {"addresses": {"1": {"name": "peer", "at": 3, "relay": "", "relay_name": ""}}},
         {"resume": 1},
         {"start": 1.0},
     ],
@@ -152,7 +152,7 @@ def test_no_text_of_an_exception_comes_out(ask: RunRequest, monkeypatch: pytest.
     refusal = ask.refused("do", doing(1, ask.host))
     assert (refusal.code, refusal.words, refusal.detail) == (
         rpc_errors.FAILED,
-        "this node could not answer; its log says why",
+        "this node failed to answer; the reason is in its log",
         "",
     )
     assert refusal.__cause__ is None
@@ -175,7 +175,7 @@ def test_helpers_of_a_page_are_not_called(method: str, leave: bool, hosts: Calla
     before = known(ask)
     assert callable(getattr(ask.host._node_runs[RUN].party, method))
     refusal = ask.refused("do", doing(1, ask.host, method=method, leave=leave))
-    assert (refusal.code, "names in CALLS" in refusal.words) == (rpc_errors.REFUSED, True)
+    assert (refusal.code, "no such method in CALLS" in refusal.words) == (rpc_errors.REFUSED, True)
     assert known(ask) == before
 
 
@@ -194,7 +194,7 @@ def test_rows_of_a_holder_are_not_called_for(holder: RunRequest) -> None:
     for method in ("infer", "forward", "descend", "gradient", "state"):
         assert callable(getattr(holder.host._node_runs[RUN].party, method))
         body = doing(0, holder.host, method=method)
-        assert "names in CALLS" in holder.refused("do", body).words
+        assert "no such method in CALLS" in holder.refused("do", body).words
     assert known(holder) == before
 
 
@@ -205,8 +205,8 @@ def test_a_contribution_is_for_the_test_people_however_it_is_asked_for(holder: R
         return doing(0, holder.host, **{"method": "contribution", "round": -1, "shared": test, **changes})
 
     for body in (asking(shared=aligned), asking(each=(aligned,)), asking(each=(test, aligned)), asking(shared={})):
-        assert "that all are tested on" in holder.refused("do", body).words
-    assert "of no round" in holder.refused("do", asking(round=0)).words
+        assert "for test rows only" in holder.refused("do", body).words
+    assert "must have round -1" in holder.refused("do", asking(round=0)).words
     assert "reply" in payload.unpack(holder("do", asking()))[0]["lines"][0]
     assert known(holder) == before
 
@@ -214,7 +214,7 @@ def test_a_contribution_is_for_the_test_people_however_it_is_asked_for(holder: R
 def test_a_page_that_names_no_calls_is_not_worked_for(ask: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     before = known(ask)
     monkeypatch.setattr(type(ask.host._node_runs[RUN].party), "CALLS", ())
-    assert "must name in CALLS" in ask.refused("do", doing(1, ask.host)).words
+    assert "list callable methods in CALLS" in ask.refused("do", doing(1, ask.host)).words
     assert known(ask) == before
 
 
@@ -248,7 +248,7 @@ def test_a_secret_that_is_none_stops_the_node(text: str, tmp_path: Path) -> None
     config: NodeConfig = node(tmp_path)
     config.state.mkdir()
     (config.state / "secret").write_text(text)
-    with pytest.raises(ConfigError, match="is no secret"):
+    with pytest.raises(ConfigError, match="is not a secret"):
         NodeService(config)
 
 
@@ -322,14 +322,14 @@ def test_heavy_work_is_not_done_in_the_thread_of_the_network(
     watch(hosting, "digest")
     ask = hosts()
     member = {"name": "peer", "at": "", "relay": "", "relay_name": ""}
-    ask("open", opening(members={"1": member}))
+    ask("open", opening(addresses={"1": member}))
     body = doing(0, ask.host)
     reply = ask("do", body)
     node_run = ask.host._node_runs[RUN]
     assert ask("do", body) == reply
     key = node_run.leave(0, b"left")
     assert ask("fetch", payload.pack({"run": RUN, "key": key}), "peer") == b"left"
-    assert payload.unpack(ask("open", opening(members={"1": member})))[0]["goes_on"]
+    assert payload.unpack(ask("open", opening(addresses={"1": member})))[0]["resumed"]
     assert where.keys() == {"read", "prune", "digest"}
     assert threading.current_thread() not in set.union(*where.values())
 
@@ -347,7 +347,7 @@ def test_a_run_that_is_set_aside_is_over_and_can_be_opened_again(ask: RunRequest
 
     ask._loop.run_until_complete(late())
     ask.host._node_runs[other].heard -= 1000
-    assert payload.unpack(ask("open", opening()))[0]["goes_on"]
+    assert payload.unpack(ask("open", opening()))[0]["resumed"]
 
 
 def test_work_of_a_start_that_another_has_replaced_is_stale(ask: RunRequest) -> None:

@@ -102,8 +102,8 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequ
         (None, {}, {"align": ["plain"]}, "by plain, not by openmined"),
         (None, {}, {"id": "nobody"}, "can't read its ids"),
         (json.dumps({"method": "split", "data": {"name": "people", "clients": 2}}), {}, {}, "set columns.own=true"),
-        ("{}", {}, {}, "fedal is not allowed here"),
-        (None, {"rows": "ten"}, {}, "not a valid message"),
+        ("{}", {}, {}, "does not allow the method fedal"),
+        (None, {"rows": "ten"}, {}, "invalid message"),
     ],
 )
 def test_a_matching_is_begun_as_the_policy_has_it(

@@ -25,7 +25,7 @@ from fedloom.remote.node import server
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, alone, prune
 from tests.node.hosts import node
 
-FACTS = {"caller": "hub", "start": 1, "party": 0, "members": {}, "config": "{}"}
+FACTS = {"caller": "hub", "start": 1, "party": 0, "addresses": {}, "config": "{}"}
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_file_that_was_altered_anywhere_is_noticed(data: Any) -> None:
             "empty": b"",
         }[how]
         path.write_bytes(torn)
-        with pytest.raises(CheckpointError, match="torn or altered"):
+        with pytest.raises(CheckpointError, match="is damaged"):
             store.read()
 
 
@@ -83,7 +83,7 @@ def test_a_foreign_file_with_a_good_sum_is_no_state(store: Store) -> None:
         *(len(m).to_bytes(8, "little") + m for m in (message.encode([1]), message.encode({"start": 1}))),
     ):
         (store.folder / "state").write_bytes(body + hashlib.blake2b(body).digest())
-        with pytest.raises(CheckpointError, match="is no state of a node"):
+        with pytest.raises(CheckpointError, match="is not a node's state"):
             store.read()
 
 
@@ -195,7 +195,7 @@ def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         with alone(config.state):
             other = pool.submit(waited)
-            with pytest.raises(ConfigError, match="another process works on"):
+            with pytest.raises(ConfigError, match="another process uses"):
                 asyncio.run(asyncio.wait_for(server.run(config), 20))
             assert not (config.state / "secret").exists()
             over.set()

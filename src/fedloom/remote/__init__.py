@@ -7,6 +7,4 @@ from fedloom.core.errors import EngineError
 
 if not (find_spec("grpc") and find_spec("cryptography")):
     raise EngineError("runs between organisations need gRPC and cryptography: pip install 'fedloom[net]'")
-os.environ.setdefault(
-    "GRPC_VERBOSITY", "NONE"
-)  # its core writes to stderr past every log; errors reach us all the same
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's core writes to stderr; its errors are raised as well

@@ -17,7 +17,7 @@ def _beside(path: Any, info: ValidationInfo) -> Any:
 
 
 RelativePath = Annotated[Path, AfterValidator(_beside)]
-"""A path that is relative to the folder of the file it stands in."""
+"""A path relative to the folder of its file."""
 RelativeName = Annotated[str, AfterValidator(_beside)]
 """The same as text."""
 

@@ -1,4 +1,4 @@
-"""The nodes of a federation: who they are, how they are reached, how long they are waited for."""
+"""Addresses of nodes, connections to them, and timeouts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Protocol
 
 from fedloom.core.errors import EngineError, Interrupted
 from fedloom.remote.credentials import Credentials
-from fedloom.remote.rpc import LARGEST, RPCClient, ServerAddress, local
+from fedloom.remote.frames import LARGEST
+from fedloom.remote.rpc_client import RPCClient, ServerAddress
+from fedloom.remote.rpc_server import local
 from fedloom.remote.tunnel import Tunnel, reach
 
 
 @dataclass(frozen=True)
 class NodeAddress:
-    """A node, and how to reach it.
+    """The address of a node.
 
     Attributes:
         name: in its certificate.
@@ -29,18 +31,17 @@ class NodeAddress:
     relay_name: str = "relay"
 
     def to_message(self) -> dict[str, str]:
-        """As a message has it."""
+        """The address as a table of a message."""
         return {"name": self.name, "at": self.at, "relay": self.relay, "relay_name": self.relay_name}
 
 
 class Connection(Protocol):
-    """A connection to a node, as the engine uses it: see `fedloom.remote.rpc.Link`.
+    """A connection to a node, as the engine uses it: see `fedloom.remote.rpc_client.RPCClient`.
 
     Attributes:
-        where: the other end is, in words.
-        trouble: why it is not there, for the own log.
-        sent, received: bytes that crossed.
-        run: what signs of life are of.
+        where: the other end's address, for messages.
+        sent, received: bytes of calls and answers.
+        run: the run that heartbeats are for.
     """
 
     where: str
@@ -50,20 +51,20 @@ class Connection(Protocol):
 
     @property
     def problem(self) -> str:
-        """Why the other end is not there."""
+        """Why the other end is unreachable, for the local log."""
 
     @property
     def up(self) -> bool:
-        """Whether the other end is there."""
+        """Whether the other end is reachable."""
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until it is; whether it is."""
+        """Wait until the other end is reachable, and return whether it is."""
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
-        """The answer to a call; raises Refused."""
+        """The answer to a call; raises CallRefused."""
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Transport:
 
     Attributes:
         name: of the engine in a run's record.
-        connect: makes a connection, in the engine's own loop, which then tells when the member comes or goes.
+        connect: makes a connection in the engine's own loop; its second argument is called with the node's name and
+            whether it is reachable, whenever that changes.
         peers: whether nodes reach each other.
     """
 
@@ -86,10 +88,10 @@ class Timeouts:
     """How long to wait for nodes.
 
     Attributes:
-        start: seconds until all nodes must be there at the beginning, and as many as a round needs later.
-        call: seconds that the work of one call may take.
-        fewest: nodes that a round needs.
-        stop: asked meanwhile; when it says so, the wait is over.
+        start: seconds to wait for all nodes at the start, and later for as many as a round needs.
+        call: deadline of one call, in seconds.
+        fewest: number of nodes that a round needs.
+        stop: called while waiting; True ends the wait.
     """
 
     start: float = 60.0
@@ -98,17 +100,13 @@ class Timeouts:
     stop: Callable[[], bool] = lambda: False
 
     def check_stop(self) -> None:
-        """Give up waiting if we are told to stop.
-
-        Raises:
-            Interrupted: we are.
-        """
+        """Raise `Interrupted` if `stop` returns True."""
         if self.stop():
-            raise Interrupted("stopped while nodes were waited for")
+            raise Interrupted("stopped while waiting for nodes")
 
 
 class NodeClient(RPCClient):
-    """A link to a member, straight or through a relay; made by `connect`."""
+    """A connection to a node, direct or through a relay; made by `connect`."""
 
     where: str
     tunnel: Tunnel | None = None
@@ -116,7 +114,7 @@ class NodeClient(RPCClient):
 
     @property
     def problem(self) -> str:
-        """Why the other end is not there: what the way through the relay met says more than a silent local address."""
+        """Why the other end is unreachable; a problem of the relay comes first."""
         return (self.tunnel.problem if self.tunnel is not None else "") or self._problem
 
     @problem.setter
@@ -124,39 +122,39 @@ class NodeClient(RPCClient):
         self._problem = words
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         await super().close()
         if self.tunnel is not None:
             await self.tunnel.close()
 
 
 async def connect(
-    member: NodeAddress,
+    node: NodeAddress,
     changed: Callable[[str, bool], None] = lambda *_: None,
     *,
     credentials: Credentials | None,
     own: str = "",
     largest: int = LARGEST,
 ) -> NodeClient:
-    """A link to a member. It comes up when the other end is there.
+    """A connection to a node, which need not be reachable yet.
 
     Args:
-        member: the other end.
-        changed: told when it comes or goes.
-        credentials: the own certificate; None for the insecure mode.
-        own: the own name in the insecure mode.
-        largest: bytes of an answer that are taken.
+        node: its address.
+        changed: called with the node's name and whether it is reachable, whenever that changes.
+        credentials: the local certificate; None for the insecure mode.
+        own: the local name in the insecure mode.
+        largest: limit of an answer, in bytes.
 
     Raises:
         EngineError: the insecure mode would leave this machine.
     """
     tunnel = None
-    if credentials is None and (member.relay or not local(member.at)):
-        raise EngineError(f"without certificates {member.name} must be at a loopback address, not {member.at!r}")
-    if member.relay and credentials is not None:
-        tunnel = await reach(member.relay, member.relay_name, member.name, credentials)
-    address = ServerAddress(member.name, tunnel.address if tunnel else member.at)
-    line = NodeClient(address, credentials, own=own, largest=largest, changed=lambda up: changed(member.name, up))
-    line.tunnel = tunnel
-    line.where = f"{member.relay} (relay)" if tunnel else member.at
-    return line
+    if credentials is None and (node.relay or not local(node.at)):
+        raise EngineError(f"without certificates {node.name} must be at a loopback address, not {node.at!r}")
+    if node.relay and credentials is not None:
+        tunnel = await reach(node.relay, node.relay_name, node.name, credentials)
+    address = ServerAddress(node.name, tunnel.address if tunnel else node.at)
+    client = NodeClient(address, credentials, own=own, largest=largest, changed=lambda up: changed(node.name, up))
+    client.tunnel = tunnel
+    client.where = f"{node.relay} (relay)" if tunnel else node.at
+    return client

@@ -1,4 +1,4 @@
-"""The coordinator of a run whose parties are at nodes: the federation that it reads, and the engine that calls them."""
+"""The coordinator of a run with parties at nodes: reads the federation's file and makes the engine."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class NodeSet:
     """The nodes of a run's federation.
 
     Attributes:
-        members: in the order of the parties.
+        addresses: in the order of the parties.
         wire: how to reach them.
         waiting: how long to wait for them.
         own: the coordinator's name at the nodes.
         secret_draw: see `fedloom.remote.federation`.
     """
 
-    members: Sequence[NodeAddress]
+    addresses: Sequence[NodeAddress]
     wire: Transport
     waiting: Timeouts
     own: str
@@ -85,7 +85,7 @@ def node_set(federation: FederationConfig, *, stop: Callable[[], bool] = lambda:
     own = credentials.name if credentials is not None else "coordinator"
     wire = Transport("net", partial(connect, credentials=credentials, own=own))
     waiting = Timeouts(federation.wait, federation.deadline, stop=stop)
-    return NodeSet([node.member for node in federation.nodes], wire, waiting, own, federation.secret_draw)
+    return NodeSet([node.node_address for node in federation.nodes], wire, waiting, own, federation.secret_draw)
 
 
 def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
@@ -104,14 +104,14 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
     run = plan.run
     if run.evaluate.attacks is not None:
         raise ConfigError(
-            "evaluate.attacks: nodes never show the embeddings of aligned people. Leave it out, and measure attacks in "
-            "a run on one machine"
+            "evaluate.attacks needs embeddings of aligned rows, which nodes never send. Leave it out here, and measure "
+            "attacks in a run on one machine"
         )
-    guests = [i for i in range(len(plan.clients)) if i not in plan.colocated]
-    check_node_count(len(guests), len(nodes.members), len(plan.colocated))
+    remote = [i for i in range(len(plan.clients)) if i not in plan.colocated]
+    check_node_count(len(remote), len(nodes.addresses), len(plan.colocated))
     number = next_start(folder)
     engine = NetEngine(
-        dict(zip(guests, nodes.members, strict=True)),
+        dict(zip(remote, nodes.addresses, strict=True)),
         [plan.clients[i]() for i in plan.colocated],
         plan.names,
         config=for_nodes(plan).model_dump_json(),
@@ -120,7 +120,7 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         wire=nodes.wire,
         resume=resume,
         start=number,
-        waiting=replace(nodes.waiting, fewest=plan.setting.min_nodes(plan, len(guests))),
+        waiting=replace(nodes.waiting, fewest=plan.setting.min_nodes(plan, len(remote))),
         seed=run.seed,
         faults=run.faults,
     )
@@ -137,26 +137,24 @@ def check_node_count(parties: int, nodes: int, colocated: int) -> None:
     """
     if parties != nodes:
         raise ConfigError(
-            f"the run has {parties} parties that live at nodes, but {nodes} nodes are named: "
-            f"set data.clients to {nodes + colocated}, or name as many nodes"
+            f"the run has {parties} parties at nodes, but the federation has {nodes} nodes: "
+            f"set data.clients to {nodes + colocated}, or list {parties} nodes"
         )
 
 
 def run_id(run: RunConfig, cfg: Any, own: str, folder: Path | None) -> str:
     """The run's id at nodes: the same if it is resumed in its folder; without a folder, a new one each time."""
-    which = str(folder.absolute()) if folder is not None else secrets.token_hex(16)
-    marked = f"{own}\n{which}\n{config_sha256(run, cfg)}"
-    return hashlib.sha256(marked.encode()).hexdigest()[:32]
+    place = str(folder.absolute()) if folder is not None else secrets.token_hex(16)
+    return hashlib.sha256(f"{own}\n{place}\n{config_sha256(run, cfg)}".encode()).hexdigest()[:32]
 
 
 def next_start(folder: Path | None) -> int:
-    """A number that tells nodes which start of a run is newer: the time in nanoseconds, but above the number of the
-    previous start, as a clock may have been set back."""
+    """A number for this start of a run: the time in nanoseconds, but above that of the previous start in any case."""
     before = folder / START if folder is not None else None
     return max(time_ns(), int(before.read_text()) + 1 if before is not None and before.exists() else 0)
 
 
 def keep_start(folder: Path, start: int) -> None:
-    """Remember the number of a start, once nodes have taken part in it: an earlier failure leaves no folder."""
+    """Save the number of a start, once nodes take part in it: an earlier failure leaves no folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / START, str(start).encode())

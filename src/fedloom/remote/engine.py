@@ -1,8 +1,8 @@
-"""The net: parties at nodes of their own, beside their own data.
+"""The net engine: parties at nodes, each beside its own data.
 
-This process holds no party but those of its own house. It tells nodes what to do and hears their replies; what peers
-say to each other goes over their own connections, and all that comes here is who spoke to whom and how much. A node
-that gives no sign of life fails its calls until it is back.
+The coordinator holds colocated parties only. It sends tasks to nodes and receives their replies. Peers exchange
+messages over connections of their own; the coordinator learns who sent how much to whom, never the content. Calls to an
+unreachable node fail until it is back.
 """
 
 from __future__ import annotations
@@ -35,27 +35,28 @@ class NetEngine(Engine):
     """Parties at nodes. Close it, or use it in a `with`.
 
     Args:
-        members: where each party lives, by number.
-        house: parties that live here.
+        addresses: of the nodes, by the number of their party.
+        colocated: parties in the coordinator's process.
         names: of all parties in the ledger.
-        config: of the run, as text that a node's own fedloom reads.
-        differences: sentences on what a node holds otherwise than it must, by its party and what it says of itself.
+        config: of the run, as text that nodes read.
+        differences: compares a node's facts about its party with the expected ones, and returns a sentence for each
+            difference.
         run: the run's id, 32 hexadecimal digits, the same when it is resumed.
         wire: how nodes are reached.
-        resume: whether nodes may be asked to go back to an earlier checkpoint.
+        resume: whether nodes may be asked to return to an earlier checkpoint.
         start: a number above those of all earlier starts of the run; None for the time in nanoseconds.
-        waiting: see there.
+        waiting: timeouts.
 
     Raises:
-        EngineError: a node can't be reached, or refuses; nothing was run.
-        ConfigError: a node holds something else than it must.
+        EngineError: a node is unreachable; nothing was run.
+        ConfigError: a node refuses the run, or its facts differ from the expected ones.
     """
 
     remote = True
 
     def __init__(
         self,
-        members: Mapping[int, NodeAddress],
+        addresses: Mapping[int, NodeAddress],
         colocated: Sequence[Party[Any]],
         names: Mapping[int, str],
         *,
@@ -72,7 +73,7 @@ class NetEngine(Engine):
         super().__init__(names, seed=seed, faults=faults)
         self._colocated = LocalEngine(colocated, seed=seed) if colocated else None
         self._differences, self._wire, self._waiting = differences, wire, waiting
-        self._common = RunContext(run, time_ns() if start is None else start, config, resume, waiting, dict(members))
+        self._common = RunContext(run, time_ns() if start is None else start, config, resume, waiting, dict(addresses))
         self._notes: dict[int, dict[str, Note]] = {}
         self._lost: set[tuple[int, int]] = set()
         self._sessions: dict[int, NodeSession] = {}
@@ -86,59 +87,57 @@ class NetEngine(Engine):
             self.close()
             raise
 
-    # -- what every engine offers -------------------------------------------------------------------------
+    # -- the interface of engines -------------------------------------------------------------------------
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         self._lost.clear()
         replies = self._do(tasks, leave=False, expect=None)
-        self._common.floor = next(self._common.numbers)  # parcels have been taken
+        self._common.floor = next(self._common.numbers)  # reply references have been fetched
         return replies
 
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         if not self._wire.peers:
-            raise ConfigError(
-                f"nodes can't speak to each other over {self._wire.name}: take the engine net for this method"
-            )
-        left = self._do(tasks, leave=True, expect=expect)
-        return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in left]
+            raise ConfigError(f"nodes cannot reach each other over {self._wire.name}: use the engine net")
+        replies = self._do(tasks, leave=True, expect=expect)
+        return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in replies]
 
     def _undelivered(self) -> set[tuple[int, int]]:
         return self._lost
 
     def states(self) -> dict[int, dict[str, Tree]]:
-        """The state of the parties of our own house; the others' never comes here."""
+        """The state of colocated parties; nodes keep theirs."""
         return self._colocated.states() if self._colocated else {}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        """Give the parties of our own house the state that `states()` gave."""
+        """Give colocated parties the state that `states()` returned."""
         if self._colocated:
             self._colocated.load(states)
 
     def digests(self) -> dict[int, str]:
-        """The SHA-256 of each party's state, as its node says it.
+        """The SHA-256 of each party's state, as its node reports it.
 
         Raises:
-            EngineError: a node is away.
+            EngineError: a node is unreachable.
         """
-        found = self._colocated.digests() if self._colocated else {}
 
         async def ask(session: NodeSession) -> str:
             head, _ = payload.unpack(await session.ask("digest", self._common.which()), {"sha256": str})
             sha: str = head["sha256"]
             return sha
 
-        return found | self._everywhere(ask, "tell the hash of its state")
+        colocated = self._colocated.digests() if self._colocated else {}
+        return colocated | self._everywhere(ask, "send the hash of its state")
 
     def saved(self, round: int) -> None:
-        """Nodes keep what they need to come back to the coordinator's last two checkpoints."""
+        """Have nodes keep their states of the coordinator's last two checkpoints."""
         self._common.kept = (*self._common.kept[-1:], round)
 
     def restore(self, round: int) -> None:
-        """Let all nodes go back to where they were after so many rounds.
+        """Return all nodes to their states after `round` rounds.
 
         Raises:
-            EngineError: a node is away.
-            CheckpointError: a node does not know any more.
+            EngineError: a node is unreachable.
+            CheckpointError: a node no longer has that state.
         """
 
         async def ask(session: NodeSession) -> None:
@@ -147,33 +146,33 @@ class NetEngine(Engine):
             except CallRefused as refusal:
                 if refusal.code == rpc_errors.UNKNOWN:
                     raise CheckpointError(
-                        f"{session.member.name} can't go back to round {round}: {refusal.words}"
+                        f"{session.node.name} cannot return to round {round}: {refusal.words}"
                     ) from None
                 raise
 
-        self._everywhere(ask, f"go back to round {round}")
+        self._everywhere(ask, f"return to round {round}")
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """What the parties noted since the last call, as far as their nodes tell it."""
-        taken = {i: self._notes.get(i, {}) for i in self.ids}
+        """The parties' notes since the last call, as far as their nodes send them."""
+        notes = {i: self._notes.get(i, {}) for i in self.ids}
         self._notes = {}
-        return taken | (self._colocated.notes() if self._colocated else {})
+        return notes | (self._colocated.notes() if self._colocated else {})
 
     def presence(self) -> dict[int, bool]:
-        """Which parties can be reached now."""
+        """Which parties are reachable now."""
         return {i: i not in self._sessions or self._sessions[i].link.up for i in self.ids}
 
     def account(self) -> Account:
-        """The nodes, and what crossed between them and us."""
-        sent = sum(session.link.sent for session in self._sessions.values())
-        received = sum(session.link.received for session in self._sessions.values())
-        who = ", ".join(session.member.name for session in self._sessions.values())
-        remarks = [f"parties at {who}", f"{sent:,} bytes sent to nodes and {received:,} received, protocol included"]
-        remarks += [f"{s.member.name} lost its state and began anew" for s in self._sessions.values() if s.lost]
+        """The nodes, and the bytes sent to and received from them."""
+        sessions = self._sessions.values()
+        sent, received = sum(s.link.sent for s in sessions), sum(s.link.received for s in sessions)
+        names = ", ".join(session.node.name for session in sessions)
+        remarks = [f"parties at {names}", f"{sent:,} bytes sent to nodes and {received:,} received, protocol included"]
+        remarks += [f"{s.node.name} lost its state and started again" for s in sessions if s.lost]
         return Account(self._wire.name, workers=len(self._sessions), remarks=tuple(remarks))
 
     def close(self) -> None:
-        """End the connections; nodes keep their state."""
+        """Close the connections; nodes keep their state."""
         if self._loop.is_closed():
             return
         with suppress(Exception):
@@ -182,33 +181,32 @@ class NetEngine(Engine):
         self._thread.join()
         self._loop.close()
 
-    # -- the beginning and the end ----------------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        """Reach all nodes, and let them make their parties."""
-        for i, member in self._common.members.items():
-            link = await self._wire.connect(member, self._came_or_went)
+        """Connect to all nodes, and have them build their parties."""
+        for i, node in self._common.addresses.items():
+            link = await self._wire.connect(node, self._link_changed)
             link.run = self._common.run
-            self._sessions[i] = NodeSession(i, member, link, self._common)
+            self._sessions[i] = NodeSession(i, node, link, self._common)
         end = self._loop.time() + self._waiting.start
-        found = await asyncio.gather(
-            *(session.enter(end) for session in self._sessions.values()), return_exceptions=True
-        )
-        away = [
-            s for s, facts in zip(self._sessions.values(), found, strict=True) if _is(facts, rpc_errors.UNREACHABLE)
-        ]
+        sessions = self._sessions.values()
+        answers = await asyncio.gather(*(session.start(end) for session in sessions), return_exceptions=True)
+        away, problems = list[NodeSession](), list[str]()
+        for session, answer in zip(sessions, answers, strict=True):
+            if isinstance(answer, CallRefused) and answer.code == rpc_errors.UNREACHABLE:
+                away.append(session)
+            elif isinstance(answer, CallRefused):
+                problems.append(f"{session.node.name} refuses the run: {answer.words}")
+            elif not isinstance(answer, BaseException):
+                problems += [f"{session.node.name}: {line}" for line in self._differences(session.party, answer)]
         if away:
-            raise EngineError(f"these nodes can't be reached; is fedloom node running there?\n{_named(away)}")
-        wrong = []
-        for session, facts in zip(self._sessions.values(), found, strict=True):
-            if isinstance(facts, CallRefused):
-                wrong.append(f"{session.member.name} takes no part: {facts.words}")
-            elif isinstance(facts, BaseException):
-                raise facts
-            else:
-                wrong += [f"{session.member.name}: {line}" for line in self._differences(session.party, facts)]
-        if wrong:
-            raise ConfigError("\n".join(wrong))
+            raise EngineError(f"unreachable nodes; is fedloom node running there?\n{_named(away)}")
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, CallRefused):
+                raise answer
+        if problems:
+            raise ConfigError("\n".join(problems))
         self._begun = True
 
     async def _end(self) -> None:
@@ -219,7 +217,7 @@ class NetEngine(Engine):
         await asyncio.gather(*others, return_exceptions=True)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work of the loop, from the thread that runs the rounds."""
+        """Wait for work in the asyncio loop, from the thread that runs the rounds."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -227,100 +225,95 @@ class NetEngine(Engine):
             future.cancel()
             raise
 
-    def _came_or_went(self, name: str, up: bool) -> None:
+    def _link_changed(self, name: str, up: bool) -> None:
         if self._begun:
-            _log.warning("%s is %s", name, "back" if up else "not reachable")
+            _log.warning("%s is %s", name, "reachable again" if up else "unreachable")
         self.changed()
 
     # -- calls ------------------------------------------------------------------------------------------------
 
     def _everywhere(self, ask: Callable[[NodeSession], Coroutine[Any, Any, T]], what: str) -> dict[int, T]:
-        """What all nodes answer; an error if one can't."""
-
+        """The answers of all nodes; an error if one is missing."""
         end = self._loop.time() + self._waiting.start
 
-        async def patiently(session: NodeSession) -> T:
+        async def retry(session: NodeSession) -> T:
             while True:
                 await session.link.wait(max(0.0, end - self._loop.time()))
                 try:
                     return await ask(session)
-                except CallRefused as why:
-                    if why.code != rpc_errors.UNREACHABLE or self._loop.time() >= end:
+                except CallRefused as error:
+                    if error.code != rpc_errors.UNREACHABLE or self._loop.time() >= end:
                         raise EngineError(
-                            f"{session.member.name} can't {what} ({why.words}); see to it, and go on with --resume"
+                            f"{session.node.name} cannot {what} ({error.words}); fix it and continue with --resume"
                         ) from None
                 self._waiting.check_stop()
 
         async def gathered() -> list[T]:
-            return await asyncio.gather(*map(patiently, self._sessions.values()))
+            return await asyncio.gather(*map(retry, self._sessions.values()))
 
         return dict(zip(self._sessions, self._await(gathered()), strict=True))
 
     def _do(self, tasks: Sequence[Task], *, leave: bool, expect: Template) -> list[Any]:
-        """All tasks, those of different parties at the same time; their results, in order."""
-        places: dict[int, list[int]] = {}
+        """The results of all tasks, in order; parties work at the same time."""
+        by_party: dict[int, list[int]] = {}
         for n, task in enumerate(tasks):
-            places.setdefault(task.party, []).append(n)
-        away = {i: ns for i, ns in places.items() if i in self._sessions}
+            by_party.setdefault(task.party, []).append(n)
+        remote = {i: ns for i, ns in by_party.items() if i in self._sessions}
         try:
-            shared = message.encode(dict(tasks[0].shared)) if away else b""
+            shared = message.encode(dict(tasks[0].shared)) if remote else b""
         except MessageError as error:
             return [refusal(task, {**task.shared, **plain(task)}, error) for task in tasks]
 
         async def gathered() -> list[TaskResults]:
-            await self._enough()
-            told = (self._sessions[i].tell([tasks[n] for n in ns], shared, leave, expect) for i, ns in away.items())
-            return await asyncio.gather(*told)
+            await self._wait_for_nodes()
+            sent = (
+                self._sessions[i].run_tasks([tasks[n] for n in ns], shared, leave, expect) for i, ns in remote.items()
+            )
+            return await asyncio.gather(*sent)
 
         results: dict[int, Any] = {}
-        future = asyncio.run_coroutine_threadsafe(gathered(), self._loop) if away else None
-        for i in places.keys() - away.keys():
-            results.update(zip(places[i], self._at_home([tasks[n] for n in places[i]], leave, expect), strict=True))
+        future = asyncio.run_coroutine_threadsafe(gathered(), self._loop) if remote else None
+        for i in by_party.keys() - remote.keys():
+            results.update(zip(by_party[i], self._run_colocated([tasks[n] for n in by_party[i]], leave), strict=True))
         if future is not None:
             try:
-                found = future.result()
+                answers = future.result()
             except BaseException:
                 future.cancel()
                 raise
-            for (i, ns), told in zip(away.items(), found, strict=True):
-                results.update(zip(ns, told.results, strict=True))
-                self._notes.setdefault(i, {}).update(told.notes)
-                self._lost |= told.lost
+            for (i, ns), answer in zip(remote.items(), answers, strict=True):
+                results.update(zip(ns, answer.results, strict=True))
+                self._notes.setdefault(i, {}).update(answer.notes)
+                self._lost |= answer.lost
         return [results[n] for n in range(len(tasks))]
 
-    def _at_home(self, tasks: Sequence[Task], leave: bool, expect: Template) -> list[Any]:
+    def _run_colocated(self, tasks: Sequence[Task], leave: bool) -> list[Any]:
         assert self._colocated is not None
         if leave or any(reply_refs(value) for task in tasks for value in task.each.values()):
-            raise MethodError("parties of the coordinator's house can't exchange with peers over the net")
+            raise MethodError("parties colocated with the coordinator cannot exchange messages with peers at nodes")
         return list(self._colocated._call(tasks))
 
-    async def _enough(self) -> None:
-        """Wait until there are as many nodes as a round needs: rounds that come to nothing are soon used up."""
-        sessions, told = self._sessions.values(), False
-        end = self._loop.time() + self._waiting.start
-        while sum(session.link.up for session in sessions) < self._waiting.fewest:
+    async def _wait_for_nodes(self) -> None:
+        """Wait until as many nodes are reachable as a round needs."""
+        sessions, logged, waiting = self._sessions.values(), False, self._waiting
+        end = self._loop.time() + waiting.start
+        while sum(session.link.up for session in sessions) < waiting.fewest:
             away = [session for session in sessions if not session.link.up]
-            if not told:
-                who = ", ".join(session.member.name for session in away)
-                _log.warning(
-                    "a round needs %d nodes: waiting up to %g s for %s", self._waiting.fewest, self._waiting.start, who
-                )
-                told = True
+            if not logged:
+                names = ", ".join(session.node.name for session in away)
+                _log.warning("a round needs %d nodes: waiting up to %g s for %s", waiting.fewest, waiting.start, names)
+                logged = True
             if self._loop.time() > end:
                 raise EngineError(
-                    f"a round needs {self._waiting.fewest} nodes, and these have been away for "
-                    f"{self._waiting.start:g} seconds; see to them, and go on with --resume\n{_named(away)}"
+                    f"a round needs {waiting.fewest} nodes, but these have been unreachable for {waiting.start:g} "
+                    f"seconds; restart them and continue with --resume\n{_named(away)}"
                 )
-            self._waiting.check_stop()
+            waiting.check_stop()
             await asyncio.sleep(0.1)
 
 
-def _is(found: object, code: str) -> bool:
-    return isinstance(found, CallRefused) and found.code == code
-
-
 def _named(sessions: Iterable[NodeSession]) -> str:
-    """Nodes that are away, and what is known of why, a line each."""
+    """Unreachable nodes with the last problem of each, a line each."""
     return "\n".join(
-        f"{session.member.name} at {session.link.where}: {session.link.problem or 'no answer'}" for session in sessions
+        f"{session.node.name} at {session.link.where}: {session.link.problem or 'no answer'}" for session in sessions
     )

@@ -1,4 +1,4 @@
-"""`federation.toml`: what the coordinator of a federation knows: its nodes, where they are, and its own certificate."""
+"""`federation.toml`: the coordinator's nodes, their addresses, and its own certificate."""
 
 from __future__ import annotations
 
@@ -14,79 +14,78 @@ from fedloom.remote.credentials import Credentials
 
 
 class NodeEntry(FileSection):
-    """`[[nodes]]`: a node. The first has party 0 of a run, or the first one that does not live with the coordinator."""
+    """`[[nodes]]`: a node. The k-th node runs the k-th party of a run that is not colocated with the coordinator."""
 
     name: str = Field(min_length=1)
     """As in its certificate."""
     address: str | None = None
-    """host:port, where it takes calls."""
+    """host:port that it listens at."""
     relay: str | None = None
-    """host:port of the relay through which it is reached, if it can't take calls."""
+    """host:port of the relay through which it is reached; instead of `address`."""
     relay_name: str = "relay"
     """The name in the relay's certificate."""
 
     @model_validator(mode="after")
     def _reachable(self) -> NodeEntry:
         if (self.address is None) == (self.relay is None):
-            raise ValueError("give address, where the node is, or relay, through which it is reached")
+            raise ValueError("set exactly one of address (the node's host:port) and relay (the relay's host:port)")
         return self
 
     @property
-    def member(self) -> NodeAddress:
-        """The node as the engine takes it."""
+    def node_address(self) -> NodeAddress:
+        """The address in the form that the engine takes."""
         return NodeAddress(self.name, self.address or "", self.relay or "", self.relay_name)
 
 
 class OwnFiles(FileSection):
-    """`[data.NAME]`: the coordinator's own files of a run whose parties have rows or columns of their own."""
+    """`[data.NAME]`: the coordinator's own files, for a run whose parties have rows or columns of their own."""
 
     rows: RelativePath | None = None
-    """Labelled rows of the server, for a method whose server learns from such; or the file of the party that has the
-    labels, where parties have columns of their own."""
+    """The server's labelled rows, for a method whose server trains on rows; or the file of the active party, where
+    parties hold different columns."""
     public: RelativePath | None = None
-    """The rows that every party holds, for a method whose server needs them too."""
+    """Public rows, for a method whose server needs them."""
 
 
 class FederationConfig(FileSection):
-    """A federation as its coordinator knows it."""
+    """The coordinator's view of a federation."""
 
     nodes: tuple[NodeEntry, ...] = Field(min_length=1)
-    """Who takes part, in the order of their parties."""
+    """The nodes, in the order of their parties."""
     ca: RelativePath = Path("ca.pem")
-    """Who signs the certificates of this federation."""
+    """Certificates of the CA of this federation."""
     certificate: RelativePath = Path("certificate.pem")
-    """The coordinator's own."""
+    """The coordinator's certificate."""
     key: RelativePath = Path("key.pem")
     """The key of its certificate."""
     revoked: RelativePath | None = None
-    """The list of certificates that count no more, as PEM."""
+    """PEM list of revoked certificates (CRL), read again when it changes."""
     data: Mapping[str, OwnFiles] = Field(default_factory=dict)
     """The coordinator's own files, by `data.name` of a run."""
     wait: float = Field(60.0, gt=0)
-    """Seconds to wait for nodes that are away, where a round can't do without them."""
+    """Seconds to wait for unreachable nodes that a round needs."""
     deadline: float = Field(3600.0, gt=0)
-    """Seconds that the work of one call may take."""
+    """Deadline of one call, in seconds."""
     secret: RelativePath = Path("secret")
-    """A file that only the coordinator has, made when it is first needed: see `secret_noise`."""
+    """The coordinator's secret file, created when first needed: see `secret_noise`."""
     secret_noise: bool = True
-    """Whether the coordinator's own noise for privacy depends on its secret. Otherwise nodes, which know the seed,
-    could take it away again; but only then are the numbers those of a run on one machine."""
+    """Whether the coordinator draws noise for privacy from its secret. Otherwise nodes, which know the seed, could
+    subtract the noise. Set it to false only to reproduce a run on one machine."""
     secret_draw: bool = True
-    """Whether it is drawn by chance that nobody can repeat which of the people that all have are tested. Otherwise
-    nodes, which know the seed, could find out labels from who is; but only then are the numbers those of a run on one
-    machine."""
+    """Whether the test rows are drawn from secret randomness. Otherwise nodes, which know the seed, could infer labels
+    from the draw. Set it to false only to reproduce a run on one machine."""
     insecure: bool = False
-    """No certificates: only with nodes at loopback addresses, and only when asked by name."""
+    """No certificates; for nodes at loopback addresses only."""
 
     @model_validator(mode="after")
     def _sound(self) -> FederationConfig:
         twice = [name for name, n in Counter(node.name for node in self.nodes).items() if n > 1]
         if twice:
-            raise ValueError(f"nodes: {twice[0]!r} stands there twice; a certificate's name is one node's")
+            raise ValueError(f"nodes lists {twice[0]!r} twice; give every node its own name")
         if self.insecure and any(
             not (node.address or "").startswith(("127.0.0.1:", "localhost:", "[::1]:")) for node in self.nodes
         ):
-            raise ValueError("insecure is for nodes at loopback addresses, such as 127.0.0.1:7443")
+            raise ValueError("insecure = true needs all nodes at loopback addresses, such as 127.0.0.1:7443")
         return self
 
     @property
@@ -99,6 +98,6 @@ def read(path: Path) -> FederationConfig:
     """The federation of a file; paths in it are relative to its folder.
 
     Raises:
-        ConfigError: all that is wrong with it, a line each.
+        ConfigError: everything that is wrong with the file, one line each.
     """
-    return read_config(path, FederationConfig, "name the federation's file with --federation; fedloom certs makes one")
+    return read_config(path, FederationConfig, "give its path by --federation; fedloom certs writes one")

@@ -1,7 +1,12 @@
-"""What both sides of the wire agree on: the first frame of a call and of an answer, sizes, statuses, options.
+"""The frame format of the RPC protocol: gRPC with mutual TLS, and messages in small pieces.
 
-A call is a head and its bytes, so is the answer. The first frame holds the head, after its length in 4 bytes, and as
-much of the bytes as has room; further frames are bytes. Each head says how many there are and what they sum up to.
+One call is one stream. A call is a head and its bytes, and so is the answer. The first frame holds the head, after its
+length in 4 bytes, and the first piece of the bytes; further frames are pieces. Each head gives the number of bytes and
+their CRC-32. Both ends report how many bytes they already have, so a broken connection resumes where it stopped. A call
+has an id, so its work is done once, however often it is sent. Heartbeats have a connection of their own, so that a
+large transfer on a slow line does not delay them.
+
+`rpc_server` answers calls and `rpc_client` makes them.
 """
 
 from __future__ import annotations
@@ -20,21 +25,21 @@ from fedloom.core.message import Limits, Tree
 from fedloom.remote import rpc_errors
 
 PIECE: Final = 1 << 17
-"""Bytes of a piece: small ones let other calls pass in between."""
+"""Bytes of a piece: small, so that other calls pass in between."""
 LARGEST_PIECE: Final = 1 << 20
 PULSE: Final = 2.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 SILENCE: Final = 6.0
-"""Seconds without one until the other end counts as unreachable."""
+"""Seconds without a heartbeat until the other end counts as unreachable."""
 LARGEST: Final = 1 << 30
-"""Bytes that an answer may have, unless a link is told otherwise."""
+"""Default limit of an answer, in bytes."""
 MOST_WORDS: Final = 300
-"""Characters of a refusal that are sent, and believed."""
+"""Limit of an error sentence, in characters, sent or received."""
 
 NAME: Final = "fedloom-name"
-"""Metadata of the insecure mode: who the caller says that it is."""
+"""Metadata of the insecure mode: the name that the caller claims."""
 CODE: Final = "fedloom-code"
-"""Metadata of a refusal: its code. A status without it is gRPC's own, and may say no more than that a line broke."""
+"""Metadata of a refusal: its code. A status without it comes from gRPC, perhaps only because a connection broke."""
 SERVICE: Final = "fedloom.Node"
 ASK: Final = f"/{SERVICE}/Ask"
 PULSES: Final = f"/{SERVICE}/Pulse"
@@ -52,7 +57,7 @@ STATUS: Final = {
     rpc_errors.UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
 }
 TAKEN: Final = b"taken"
-"""The last frame of a caller: it has the whole answer. The end of its stream alone may be that of the line."""
+"""The caller's last frame: it has the whole answer. The end of the stream alone may mean a broken connection."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", LARGEST_PIECE),
     ("grpc.max_send_message_length", LARGEST_PIECE),
@@ -65,7 +70,7 @@ CLIENT: Final = (
     *_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # so long may one take to come up: several round trips, on a busy machine
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # time for a connection to come up on a busy machine
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.keepalive_time_ms", 5_000),
 )
@@ -82,30 +87,30 @@ _HEAD: Final = Limits(max_bytes=1 << 12, max_depth=1, max_leaves=8)
 
 
 class FrameError(Exception):
-    """A frame that the other end should not have sent."""
+    """An invalid frame."""
 
 
 def printable(words: str) -> str:
-    """As much of another's words as is believed, without what would move a terminal's cursor or break a log's line."""
+    """Another party's words, shortened to `MOST_WORDS` and without control characters."""
     return "".join(c for c in words[:MOST_WORDS] if c.isprintable())
 
 
 def digest(data: bytes | bytearray) -> str:
-    """Tells one content from another."""
+    """The BLAKE2b hash of some bytes, 32 hexadecimal digits."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 async def total_of(data: bytes) -> int:
     """The CRC-32 of a body.
 
-    TLS has proved every byte on its way. What is left to be found are pieces of two bodies put together as one, where
-    a connection broke and one side is mistaken; for that a CRC will do, at a tenth of what a hash of 50 MB costs.
+    TLS protects the bytes in transit. The CRC detects pieces of two bodies joined by mistake after a broken connection,
+    at a tenth of the cost of a hash.
     """
     return zlib.crc32(data) if len(data) <= LARGEST_PIECE else await asyncio.to_thread(zlib.crc32, data)
 
 
 def framed(head: Tree, data: bytes = b"", start: int = 0) -> Iterator[bytes]:
-    """The frames of a head and of all data from `start` on."""
+    """The frames of a head and of the data from `start`."""
     text = message.encode(head, _HEAD)
     view = memoryview(data)
     yield b"".join((len(text).to_bytes(4, "little"), text, view[start : start + PIECE]))
@@ -113,17 +118,17 @@ def framed(head: Tree, data: bytes = b"", start: int = 0) -> Iterator[bytes]:
 
 
 def pieces(data: bytes, start: int) -> Iterator[bytes]:
-    """The frames of data from `start` on, without a head."""
+    """The frames of the data from `start`, without a head."""
     view = memoryview(data)
     for at in range(start, len(data), PIECE):
         yield bytes(view[at : at + PIECE])
 
 
 def unframed(frame: bytes, **types: type) -> tuple[dict[str, Any], memoryview]:
-    """The head in a first frame, held to these types, and the data behind it.
+    """The head in a first frame, checked against these types, and the data behind it.
 
     Raises:
-        Garbled: there is no such head.
+        FrameError: the head is missing or invalid.
     """
     view = memoryview(frame)
     end = 4 + int.from_bytes(view[:4], "little")

@@ -37,7 +37,7 @@ from fedloom.experiment.node_party import sent
 from fedloom.experiment.private import Matched, PrivateData, file_sha256
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.coordinator import NodeSet, check_node_count, keep_start, next_start, run_id
-from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.rpc_errors import CallRefused, mismatch
 
 if TYPE_CHECKING:
     from fedloom.remote.connections import Connection, NodeAddress
@@ -73,7 +73,7 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
         raise ConfigError(
             f"data.{run.data.name}: name the file with labels and columns of party 0 in the federation's file, as rows"
         )
-    check_node_count(run.data.clients - 1, len(nodes.members), 1)
+    check_node_count(run.data.clients - 1, len(nodes.addresses), 1)
     method, cfg, _ = run.resolve()
     id, before = run_id(run, cfg, nodes.own, folder), None
     try:
@@ -113,7 +113,7 @@ class _RemoteParty:
     """
 
     party: int
-    member: NodeAddress
+    node: NodeAddress
     link: Connection
     rows: int = 0
     cuts: int = 1
@@ -142,10 +142,10 @@ class _MatchingSession:
         """All of it; what is left for us."""
         guests: list[_RemoteParty] = []
         try:
-            for party, member in enumerate(self._nodes.members, 1):
-                link = await self._nodes.wire.connect(member, lambda *_: None)
+            for party, node in enumerate(self._nodes.addresses, 1):
+                link = await self._nodes.wire.connect(node, lambda *_: None)
                 link.run = self._id
-                guests.append(_RemoteParty(party, member, link))
+                guests.append(_RemoteParty(party, node, link))
             await self._all(guests, self._find)
             common = sorted(frozenset.intersection(*(guest.places for guest in guests)))
             key, mark = secrets.token_bytes(32), secrets.token_hex(16)
@@ -222,7 +222,7 @@ class _MatchingSession:
                 found = await asyncio.to_thread(client.intersection, bytes(rest[0]), bytes(rest[1]))
                 places |= {mine[place] for place in found}
         if guest.lost and guest.places != places:
-            raise CallRefused(rpc_errors.MISMATCH, "its rows have changed while they were matched")
+            raise mismatch("its rows have changed while they were matched")
         guest.places = frozenset(places)
 
     async def _keep(self, guest: _RemoteParty, head: Mapping[str, Tree], rest: Sequence[bytes]) -> None:
@@ -257,7 +257,7 @@ class _MatchingSession:
         ends = await asyncio.gather(*(self._patiently(g, partial(work, g)) for g in guests), return_exceptions=True)
         away, wrong = [], []
         for guest, end in zip(guests, ends, strict=True):
-            name = guest.member.name
+            name = guest.node.name
             if isinstance(end, CallRefused) and end.code == rpc_errors.UNREACHABLE:
                 away.append(f"{name} at {guest.link.where}: {guest.link.problem or 'no answer'}")
             elif isinstance(end, CallRefused):
@@ -288,12 +288,12 @@ class _MatchingSession:
                 again = why.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN) and lost < TRIES
                 if not again or loop.time() >= end:
                     raise
-                _log.warning("matching with %s begins again: %s", guest.member.name, why.words)
+                _log.warning("matching with %s begins again: %s", guest.node.name, why.words)
             await asyncio.sleep(0.5)
 
     def _tell(self, guests: Sequence[_RemoteParty]) -> None:
         """Write down what each side has learnt."""
-        names = ["the coordinator", *(guest.member.name for guest in guests)]
+        names = ["the coordinator", *(guest.node.name for guest in guests)]
         if self._run.columns.backend == "openmined":
             said = learnt_privately(names, [guest.cuts for guest in guests])
         else:

@@ -1,6 +1,6 @@
-"""What the coordinator and one node say to each other: the run is opened, tasks are told, replies are taken.
+"""The coordinator's session with one node: open the run, send tasks, receive replies.
 
-Nothing that a node says is believed further than it can be checked, and nothing that it says can end the run.
+Every answer of a node is checked, and no answer can end the run.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ REASONS: Final = frozenset(
     {"dropped out", "not ready", "raised", "late", "not a message", "wrong shape", "not finite", "refused"}
     | {"refused what it was sent: not finite", *rpc_errors.CODES}
 )
-"""What a node may say of a call that gave no reply; anything else is taken for "raised"."""
+"""Reasons that a node may give for a failed call; any other counts as "raised"."""
 PARTING: Final = 5.0
-"""Seconds that a node has to hear that a run is closed."""
+"""Seconds to close a run at a node."""
 MOST_NOTES: Final = 64
-"""Notes of one reply that are taken."""
+"""Limit of the notes of one reply; further ones are dropped."""
 _ANSWER: Final = {"lines": object, "notes": object, "missing": object}
-_OPENED: Final = {"goes_on": bool, "call": int, "tells": bool, "facts": object}
+_OPENED: Final = {"resumed": bool, "call": int, "evaluates": bool, "facts": object}
 _log = logging.getLogger("fedloom.net")
 
 
 @dataclass
 class RunContext:
-    """What all calls of a run have in common.
+    """What all calls of a run share.
 
     Attributes:
         run: its id.
-        start: of this coordinator; calls of earlier ones count no more.
+        start: number of this start of the coordinator; nodes refuse calls of earlier starts.
         config: of the run, as text.
-        resume: whether nodes may be asked to go back to an earlier checkpoint.
-        waiting: how long for.
-        members: all nodes by the number of their party.
-        numbers: of the calls, rising.
+        resume: whether nodes may be asked to return to an earlier checkpoint.
+        waiting: timeouts.
+        addresses: of all nodes, by the number of their party.
+        numbers: increasing numbers for calls.
         kept: the rounds of the coordinator's checkpoints.
-        floor: what calls before this number left for peers has been taken.
-        stale: parties whose nodes say that a newer start has taken over.
+        floor: nodes may drop replies left for peers by calls before this number.
+        stale: parties whose nodes report a newer start.
     """
 
     run: str
@@ -59,28 +59,28 @@ class RunContext:
     config: str
     resume: bool
     waiting: Timeouts
-    members: Mapping[int, NodeAddress]
+    addresses: Mapping[int, NodeAddress]
     numbers: Iterator[int] = field(default_factory=count)
     kept: tuple[int, ...] = ()
     floor: int = 0
     stale: set[int] = field(default_factory=set)
 
     def which(self, **more: Tree) -> bytes:
-        """The body of a call that is about the run."""
+        """The body of a call about the run."""
         return payload.pack({"run": self.run, "start": self.start, **more})
 
     def id(self, number: int | None = None) -> str:
-        """Of a call, the next one if it has no number yet."""
+        """The id of a call; without a number, of the next call."""
         return f"{self.run}/{self.start}/{next(self.numbers) if number is None else number}"
 
 
 class TaskResults(NamedTuple):
-    """What came of tasks.
+    """The results of tasks.
 
     Attributes:
-        results: of each task a reply, a parcel or a failure.
+        results: a reply, a reply reference or a failure for each task.
         notes: of the party.
-        lost: (who answered, who asked) of answers that could not be fetched.
+        lost: (sender, receiver) of exchanged messages that could not be fetched.
     """
 
     results: list[Any]
@@ -89,81 +89,81 @@ class TaskResults(NamedTuple):
 
 
 class NodeSession:
-    """A node with its party.
+    """The coordinator's session with one node and its party.
 
     Attributes:
         opened: whether the run was ever opened there.
-        lost: whether the node lost its state in the run, and began anew.
+        lost: whether the node lost its state during the run and started again.
     """
 
-    def __init__(self, party: int, member: NodeAddress, link: Connection, common: RunContext) -> None:
-        self.party, self.member, self.link, self._common = party, member, link, common
+    def __init__(self, party: int, node: NodeAddress, link: Connection, common: RunContext) -> None:
+        self.party, self.node, self.link, self._common = party, node, link, common
         self.opened = self.lost = self._worked = False
-        self._tells = True
+        self._evaluates = True
         self._lock = asyncio.Lock()
 
-    # -- a run begins and ends ------------------------------------------------------------------------------
+    # -- start and end of a run -----------------------------------------------------------------------------
 
-    async def enter(self, end: float) -> dict[str, Any]:
-        """Open the run, waiting until `end` for a node that is not there yet, or busy with a run that may end.
+    async def start(self, end: float) -> dict[str, Any]:
+        """Open the run, waiting until `end` for a node that is unreachable or busy with another run.
 
         Raises:
-            Refused: it can't be had.
-            Interrupted: we were told to stop.
+            CallRefused: the node is still unreachable or busy, or refuses the run.
+            Interrupted: the run was stopped meanwhile.
         """
-        told, now = False, asyncio.get_running_loop().time
+        logged, now = False, asyncio.get_running_loop().time
         while True:
             try:
                 if await self.link.wait(min(0.5, end - now())) or now() >= end:
                     return await self.open()
                 words = self.link.problem or "no answer yet"
-            except CallRefused as why:
-                if why.code not in (rpc_errors.UNREACHABLE, rpc_errors.TAKEN) or now() >= end:
+            except CallRefused as error:
+                if error.code not in (rpc_errors.UNREACHABLE, rpc_errors.TAKEN) or now() >= end:
                     raise
-                words = why.words
+                words = error.words
                 await asyncio.sleep(0.5)
-            if not told:
-                _log.warning("waiting for %s, at most %.0f s: %s", self.member.name, end - now(), words)
-                told = True
+            if not logged:
+                _log.warning("waiting for %s, at most %.0f s: %s", self.node.name, end - now(), words)
+                logged = True
             self._common.waiting.check_stop()
 
     async def open(self) -> dict[str, Any]:
-        """Begin the run, or take it up there again; what the node says of its party."""
+        """Open the run at the node, or open it again, and return the node's facts about its party."""
         common = self._common
-        others = {str(i): member.to_message() for i, member in common.members.items() if i != self.party}
+        others = {str(i): node.to_message() for i, node in common.addresses.items() if i != self.party}
         body = common.which(
             protocol=payload.PROTOCOL,
             version=__version__,
             party=self.party,
-            members=others,
+            addresses=others,
             config=payload.cut(common.config),
             resume=common.resume,
         )
         answer = await self.link.ask("open", body, id=common.id(), deadline=common.waiting.call)
         self.opened = True
         head, _ = payload.unpack(answer, _OPENED)
-        self._tells = head["tells"]
+        self._evaluates = head["evaluates"]
         if not isinstance(head["facts"], dict):
-            raise MessageError("what a node says of itself must be a table")
-        if self._worked and not head["goes_on"]:
+            raise MessageError("a node's facts must be a table")
+        if self._worked and not head["resumed"]:
             self.lost = True
-            _log.warning("%s has lost its state and begins anew", self.member.name)
+            _log.warning("%s has lost its state and starts again", self.node.name)
         facts: dict[str, Any] = head["facts"]
         return facts
 
     async def ask(self, kind: str, body: bytes, number: int | None = None) -> bytes:
-        """A call, made again after the run was opened anew if the node does not know it any more."""
+        """Make a call; a `do` is repeated after opening the run again if the node no longer knows it."""
         id, deadline = self._common.id(number), self._common.waiting.call
         try:
             return await self.link.ask(kind, body, id=id, deadline=deadline)
-        except CallRefused as why:
-            if why.code != rpc_errors.UNKNOWN or kind != "do":  # a party made anew is none to hash, or to go back with
+        except CallRefused as error:
+            if error.code != rpc_errors.UNKNOWN or kind != "do":  # a new party has no state to hash or restore
                 raise
         await self.open()
         return await self.link.ask(kind, body, id=id, deadline=deadline)
 
     async def close(self) -> None:
-        """Tell the node that the run is closed, if it is there, and let go of it."""
+        """Close the run at the node, if it is reachable, and the connection."""
         if self.link.up and self.opened:
             goodbye = self.link.ask("close", self._common.which(), id=self._common.id(), deadline=PARTING)
             await asyncio.gather(goodbye, return_exceptions=True)
@@ -171,15 +171,15 @@ class NodeSession:
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
-    async def tell(self, tasks: Sequence[Task], shared: bytes, leave: bool, expect: Template) -> TaskResults:
-        """Let the party do tasks, which share their method and arguments, in one call."""
-        if tasks[0].round < 0 and not self._tells:  # it would refuse to say how good its model is
+    async def run_tasks(self, tasks: Sequence[Task], shared: bytes, leave: bool, expect: Template) -> TaskResults:
+        """Run tasks, which share their method and arguments, in one call."""
+        if tasks[0].round < 0 and not self._evaluates:  # the node would refuse to evaluate
             return TaskResults([Failure(rpc_errors.REFUSED) for _ in tasks])
         rest, lines, refused = [shared], list[Tree](), dict[int, Failure]()
         for n, task in enumerate(tasks):
             own = plain(task)
-            held = {name: to_message for name, value in task.each.items() if (to_message := reply_refs(value))}
-            line: dict[str, Any] = {"each": None, "reply_refs": held, "fault": task.fault, "seed": task.seed}
+            refs = {name: ref for name, value in task.each.items() if (ref := reply_refs(value))}
+            line: dict[str, Any] = {"each": None, "reply_refs": refs, "fault": task.fault, "seed": task.seed}
             try:
                 if own:
                     rest.append(message.encode(own))
@@ -188,11 +188,11 @@ class NodeSession:
             except MessageError as error:
                 refused[n] = refusal(task, {**task.shared, **own}, error)
         sent = [task for n, task in enumerate(tasks) if n not in refused]
-        told = await self._told(sent, lines, rest, leave, expect) if sent else TaskResults([])
-        found = iter(told.results)
-        return told._replace(results=[refused[n] if n in refused else next(found) for n in range(len(tasks))])
+        answered = await self._send(sent, lines, rest, leave, expect) if sent else TaskResults([])
+        results = iter(answered.results)
+        return answered._replace(results=[refused[n] if n in refused else next(results) for n in range(len(tasks))])
 
-    async def _told(
+    async def _send(
         self, tasks: Sequence[Task], lines: Sequence[Tree], rest: Sequence[bytes], leave: bool, expect: Template
     ) -> TaskResults:
         common = self._common
@@ -218,32 +218,31 @@ class NodeSession:
                 answer = await self.ask("do", body, number)
                 self._worked = True
                 common.stale.discard(self.party)
-                return self._taken(tasks, answer, number)
-            except CallRefused as why:
-                if why.code == rpc_errors.STALE:
-                    self._give_way(why.words)
-                trace = (
-                    self._pointer(number, why.words) if why.code in (rpc_errors.FAILED, rpc_errors.MALFORMED) else ""
-                )
-                return TaskResults([Failure(why.code, trace) for _ in tasks])
+                return self._parse(tasks, answer, number)
+            except CallRefused as error:
+                if error.code == rpc_errors.STALE:
+                    self._note_stale(error.words)
+                traced = error.code in (rpc_errors.FAILED, rpc_errors.MALFORMED)
+                trace = self._pointer(number, error.words) if traced else ""
+                return TaskResults([Failure(error.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
-                return TaskResults([Failure("not a message", f"{self.member.name}: {error}") for _ in tasks])
+                return TaskResults([Failure("not a message", f"{self.node.name}: {error}") for _ in tasks])
 
-    def _give_way(self, words: str) -> None:
-        """A node says that a newer start of the coordinator has taken over. Where there is one, the others say so too.
+    def _note_stale(self, words: str) -> None:
+        """Record that a node reports a newer start of the coordinator; one node alone does not stop this one.
 
         Raises:
             EngineError: too few nodes are left for a round.
         """
         common = self._common
         if self.party not in common.stale:
-            _log.warning("%s: %s; so far without it", self.member.name, words)
+            _log.warning("%s: %s; continuing without it", self.node.name, words)
         common.stale.add(self.party)
-        if len(common.members) - len(common.stale) < common.waiting.fewest:
-            raise EngineError(f"{self.member.name}: {words}; this process gives way to the other")
+        if len(common.addresses) - len(common.stale) < common.waiting.fewest:
+            raise EngineError(f"{self.node.name}: {words}. A newer coordinator took over; stopping this one.")
 
-    def _taken(self, tasks: Sequence[Task], answer: bytes, number: int) -> TaskResults:
-        """What an answer holds. Whatever a node may have put there, only these errors come of it: see above."""
+    def _parse(self, tasks: Sequence[Task], answer: bytes, number: int) -> TaskResults:
+        """The results in an answer. Any invalid answer raises one of the errors that `_send` catches."""
         head, rest = payload.unpack(answer, _ANSWER)
         message.check_like(head["lines"], [object] * len(tasks))
         results = [self._result(line, rest, number) for line in head["lines"]]
@@ -258,7 +257,7 @@ class NodeSession:
         if "reply_ref" in line:
             message.check_like(line, {"reply_ref": str, "what": str, "payload": int, "wire": int})
             if not 0 <= line["payload"] <= line["wire"]:
-                raise MessageError("a parcel must have a size")
+                raise MessageError("a reply reference must have a size")
             held = (self.party, line["reply_ref"], line["what"])
             return ReplyRef(held, line["what"], Size(line["payload"], line["wire"]))
         message.check_like(line, {"failure": str, "injected": bool})
@@ -266,17 +265,17 @@ class NodeSession:
         return Failure(reason, self._pointer(number) if reason == "raised" else "", line["injected"])
 
     def _pointer(self, number: int, words: str = "") -> str:
-        """Where to read why a call failed; a node does not tell it."""
-        return f"{words} (the log of {self.member.name} has it: run {self._common.run[:8]}, call {number})".strip()
+        """Where to read why a call failed, as a node does not send the reason."""
+        return f"{words} (see the log of {self.node.name}: run {self._common.run[:8]}, call {number})".strip()
 
 
 def plain(task: Task) -> dict[str, Any]:
-    """A task's own arguments that are no parcels."""
+    """A task's own arguments that are not reply references."""
     return {name: value for name, value in task.each.items() if not reply_refs(value)}
 
 
 def reply_refs(value: Any) -> Any:
-    """Where a parcel lies, or each of a dict of parcels; None for any other value."""
+    """A reply reference, or a dict of them, as a message holds it; None for any other value."""
     if isinstance(value, ReplyRef):
         return list(value.held)
     if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
@@ -285,7 +284,7 @@ def reply_refs(value: Any) -> Any:
 
 
 def noted(notes: Any) -> dict[str, Note]:
-    """Notes that are notes, as far as there are not too many."""
+    """The valid notes among these, at most `MOST_NOTES`."""
     if not isinstance(notes, dict):
         return {}
     return {

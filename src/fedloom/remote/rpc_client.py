@@ -1,4 +1,4 @@
-"""The side of the wire that asks."""
+"""RPC client: calls to one party, and its heartbeats."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ from fedloom.remote.frames import (
     total_of,
     unframed,
 )
-from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.rpc_errors import CallRefused, refused
 
 STRIKES: Final = 5
-"""Answers of one call that can't be read, until it is given up."""
+"""Invalid answers to one call before it is given up."""
 PARTING: Final = 5.0
-"""Seconds that the end of a stream may take, after its answer has come."""
+"""Seconds to end a stream after its answer."""
 _PAUSES: Final = 0.02, 0.5
-"""Seconds between two attempts: at first, and at most."""
+"""Seconds between two attempts: the first pause and the longest."""
 _log = logging.getLogger("fedloom.net")
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where a party is.
+    """The address of a party.
 
     Attributes:
         name: in its certificate.
@@ -61,11 +61,11 @@ class ServerAddress:
 
 @dataclass
 class _Answer:
-    """An answer as far as it has come over.
+    """The received part of an answer.
 
     Attributes:
-        of: the CRC-32 of the whole, by which one answer is told from another.
-        sum: that of what has come.
+        of: the CRC-32 of the whole answer, which identifies it.
+        sum: the CRC-32 of the received bytes.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -73,22 +73,22 @@ class _Answer:
     sum: int = 0
 
     def begin(self, of: int, start: int) -> None:
-        """Go on from a place, which is the end so far, or the beginning of another answer.
+        """Continue this answer at its end so far, or begin another answer.
 
         Raises:
-            Garbled: it is neither.
+            FrameError: `start` is neither.
         """
         if start == 0:
             self.data.clear()
             self.of, self.sum = of, 0
         if start != len(self.data) or of != self.of:
-            raise FrameError("an answer must go on where it broke off")
+            raise FrameError("an answer must continue where it stopped")
 
     def add(self, piece: bytes | memoryview, total: int) -> None:
-        """Take the next piece of so many bytes altogether.
+        """Append the next piece.
 
         Raises:
-            Garbled: these are more.
+            FrameError: the answer would have more than `total` bytes.
         """
         if len(self.data) + len(piece) > total:
             raise FrameError("an answer must have as many bytes as it announces")
@@ -97,11 +97,11 @@ class _Answer:
 
 
 class _Broken(Exception):
-    """An attempt that failed, and may be made again.
+    """A failed attempt that may be repeated.
 
     Attributes:
-        refusal: what the other end says.
-        strike: whether the other end, and not the way there, is to blame.
+        refusal: the other end's error, if it sent one.
+        strike: whether the other end, rather than the network, failed.
     """
 
     def __init__(self, refusal: CallRefused | None = None, *, strike: bool = False) -> None:
@@ -115,22 +115,22 @@ class _Late(Exception):
 
 
 class RPCClient:
-    """A connection to one party: calls, and its signs of life. Made and used in one asyncio loop.
+    """A connection to one party: calls and heartbeats. Make and use it in one asyncio loop.
 
-    Where there is a list of revoked certificates, the other end is looked at before each connection, which then admits
-    its certificate alone; and when the list changes, it is looked up there at the next sign of life.
+    With a revocation list, the other end's certificate is checked before each connection, which then accepts that
+    certificate only. Every heartbeat checks it against the current list.
 
     Args:
         address: of the other end, whose certificate must have the name.
-        credentials: the own certificate; None for the insecure mode.
-        own: in the insecure mode, what we say that our name is.
-        largest: bytes that an answer may have.
-        changed: told when the other end comes or goes.
+        credentials: the local certificate; None for the insecure mode.
+        own: the local name, in the insecure mode.
+        largest: limit of an answer, in bytes.
+        changed: called with True when the other end becomes reachable, with False when it no longer is.
 
     Attributes:
-        sent, received: bytes of calls and answers that crossed, pieces sent twice counted twice.
-        trouble: why the last sign of life did not come, for the own log.
-        run: what our signs of life are of, as another run of ours may have died; "" for none in particular.
+        sent, received: bytes of calls and answers; pieces sent twice count twice.
+        problem: why the last heartbeat failed, for the local log.
+        run: the run that heartbeats are for; "" for none.
     """
 
     def __init__(
@@ -162,17 +162,17 @@ class RPCClient:
 
     @property
     def up(self) -> bool:
-        """Whether the other end has given a sign of life lately."""
+        """Whether the other end is reachable."""
         return self._up.is_set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the other end is there; whether it is."""
+        """Wait until the other end is reachable, and return whether it is."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._up.wait(), seconds)
         return self.up
 
     async def close(self) -> None:
-        """Let go of all connections; calls that are under way end as those to an end that can't be reached."""
+        """Close all connections; calls in progress fail as unreachable."""
         self._up.clear()
         self._down.set()
         self._hang_up()
@@ -184,47 +184,44 @@ class RPCClient:
     # -- calls -----------------------------------------------------------------------------------------------------
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
-        """Make a call, again where the connection breaks; its answer.
+        """Make a call, repeat it where the connection breaks, and return the answer.
 
         Args:
-            kind: what is asked for.
-            body: what goes along.
-            id: of the call, the same if it is repeated; no other call may ever have it.
+            kind: of the call.
+            body: see `fedloom.remote.payload`.
+            id: of the call: unique, and the same if the call is repeated.
             deadline: seconds from now.
 
         Raises:
-            Refused: with `UNREACHABLE` after `SILENCE` seconds without a sign of life, `LATE` after the deadline, or
-                what the other end says.
+            CallRefused: with `UNREACHABLE` after `SILENCE` seconds without a heartbeat, `LATE` after the deadline, or
+                the other end's error.
         """
         end, pause, strikes = monotonic() + deadline, _PAUSES[0], 0
         head = {"kind": kind, "id": id, "bytes": len(body), "sum": await total_of(body)}
-        answer, again, said = (
-            _Answer(),
-            False,
-            CallRefused(rpc_errors.LATE, f"{self.address.name} did not answer in time"),
-        )
+        answer, again = _Answer(), False
+        last = CallRefused(rpc_errors.LATE, f"{self.address.name} did not answer in time")
         while True:
             if not self.up:
-                raise CallRefused(rpc_errors.UNREACHABLE, f"{self.address.name} gives no sign of life")
+                raise CallRefused(rpc_errors.UNREACHABLE, f"{self.address.name} is unreachable")
             try:
                 if await self._while_up(self._attempt({**head, "again": again}, body, answer, end - monotonic())):
                     return bytes(answer.data)
             except _Late:
-                raise said from None
+                raise last from None
             except _Broken as broken:
                 strikes += broken.strike
-                said = broken.refusal or said
+                last = broken.refusal or last
                 if strikes >= STRIKES:
-                    raise CallRefused(rpc_errors.MALFORMED, f"what {self.address.name} answers can't be read") from None
+                    raise CallRefused(rpc_errors.MALFORMED, f"{self.address.name} sent invalid answers") from None
                 if monotonic() + pause > end:
-                    raise said from None
+                    raise last from None
             again = True
-            with contextlib.suppress(TimeoutError):  # no longer than until it counts as unreachable
+            with contextlib.suppress(TimeoutError):  # not beyond the time at which it counts as unreachable
                 await asyncio.wait_for(self._down.wait(), pause)
             pause = min(2 * pause, _PAUSES[1])
 
     async def _while_up(self, attempt: Any) -> bool:
-        """Whether an attempt came to its end before the other end was given up."""
+        """Whether an attempt finished before the other end became unreachable."""
         tasks = asyncio.ensure_future(attempt), asyncio.ensure_future(self._down.wait())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -238,9 +235,9 @@ class RPCClient:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _attempt(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> None:
-        """Make a call once; the answer grows by what comes."""
+        """Make a call once, and append the received pieces to the answer."""
         channel = self._large if len(body) > LARGEST_PIECE else self._calls
-        if channel is None:  # the other end was given up just now
+        if channel is None:  # the other end has just become unreachable
             raise _Broken
         stub = channel.stream_stream(ASK)
         call = stub(timeout=max(timeout, 0.001), metadata=self._metadata, wait_for_ready=True)
@@ -251,7 +248,7 @@ class RPCClient:
                 await self._send(call, framed(head))
                 have, _ = unframed(await self._read(call), have=int)
                 if not 0 <= have["have"] <= len(body):
-                    raise FrameError("it can't have that many bytes of a call")
+                    raise FrameError("the other end has more bytes of the call than were sent")
                 sending = asyncio.ensure_future(self._send(call, pieces(body, have["have"])))
             else:
                 sending = asyncio.ensure_future(self._send(call, framed(head, body)))
@@ -262,13 +259,13 @@ class RPCClient:
             call.cancel()
             raise _Broken(strike=True) from None
         except grpc.aio.AioRpcError as error:
-            raise self._meaning(error) from None
+            raise self._error(error) from None
         except asyncio.CancelledError:
             call.cancel()
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            raise _Broken from None  # the connection was closed, not the call given up
+            raise _Broken from None  # the connection was closed, not the call cancelled
         finally:
             if sending is not None:
                 sending.cancel()
@@ -279,37 +276,38 @@ class RPCClient:
         total = head["bytes"]
         if not 0 <= total <= self._largest:
             raise CallRefused(
-                rpc_errors.TOO_LARGE, f"{self.address.name} has an answer of {total} bytes, more than are taken"
+                rpc_errors.TOO_LARGE,
+                f"{self.address.name} sent an answer of {total} bytes; the limit is {self._largest}",
             )
         answer.begin(head["sum"], head["from"])
         answer.add(piece, total)
         while len(answer.data) < total:
             piece = await self._read(call)
             if not piece:
-                raise FrameError("an empty piece came")
+                raise FrameError("empty piece")
             answer.add(piece, total)
         if answer.sum != answer.of:
             answer.data.clear()
-            raise FrameError("an answer must sum up to what it announces")
+            raise FrameError("an answer must have the CRC-32 that it announces")
 
     async def _send(self, call: Any, frames: Iterator[bytes]) -> None:
         for frame in frames:
             try:
                 await call.write(frame)
-            except asyncio.InvalidStateError:  # the other end has ended the call; what it says comes with the next read
+            except asyncio.InvalidStateError:  # the other end has ended the call; the next read gives its error
                 return
             self.sent += len(frame)
 
     async def _read(self, call: Any) -> Any:
         frame = await call.read()
         if frame is grpc.aio.EOF:
-            raise FrameError("a call ended without an answer")
+            raise FrameError("the call ended without an answer")
         self.received += len(frame)
         self._alive()
         return frame
 
-    def _meaning(self, error: grpc.aio.AioRpcError) -> CallRefused | _Broken | _Late:
-        """What the status of a failed attempt says."""
+    def _error(self, error: grpc.aio.AioRpcError) -> CallRefused | _Broken | _Late:
+        """The error that the status of a failed attempt stands for."""
         status, name = error.code(), self.address.name
         code = str(dict(error.trailing_metadata() or ()).get(CODE, "")).replace("-", " ")
         if code in rpc_errors.CODES:
@@ -318,18 +316,18 @@ class RPCClient:
         if status is grpc.StatusCode.DEADLINE_EXCEEDED:
             return _Late()
         if status is grpc.StatusCode.UNAUTHENTICATED:
-            return CallRefused(rpc_errors.REFUSED, f"{name} does not accept this certificate")
+            return refused(f"{name} does not accept this certificate")
         return _Broken(strike=status not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED))
 
-    # -- signs of life -----------------------------------------------------------------------------------------------
+    # -- heartbeats --------------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        """Ask for signs of life for ever."""
+        """Request heartbeats until cancelled."""
         while True:
             begun = monotonic()
             try:
                 if self._only is not None and self._revoked(self._only):
-                    self.problem = f"the certificate of {self.address.name} does not count any more"
+                    self.problem = f"the certificate of {self.address.name} is revoked or has expired"
                     self._lost()
                 pulse = (self._lives or await self._dial()).unary_unary(PULSES)
                 seconds = PULSE if self.up else SILENCE
@@ -339,21 +337,21 @@ class RPCClient:
                 self.problem = printable(error.details() or "") or error.code().name
             except (FedloomError, OSError) as error:
                 self.problem = str(error)
-            except Exception as error:  # whatever it is, the other end must be found again
-                said, self.problem = self.problem, f"{type(error).__name__}: {error}"
-                if self.problem != said:
-                    _log.exception("%s can't be asked for a sign of life", self.address.name)
+            except Exception as error:  # heartbeats must continue after any error
+                previous, self.problem = self.problem, f"{type(error).__name__}: {error}"
+                if self.problem != previous:
+                    _log.exception("heartbeat of %s failed", self.address.name)
             if monotonic() - self._life > SILENCE and (self.up or self._only is not None):
                 self._lost()
             await asyncio.sleep(max(0.05, begun + (PULSE if self.up else PULSE / 4) - monotonic()))
 
     async def _dial(self) -> grpc.aio.Channel:
-        """Make all connections, to an end that is not revoked; the one for signs of life.
+        """Open all connections to an end that is not revoked, and return the one for heartbeats.
 
-        On a slow line seconds' worth of a large call wait at each hop: small ones pass on a connection of their own.
+        Large calls fill the buffers of a slow line, so small calls have a connection of their own.
 
         Raises:
-            EngineError: it can't be reached, or is not who it should be.
+            EngineError: the other end is unreachable, or has another certificate.
         """
         if self._credentials is not None and self._credentials.revoked is not None:
             self._only = await self._credentials.check_server(self.address.at, self.address.name, SILENCE)
@@ -378,7 +376,7 @@ class RPCClient:
             self._changed(True)
 
     def _lost(self) -> None:
-        """Nothing has come for too long: what is under way ends, and the connections are made anew."""
+        """End calls in progress and close the connections, which the next heartbeat opens anew."""
         was = self.up
         self._up.clear()
         self._down.set()
@@ -393,14 +391,14 @@ class RPCClient:
         self._calls = self._large = self._lives = self._only = None
 
     def _aside(self, work: Any) -> None:
-        """Do something without waiting for it."""
+        """Start some work without waiting for it."""
         task = asyncio.ensure_future(work)
         self._loose.add(task)
         task.add_done_callback(self._loose.discard)
 
 
 async def _part(call: Any) -> None:
-    """Let the other end know that its answer has come over, and end the stream."""
+    """Confirm the answer and end the stream."""
     try:
         async with asyncio.timeout(PARTING):
             await call.write(TAKEN)

@@ -1,41 +1,41 @@
-"""What parties may say to each other when a call can't be answered: a fixed set of words, never an exception's text."""
+"""Errors of calls between parties: a code and a sentence for the caller, never the text of an exception."""
 
 from __future__ import annotations
 
 from typing import Final
 
 REFUSED: Final = "refused"
-"""The caller may not ask for this here."""
+"""The caller may not make this call."""
 MISMATCH: Final = "mismatch"
 """The two sides have different versions, settings, schemas or rows."""
 UNKNOWN: Final = "unknown"
-"""There is no such run, or nothing left under this key."""
+"""No such run, or no reply under this key."""
 STALE: Final = "stale"
 """A newer start of the same coordinator has taken over, or a later call has been made."""
 BUSY: Final = "busy"
-"""Too much waits already: try again soon."""
+"""The queue is full; try again soon."""
 TAKEN: Final = "taken"
 """Another run is under way."""
 MALFORMED: Final = "malformed"
-"""What arrived is no valid message, or none that is understood."""
+"""An invalid or unknown message."""
 TOO_LARGE: Final = "too large"
-"""More bytes than are taken here."""
+"""More bytes than the limit."""
 FAILED: Final = "failed"
-"""The other end could not answer; its own log says why."""
+"""The other end failed; the reason is in its own log."""
 UNREACHABLE: Final = "unreachable"
-"""No sign of life, for longer than `wire.SILENCE`."""
+"""No heartbeat for longer than `frames.SILENCE`."""
 LATE: Final = "late"
 """No answer within the deadline."""
 CODES: Final = (REFUSED, MISMATCH, UNKNOWN, STALE, BUSY, TAKEN, MALFORMED, TOO_LARGE, FAILED, UNREACHABLE, LATE)
 
 
 class CallRefused(Exception):
-    """A call that is not answered, and why.
+    """A refused or failed call.
 
     Attributes:
         code: one of `CODES`.
-        words: a sentence for the caller: nothing private, no text of an exception.
-        detail: what only the own log may say.
+        words: a sentence for the caller, without private facts or the text of an exception.
+        detail: for the local log only.
     """
 
     def __init__(self, code: str, words: str, detail: str = "") -> None:
@@ -43,3 +43,18 @@ class CallRefused(Exception):
         self.code = code
         self.words = words
         self.detail = detail
+
+
+def refused(words: str) -> CallRefused:
+    """The error for a call that the caller may not make."""
+    return CallRefused(REFUSED, words)
+
+
+def mismatch(words: str) -> CallRefused:
+    """The error for two sides that do not fit together."""
+    return CallRefused(MISMATCH, words)
+
+
+def superseded() -> CallRefused:
+    """The error for a call of an older start of a run."""
+    return CallRefused(STALE, "a newer start of this run has taken over")

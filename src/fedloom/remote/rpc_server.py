@@ -1,4 +1,4 @@
-"""The side of the wire that answers."""
+"""RPC server: answers calls and heartbeats."""
 
 from __future__ import annotations
 
@@ -34,40 +34,40 @@ from fedloom.remote.frames import (
 from fedloom.remote.rpc_errors import CallRefused
 
 KEPT: Final = 120.0
-"""Seconds that an answer waits for a caller who lost the connection, and an unfinished call for its rest."""
+"""Seconds that an answer waits for a caller that lost its connection, and a partial call for its remaining pieces."""
 OPENING: Final = 10.0
-"""Seconds that the first frame of a call may take, and the last sign that an answer has come over."""
+"""Seconds for the first frame of a call, and for the caller's confirmation of an answer."""
 MOST_CALLS: Final = 256
-"""Calls of one caller that are held at once, and streams."""
+"""Limit of one caller's calls, and of its streams."""
 MOST_STREAMS: Final = 1024
 MOST_KEPT: Final = 1 << 31
-"""Bytes of answers that wait for one caller."""
+"""Limit of the answers kept for one caller, in bytes."""
 _NAMES: Final = 300
-"""Characters of a call's id and kind together."""
+"""Limit of a call's id and kind together, in characters."""
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _log = logging.getLogger("fedloom.net")
 
 
 class Handler(Protocol):
-    """Who answers calls."""
+    """Answers calls; `caller` is the name in the caller's certificate."""
 
     async def answer(self, caller: str, kind: str, body: bytes) -> bytes:
-        """The answer to a call of this certificate's name; raises Refused."""
+        """The answer to a call; raises CallRefused."""
 
     def heard(self, caller: str, run: str) -> None:
-        """A sign of life, of a run; "" for one of no run in particular."""
+        """Record a heartbeat of a run; "" stands for no run."""
 
     def most(self, caller: str) -> int:
-        """The most bytes that a call of this caller may have; raises Refused for one who may not call at all."""
+        """The limit of this caller's calls, in bytes; raises CallRefused for an unknown caller."""
 
 
 @dataclass
 class _Call:
-    """A call as far as it has come: its bytes, then its work, then its answer.
+    """A call in progress: its bytes, then its work, then its answer.
 
     Attributes:
-        body: what has come of it; empty once the work has begun.
-        arrived: how many bytes have come.
+        body: the received bytes; empty once the work has begun.
+        arrived: number of received bytes.
         sum: their CRC-32.
         work: gives the answer and its CRC-32.
     """
@@ -82,7 +82,7 @@ class _Call:
     touched: float = field(default_factory=monotonic)
 
     def add(self, at: int, piece: bytes | memoryview) -> None:
-        """Take what is new of a piece that begins at a place no later than where the bytes end so far."""
+        """Append the new bytes of a piece that begins at or before the end of the received bytes."""
         self.touched = monotonic()
         new = memoryview(piece)[max(self.arrived - at, 0) :]
         if new and self.work is None:
@@ -92,17 +92,17 @@ class _Call:
 
     @property
     def unfinished(self) -> bool:
-        """Whether there is no answer yet."""
+        """Whether the answer is still missing."""
         return self.work is None or not self.work.done()
 
     @property
     def kept(self) -> int:
-        """Bytes of the answer."""
+        """Size of the answer, in bytes."""
         return 0 if self.work is None or self.unfinished else len(self.work.result()[0])
 
 
 class RPCService:
-    """Takes calls, keeps what is unfinished, and lets the handler answer each once."""
+    """Receives calls, keeps partial ones, and has the handler answer each once."""
 
     def __init__(self, handler: Handler, credentials: Credentials | None) -> None:
         self._handler = handler
@@ -111,18 +111,18 @@ class RPCService:
         self._streams: Counter[str] = Counter()
 
     async def pulse(self, run: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        """A sign of life of a caller."""
+        """Answer a heartbeat."""
         caller = await self._caller(context)
         try:
             self._sweep()
             self._handler.heard(caller, run[:64].decode("ascii", "replace"))
-        except Exception:  # whose text gRPC would send
-            _log.exception("a sign of life of %s could not be taken", caller)
-            await _refuse(context, CallRefused(rpc_errors.FAILED, "the node could not answer; its log says why"))
+        except Exception:  # gRPC would send its text
+            _log.exception("heartbeat of %s failed", caller)
+            await _refuse(context, _failed())
         return b""
 
     async def ask(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """A call, or the rest of one."""
+        """Answer a call, or the remaining pieces of one."""
         caller = await self._caller(context)
         self._streams[caller] += 1
         try:
@@ -134,22 +134,21 @@ class RPCService:
             _log.warning("refused a call of %s: %s%s", caller, refusal.words, detail)
             await _refuse(context, refusal)
         except (FrameError, TimeoutError) as error:
-            _log.info("a call of %s broke off: %s", caller, error or "nothing came for too long")
-            await _refuse(
-                context, CallRefused(rpc_errors.MALFORMED, "a call must be what it announces, without long pauses")
-            )
+            _log.info("a call of %s was interrupted: %s", caller, error or "timeout")
+            words = "the call does not match its announced size, or paused for too long"
+            await _refuse(context, CallRefused(rpc_errors.MALFORMED, words))
         except Exception:
             if context.cancelled():
                 return
-            _log.exception("a call of %s could not be answered", caller)
-            await _refuse(context, CallRefused(rpc_errors.FAILED, "the node could not answer; its log says why"))
+            _log.exception("a call of %s failed", caller)
+            await _refuse(context, _failed())
         finally:
             self._streams[caller] -= 1
             if not self._streams[caller]:
                 del self._streams[caller]
 
     def close(self) -> None:
-        """Give up all calls."""
+        """Cancel all calls."""
         for call in self._calls.values():
             if call.work is not None:
                 call.work.cancel()
@@ -180,17 +179,17 @@ class RPCService:
                     del self._calls[key]
 
     async def _take(self, call: _Call, at: int, piece: bytes | memoryview, frames: AsyncIterator[bytes]) -> None:
-        """The bytes of a call, of which any stream may bring what is missing."""
+        """Receive the bytes of a call; any stream may bring the missing ones."""
         while True:
             if at + len(piece) > call.total:
-                raise FrameError("more bytes came than it announced")
+                raise FrameError("more bytes than announced")
             call.add(at, piece)
             at += len(piece)
             if at == call.total:
                 return
             piece = await _next(frames, KEPT)
             if not piece:
-                raise FrameError("an empty piece came")
+                raise FrameError("empty piece")
 
     async def _caller(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
         if self._credentials is None:
@@ -198,13 +197,13 @@ class RPCService:
         else:
             name = self._credentials.caller(context.auth_context()) or ""
         if not name:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "your certificate is not accepted here")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this node does not accept your certificate")
         return name
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
     def _find(self, key: tuple[str, str], head: dict[str, Any], most: int) -> _Call:
-        """The call of this id as far as it has come, or a new one."""
+        """The call of this id in progress, or a new one."""
         self._sweep()
         call = self._calls.get(key)
         if call is None:
@@ -216,22 +215,22 @@ class RPCService:
         return call
 
     def _check(self, key: tuple[str, str], head: dict[str, Any], most: int) -> None:
-        """Whether there is room for a new call: memory grows with what arrives, and no caller may have all of it."""
+        """Refuse a new call that would take more than its caller's share of memory."""
         if not 0 <= head["bytes"] <= most:
-            raise CallRefused(rpc_errors.TOO_LARGE, f"a call may have {most} bytes here")
+            raise CallRefused(rpc_errors.TOO_LARGE, f"the call has {head['bytes']} bytes; the limit is {most}")
         if len(head["kind"]) + len(head["id"]) > _NAMES:
-            raise CallRefused(rpc_errors.MALFORMED, "a call's id must be short")
+            raise CallRefused(rpc_errors.MALFORMED, f"a call's kind and id may have {_NAMES} characters")
         mine = [call for (who, _), call in self._calls.items() if who == key[0]]
         coming = sum(call.total for call in mine if call.unfinished)
         if len(mine) >= MOST_CALLS or coming + head["bytes"] > 2 * most or sum(c.kept for c in mine) > MOST_KEPT:
             raise CallRefused(rpc_errors.BUSY, "too many calls at once")
 
     def _work(self, key: tuple[str, str], call: _Call) -> asyncio.Task[tuple[bytes, int]]:
-        """The work of a call, begun once."""
+        """The work of a call, which starts once."""
         if call.work is None:
             if call.sum != call.announced:
                 self._calls.pop(key, None)
-                raise CallRefused(rpc_errors.MALFORMED, "the bytes of a call must be those that it announced")
+                raise CallRefused(rpc_errors.MALFORMED, "the call's bytes do not have the announced CRC-32")
             body, call.body = bytes(call.body), bytearray()
             call.work = asyncio.ensure_future(self._answer(key[0], call.kind, body))
             call.work.add_done_callback(lambda work: self._done(key, call, work))
@@ -244,16 +243,16 @@ class RPCService:
         except CallRefused:
             raise
         except Exception:
-            _log.exception("a call of %s could not be answered", caller)
-            raise CallRefused(rpc_errors.FAILED, "the node could not answer; its log says why") from None
+            _log.exception("a call of %s failed", caller)
+            raise _failed() from None
 
     def _done(self, key: tuple[str, str], call: _Call, work: asyncio.Task[tuple[bytes, int]]) -> None:
         call.touched = monotonic()
         if (work.cancelled() or work.exception() is not None) and self._calls.get(key) is call:
-            del self._calls[key]  # a refusal is not kept: asked again, the answer may be another
+            del self._calls[key]  # a refusal is not kept: a repeated call may succeed
 
     def _sweep(self) -> None:
-        """Let go of what nobody has come back for."""
+        """Drop calls that were abandoned for `KEPT` seconds."""
         now = monotonic()
         for key, call in list(self._calls.items()):
             if now - call.touched > KEPT and (call.work is None or call.work.done()):
@@ -264,7 +263,7 @@ async def _next(frames: AsyncIterator[bytes], seconds: float) -> bytes:
     async with asyncio.timeout(seconds):
         frame = await anext(frames, None)
     if frame is None:
-        raise FrameError("it ended before it was whole")
+        raise FrameError("the call ended too early")
     return frame
 
 
@@ -278,6 +277,10 @@ async def _write(
             call.touched = monotonic()
 
 
+def _failed() -> CallRefused:
+    return CallRefused(rpc_errors.FAILED, "the node failed to answer; the reason is in its log")
+
+
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refusal: CallRefused) -> NoReturn:
     metadata = ((CODE, refusal.code.replace(" ", "-")),)
     await context.abort(STATUS[refusal.code], refusal.words[:MOST_WORDS], metadata)
@@ -285,10 +288,10 @@ async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refusal: CallRefu
 
 
 class RPCServer:
-    """Answers calls at an address until it is stopped; `serve` makes it.
+    """Answers calls at an address until it is stopped; made by `serve`.
 
     Attributes:
-        port: where it listens; 0 for a Unix socket.
+        port: the listening port; 0 for a Unix socket.
     """
 
     def __init__(self, server: grpc.aio.Server, port: int, service: RPCService) -> None:
@@ -297,23 +300,23 @@ class RPCServer:
         self.port = port
 
     async def stop(self, grace: float = 1.0) -> None:
-        """Take no more calls, and give those under way so many seconds."""
+        """Accept no more calls, and give those in progress `grace` seconds to finish."""
         await self._server.stop(grace)
         self.service.close()
 
 
 async def serve(handler: Handler, listen: str, credentials: Credentials | None, *also: str) -> RPCServer:
-    """Answer calls.
+    """Start a server.
 
     Args:
-        handler: who answers.
+        handler: answers the calls.
         listen: host:port, port 0 for any; or unix:path.
-        credentials: the own certificate; None for the insecure mode, in which callers say themselves who they are: at
+        credentials: the local certificate; None for the insecure mode, in which callers state their own names, at
             loopback addresses only.
         also: further addresses.
 
     Raises:
-        EngineError: the address can't be had.
+        EngineError: the address is not available.
     """
     service = RPCService(handler, credentials)
     server = grpc.aio.server(options=SERVER, maximum_concurrent_rpcs=MOST_STREAMS)
@@ -325,18 +328,20 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None, 
     ports = []
     for address in (listen, *also):
         if credentials is None and not local(address):
-            raise EngineError(f"without certificates nobody may listen at {address}: take a loopback address")
+            raise EngineError(f"insecure mode cannot listen at {address}: use a loopback address such as 127.0.0.1")
         try:
             if credentials is None:
                 ports.append(server.add_insecure_port(address))
             else:
                 ports.append(server.add_secure_port(address, credentials.server()))
         except RuntimeError:
-            raise EngineError(f"nobody can listen at {address}: is another process there already?") from None
+            raise EngineError(
+                f"cannot listen at {address}: check the address, and stop any process on its port"
+            ) from None
     await server.start()
     return RPCServer(server, ports[0], service)
 
 
 def local(address: str) -> bool:
-    """Whether no other machine can reach it."""
+    """Whether only this machine can reach an address."""
     return address.startswith(("unix:", *(f"{host}:" for host in _LOOPBACK), "[::1]:"))

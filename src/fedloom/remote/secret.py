@@ -1,4 +1,4 @@
-"""A secret that noise for privacy depends on, so that nobody who knows a run's seed can take the noise away again."""
+"""The secret for privacy noise, so that nobody who knows a run's seed can subtract the noise."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from fedloom.experiment.checkpoint import write_atomically
 
 
 def secret(path: Path) -> int:
-    """128 bits that only this machine knows, the same for ever: those of the file, which is made if it is not there.
+    """The 128 random bits in a file, which is created if it does not exist.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: the file holds anything else.
     """
     if not path.exists():
         draft = path.with_name(f".{path.name}.draft")
@@ -22,5 +22,7 @@ def secret(path: Path) -> int:
         write_atomically(path, secrets.token_hex(16).encode())
     text = path.read_text(encoding="utf-8", errors="replace")
     if len(text) != 32 or set(text) - set("0123456789abcdef"):
-        raise ConfigError(f"{path} is no secret: put back the file that there was, or remove it for a new one")
+        raise ConfigError(
+            f"{path} is not a secret of 32 hexadecimal digits: restore the file, or remove it to get a new one"
+        )
     return int(text, 16)

@@ -1,7 +1,7 @@
 """The ClientApp: what a SuperNode answers, by the node's own config and beside its own data.
 
 Flower starts a process for each message, and forgets. So everything that must last lies in the folder of the node's
-`fedloom.remote.node.service.Host`, and two processes never work on one folder at a time. No text of an exception
+`fedloom.remote.node.service.NodeService`, and two processes never work on one folder at a time. No text of an exception
 leaves: Flower would send it to the SuperLink.
 """
 
@@ -46,16 +46,14 @@ def _answered(content: Any, node_config: Any) -> bytes:
     from fedloom.remote.node.config import read
     from fedloom.remote.node.service import NodeService
     from fedloom.remote.node.store import alone
-    from fedloom.remote.rpc_errors import CallRefused
+    from fedloom.remote.rpc_errors import CallRefused, mismatch
 
     if not isinstance(node_config.get("fedloom"), str):
         raise CallRefused(rpc_errors.FAILED, "this SuperNode was started without the path of its node.toml")
     config = read(Path(node_config["fedloom"]))
     (kind, to), body = unpack(content, "kind", "to")
     if to != config.name:
-        raise CallRefused(
-            rpc_errors.MISMATCH, f"this node is {config.name}, not {to}: see how its SuperNode was registered"
-        )
+        raise mismatch(f"this node is {config.name}, not {to}: see how its SuperNode was registered")
 
     async def ask() -> bytes:
         host = NodeService(config)

@@ -97,7 +97,7 @@ class GridTransport:
         self._watchers.append(told)
 
     def send(self, to: str, content: Any, seconds: float) -> Future[bytes]:
-        """The answer to a call, to come; an error `Refused` in its place if there is none. Cancel it to give up."""
+        """The answer to a call, to come; `CallRefused` in its place if there is none. Cancel it to give up."""
         pending = _PendingCall(to, content, monotonic() + seconds)
         with self._lock:
             self._pending.append(pending)
@@ -228,7 +228,7 @@ class GridClient:
         """Make a call; its answer. The id is not needed: what a node has done it knows by the call's number.
 
         Raises:
-            Refused: with `UNREACHABLE` if the node is not there, `LATE` after the deadline, or what the node says.
+            CallRefused: with `UNREACHABLE` if the node is not there, `LATE` after the deadline, or what the node says.
         """
         if kind == "close":  # between two calls nothing of a node is in memory
             return payload.pack({})

@@ -26,7 +26,7 @@ def unpack(content: Any, *names: str) -> tuple[list[str], bytes]:
     """The words of these names on top of a content, and its bytes.
 
     Raises:
-        Refused: it is no such content.
+        CallRefused: it is no such content.
     """
     try:
         top, body = content[_TOP], content[_BODY][_BYTES].data

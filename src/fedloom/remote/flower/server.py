@@ -117,8 +117,8 @@ def backend(
         EngineError: a SuperNode is not there, or its node refuses.
     """
 
-    async def connect(member: NodeAddress, changed: Callable[[str, bool], None]) -> GridClient:
-        return GridClient(post, member.name, partial(changed, member.name))
+    async def connect(node: NodeAddress, changed: Callable[[str, bool], None]) -> GridClient:
+        return GridClient(post, node.name, partial(changed, node.name))
 
     def start(plan: RunPlan) -> Engine:
         if plan.method.server is None:
@@ -127,9 +127,9 @@ def backend(
             )
         return at_nodes(plan, nodes, folder, resume=resume)
 
-    members = [NodeAddress(name) for name in asked.nodes]
+    addresses = [NodeAddress(name) for name in asked.nodes]
     waiting = replace(asked.waiting, stop=stop)
-    nodes = NodeSet(members, Transport("flower", connect, peers=False), waiting, CALLER)
+    nodes = NodeSet(addresses, Transport("flower", connect, peers=False), waiting, CALLER)
     return Backend(start)
 
 

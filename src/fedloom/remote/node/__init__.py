@@ -1,1 +1,1 @@
-"""What an organisation runs beside its own data: a node, its policy, its store."""
+"""A node of an organisation: its service, policy and store."""

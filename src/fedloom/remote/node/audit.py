@@ -1,9 +1,8 @@
-"""The audit log of a node: what it answered to whom. Bytes and hashes, never contents.
+"""The audit log of a node: every answer with its caller, its size and its hash, never its content.
 
-Nothing of it is ever dropped. Refusals have a file of their own, as anybody with a certificate can cause them.
+Answered calls are never dropped. Refusals have a file of their own, as anybody with a certificate can cause them.
 
-A line is on its way to the disk before the answer goes out. A node that can't write it gives no answer: the caller is
-told that the node failed, and asks again.
+The line is written before the answer is sent. If writing fails, the call fails, and the caller may repeat it.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from pathlib import Path
 from typing import Any, Final
 
 LARGEST = 64 << 20
-"""Bytes of one file; the next line after so many goes to a new one."""
+"""Bytes after which a new file begins."""
 
 _NAME: Final = "%Y%m%dT%H%M%S.%fZ"
 
 
 class AuditLog:
-    """Files with one JSON object a line, appended to for ever, that only their owner can read.
+    """Append-only files with one JSON object a line, readable by their owner only.
 
     Attributes:
-        path: what was answered. A full file is kept, under the time (UTC) in its name: `audit-….jsonl`.
-        refusals: what was not. Of full ones the last is kept, as `refused.1.jsonl`.
+        path: answered calls. A full file is kept as `audit-….jsonl` with the time (UTC) in its name.
+        refusals: refused calls. The last full file is kept as `refused.1.jsonl`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,12 +45,12 @@ class AuditLog:
             facts: run, call, method, bytes, hashes.
 
         Raises:
-            OSError: the disk refuses; then nothing may be answered.
+            OSError: writing failed; the call must not be answered.
         """
         self._append(self.path, what, caller, facts)
 
     def refuse(self, caller: str, **facts: Any) -> None:
-        """Add a line on a call that was refused. Raises OSError."""
+        """Add a line about a refused call. Raises OSError."""
         self._append(self.refusals, "refused", caller, facts)
 
     def _append(self, path: Path, what: str, caller: str, facts: Mapping[str, Any]) -> None:
@@ -60,14 +59,10 @@ class AuditLog:
         with self._lock:
             if path.exists() and path.stat().st_size > LARGEST:
                 os.replace(path, self._full(now) if path == self.path else path.with_suffix(".1.jsonl"))
-            with open(path, "a", encoding="utf-8", opener=_private) as file:
+            with open(path, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
                 file.write(line + "\n")
 
     def _full(self, now: datetime) -> Path:
-        """Where a full file goes: a name that there is not yet, also after a clock was set back."""
+        """An unused name for a full file, even after the clock was set back."""
         names = (self.path.with_stem(f"{self.path.stem}-{now + timedelta(microseconds=n):{_NAME}}") for n in count())
         return next(name for name in names if not name.exists())
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

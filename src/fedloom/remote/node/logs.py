@@ -10,7 +10,7 @@ from typing import TextIO
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the trace if there is one."""
+    """One JSON object a line: time, level, logger, message, and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""
@@ -26,10 +26,8 @@ class JSONFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line that begins with the time; further lines of a message are set in, and control characters are left out.
-
-    So nothing that a caller sent can look like a line of ours, or tell a terminal what to do.
-    """
+    """Lines that begin with the time. Further lines of a message are indented and control characters replaced, so that
+    nothing that a caller sent can imitate a log line or control a terminal."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -41,11 +39,11 @@ class TextFormatter(logging.Formatter):
 
 
 def begin(how: str, out: TextIO | None = None) -> None:
-    """Send the log of fedloom's own parts to standard error.
+    """Send fedloom's log to standard error.
 
     Args:
         how: "text" or "json".
-        out: somewhere else to send it.
+        out: another stream.
     """
     handler = logging.StreamHandler(out or sys.stderr)
     handler.setFormatter(JSONFormatter() if how == "json" else TextFormatter())

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 
-from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, FedloomError, MessageError
 from fedloom.data.alignment import MOST, shard_count, shards
@@ -28,9 +27,9 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.private import Matched, file_sha256
 from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.audit import AuditLog
-from fedloom.remote.node.config import NodeConfig, NodeData, enough
+from fedloom.remote.node.config import NodeConfig, NodeData, check_row_count
 from fedloom.remote.node.store import Store
-from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
 
 FILE: Final = "matched"
 """In a run's folder: whose rows are whose."""
@@ -87,7 +86,7 @@ class Matcher:
         audit: its audit log.
         read: a run's config from a caller's text, if the policy has it so.
         work: does something in the thread for work.
-        room: raises Refused if there is no place for another run.
+        room: raises CallRefused if there is no place for another run.
         void: forgets what there was of a run, as its rows are matched anew.
     """
 
@@ -119,52 +118,47 @@ class Matcher:
                 del self._under_way[other]
         return {*self._under_way} - {run}
 
-    async def answer(self, caller: str, asked: Any, rest: Sequence[memoryview]) -> bytes:
+    async def answer(self, caller: str, request: Any, rest: Sequence[memoryview]) -> bytes:
         """The answer to a step.
 
         Args:
             caller: by its certificate, allowed to start runs.
-            asked: the head, whose run is an id.
+            request: the head, whose run is an id.
             rest: further messages.
 
         Raises:
-            Refused, MessageError, OSError: it is not answered.
+            CallRefused, MessageError, OSError: it is not answered.
         """
-        step = asked.get("step")
+        step = request.get("step")
         if step not in _STEPS:
             raise MessageError("there is no such step of a matching")
-        message.check_like(asked, _STEPS[step])
+        message.check_like(request, _STEPS[step])
         if step == "begin":
-            return await self._begin(caller, asked)
-        matching = self._under_way.get(asked["run"])
-        if matching is None or matching.caller != caller or matching.start < asked["start"]:
+            return await self._begin(caller, request)
+        matching = self._under_way.get(request["run"])
+        if matching is None or matching.caller != caller or matching.start < request["start"]:
             raise CallRefused(rpc_errors.UNKNOWN, "no rows are being matched for this run: begin")
-        if matching.start > asked["start"]:
-            raise CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
+        if matching.start > request["start"]:
+            raise superseded()
         matching.heard = monotonic()
         if step == "leave":
-            del self._under_way[asked["run"]]
-            self._audit.write("left a matching", caller, run=asked["run"])
+            del self._under_way[request["run"]]
+            self._audit.write("left a matching", caller, run=request["run"])
             return payload.pack({})
         async with matching.lock:
             if step == "keep":
-                return await self._keep(matching, asked, rest)
-            return await (self._shard(matching, asked["shard"], rest) if step == "shard" else self._ids(matching))
+                return await self._keep(matching, request, rest)
+            return await (self._shard(matching, request["shard"], rest) if step == "shard" else self._ids(matching))
 
-    async def _begin(self, caller: str, asked: Mapping[str, Any]) -> bytes:
+    async def _begin(self, caller: str, request: Mapping[str, Any]) -> bytes:
         """Read the own ids, and say how many there are."""
-        if (asked["protocol"], asked["version"]) != (payload.PROTOCOL, __version__):
-            theirs = f"{asked['protocol']}/{ascii(asked['version'])[1:-1][:40]}"
-            ours = f"{payload.PROTOCOL}/{__version__}"
-            raise CallRefused(
-                rpc_errors.MISMATCH, f"this node has protocol and version {ours}, the coordinator {theirs}"
-            )
-        run, start = asked["run"], asked["start"]
-        config = self._read(caller, payload.joined(asked["config"]))
-        if not config.columns.own or not 0 < asked["party"] < config.data.clients:
-            raise CallRefused(rpc_errors.MISMATCH, "in this run no rows of this node are to be matched")
+        payload.check_versions(request["protocol"], request["version"])
+        run, start = request["run"], request["start"]
+        config = self._read(caller, payload.joined(request["config"]))
+        if not config.columns.own or not 0 < request["party"] < config.data.clients:
+            raise mismatch("in this run no rows of this node are to be matched")
         data = self._config.data[config.data.name]
-        self._allow(data, config.columns.backend, asked["rows"])
+        self._allow(data, config.columns.backend, request["rows"])
         self._fence(caller, run, start)
         self._room(run)
 
@@ -173,8 +167,8 @@ class Matcher:
             cut: Sequence[Sequence[int]] = ()
             if config.columns.backend == "openmined":
                 library()
-                cut = shards(own, shard_count(asked["rows"], len(own)))
-            return _MatchingState(caller, run, start, asked["party"], asked["rows"], file, own, cut)
+                cut = shards(own, shard_count(request["rows"], len(own)))
+            return _MatchingState(caller, run, start, request["party"], request["rows"], file, own, cut)
 
         matching = await self._try(prepare, "read its ids")
         self._fence(caller, run, start)  # another may have begun meanwhile
@@ -191,13 +185,11 @@ class Matcher:
         """Hold a matching to the policy."""
         if not self._config.evaluate:
             words = "this run is judged by what all parties contribute, and this node contributes to no evaluation"
-            raise CallRefused(rpc_errors.REFUSED, words)
+            raise refused(words)
         if backend not in data.align:
-            raise CallRefused(
-                rpc_errors.REFUSED, f"ids are matched here by {' or '.join(data.align)}, not by {backend}"
-            )
+            raise refused(f"ids are matched here by {' or '.join(data.align)}, not by {backend}")
         if not 1 <= rows <= data.most_ids:
-            raise CallRefused(rpc_errors.REFUSED, f"1 to {data.most_ids} ids are matched with those here, not {rows}")
+            raise refused(f"1 to {data.most_ids} ids are matched with those here, not {rows}")
 
     def _fence(self, caller: str, run: str, start: int) -> None:
         """Refuse another's run, and an older start of one."""
@@ -211,9 +203,9 @@ class Matcher:
         seen = [(found.caller, found.start) for found in (now, kept) if found is not None]
         seen += [] if facts is None else [(facts["caller"], facts["start"])]
         if any(who != caller for who, _ in seen):
-            raise CallRefused(rpc_errors.REFUSED, "this run is another coordinator's")
+            raise refused("this run is another coordinator's")
         if any(since > start for _, since in seen):
-            raise CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
+            raise superseded()
 
     async def _shard(self, matching: _MatchingState, number: int, rest: Sequence[memoryview]) -> bytes:
         """Our side of the intersection in one shard: each is answered once, so that nobody asks on and on."""
@@ -246,17 +238,17 @@ class Matcher:
     async def _ids(self, matching: _MatchingState) -> bytes:
         """The hashes of all our ids, sorted, where the policy allows `plain`."""
         if matching.cut:
-            raise CallRefused(rpc_errors.REFUSED, "ids are matched privately in this run")
+            raise refused("ids are matched privately in this run")
         answer = payload.pack({}, b"".join(sorted(matching.own)))
         matching.told = True
         self._audit.write("showed ids", matching.caller, run=matching.run, ids=len(matching.own), bytes_out=len(answer))
         return answer
 
-    async def _keep(self, matching: _MatchingState, asked: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
+    async def _keep(self, matching: _MatchingState, request: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
         """Keep which of our rows are aligned, tested, and our own."""
         if not matching.told:
             raise MessageError("a matching is kept after its last shard")
-        if not 2 <= asked["classes"] <= CLASSES or not 8 <= len(asked["mark"]) <= 64:
+        if not 2 <= request["classes"] <= CLASSES or not 8 <= len(request["mark"]) <= 64:
             raise MessageError("a matching has a mark, and two classes or more")
 
         def work() -> Matched:
@@ -266,16 +258,16 @@ class Matcher:
                 matching.caller,
                 matching.start,
                 matching.party,
-                asked["mark"],
+                request["mark"],
                 matching.file,
-                asked["classes"],
+                request["classes"],
                 aligned,
                 unaligned,
                 test,
             )
 
         found = await self._try(work, "find its rows")
-        enough(self._config, len(found.aligned), len(found.test))
+        check_row_count(self._config, len(found.aligned), len(found.test))
         self._void(matching.run)
         await self._work(lambda: found.save(self._folder / f"run-{matching.run}" / FILE))
         counts = {"aligned": len(found.aligned), "test": len(found.test), "unaligned": len(found.unaligned)}
@@ -306,20 +298,18 @@ def recall(folder: Path, facts: Mapping[str, Any], data: NodeData) -> Matched:
         data: where the rows are.
 
     Raises:
-        Refused: nobody matched them, or they have changed since.
+        CallRefused: nobody matched them, or they have changed since.
         CheckpointError: what was kept is torn.
     """
     found = Matched.load(folder / FILE)
     if found is None or found.caller != facts["caller"] or found.party != facts["party"]:
         words = "this node does not know whose rows were matched in this run: begin the run anew"
-        raise CallRefused(rpc_errors.MISMATCH, words)
+        raise mismatch(words)
     if found.start > facts["start"]:
-        raise CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
+        raise superseded()
     assert data.rows is not None
     if found.file != file_sha256(data.rows):
-        raise CallRefused(
-            rpc_errors.MISMATCH, "the rows of this node have changed since they were matched: begin the run anew"
-        )
+        raise mismatch("the rows of this node have changed since they were matched: begin the run anew")
     return found
 
 

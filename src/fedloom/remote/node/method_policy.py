@@ -1,4 +1,4 @@
-"""`[methods.NAME]` of `node.toml`: what a method's settings must be for a run of it."""
+"""`[methods.NAME]` of `node.toml`: conditions on a method's settings."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fedloom.core.method import Method
 
 
 class MethodPolicy(BaseModel):
-    """`[methods.NAME]`: how a method may be run here."""
+    """`[methods.NAME]`: conditions on a method's settings."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     presets: tuple[str, ...] | None = None
-    """The presets that are allowed; None for any."""
+    """Allowed presets; None for any."""
     least: Mapping[str, float] = Field(default_factory=dict)
-    """The least value of settings, such as `embedding_noise = 0.5`: a run that has less is refused."""
+    """Lower bounds of settings, such as `embedding_noise = 0.5`."""
     most: Mapping[str, float] = Field(default_factory=dict)
-    """The largest value of settings, such as `"dp.clip" = 1.0`. One that is none, and so has no bound, is refused."""
+    """Upper bounds of settings, such as `"dp.clip" = 1.0`. A setting that is none has no bound and is refused."""
     fixed: Mapping[str, Any] = Field(default_factory=dict)
-    """What settings must be, such as `"dp.target" = "phi"`; "none" for one that must be none."""
+    """Required values of settings, such as `"dp.target" = "phi"`; "none" for none."""
 
-    def wrong(self, method: Method) -> Iterator[str]:
-        """A sentence for each condition that means nothing, or that no run of this method could meet."""
+    def problems(self, method: Method) -> Iterator[str]:
+        """A sentence for each condition that is invalid or that no run of this method could meet."""
         for preset in self.presets or ():
             try:
                 method.configure(preset)
@@ -37,33 +37,33 @@ class MethodPolicy(BaseModel):
         for table in ("least", "most", "fixed"):
             for name, value in getattr(self, table).items():
                 if name not in kinds:
-                    yield f"{table}: it has no setting {name!r}.{did_you_mean(name, kinds)}"
+                    yield f"{table}: the method has no setting {name!r}.{did_you_mean(name, kinds)}"
                 elif inner := next((known for known in kinds if known.startswith(f"{name}.")), ""):
-                    yield f'{table}: {name} has settings of its own: name them one by one, such as "{inner}"'
+                    yield f'{table}: {name} is a table: give its settings one by one, such as "{inner}"'
                 elif table == "fixed":
                     sound[name] = value
                 elif not _is_number(kinds[name]):
-                    yield f"{table}: {name} is no number: say in fixed what it must be"
+                    yield f"{table}: {name} is not a number: give its value under fixed"
         yield from (f"fixed: {line}" for line in _impossible(method, sound, kinds))
 
-    def unmet(self, method: str, cfg: Any) -> Iterator[str]:
-        """A sentence for each condition that a run of the method with this config does not meet."""
+    def violations(self, method: str, cfg: Any) -> Iterator[str]:
+        """A sentence for each condition that a run of the method with this config violates."""
         for name, bound in self.least.items():
             value = setting(cfg, name)
             if not isinstance(value, int | float) or not value >= bound:  # nor is NaN
-                yield f"{method} must have {name} of at least {bound:g} here, not {value}"
+                yield f"{method} has {name} = {value}; this node requires at least {bound:g}"
         for name, bound in self.most.items():
             value = setting(cfg, name)
             if not isinstance(value, int | float) or not value <= bound:
-                yield f"{method} must have {name} of at most {bound:g} here, not {value}"
+                yield f"{method} has {name} = {value}; this node allows at most {bound:g}"
         for name, wanted in self.fixed.items():
             value = setting(cfg, name)
             if not _alike(value, wanted):
-                yield f"{method} must have {name} = {_plain(wanted)} here, not {_plain(value)}"
+                yield f"{method} has {name} = {_plain(value)}; this node requires {_plain(wanted)}"
 
 
 def setting(cfg: Any, name: str) -> Any:
-    """A setting of a method by its dotted name; None where there is none."""
+    """A setting of a method by its dotted name; None if it does not exist."""
     for part in name.split("."):
         cfg = getattr(cfg, part, None)
     return cfg
@@ -74,7 +74,7 @@ def _alike(value: Any, wanted: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """The same with lists for tuples: TOML has no tuples, and settings no lists."""
+    """A value with lists for tuples: TOML has no tuples, and settings have no lists."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
@@ -93,12 +93,12 @@ def _impossible(method: Method, fixed: Mapping[str, Any], kinds: Mapping[str, An
         cfg = method.configure(params=params)
     except ConfigError as error:
         lines = [line.removeprefix("params.") for line in str(error).splitlines()]
-        # What is wrong with several settings together may be right with those of a run.
+        # A run's other settings may fix an error that concerns several settings together.
         yield from (line for line in lines if line.startswith(tuple(f"{name}{end}" for name in fixed for end in ":.")))
         return
     for name, value in fixed.items():
         if not _alike(setting(cfg, name), value):
-            yield f"{name}: {value!r} is {_plain(setting(cfg, name))!r} in a run: write it so"
+            yield f"{name}: {value!r} becomes {_plain(setting(cfg, name))!r} in a run: write that value"
 
 
 def _kinds(model: type[BaseModel], at: str = "") -> dict[str, Any]:
@@ -113,12 +113,12 @@ def _kinds(model: type[BaseModel], at: str = "") -> dict[str, Any]:
 
 
 def _either(kind: Any) -> tuple[Any, ...]:
-    """The types of which this is one."""
+    """The members of a union type; any other type alone."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _is_number(kind: Any) -> bool:
-    """Whether something of this type may be a number."""
+    """Whether a value of this type may be a number."""
     if get_origin(kind) is Annotated:
         return _is_number(get_args(kind)[0])
     if get_origin(kind) is Literal:

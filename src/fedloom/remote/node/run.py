@@ -1,4 +1,4 @@
-"""A run that a node takes part in: its party, what it keeps of it, and what peers may fetch."""
+"""A run at a node: its party, its store, and the messages that peers may fetch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedloom.experiment.node_party import NodeParty
 from fedloom.remote import rpc_errors
 from fedloom.remote.connections import NodeAddress
 from fedloom.remote.node.store import Store, StoredState
-from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.rpc_errors import CallRefused, superseded
 
 _KEY: Final = 256
-"""Bytes that a parcel counts for beyond its own, however small it is."""
+"""Bytes that every reply left for peers counts in addition to its own."""
 
 
 @dataclass
@@ -26,18 +26,18 @@ class NodeRun:
     """A run that this node takes part in.
 
     Attributes:
-        members: the other parties by number.
-        last: the newest call and the reply to it.
-        left: what peers may fetch, by a key that only those know who were told.
-        left_bytes: of all of it.
-        heard: when the coordinator gave its last sign of life.
-        over: whether it was given up, as for a newer start: what was asked for before is not begun any more.
+        addresses: of the other parties' nodes, by the party's number.
+        last: the newest call and its reply.
+        left: call number and bytes of replies that peers may fetch, by a secret key.
+        left_bytes: size of all of them.
+        heard: time of the coordinator's last heartbeat.
+        over: whether the run has ended here, such as for a newer start; calls still in the queue are refused.
     """
 
     run: str
     caller: str
     start: int
-    members: Mapping[str, NodeAddress]
+    addresses: Mapping[str, NodeAddress]
     place: NodeParty
     store: Store
     last: StoredState
@@ -50,40 +50,40 @@ class NodeRun:
 
     @property
     def party(self) -> Party[Any]:
-        """The node's own."""
+        """The node's party."""
         return self.place.party
 
     def leave(self, call: int, data: bytes) -> str:
-        """Keep for peers what a call made; the key to it."""
+        """Keep a reply for peers, and return its key."""
         key = secrets.token_hex(16)
         self.left[key] = (call, data)
         self.left_bytes += len(data) + _KEY
         return key
 
     def hold(self, first: int, end: int) -> None:
-        """Keep of what was left for peers only that of calls from the first to before the end."""
+        """Drop replies left for peers, except those of calls `first` to `end - 1`."""
         self.left = {key: left for key, left in self.left.items() if first <= left[0] < end}
         self.left_bytes = sum(len(data) + _KEY for _, data in self.left.values())
 
     def undo(self) -> None:
-        """Go back to what is on disk; if that fails, the sitting is over, and the next call tries it anew."""
+        """Restore the state on disk; if that fails, the run is over here until the next call loads it again."""
         try:
             before = self.store.read()
             if before is None:
-                raise CheckpointError(f"{self.store.folder} has no state any more")
+                raise CheckpointError(f"{self.store.folder} no longer has a state")
             self.party.load(before.state)  # type: ignore[arg-type]
         except BaseException:
             self.over = True
             raise
 
     def gone(self) -> CallRefused:
-        """Why it is over, for those who still ask it: a newer start, or else the run is only to be opened again."""
+        """The error for calls after the end of the run here: a newer start, or the run must be opened again."""
         facts = self.store.facts()
         if facts is not None and facts["start"] > self.start:
-            return CallRefused(rpc_errors.STALE, "a newer start of this run has taken over")
-        return CallRefused(rpc_errors.UNKNOWN, "this run was set aside here: open it first")
+            return superseded()
+        return CallRefused(rpc_errors.UNKNOWN, "this run was set aside here: open it again")
 
 
 def light(entry: StoredState) -> StoredState:
-    """The same without the state, which the party has."""
+    """An entry without the state, which the party holds."""
     return StoredState(entry.start, entry.call, entry.round, entry.reply)

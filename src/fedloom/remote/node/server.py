@@ -1,4 +1,4 @@
-"""`fedloom node`: a host behind the wire, until it is told to stop."""
+"""`fedloom node`: a node's service behind an RPC server."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedloom.remote.connections import connect
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.service import NodeService
 from fedloom.remote.node.store import alone
-from fedloom.remote.rpc import RPCServer, serve
+from fedloom.remote.rpc_server import RPCServer, serve
 from fedloom.remote.tunnel import RelayedServer, expose
 
 _log = logging.getLogger("fedloom.node")
 
 
 class NodeServer:
-    """A host that takes calls; made by `start`.
+    """A node's service with its RPC server; made by `start`.
 
     Attributes:
-        host: what answers.
-        port: where it listens; 0 behind a relay.
+        host: answers the calls.
+        port: the listening port.
     """
 
     def __init__(self, host: NodeService, server: RPCServer, exposure: RelayedServer | None) -> None:
@@ -34,7 +34,7 @@ class NodeServer:
         self._exposure = exposure
 
     async def stop(self) -> None:
-        """Take no more calls, give those under way a second, and let go of everything."""
+        """Accept no more calls, give those in progress a second, and close all connections."""
         if self._exposure is not None:
             await self._exposure.close()
         await self._server.stop()
@@ -42,14 +42,14 @@ class NodeServer:
 
 
 async def start(config: NodeConfig, host: NodeService | None = None) -> NodeServer:
-    """Begin to take calls.
+    """Start to answer calls.
 
     Raises:
-        ConfigError: the certificate can't be used, or there is no way to be reached.
-        EngineError: the address can't be had.
+        ConfigError: the certificate is unusable, or the config has neither `listen` nor `relay`.
+        EngineError: the address is not available.
     """
     if config.listen is None and config.relay is None:
-        raise ConfigError("give listen, where others reach this node, or relay, where it can be reached through")
+        raise ConfigError("set listen (a host:port of this machine) or relay (a relay's host:port)")
     credentials = config.credentials
     link = partial(connect, credentials=credentials, own=config.name, largest=config.largest_mb << 20)
     host = host or NodeService(config, link)
@@ -62,10 +62,10 @@ async def start(config: NodeConfig, host: NodeService | None = None) -> NodeServ
 
 
 async def run(config: NodeConfig, ready: Callable[[NodeServer], None] = lambda _: None) -> None:
-    """Take calls until SIGINT or SIGTERM, alone on the node's folder.
+    """Answer calls until SIGINT or SIGTERM, with a lock on the node's folder.
 
     Raises:
-        ConfigError, EngineError: see `start`; or another process works on the folder.
+        ConfigError, EngineError: see `start`; or another process uses the folder.
     """
     with alone(config.state):
         stopped = asyncio.Event()
@@ -74,7 +74,7 @@ async def run(config: NodeConfig, ready: Callable[[NodeServer], None] = lambda _
             loop.add_signal_handler(number, stopped.set)
         node = await start(config)
         ready(node)
-        _log.info("%s takes calls at %s", config.name, config.listen or f"{config.relay} (relay)")
+        _log.info("%s listens at %s", config.name, config.listen or f"{config.relay} (relay)")
         try:
             await stopped.wait()
         finally:

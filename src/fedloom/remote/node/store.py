@@ -1,9 +1,9 @@
-"""What a node remembers, on its own disk: written before a reply goes out, whole or not at all.
+"""A node's state on disk, written atomically before the reply is sent.
 
-A run has a folder. In it lie `run.json`, how the run began; `state`, what the party remembers, with the number of the
-call that made it so and the reply to it; `mark-T`, the state as it was before round T, and `end`, how an earlier start
-of the coordinator ended, for one that comes back from its last checkpoint. Every file carries its checksum. A call that
-changed nothing leaves no trace: made again it gives the same reply.
+Each run has a folder: `run.json` describes the run; `state` has the party's state, the number of the call that produced
+it and its reply; `mark-T` is the state before round T; `end` is the last state of an earlier start of the coordinator,
+for one that resumes from its last checkpoint. Every state file carries its checksum. A call that changed nothing writes
+nothing: repeated, it gives the same reply.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, Final
 
 import safetensors.torch
 
-from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError, MessageError
 from fedloom.core.message import Limits, Tree
 from fedloom.core.party import Party
 from fedloom.core.paths import lock
 from fedloom.experiment.checkpoint import write_atomically
+from fedloom.remote.payload import VERSIONS
 
 UNPLACED: Final = -2
-"""In place of a call's number: a party made anew for a start that resumes, before it is told where to go on."""
+"""In place of a call's number: a new party for a start that resumes, before `restore`."""
 _LIMITS = Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
 _SUM = hashlib.blake2b().digest_size
 
@@ -55,29 +55,26 @@ class StoredState:
 
 
 class Store:
-    """The folder of one run.
-
-    Raises OSError, of whichever method, where the disk refuses: then nothing has changed.
-    """
+    """The folder of one run. Any method may raise OSError; then nothing has changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def begin(self, facts: Mapping[str, Any]) -> None:
-        """Remember how the run began. Last of all: a start that was cut short has not happened."""
-        text = json.dumps({"version": __version__, **facts}, indent=2)
+        """Write the facts of a run, as the last step of its start: an interrupted start leaves none."""
+        text = json.dumps({"version": VERSIONS, **facts}, indent=2)
         write_atomically(self.folder / "run.json", text.encode())
 
     def facts(self) -> dict[str, Any] | None:
-        """How the run began; None if there is none, or one of another version of fedloom."""
+        """The facts of the run; None if there are none, or those of another version of fedloom."""
         try:
-            found = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
+            facts = json.loads((self.folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and found.get("version") == __version__ else None
+        return facts if isinstance(facts, dict) and facts.get("version") == VERSIONS else None
 
     def write(self, entry: StoredState, name: str = "state") -> None:
-        """Put an entry down."""
+        """Write an entry."""
         head: Tree = {"start": entry.start, "call": entry.call, "round": entry.round}
         parts = [message.encode(head), entry.reply, message.encode(entry.state, _LIMITS)]
         body = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
@@ -85,10 +82,10 @@ class Store:
         write_atomically(self.folder / name, [body, hashlib.blake2b(body).digest()])
 
     def read(self, name: str = "state") -> StoredState | None:
-        """The entry of this name; None if there is none.
+        """The entry of this name; None if it does not exist.
 
         Raises:
-            CheckpointError: it is torn or altered.
+            CheckpointError: the file is damaged.
         """
         path = self.folder / name
         try:
@@ -97,7 +94,7 @@ class Store:
             return None
         body = memoryview(data)[:-_SUM]
         if hashlib.blake2b(body).digest() != data[-_SUM:]:
-            raise CheckpointError(f"{path} is torn or altered: its checksum does not match its content")
+            raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
         parts: list[memoryview] = []
         while body:
             length = int.from_bytes(body[:8], "little")
@@ -109,10 +106,10 @@ class Store:
                 head["start"], head["call"], head["round"], bytes(parts[1]), message.decode(parts[2], _LIMITS)
             )
         except (MessageError, IndexError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} is no state of a node: {error}") from None
+            raise CheckpointError(f"{path} is not a node's state: {error}") from None
 
     def write_model(self, party: Party[Any], facts: Mapping[str, Any]) -> None:
-        """Write the party's network, if it has one, as `model.safetensors`: for this node's own use, in any program."""
+        """Write the party's network, if it has one, to `model.safetensors`, for the node's owner."""
         if party._network is None:
             return
         state = party.net.state()
@@ -121,14 +118,14 @@ class Store:
         write_atomically(self.folder / "model.safetensors", safetensors.torch.save(tensors, about))
 
     def forget(self) -> None:
-        """Drop the run's folder, if all that it has is how the party was at first."""
+        """Delete the run's folder if it holds the initial state only."""
         if {path.name for path in self.folder.glob("*")} <= {"run.json", "state"}:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def mark(self, round: int, keep: Collection[int]) -> None:
-        """Keep the state as what it is before this round; drop marks but those that lead back to rounds to keep.
+        """Mark the state as the one before this round, and delete marks that no round in `keep` needs.
 
-        A party that has no part in some rounds has no marks of them: the next one is as good.
+        A round in which the party did not take part has no mark; the next mark holds the same state.
         """
         self._link(round)
         marks = self._marks()
@@ -136,7 +133,7 @@ class Store:
         self._unlink(set(marks) - needed)
 
     def before(self, round: int) -> StoredState | None:
-        """The state as it was before this round of an earlier start; None if it is not known any more."""
+        """The state before this round of an earlier start; None if it was deleted."""
         later = [m for m in self._marks() if m >= round]
         if later:
             return self.read(f"mark-{min(later)}")
@@ -144,18 +141,18 @@ class Store:
         return end if end is not None and end.round < round else None
 
     def go_back(self, round: int, entry: StoredState) -> None:
-        """Put an entry down as the state before this round; what was later has not happened."""
+        """Write an entry as the state before this round, and delete later marks."""
         self.write(entry)
         self._link(round)
         self._unlink(m for m in self._marks() if m > round)
 
     def _marks(self) -> list[int]:
-        """The rounds that have one."""
+        """The rounds that have a mark."""
         names = (path.name.removeprefix("mark-") for path in self.folder.glob("mark-*"))
         return [int(name) for name in names if name.isdecimal()]
 
     def _link(self, round: int) -> None:
-        """Make the state a mark; a mark that there is lasts until it is replaced."""
+        """Mark the state; an existing mark is replaced atomically."""
         state, target, draft = self.folder / "state", self.folder / f"mark-{round}", self.folder / ".mark.draft"
         draft.unlink(missing_ok=True)
         try:
@@ -164,18 +161,18 @@ class Store:
             write_atomically(target, state.read_bytes())
             return
         os.replace(draft, target)
-        draft.unlink(missing_ok=True)  # it is left where both were one file already
+        draft.unlink(missing_ok=True)  # os.replace leaves it if both are the same file
 
     def _unlink(self, rounds: Iterable[int]) -> None:
         for round in rounds:
             (self.folder / f"mark-{round}").unlink(missing_ok=True)
 
     def set_aside(self, *, marks: bool) -> None:
-        """Drop the state, for another start of the run.
+        """Delete the state, for another start of the run.
 
         Args:
-            marks: keep what `before` needs: the marks, and how the last start ended that was not `UNPLACED`. Those of
-                another version of fedloom are dropped, and so is a torn state.
+            marks: keep what `before` needs: the marks, and the last state that was not `UNPLACED` as `end`. Files of
+                another version of fedloom are deleted, and so is a damaged state.
         """
         state, end = self.folder / "state", self.folder / "end"
         marks = marks and self.facts() is not None
@@ -190,24 +187,23 @@ class Store:
 
 @contextmanager
 def alone(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Hold a node's folder: two processes that both work on it would undo each other's work.
+    """Lock a node's folder against other processes.
 
     Raises:
-        ConfigError: another one holds it, and is not to be waited for.
+        ConfigError: another process holds the lock, and `wait` is false.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (folder / "lock").open("w") as file:
         if not lock(file, wait=wait):
-            words = "stop that one, or give this one another folder as state"
-            raise ConfigError(f"state: another process works on {folder}: {words}")
+            raise ConfigError(f"state: another process uses {folder}: stop it, or set state to another folder")
         yield
 
 
 def prune(folder: Path, keep: int, using: Collection[str]) -> list[tuple[str, str]]:
-    """Drop all but so many of the newest runs' folders of each coordinator, and none that is in use.
+    """Delete the folders of all but the newest `keep` runs of each coordinator, except those in use.
 
     Returns:
-        The coordinator and the run of each that was dropped.
+        The coordinator and the run of each deleted folder.
     """
     runs = [path for path in folder.glob("run-*") if path.is_dir() and path.name.removeprefix("run-") not in using]
     runs.sort(key=lambda path: path.stat().st_mtime, reverse=True)

@@ -1,4 +1,4 @@
-"""What the thread for work does of a call: the party's tasks, and its state onto disk before the reply goes out."""
+"""The work of a call: run the party's tasks, and write its state to disk before the reply is sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedloom.remote import payload, rpc_errors
 from fedloom.remote.node.peer_fetcher import reply_key
 from fedloom.remote.node.run import NodeRun, light
 from fedloom.remote.node.store import StoredState
-from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.rpc_errors import CallRefused, refused
 
 _LARGE: Final = message.Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
 _log = logging.getLogger("fedloom.node")
@@ -28,54 +28,54 @@ _log = logging.getLogger("fedloom.node")
 
 def work(
     node_run: NodeRun,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     rest: Sequence[memoryview],
-    brought: Mapping[tuple[int, str], Tree],
+    fetched: Mapping[tuple[int, str], Tree],
     missing: Sequence[Sequence[Any]],
     begun: float,
     most: int,
 ) -> bytes:
-    """All tasks of a call, one after the other; the reply, which is on disk by now.
+    """Run the tasks of a call in order, write state and reply to disk, and return the reply.
 
     Args:
-        sitting: whose party does them.
-        asked: the call's head.
+        node_run: the run whose party runs them.
+        request: the call's head.
         rest: its further parts.
-        brought: what peers had left for the tasks.
-        missing: what of that can't be had, for the reply.
-        begun: when the call came.
-        most: bytes that may be left for peers.
+        fetched: messages that peers left for the tasks.
+        missing: messages that could not be fetched, for the reply.
+        begun: when the call arrived.
+        most: limit of the replies left for peers, in bytes.
 
     Raises:
-        Refused: the call makes no sense, or comes too late; nothing has changed.
-        OSError: the disk refuses; nothing has changed.
+        CallRefused: the call is invalid, or its deadline has passed; nothing has changed.
+        OSError: writing failed; nothing has changed.
     """
-    party, t = node_run.party, asked["round"]
+    party, t = node_run.party, request["round"]
     if t >= 0 and t > node_run.last.round:
-        kept = [int(k) for k in asked["kept"][-2:]] if isinstance(asked["kept"], list) else []
+        kept = [int(k) for k in request["kept"][-2:]] if isinstance(request["kept"], list) else []
         node_run.store.mark(t, kept)
-    node_run.hold(asked["floor"], asked["call"])
-    if monotonic() - begun > asked["deadline"]:
-        raise CallRefused(rpc_errors.LATE, "the deadline had passed before its turn came")
+    node_run.hold(request["floor"], request["call"])
+    if monotonic() - begun > request["deadline"]:
+        raise CallRefused(rpc_errors.LATE, "the deadline passed before the call's turn")
     shared = payload.decoded(rest, 0)
-    expect = unspell(asked["expect"])
+    expect = unspell(request["expect"])
     watch = _Watch(party)
     lines: list[Tree] = []
     replies: list[bytes] = []
     try:
-        for task in asked["tasks"]:
-            found = _task(node_run, task, asked, shared, rest, brought, watch)
-            lines.append(line(node_run, found, asked["leave"], expect, asked["call"], replies, most))
+        for task in request["tasks"]:
+            result = _task(node_run, task, request, shared, rest, fetched, watch)
+            lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
         notes = _finite(party.take_notes())
         head: Tree = {"lines": lines, "notes": notes if node_run.notes else {}, "missing": missing}
         reply = payload.pack(head, *replies)
-        entry = StoredState(node_run.start, asked["call"], max(t, node_run.last.round), reply, party.state())
+        entry = StoredState(node_run.start, request["call"], max(t, node_run.last.round), reply, party.state())
         if t >= 0:
             if watch.changed():
                 node_run.store.write(entry)
             node_run.last = light(entry)
     except BaseException:
-        node_run.hold(asked["floor"], asked["call"])  # what is not on disk has not happened
+        node_run.hold(request["floor"], request["call"])  # drop replies of this call, which is not on disk
         node_run.undo()
         raise
     return reply
@@ -84,36 +84,34 @@ def work(
 def _task(
     node_run: NodeRun,
     task: Any,
-    asked: Mapping[str, Any],
+    request: Mapping[str, Any],
     shared: Any,
     rest: Sequence[memoryview],
-    brought: Mapping[tuple[int, str], Tree],
+    fetched: Mapping[tuple[int, str], Tree],
     watch: _Watch,
 ) -> Tree | Failure:
     each = {**(payload.decoded(rest, task["each"]) or {})}
-    for name, held in (task["reply_refs"] or {}).items():
-        if isinstance(held, list) and reply_key(held) not in brought:
+    for name, refs in (task["reply_refs"] or {}).items():
+        if isinstance(refs, dict):  # messages that could not be fetched are left out
+            each[name] = {k: ReplyRef(key) for k, ref in refs.items() if (key := reply_key(ref)) in fetched}
+        elif (key := reply_key(refs)) in fetched:
+            each[name] = ReplyRef(key)
+        else:
             return Failure(rpc_errors.UNREACHABLE)
-        each[name] = _reply_refs(held, brought)
-    order = Task(
-        node_run.party.context.id,
-        asked["method"],
-        shared or {},
-        each,
-        task["fault"],
-        task["seed"] % 2**63,
-        asked["round"],
-    )
-    given = arguments(order, lambda sent: brought[sent.held])
-    if order.method == "contribution" and given.get("on") != "test":  # of all arguments: a task's own go before shared
-        raise CallRefused(rpc_errors.REFUSED, "a contribution is for the people that all are tested on")
+    seed, method = task["seed"] % 2**63, request["method"]
+    order = Task(node_run.party.context.id, method, shared or {}, each, task["fault"], seed, request["round"])
+    given = arguments(order, lambda sent: fetched[sent.held])
+    if (
+        method == "contribution" and given.get("on") != "test"
+    ):  # checked after merging: a task's arguments win over shared
+        raise refused("contributions are for test rows only: call contribution with on = 'test'")
     try:
         reply = run(node_run.party, order, given, watch.keep)
     except MethodError as error:
         _log.error("%s", error)
-        raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such call") from None
+        raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such method") from None
     if isinstance(reply, Failure) and reply.trace:
-        _log.warning("call %d, %s: %s\n%s", asked["call"], asked["method"], reply.reason, reply.trace)
+        _log.warning("call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace)
     return reply
 
 
@@ -126,13 +124,13 @@ def line(
     replies: list[bytes],
     most: int,
 ) -> Tree:
-    """What the answer says of one task; its bytes go to `replies`, or stay here for those who know the key."""
+    """The line of one task in the answer; its bytes go to `replies`, or stay here for peers that know the key."""
     if not isinstance(reply, Failure) and leave:
         left = reply_ref(None, reply, expect)
         if left.failure is not None:
             reply = left.failure
         elif node_run.left_bytes + left.size.wire > most:
-            reply = Failure(rpc_errors.BUSY)  # until peers have taken what is there
+            reply = Failure(rpc_errors.BUSY)  # until peers have fetched the others
         else:
             key = node_run.leave(call, message.encode(reply))
             return {"reply_ref": key, "what": left.what, "payload": left.size.payload, "wire": left.size.wire}
@@ -146,7 +144,7 @@ def line(
 
 
 class _Watch:
-    """Tells whether a party's state changes from here on, without a look at its network's memory."""
+    """Detects whether a party's state changes, without reading its network's memory."""
 
     def __init__(self, party: Party[Any]) -> None:
         self._party = party
@@ -154,27 +152,20 @@ class _Watch:
         self._touched = False
 
     def keep(self, memory: torch.Tensor) -> torch.Tensor:
-        """A copy of the network's memory, which is about to change."""
+        """A copy of the network's memory, before it changes."""
         self._touched = True
         return memory.clone()
 
     def changed(self) -> bool:
-        """Whether it has."""
+        """Whether the state has changed."""
         return self._touched or self._own() != self._before
 
     def _own(self) -> bytes:
         return message.encode(self._party.own_state(), _LARGE)
 
 
-def _reply_refs(held: Any, brought: Mapping[tuple[int, str], Tree]) -> Any:
-    """Places of parcels as parcels, without those that can't be had."""
-    if isinstance(held, dict):
-        return {k: ReplyRef(reply_key(where)) for k, where in held.items() if reply_key(where) in brought}
-    return ReplyRef(reply_key(held))
-
-
 def _finite(notes: Mapping[str, Note]) -> dict[str, Note]:
-    """Notes that can cross: a loss that is infinite says nothing, and must not undo the work that it is of."""
+    """The finite notes: messages cannot carry others, and an infinite note must not fail the call."""
     return {
         name: note
         for name, note in notes.items()
