@@ -147,7 +147,7 @@ def test_a_policy_that_no_run_can_meet_is_refused(method: str, policy: str, wron
 def test_what_is_wrong_only_with_other_settings_is_left_to_the_run(tmp_path: Path) -> None:
     """One setting of two that must fit each other is no fault of the policy."""
     text = GOOD.replace('methods = ["fedavg", "fedmd"]\n', "") + '[methods.ditto]\nfixed = { "dp.target" = "update" }\n'
-    with pytest.raises(ConfigError, match="defined for AFIND"):
+    with pytest.raises(ConfigError, match="available in afind-plus"):
         registry()["ditto"].configure(params={"dp": {"target": "update"}})
     read(written(tmp_path, text))
 
