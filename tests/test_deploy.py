@@ -290,15 +290,15 @@ def test_rows_that_do_not_fit_get_a_sentence(proto: Trained, tmp_path: Path) -> 
     for bad, text in [
         (less, f"must have the {len(names)} columns of this party, but 2 are missing: '{names[0]}', '{names[1]}'"),
         (file, "less.csv must have the"),
-        ({**good, names[0]: ["1", "two", "3"]}, f"Column '{names[0]}' must hold numbers, but it holds 'two'"),
+        ({**good, names[0]: ["1", "two", "3"]}, f"Column '{names[0]}' must have numbers, but has 'two'"),
         ({**good, names[0]: [1, 2]}, "same number of rows"),
         ({**good, names[0]: 7.0}, f"Column '{names[0]}' must be a list of values"),
         ({**good, names[0]: [1, 2, 1e99]}, "within"),
-        ({**good, names[0]: [{}, 2, 3]}, "holds something else"),
+        ({**good, names[0]: [{}, 2, 3]}, "has other values"),
         ({name: [] for name in names}, "At least one row"),
         (np.zeros((3, len(names)), np.float32), "rows of a table"),
-        (tmp_path / "nowhere.csv", "can't be read"),
-        (tmp_path, "can't be read"),
+        (tmp_path / "nowhere.csv", "cannot be read"),
+        (tmp_path, "cannot be read"),
         (None, "rows of a table"),
     ]:
         with pytest.raises(DataError, match=r".*") as error:
@@ -342,7 +342,7 @@ def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCapt
     gone = {"colour": [None, None], "weight": [0.1, 0.2]}
     np.testing.assert_array_equal(party.embed({**gone, "colour": [np.nan] * 2}), party.embed(gone))
     for bad in (np.array(["a", 1.0], dtype=object), [10**400, None]):
-        with pytest.raises(DataError, match="holds something else"):
+        with pytest.raises(DataError, match="has other values"):
             party.embed({"colour": ["7", "7"], "weight": bad})
     gap = write_rows(tmp_path / "gap.csv", {"colour": np.array(["NA", "7"]), "weight": np.array(["", "0.2"])})
     assert np.isfinite(party.embed(gap)).all()
@@ -371,7 +371,7 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
         (whole[:0], "At least one row"),
         ([], "At least one row"),
         ([1, 2], "list of files"),
-        ([tmp_path / "no.png"], "can't be decoded"),
+        ([tmp_path / "no.png"], "cannot be decoded"),
         ({"path": ["a"]}, "This party takes pictures"),
         (write_rows(tmp_path / "x.csv", {"file": np.array(["a"])}), "'path'"),
         (tmp_path / "list.npy", "can't be read"),
@@ -565,7 +565,7 @@ CARDS: list[tuple[dict[str, Any], str]] = [
     ({"parties": 10**9}, "parties"),
     ({"classes": ["a"]}, "classes"),
     ({"classes": ["a", "b", "c"]}, "does not hold together"),
-    ({"method": "no-such"}, "no method"),
+    ({"method": "no-such"}, "unknown method"),
     ({"method": "fedal"}, "is not a vertical method"),
     ({"method": "split"}, "does not hold together"),
     ({"params": {"width": 10**9}}, "width must be"),
@@ -585,9 +585,9 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"shape": []}, "shape"),
     ({"norm": "odd"}, "norm"),
     ({"recipe": {}}, "kind"),
-    ({"recipe": {"kind": "table"}}, "damaged"),
+    ({"recipe": {"kind": "table"}}, "are invalid"),
     ({"recipe": {"kind": "code"}}, "table, cells or pictures, not 'code'"),
-    ({"recipe": {"kind": "table", "dropped": [], "columns": "abc"}}, "damaged"),
+    ({"recipe": {"kind": "table", "dropped": [], "columns": "abc"}}, "are invalid"),
     (
         {"recipe": {"kind": "table", "dropped": [], "columns": [{"name": "a", "log": 0, "fill": 10**400}]}},
         "hold together",

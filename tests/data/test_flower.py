@@ -63,17 +63,17 @@ def test_it_serves_as_a_partition_of_a_split() -> None:
 def test_a_used_partitioner_is_refused() -> None:
     partitioner = ByColumn("label")
     from_flwr(partitioner, LABELS)
-    with pytest.raises(DataError, match="make a new one"):
+    with pytest.raises(DataError, match="create a new one"):
         from_flwr(partitioner, LABELS)
 
 
 def test_a_client_without_rows_is_refused() -> None:
-    with pytest.raises(DataError, match=r"ByColumn left clients \[1\] without"):
+    with pytest.raises(DataError, match=r"ByColumn gave none to clients \[1\]"):
         from_flwr(ByColumn("label"), np.array([0, 2, 2]))
 
 
 def test_what_a_partitioner_raises_is_passed_on_in_our_words() -> None:
-    with pytest.raises(DataError, match="ByColumn can't partition 8 rows"):
+    with pytest.raises(DataError, match="ByColumn failed to partition 8 rows"):
         from_flwr(ByColumn("no such column"), LABELS)
 
 
@@ -104,7 +104,7 @@ def test_partitions_are_found_by_their_path() -> None:
     assert [part.tolist() for part in flipped] == [[4, 5, 6, 7], [0, 1, 2, 3]]
     striped = partition_at(f"{__name__}:Striped")(LABELS, 3, rng, offset=1)
     assert [part.tolist() for part in striped] == [[2, 5], [0, 3, 6], [1, 4, 7]]
-    with pytest.raises(DataError, match=r"Striped can't be made with \{'ofset': 1\}"):
+    with pytest.raises(DataError, match=r"Striped does not accept the options \{'ofset': 1\}"):
         partition_at(f"{__name__}:Striped")(LABELS, 3, rng, ofset=1)
     with pytest.raises(DataError, match="cannot import nothing_here"):
         partition_at("nothing_here:halves")

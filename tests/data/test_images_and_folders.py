@@ -64,9 +64,9 @@ def test_images_of_different_shapes_are_refused() -> None:
 
 
 def test_a_broken_image_is_named() -> None:
-    with pytest.raises(DataError, match="Image 1 can't be decoded"):
+    with pytest.raises(DataError, match="Image 1 cannot be decoded"):
         decode_images([png(GREY), png(GREY)[:40]])
-    with pytest.raises(DataError, match="Image 0 can't be decoded"):
+    with pytest.raises(DataError, match="Image 0 cannot be decoded"):
         decode_images([b"nonsense"])
 
 
@@ -126,7 +126,7 @@ def test_class_folders_are_decoded_once(tmp_path: Path, monkeypatch: pytest.Monk
     ("train", "test", "message"),
     [
         ({"dog": [1]}, {}, "at least 2 classes"),
-        ({"dog": [1], "cat": []}, {}, "cat holds none"),
+        ({"dog": [1], "cat": []}, {}, "cat has none"),
         ({"dog": [1], "cat": [2]}, {"cow": [3]}, "'cow'"),
     ],
 )

@@ -177,7 +177,7 @@ def test_problems_are_told_together(folder: Path) -> None:
         "labels outside party 0's rows: 1",
         "objects with several labels: 1, such as ",
         " ['flower_pot', 'lamp']",
-        "sample, party and view that come twice: 2",
+        "repeated combinations of sample, party and view: 2",
         "splits that are neither train nor test: 1, such as 'later'",
         "rows without sample_id, view or path: 1",
         "objects with several splits: 1",
@@ -195,8 +195,8 @@ def test_a_party_without_rows(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"views_to_party": 3}, "4 views .* can't be divided"),
-        ({"views_to_party": 4}, "can't be divided"),
+        ({"views_to_party": 3}, "4 views .* cannot be divided"),
+        ({"views_to_party": 4}, "cannot be divided"),
         ({"views_to_party": {"001": 0}}, "lacks .'002', '003', '004'"),
         ({"pattern": "("}, "not a valid regular expression"),
         ({"pattern": ".*"}, "named groups"),
@@ -213,7 +213,7 @@ def test_what_cannot_be_listed(folder: Path, options: dict[str, Any], message: s
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds none"):
+    with pytest.raises(DataError, match="has none"):
         make_manifest(tmp_path)
 
 

@@ -269,25 +269,25 @@ def test_clients_with_too_few_rows_get_some_of_the_largest() -> None:
 @pytest.mark.parametrize(
     ("name", "clients", "options", "message"),
     [
-        ("iid", 0, {}, "clients must be at least 1, but is 0"),
+        ("iid", 0, {}, "clients must be at least 1, not 0"),
         ("iid", 21, {}, "21 clients need at least 1 rows each, 21 in all, but there are 20"),
         ("dirichlet", 5, {"rows": 5}, "at least 5 rows each, 25 in all, but there are 20"),
         ("dirichlet", 5, {"min_rows": 5}, "25 in all, but there are 20"),
         ("dirichlet-classwise", 5, {"min_rows": 5}, "25 in all, but there are 20"),
         ("pathological", 2, {"classes": 3}, "hold 3 classes, but the data has 2"),
-        ("pathological", 11, {"classes": 2}, "a class of 10 rows would have 11 holders"),
+        ("pathological", 11, {"classes": 2}, "11 clients share a class of 10 rows"),
         ("random-classes", 2, {"rows": 20}, "40 in all, but there are 20"),
         ("random-classes", 2, {"rows": 8}, "only .* classes have .* of the 20 rows left"),
         ("random-classes", 1, {"rows": 5, "classes": 3}, "hold 3 classes, but the data has 2"),
-        ("random-classes", 1, {"rows": 1}, "1 < 2"),
+        ("random-classes", 1, {"rows": 1}, "rows must be at least 2"),
         ("natural", 1, {"groups": None}, "rows have owners"),
         (
             "natural",
             3,
             {"groups": even(2, 10)},
-            "3 clients need as many owners of at least 1 rows, but there are 2",
+            "3 clients need 3 owners of at least 1 rows, not 2",
         ),
-        ("natural", 1, {"groups": even(2, 10), "min_rows": 11}, "at least 11 rows, but there are 0"),
+        ("natural", 1, {"groups": even(2, 10), "min_rows": 11}, "at least 11 rows, not 0"),
     ],
 )
 def test_impossible_requests_say_why(name: str, clients: int, options: dict[str, Any], message: str) -> None:
@@ -325,10 +325,10 @@ def test_all_wrong_options_are_told_at_once() -> None:
         check_options("dirichlet", {"alhpa": 1, "alpha": 0, "rows": 2.5, "min_rows": True})
     lines = str(caught.value).splitlines()
     assert lines == [
-        "There is no option 'alhpa' of partition 'dirichlet'. Did you mean 'alpha'?",
-        "dirichlet.alpha must be a number above 0, but it is 0.",
-        "dirichlet.rows must be a whole number above 0, but it is 2.5.",
-        "dirichlet.min_rows must be a whole number above 0, but it is True.",
+        "Unknown option 'alhpa' of partition 'dirichlet'. Did you mean 'alpha'?",
+        "dirichlet.alpha must be a number above 0, not 0.",
+        "dirichlet.rows must be a whole number above 0, not 2.5.",
+        "dirichlet.min_rows must be a whole number above 0, not True.",
     ]
     for value in (None, "1", float("nan"), float("inf"), -1.0):
         with pytest.raises(DataError, match="alpha must be a number above 0"):

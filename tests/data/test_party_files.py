@@ -99,13 +99,13 @@ def test_the_truth_is_known_where_labels_are(files: list[Path]) -> None:
         ({"id": "name"}, "must have a column 'name'"),
         ({"id": ["id", "id"]}, "one id or one for each"),
         ({"label": "risc"}, "Did you mean 'risk'"),
-        ({"label": "income"}, r"at least 1 test row, equally many, but have \[0, 0, 0\]"),
-        ({"aligned": 40}, "only 22 rows can be"),
+        ({"label": "income"}, r"same number of test rows, at least 1, but have \[0, 0, 0\]"),
+        ({"aligned": 40}, "at most 22"),
         ({"aligned": 0}, "at least 1"),
         ({"test_fraction": 0.0}, "test_fraction"),
-        ({"align": lambda ids: [np.arange(3)] * 2}, "each of 3 parties"),
-        ({"align": lambda ids: [np.array([0, 0])] * 3}, "different row numbers"),
-        ({"align": lambda ids: [np.array([0, 99])] * 3}, "different row numbers"),
+        ({"align": lambda ids: [np.arange(3)] * 2}, "for 3 parties"),
+        ({"align": lambda ids: [np.array([0, 0])] * 3}, "distinct row numbers"),
+        ({"align": lambda ids: [np.array([0, 99])] * 3}, "distinct row numbers"),
         ({"align": lambda ids: [np.array([], dtype=np.int64)] * 3}, "0 people in common"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_typo_is_refused_and_a_constant_column_is_told(files: list[Path], capl
 
 
 def test_labels_stay_at_the_first_party(files: list[Path]) -> None:
-    with pytest.raises(DataError, match="Only the first party"):
+    with pytest.raises(DataError, match="Only the active party"):
         gather([files[0], files[0]])
     with pytest.raises(DataError, match="at least 2 files"):
         gather(files[:1])
@@ -138,9 +138,9 @@ def test_labels_stay_at_the_first_party(files: list[Path]) -> None:
         ("", "must have a column"),
         ("id,a\n", "rows below"),
         ("id,a\n1,2\n1\n", "line 3: expected 2 values"),
-        ("id,id\n1,2\n", "name of its own"),
-        ("id,\n1,2\n", "name of its own"),
-        ('id,a\n"1,2\n', "can't be read"),
+        ("id,id\n1,2\n", "must be unique"),
+        ("id,\n1,2\n", "must be unique"),
+        ('id,a\n"1,2\n', "cannot be read"),
     ],
 )
 def test_broken_csv_files(tmp_path: Path, text: str, message: str) -> None:
@@ -156,7 +156,7 @@ def test_a_csv_keeps_text_as_it_is(tmp_path: Path) -> None:
     assert read_csv(path) == {"id": ["007", "008"], "a": ["x, y", "z"]}
     (tmp_path / "b.csv").write_bytes(b"id\n\xff\n")
     for name in ("b.csv", "missing.csv"):
-        with pytest.raises(DataError, match="can't be read"):
+        with pytest.raises(DataError, match="cannot be read"):
             read_csv(tmp_path / name)
 
 

@@ -232,7 +232,7 @@ def test_a_version_of_a_set_has_its_own_folder(hf: Any, tmp_path: Path) -> None:
 def test_an_official_test_split_must_be_there(hf: Any, tmp_path: Path) -> None:
     write_mnist(hf, tmp_path, pictures((5, 4), 6))
     (tmp_path / "ylecun" / "mnist" / "mnist" / "test-00000-of-00001.parquet").unlink()
-    with pytest.raises(DataError, match=r"'train' and 'test', but it has \['train'\]"):
+    with pytest.raises(DataError, match=r"'train' and 'test', but has \['train'\]"):
         load("mnist", root=tmp_path)
 
 
@@ -275,7 +275,7 @@ def bad_parquets(hf: Any) -> dict[str, tuple[dict[str, Any], dict[str, list[Any]
         "gap": ({"i": image, "l": names}, {"i": [small, None], "l": [0, 1]}, "must have an image"),
         "unlabelled": ({"i": image, "l": names}, {"i": [small, small], "l": [0, -1]}, "from -1 to 0"),
         "no label": ({"i": image, "n": number}, {"i": [small, small], "n": [0, 1]}, "none of its columns"),
-        "half labelled": ({"i": image, "l": names}, {"i": [small, small], "l": [0, None]}, "complete"),
+        "half labelled": ({"i": image, "l": names}, {"i": [small, small], "l": [0, None]}, "without gaps"),
         "two pictures": (
             {"i": image, "j": image, "l": names},
             {"i": [small], "j": [small], "l": [0]},
@@ -284,7 +284,7 @@ def bad_parquets(hf: Any) -> dict[str, tuple[dict[str, Any], dict[str, list[Any]
         "lists": (
             {"v": hf.Sequence(number), "label": number},
             {"v": [[1, 2], [3, 4]], "label": [0, 1]},
-            "'v' holds something else",
+            "'v' has other values",
         ),
         "decimals": (
             {"v": number, "label": hf.Value("float64")},
@@ -322,7 +322,7 @@ def test_unusable_parquets_are_refused(hf: Any, tmp_path: Path, case: str) -> No
 
 def test_a_file_that_is_no_parquet_is_refused(hf: Any, tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"not really")
-    with pytest.raises(DataError, match=r"bad.parquet can't be read as a data set.*Parquet"):
+    with pytest.raises(DataError, match=r"bad.parquet cannot be read as a data set.*Parquet"):
         load(str(tmp_path / "bad.parquet"))
 
 
@@ -387,7 +387,7 @@ def test_a_csv_may_change_its_mind_about_a_column(hf: Any, tmp_path: Path) -> No
     ("lines", "message"),
     [
         (("a,label", "1,0", ",1"), "'a' .* but 1 of 2"),
-        (("a,label", "1,x", "2,"), "complete"),
+        (("a,label", "1,x", "2,"), "without gaps"),
         (("a,label", "1,0.5", "2,0.7"), "decimals"),
         (("label", "1", "2"), "at least one column"),
         (("a,label", "1,0", "2,1,3", "2,1"), r"line 3: expected 2 values"),
@@ -474,7 +474,7 @@ def test_a_folder_of_csv_files_has_the_splits_of_its_names(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mnits", "Did you mean 'mnist'"), ("no/such/thing", "neither the name of a known data set")],
+    [("mnits", "Did you mean 'mnist'"), ("no/such/thing", "neither a registered data set")],
 )
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -483,7 +483,7 @@ def test_unknown_names(name: str, message: str) -> None:
 
 def test_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(DataError, match="holds none of these"):
+    with pytest.raises(DataError, match="folder of class folders"):
         load(str(tmp_path))
-    with pytest.raises(DataError, match="is none of these"):
+    with pytest.raises(DataError, match="folder of class folders"):
         load(str(tmp_path / "notes.txt"))

@@ -85,7 +85,7 @@ def test_there_are_as_many_parties_as_in_the_manifest(tmp_path: Path) -> None:
 
 def test_a_manifest_that_is_still_to_come_is_missed_before_any_work(tmp_path: Path) -> None:
     run = check({"run": {"method": "split", "columns": {"manifest": str(tmp_path / "none.csv")}}}).run
-    with pytest.raises(DataError, match=r"none\.csv can't be read"):
+    with pytest.raises(DataError, match=r"none\.csv cannot be read"):
         build(run)
 
 
@@ -190,10 +190,10 @@ def test_a_method_that_shares_rows_has_no_columns_to_cut() -> None:
         ({"columns": {"aligned": 10_000}}, "aligned"),
         ({"columns": {"held": 9}}, "held must be from 1 to 4"),
         ({"columns": {"ratio": [2.0, 1.0]}}, "ratio must be one number of at least 1, or one for each of 4"),
-        ({"columns": {"rare": [10]}}, "rare must name some, not all, of the classes"),
-        ({"columns": {"grid": [2, 2]}, "data": {"name": "wine"}}, "A grid is for images"),
+        ({"columns": {"rare": [10]}}, "rare must be a proper subset of the classes"),
+        ({"columns": {"grid": [2, 2]}, "data": {"name": "wine"}}, "grid applies to images"),
         ({"data": {"clients": 1}}, "parties must be at least 2"),
-        ({"data": {"name": "wine", "clients": 30}}, "need at least as many columns"),
+        ({"data": {"name": "wine", "clients": 30}}, "need at least 30 columns"),
     ],
 )
 def test_numbers_that_the_data_can_t_meet_are_refused_before_any_work(values: dict[str, Any], text: str) -> None:

@@ -1,4 +1,4 @@
-"""Allocation of rows to clients: the steps that partitions are made of."""
+"""Allocation of rows to clients: functions shared by the partitions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from fedloom.core.errors import DataError
 
 
 def check_rows(labels: np.ndarray, clients: int, each: int) -> None:
-    """Raise DataError unless there is a client and every client can have `each` rows."""
+    """Raise DataError unless there is at least one client and every client can have `each` rows."""
     if clients < 1:
-        raise DataError(f"clients must be at least 1, but is {clients}.")
+        raise DataError(f"clients must be at least 1, not {clients}.")
     if len(labels) < clients * each:
         raise DataError(
             f"{clients} clients need at least {each} rows each, {clients * each} in all, but there are "
@@ -18,10 +18,10 @@ def check_rows(labels: np.ndarray, clients: int, each: int) -> None:
         )
 
 
-def check_classes(there: int, wanted: int) -> None:
+def check_classes(present: int, wanted: int) -> None:
     """Raise DataError if the data has fewer classes than each client must hold."""
-    if there < wanted:
-        raise DataError(f"Each client must hold {wanted} classes, but the data has {there}; use fewer.")
+    if present < wanted:
+        raise DataError(f"Each client must hold {wanted} classes, but the data has {present}; use fewer.")
 
 
 def shuffled_by_class(labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
@@ -41,7 +41,7 @@ def deal(queues: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
 def proportional(
     total: int, shares: np.ndarray, rng: np.random.Generator, open_to: np.ndarray | None = None
 ) -> np.ndarray:
-    """(N,) whole numbers that sum to total and are as near to total * shares / sum(shares) as can be.
+    """(N,) integers nearest to total * shares / sum(shares) that sum to total.
 
     With a tiny alpha all shares may underflow to 0. In that limit one client has all, so a random one gets all.
     """
@@ -63,7 +63,7 @@ def fixed_counts(mixes: np.ndarray, sizes: list[int], rows: int, rng: np.random.
     counts = np.zeros(mixes.shape, dtype=np.int64)
     for mix, count in zip(mixes, counts, strict=True):
         while missing := rows - int(count.sum()):
-            # Each turn places a row, or closes a class: it ends.
+            # Each pass places a row or exhausts a class, so the loop terminates.
             weights = np.where(left > 0, mix, 0.0)
             if weights.sum() < 1e-200:
                 weights = (left > 0).astype(float)
@@ -74,7 +74,7 @@ def fixed_counts(mixes: np.ndarray, sizes: list[int], rows: int, rng: np.random.
 
 
 def fill_up(parts: list[np.ndarray], min_rows: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Move random rows from the largest client to those that have too few."""
+    """Move random rows from the largest client to those with fewer than `min_rows`."""
     sizes = np.array([len(part) for part in parts])
     for client in np.flatnonzero(sizes < min_rows):
         while sizes[client] < min_rows:

@@ -24,16 +24,16 @@ _VERSION = 1
 
 
 def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
-    """The data set cached under a key; otherwise a newly built one, which is then cached.
+    """The data set cached under a key, or else a newly built one, which is then cached.
 
-    A damaged entry is rebuilt, and a folder that can't be written to is no error.
+    A damaged entry is rebuilt, and a read-only cache folder is not an error.
     """
     entry = cache_folder("data") / key
-    found = _fetch(entry)
-    if found is None:
-        found = build()
-        _store(entry, found)
-    return found
+    data = _fetch(entry)
+    if data is None:
+        data = build()
+        _store(entry, data)
+    return data
 
 
 def key_of(*parts: object) -> str:
@@ -42,7 +42,7 @@ def key_of(*parts: object) -> str:
 
 
 def files_key(path: Path, *parts: object) -> str:
-    """A key for a file, or all files under a folder: names, sizes and times of change."""
+    """A key for a file, or all files under a folder: names, sizes and modification times."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     stats = [(file, file.stat()) for file in files]
     listing = [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
@@ -52,8 +52,7 @@ def files_key(path: Path, *parts: object) -> str:
 def _fetch(entry: Path) -> Dataset | None:
     try:
         words = json.loads((entry / "words.json").read_text(encoding="utf-8"))
-        # Copy on write: processes share the pages that nobody changes, and PyTorch takes the array
-        # as writable.
+        # Copy on write: processes share unchanged pages, and PyTorch accepts the array as writable.
         x = np.asarray(np.load(entry / "x.npy", mmap_mode="c", allow_pickle=False))
         small = {name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in words["arrays"]}
         return Dataset(

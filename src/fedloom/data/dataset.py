@@ -1,4 +1,4 @@
-"""A pool of labelled rows in memory, from which partitions, methods and reports start."""
+"""A pool of labelled rows in memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Dataset:
     """Labelled rows in memory, decoded; training and test rows together.
 
     Raises:
-        DataError: the arrays contradict each other, a label is out of range, or a number is not
-            finite.
+        DataError: the arrays are inconsistent, a label is out of range, or a number is not finite.
     """
 
     name: str
@@ -30,7 +29,7 @@ class Dataset:
     classes: tuple[str, ...]
     """K names."""
     shift: np.ndarray
-    """(C,) or (F,) float32. What a network gets is (x - shift) / scale."""
+    """(C,) or (F,) float32. The input of a network is (x - shift) / scale."""
     scale: np.ndarray
     """(C,) or (F,) float32, above 0."""
     test: np.ndarray | None
@@ -56,20 +55,17 @@ class Dataset:
 
     @property
     def train(self) -> np.ndarray:
-        """(n - t,) int64 numbers of all rows outside the official test split, rising."""
+        """(n - t,) int64 numbers of all rows outside the official test split, ascending."""
         rows = np.arange(len(self.y))
         return rows if self.test is None else np.setdiff1d(rows, self.test, assume_unique=True)
 
     def standardised(self, rows: np.ndarray) -> Dataset:
-        """The same rows with shift and scale set to the mean and s.d. of the columns over some of
-        them.
+        """The same rows with shift and scale set to the mean and s.d. of each column over `rows`.
 
-        Images keep their fixed shift and scale: statistics of the pixels would have to be pooled
-        from the clients.
+        Images keep their fixed shift and scale: statistics of the pixels would have to be pooled from the clients.
 
         Args:
-            rows: (r,) numbers of the rows that may be looked at; r >= 1. A column that is constant
-                there gets scale 1.
+            rows: (r,) row numbers, r >= 1. A column that is constant over them gets scale 1.
         """
         if self.kind == "image":
             return self
@@ -81,7 +77,7 @@ class Dataset:
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What is known of a data set without its rows; the attributes are those of `Dataset`."""
+    """A data set without its rows; the attributes are those of `Dataset`."""
 
     name: str
     kind: Kind
@@ -97,13 +93,13 @@ DatasetLike: TypeAlias = Dataset | DatasetInfo
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and s.d. (F,) float32 of rows (r, F); the s.d. is 1 where a column is constant."""
-    seen = x.astype(np.float64)
-    mean, std = seen.mean(axis=0).astype(np.float32), seen.std(axis=0).astype(np.float32)
+    exact = x.astype(np.float64)
+    mean, std = exact.mean(axis=0).astype(np.float32), exact.std(axis=0).astype(np.float32)
     return mean, np.where(std > 0, std, np.float32(1))
 
 
 def pixel_scaling(channels: int, half_range: float = 127.5) -> tuple[np.ndarray, np.ndarray]:
-    """Shift and scale (C,) float32 by which pixels 0..2 * half_range become -1..1."""
+    """Shift and scale (C,) float32 that map pixels 0..2 * half_range to -1..1."""
     return np.full(channels, half_range, dtype=np.float32), np.full(channels, half_range, dtype=np.float32)
 
 
@@ -117,7 +113,7 @@ def image_dataset(
     groups: np.ndarray | None = None,
     half_range: float = 127.5,
 ) -> Dataset:
-    """Images (n, C, H, W) whose pixels 0..2 * half_range reach a network as -1..1."""
+    """Images (n, C, H, W) with pixels 0..2 * half_range, which a network receives as -1..1."""
     return Dataset(name, x, y, classes, *pixel_scaling(x.shape[1], half_range), test, groups)
 
 
@@ -131,15 +127,15 @@ def table_dataset(
     test: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> Dataset:
-    """A table (n, F) that is not standardised yet: see `Dataset.standardised`."""
+    """A table (n, F), not standardised; see `Dataset.standardised`."""
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
     return Dataset(name, x, y, classes, zeros, ones, test, groups, columns)
 
 
 def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> str:
-    """What is wrong with rows and their scaling; "" if nothing is."""
+    """The problem with rows and their scaling, or ""."""
     if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
-        return f"x must be (n, C, H, W) uint8 or (n, F) float32, but it is {x.shape} {x.dtype}; convert it first"
+        return f"x must be (n, C, H, W) uint8 or (n, F) float32, not {x.shape} {x.dtype}; convert it first"
     if not x.flags.c_contiguous:
         return "x must be C-contiguous; use np.ascontiguousarray"
     if not (shift.shape == scale.shape == x.shape[1:2]):
@@ -149,35 +145,35 @@ def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> str:
     if not (scale > 0).all():
         return "scale must be above 0"
     if x.ndim == 2 and not np.isfinite(x).all():
-        return "the table holds numbers that are not finite; impute or drop missing values"
+        return "the table has numbers that are not finite; impute or drop missing values"
     return ""
 
 
 def _problems(data: Dataset) -> Iterator[str]:
-    """What is wrong with a data set; only the first is sure, as a later check may rely on the earlier."""
+    """Problems with a data set. Later checks assume that the earlier ones passed, so only the first is reported."""
     y, n, classes = data.y, len(data.y), len(data.classes)
     if n == 0:
-        yield "there are no rows"
+        yield "it has no rows"
     if problem := array_problem(data.x, data.shift, data.scale):
         yield problem
     if y.shape != (len(data.x),):
         yield f"x has {len(data.x)} rows, but y has the shape {y.shape}"
     if y.dtype != np.int64:
-        yield f"labels must be int64, but they are {y.dtype}"
+        yield f"labels must be int64, not {y.dtype}"
     if classes < 2:
-        yield f"at least 2 classes are needed, but there are {data.classes}"
+        yield f"it needs at least 2 classes, but has {data.classes}"
     if y.min() < 0 or y.max() >= classes:
-        yield f"labels must lie in 0..{classes - 1}, one for each class, but they run from {y.min()} to {y.max()}"
+        yield f"labels must be in 0..{classes - 1}, one for each class, but range from {y.min()} to {y.max()}"
     if data.groups is not None and data.groups.shape != y.shape:
         yield f"groups must give an owner for each of the {n} rows"
     if not _valid_rows(data.test, n):
-        yield f"test must hold different row numbers from 0 to {n - 1}"
+        yield f"test must hold distinct row numbers from 0 to {n - 1}"
     if data.kind == "table" and len(data.columns) != data.x.shape[1]:
-        yield f"the table has {data.x.shape[1]} columns, but {len(data.columns)} names"
+        yield f"the table has {data.x.shape[1]} columns, but {len(data.columns)} column names"
 
 
 def _valid_rows(rows: np.ndarray | None, n: int) -> bool:
-    """Whether these are different numbers of some of n rows."""
+    """Whether these are distinct numbers of some of n rows."""
     if rows is None:
         return True
     if rows.dtype != np.int64 or rows.ndim != 1 or not len(rows):

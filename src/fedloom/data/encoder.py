@@ -1,8 +1,8 @@
-"""How raw columns become one matrix of numbers: rules per column that are fitted once and can be written as JSON.
+"""Encodes raw columns as one matrix of numbers, by one rule per column that is fitted once and saved as JSON.
 
-The fitted rules are what scikit-learn's OneHotEncoder(min_frequency) and SimpleImputer(add_indicator) would do, with a
-logarithm for heavy tails. They are a few lines of NumPy here, because rules must load from JSON without pickle, and
-because a run must not wait for scikit-learn's import.
+The rules are those of scikit-learn's OneHotEncoder(min_frequency) and SimpleImputer(add_indicator), with a logarithm
+for heavy tails. They are implemented in NumPy, because rules must load from JSON without pickle, and because
+importing scikit-learn takes seconds.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fedloom.data.tables import MISSING, RawTable, is_number, texts
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
 _LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
-_MOSTLY = 0.9  # of a column's words; where so many are numbers, the others are probably errors
+_MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
 _MOST_CATEGORIES = 1000
 SHOWN = 5
-"""How many rows an error names."""
+"""Number of rows that an error names."""
 
 
 @dataclass(frozen=True)
 class RawNumber:
-    """A column of numbers that stay as they are; none may be missing."""
+    """A column of numbers without scaling and without missing values."""
 
     name: str
 
@@ -50,7 +50,7 @@ class RawNumber:
 
 @dataclass(frozen=True)
 class ScaledNumber:
-    """A column of numbers: (log of) the value less its mean, divided by its s.d.; then 1 where it was missing."""
+    """A column of numbers: the value, or its logarithm, standardised; then 1 if it was missing."""
 
     name: str
     log: bool
@@ -59,7 +59,7 @@ class ScaledNumber:
     """The median, which replaces a missing number."""
     mean: float
     scale: float
-    """The s.d.; 0 if all fitted rows that have a number have the same: then only the indicator is encoded."""
+    """The s.d.; 0 if all fitted numbers are equal: then only the indicator is encoded."""
     gaps: bool
     """Whether some fitted rows lack a number: then there is an indicator column."""
 
@@ -81,12 +81,12 @@ class ScaledNumber:
 
 @dataclass(frozen=True)
 class OneHot:
-    """A column of words: 0 and 1 for each of them."""
+    """A column of words, one-hot encoded."""
 
     name: str
     words: tuple[str, ...]
     other: bool = False
-    """Whether rare and new words share a column. If not, a new word is 0 in all columns."""
+    """Whether rare and unknown words share a column; otherwise an unknown word is 0 in all columns."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class OneHot:
         return tuple(f"{self.name}={word}" for word in (*self.words, *([OTHER] if self.other else [])))
 
     def unknown(self, values: np.ndarray) -> np.ndarray:
-        """(n,) whether each of (n,) raw values is none of the words."""
+        """(n,) bool, whether each of (n,) raw values is not among the words."""
         return ~np.isin(texts(self.name, values), self.words)
 
     def encode(self, values: np.ndarray) -> np.ndarray:
@@ -114,63 +114,60 @@ class TableEncoder:
 
     columns: tuple[ColumnEncoder, ...]
     dropped: tuple[str, ...] = ()
-    """Names of raw columns that were constant."""
+    """Names of constant raw columns."""
 
     @classmethod
     def plain(cls, columns: Mapping[str, np.ndarray]) -> TableEncoder:
-        """Numbers as they are, and a column of 0 and 1 for each different word, in the order of the words.
+        """Numbers unchanged, and text one-hot encoded in the order of the words.
 
         Args:
             columns: name -> (n,) numbers, booleans, or objects that are text or None. Missing text is the word "?".
 
         Raises:
-            DataError: no columns, words that are nearly all different, or a type that is neither.
+            DataError: no columns, more than 1000 different words in a column, or another type.
         """
         if not columns:
-            raise DataError("A table needs at least one column besides the label, but has none.")
+            raise DataError("A table needs at least one column besides the label.")
         rules: list[ColumnEncoder] = []
         for name, values in columns.items():
             values = typed(name, values)
             words = np.unique(values).tolist() if values.dtype.kind == "O" else []
             if len(words) > _MOST_CATEGORIES:
                 raise DataError(
-                    f"A column of text may hold at most {_MOST_CATEGORIES} different words, each of which becomes a "
-                    f"column, but {name!r} holds {len(words)} in {len(values)} rows; drop it or group the words first."
+                    f"A text column may have at most {_MOST_CATEGORIES} different words, but {name!r} has {len(words)} "
+                    f"in {len(values)} rows; drop it or group the words first."
                 )
             rules.append(OneHot(name, tuple(words)) if len(words) else RawNumber(name))
         return cls(tuple(rules))
 
     @classmethod
     def fit(cls, columns: Mapping[str, np.ndarray], rows: np.ndarray, *, rare: int = 10) -> TableEncoder:
-        """Learn the rules from some rows.
+        """Fit the rules on some rows.
 
-        Numbers: a missing one becomes the median, and a column "<name> missing" marks it if a fitted row lacked one.
-        Where the skewness is beyond 3, above or below, and a logarithm brings it nearer to 0, sign(v) log(1 + |v|)
-        replaces v. Then mean 0 and s.d. 1. Words: stripped; a missing one is the word "?"; those that fewer than
-        `rare` fitted rows have share the column "other", and so does a word that was never seen. Constant columns are
-        dropped.
+        Numbers: missing values become the median, and a column "<name> missing" marks them if a fitted row lacks one.
+        If the absolute skewness exceeds 3 and a logarithm reduces it, sign(v) log(1 + |v|) replaces v. Then mean 0 and
+        s.d. 1. Words: stripped; a missing value is the word "?"; words of fewer than `rare` fitted rows, and unknown
+        words, share the column "other". Constant columns are dropped.
 
-        Whether a column holds numbers or words is read off all its rows, as from the schema of a file: text is taken
-        for numbers if there are gaps in it ("?", "" or None) and all else are numbers.
+        The type of a column depends on all its rows: text counts as numbers if it has gaps ("?", "" or None) and all
+        other values are numbers.
 
         Args:
             columns: name -> (n,) numbers, truth values, or objects that are text or None.
-            rows: (r,) numbers of the rows that may be looked at; r >= 1.
-            rare: a word is rare if fewer of them have it.
+            rows: (r,) numbers of the rows to fit on, r >= 1.
+            rare: minimum number of fitted rows for a word to have its own column.
 
         Raises:
-            DataError: no rows, a column that is neither numbers nor text, numbers among which a few words stand, or
-                nothing but constant columns.
+            DataError: no rows, a column that is neither numbers nor text, a column of numbers with a few words, or
+                only constant columns.
         """
         if len(rows) == 0:
-            raise DataError("A table's encoder needs at least one row to be fitted on, but there is none.")
+            raise DataError("A table's encoder needs at least one row to fit on.")
         fitted = [_fit(name, values, rows, rare) for name, values in columns.items()]
         kept = tuple(rule for rule in fitted if not isinstance(rule, str))
         dropped = tuple(rule for rule in fitted if isinstance(rule, str))
         if not kept:
-            raise DataError(
-                f"A party needs a column that varies over its rows, but all of {list(dropped)} are constant."
-            )
+            raise DataError(f"A party needs a column that is not constant, but all of {list(dropped)} are.")
         return cls(kept, dropped)
 
     @property
@@ -182,7 +179,7 @@ class TableEncoder:
         """(n, F) float32, C-contiguous and finite. Columns without a rule are ignored.
 
         Raises:
-            DataError: a column is missing, is of another type than it was, or has another length.
+            DataError: a column is missing, or has another type or length.
         """
         parts = []
         for rule in self.columns:
@@ -191,7 +188,7 @@ class TableEncoder:
             parts.append(rule.encode(np.asarray(columns[rule.name])))
         if len({len(part) for part in parts}) > 1:
             lengths = {rule.name: len(part) for rule, part in zip(self.columns, parts, strict=True)}
-            raise DataError(f"All columns must have the same number of rows, but they have {lengths}.")
+            raise DataError(f"All columns must have the same number of rows, but have {lengths}.")
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,20 +200,20 @@ class TableEncoder:
 
     @classmethod
     def from_dict(cls, rules: Mapping[str, Any]) -> TableEncoder:
-        """The encoder whose rules `to_dict` returned.
+        """The encoder from the output of `to_dict`.
 
         Raises:
-            DataError: the rules are incomplete or of other types.
+            DataError: the rules are incomplete or invalid.
         """
         try:
             columns = tuple(_rule(dict(column)) for column in rules["columns"])
             return cls(columns, tuple(str(name) for name in rules["dropped"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"The rules of a table's encoder are damaged; save the party again ({error!r}).") from error
+            raise DataError(f"The rules of a table's encoder are invalid; save the party again ({error!r}).") from error
 
 
 def encode_table(table: RawTable) -> Dataset:
-    """The data set that `TableEncoder.plain` makes of a table.
+    """A table encoded by `TableEncoder.plain`.
 
     Raises:
         DataError: a number is missing, or as `TableEncoder.plain`.
@@ -227,7 +224,7 @@ def encode_table(table: RawTable) -> Dataset:
 
 
 def refuse_rows(column: str, what: str, wrong: np.ndarray) -> None:
-    """Raise DataError if some rows (n,) of a column are wrong; it names the rows and none of their values."""
+    """Raise DataError if rows of a column are `wrong` (n,); the message has row numbers and no values."""
     rows = np.flatnonzero(wrong)
     if len(rows):
         named = ", ".join(str(row + 1) for row in rows[:SHOWN]) + (", …" if len(rows) > SHOWN else "")
@@ -238,10 +235,10 @@ def refuse_rows(column: str, what: str, wrong: np.ndarray) -> None:
 
 
 def typed(name: str, values: np.ndarray) -> np.ndarray:
-    """(n,) numbers as they are, or as float64 with NaN where they are text with gaps; else stripped words.
+    """(n,) numbers unchanged, numbers in text with gaps as float64 with NaN, or else stripped words.
 
     Raises:
-        DataError: something is neither a number nor text.
+        DataError: a value is neither a number nor text.
     """
     if values.dtype.kind in "biuf":
         return values
@@ -261,7 +258,7 @@ def _rule(column: dict[str, Any]) -> ScaledNumber | OneHot:
 
 
 def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNumber | OneHot | str:
-    """The rule of one column, or its name if it is constant."""
+    """The rule of a column, or its name if it is constant."""
     values = typed(name, values)
     if values.dtype.kind != "O":
         return _fit_number(name, _numbers(name, values)[rows])
@@ -273,26 +270,26 @@ def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNu
 
 
 def _refuse_mistakes(name: str, words: np.ndarray) -> None:
-    """Raise DataError for numbers among which a few words stand: as words nearly all would be rare."""
+    """Raise DataError for numbers with a few words among them: as a text column, nearly all words would be rare."""
     known = words[words != MISSING]
     odd = [word for word in known if not is_number(word)]
     if odd and len(known) - len(odd) >= _MOSTLY * len(known):
         raise DataError(
-            f"Column {name!r} holds numbers, but {len(odd)} of its {len(known)} values are not, such as "
-            f"{odd[0][:40]!r}; correct them, or leave them empty (if the numbers are codes, put a letter before each)."
+            f"Column {name!r} has numbers, but {len(odd)} of its {len(known)} values are not, such as {odd[0][:40]!r}; "
+            "correct them, or leave them empty (if the numbers are codes, prefix each with a letter)."
         )
 
 
 def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | str:
-    there = numbers[~np.isnan(numbers)]
-    gaps = len(there) < len(numbers)
-    if not len(there):
+    known = numbers[~np.isnan(numbers)]
+    gaps = len(known) < len(numbers)
+    if not len(known):
         return name
-    fill, flat = float(np.median(there)), bool(there.min() == there.max())
-    if flat:
+    fill = float(np.median(known))
+    if known.min() == known.max():
         return ScaledNumber(name, False, fill, 0.0, 0.0, True) if gaps else name
-    skew = abs(_skewness(there))
-    log = bool(skew > _SKEW and abs(_skewness(_log(there, True))) < skew)
+    skew = abs(_skewness(known))
+    log = bool(skew > _SKEW and abs(_skewness(_log(known, True))) < skew)
     filled = _log(np.where(np.isnan(numbers), fill, numbers), log)
     scale = float(filled.std())
     if not scale > 0:  # numbers that differ by less than float64 resolves
@@ -308,12 +305,12 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
         words = texts(name, values)
         bad = [word for word in np.unique(words) if word != MISSING and not is_number(word)]
         if bad:
-            raise DataError(f"Column {name!r} must hold numbers, but it holds {bad[0]!r}; correct or drop those rows.")
+            raise DataError(f"Column {name!r} must have numbers, but has {bad[0]!r}; correct or drop those rows.")
         numbers = np.array(["nan" if word == MISSING else word for word in words], dtype=np.float64)
     outside = int((np.abs(numbers) > _LARGEST).sum())
     if outside:
         raise DataError(
-            f"Numbers must lie within ±{_LARGEST:.0e}, but column {name!r} has {outside} beyond; correct them."
+            f"Numbers must be within ±{_LARGEST:.0e}, but column {name!r} has {outside} outside; correct them."
         )
     return numbers
 
@@ -323,7 +320,7 @@ def _log(numbers: np.ndarray, wanted: bool) -> np.ndarray:
 
 
 def _skewness(numbers: np.ndarray) -> float:
-    """The third moment of the standardised numbers; 0 if they don't differ."""
+    """The third moment of the standardised numbers; 0 if they are equal."""
     centred = numbers - numbers.mean()
     spread = centred.std()
     return float(np.mean((centred / spread) ** 3)) if spread > 0 else 0.0

@@ -1,6 +1,6 @@
-"""Data sets in the layout of the Hugging Face hub, from a folder or the hub: CSV here, all else through `datasets`.
+"""Data sets in the layout of the Hugging Face hub, from a folder or the hub. All but CSV is read by `datasets`.
 
-Its import takes seconds, so it stays inside the functions. Code that comes with a data set is never run.
+Importing `datasets` takes seconds, so functions import it. Code that comes with a data set is never run.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
 }
-"""What `datasets` takes for the name of a split in a file's name."""
+"""Words in file names that `datasets` recognises as split names."""
 _TEST_NAMES = ("test", "validation", "valid", "val")
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What the files of a data set do not specify."""
+    """Information that the files of a data set do not contain."""
 
     test: str | None = None
-    """The official test split; None: the first there is of test, validation, valid and val."""
+    """The official test split; None for the first of test, validation, valid and val that exists."""
     label: str | None = None
-    """The column of the labels; None: it is found by its type, then by its name."""
+    """The label column; None to find it by its type, then by its name."""
     groups: str | None = None
-    """The column of the rows' natural owners; None: there is none."""
+    """The column of the rows' natural owners, or None."""
     drop: tuple[str, ...] = ()
-    """Columns that must not be learnt from."""
+    """Columns to ignore."""
     size: int | None = None
-    """Each image's middle square is scaled to this many pixels a side; None: left alone."""
+    """Side in pixels to which each image's central square is scaled; None keeps images as they are."""
 
 
 def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset | RawTable:
-    """Read a .parquet or .csv file, or a folder of them in the hub's layout; a table stays as the files hold it.
+    """Read a .parquet or .csv file, or a folder of them in the hub's layout; a table is not encoded.
 
     Raises:
-        DataError: `datasets` is missing for Parquet, or the files can't be used.
+        DataError: `datasets` is not installed but needed, or the files are invalid.
     """
     if config and (path / config).is_dir():
         path = path / config
@@ -63,13 +63,13 @@ def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None
         splits = _load_dataset(**options)
     except DataError:
         raise
-    except Exception as error:  # many kinds, from several libraries
-        raise DataError(f"{path} can't be read as a data set; correct or replace it ({_reason(error)}).") from error
+    except Exception as error:  # of several libraries
+        raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
     return _assemble(splits, name=name, hints=hints)
 
 
 def table_endings(path: Path) -> set[str]:
-    """Which of .csv and .parquet the file, or some file in the folder, ends with."""
+    """The suffixes .csv and .parquet of the file, or of files in the folder."""
     files = [path] if path.is_file() else path.rglob("*")
     return {file.suffix for file in files} & {".csv", ".parquet"}
 
@@ -77,17 +77,17 @@ def table_endings(path: Path) -> set[str]:
 def open_hub(
     repository: str, *, name: str, hints: Hints, config: str | None, folder: Path | None
 ) -> tuple[str, Callable[[], Dataset | RawTable]]:
-    """A data set of the hub, or what `datasets` kept of it: its cache key, and a function that decodes it.
+    """A data set of the hub, or of the cache of `datasets`: its cache key, and a function that decodes it.
 
     Args:
         repository: "owner/name".
         name: the name of the data set in fedloom.
-        hints: what the files do not specify.
-        config: the hub's name of one of several versions of the data set.
-        folder: where no local copy was found, or None if there is no data root; for the error message.
+        hints: see `Hints`.
+        config: the hub's configuration name, if there are several.
+        folder: the folder without a local copy, or None without a data root; for the error message.
 
     Raises:
-        DataError: `datasets` is missing, the hub can't be reached, or the data can't be used.
+        DataError: `datasets` is not installed, the hub is unreachable, or the data is invalid.
     """
     try:
         splits = _load_dataset(repository, name=config)
@@ -101,13 +101,13 @@ def open_hub(
             "with a network."
         ) from error
     except Exception as error:
-        raise DataError(f"Data set {name!r} ({repository!r}) can't be read: {_reason(error)}.") from error
+        raise DataError(f"Data set {name!r} ({repository!r}) cannot be read: {_reason(error)}.") from error
     prints = [[split, table._fingerprint] for split, table in splits.items()]
     return key_of(name, prints, repr(hints)), lambda: _assemble(splits, name=name, hints=hints)
 
 
 def _load_dataset(*args: Any, **options: Any) -> Mapping[str, Any]:
-    """The splits that `datasets` finds, without its progress bars."""
+    """The splits from `datasets`, without progress bars."""
     try:
         import datasets
     except ImportError as error:
@@ -126,7 +126,7 @@ def _load_dataset(*args: Any, **options: Any) -> Mapping[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the innermost cause, which is the one that helps."""
+    """The first line of the innermost cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -134,7 +134,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
-    """A CSV file, or the CSV files of a folder, whose names say their splits as on the hub."""
+    """A CSV file, or the CSV files of a folder, with split names in file names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.is_file() else sorted(path.rglob("*.csv")):
         words = re.split(r"[-._ 0-9/]+", "" if path.is_file() else file.relative_to(path).with_suffix("").as_posix())
@@ -147,7 +147,7 @@ def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
     names = list(every[0])
     odd = [file for file, table in zip(chain(*parts), every, strict=True) if set(table) != set(names)]
     if odd:
-        raise DataError(f"All files must have the columns {names}, as {parts[0][0]} has, but {odd[0]} has others.")
+        raise DataError(f"All files must have the columns of {parts[0][0]}, {names}, but {odd[0]} has others.")
     columns = {column: _booleans(column_values(list(chain(*(table[column] for table in every))))) for column in names}
     sizes = [sum(len(table[names[0]]) for table in part) for part in tables]
     held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
@@ -155,7 +155,7 @@ def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
 
 
 def _booleans(values: np.ndarray) -> np.ndarray:
-    """Columns of nothing but True and False as booleans, others as they are."""
+    """Columns of only True and False as booleans, others unchanged."""
     boolean = values.dtype.kind == "O" and set(values) <= _BOOLEANS.keys()
     return np.array([_BOOLEANS[value] for value in values]) if boolean else values
 
@@ -168,14 +168,14 @@ def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset 
     pool = train if test is None else datasets.concatenate_datasets([train, test])
     images = [column for column, feature in pool.features.items() if isinstance(feature, datasets.Image)]
     if len(images) > 1:
-        raise DataError(f"Data set {name!r} must have one column of images, but it has {images}.")
+        raise DataError(f"Data set {name!r} must have one column of images, but has {images}.")
     named = {c: feature.names for c, feature in pool.features.items() if isinstance(feature, datasets.ClassLabel)}
     held_out = None if test is None else np.arange(len(train), len(pool), dtype=np.int64)
 
     def values(column: str) -> np.ndarray:
         """(n,) values straight from Arrow: row by row takes thousands of times as long."""
-        found: np.ndarray = pool.select_columns([column]).with_format("arrow")[:].column(column).to_numpy()
-        return found
+        array: np.ndarray = pool.select_columns([column]).with_format("arrow")[:].column(column).to_numpy()
+        return array
 
     encoded = _encoded(pool, images[0]) if images else None
     return _build(name, hints, pool.column_names, values, held_out, named, encoded)
@@ -194,18 +194,18 @@ def _build(
 
     Args:
         name: of the data set.
-        hints: what the files do not specify.
+        hints: see `Hints`.
         columns: their names.
         values: a column's name -> (n,) values.
-        held_out: row numbers of the test split, if there is one.
+        held_out: row numbers of the test split, if any.
         named: columns of class numbers, and the names of their classes.
-        images: the encoded images, if these are not tables.
+        images: the encoded images, unless the data set is a table.
     """
     named = named or {}
     for column in (hints.label, hints.groups):
         if column is not None and column not in columns:
             hint = did_you_mean(column, columns)
-            raise DataError(f"Data set {name!r} must have a column {column!r}, but it has {[*columns]}.{hint}")
+            raise DataError(f"Data set {name!r} must have a column {column!r}, but has {[*columns]}.{hint}")
     label = hints.label or _label_column(columns, list(named), name, table=images is None)
     y, classes = _labels(values(label), named.get(label), name, label)
     groups = None
@@ -215,36 +215,36 @@ def _build(
         x = decode_images(images, size=hints.size)
         return image_dataset(name, x, y, classes, test=held_out, groups=groups)
     kept = {column: values(column) for column in columns if column not in {label, hints.groups, *hints.drop}}
-    for column in kept.keys() & named.keys():  # class numbers become their names, None where there is none
+    for column in kept.keys() & named.keys():  # class numbers become their names, or None if missing
         codes = np.nan_to_num(kept[column], nan=-1).astype(np.int64)
         kept[column] = np.array([*named[column], None], dtype=object)[codes]
     return RawTable(name, kept, y, classes, held_out, groups)
 
 
 def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) -> tuple[Any, Any]:
-    """The two splits that are used, the second perhaps None. Others ("extra", ...) are ignored."""
+    """The training split, and the test split or None. Others are ignored."""
     if len(splits) == 1 and wanted is None:
         return next(iter(splits.values())), None
     if "train" not in splits or (wanted is not None and wanted not in splits):
         raise DataError(
-            f"Data set {name!r} must have the splits 'train' and {wanted or 'test'!r}, but it has "
-            f"{list(splits)}; name its files after them."
+            f"Data set {name!r} must have the splits 'train' and {wanted or 'test'!r}, but has {list(splits)}; name "
+            "its files after them."
         )
     test = wanted or next((split for split in _TEST_NAMES if split in splits), None)
     return splits["train"], splits[test] if test else None
 
 
 def _label_column(columns: Sequence[str], typed: list[str], name: str, *, table: bool) -> str:
-    """The column of the labels: by type, else by name, else a table's last."""
+    """The label column: by type, else by name, else a table's last."""
     named = [column for column in columns if column.lower() in _LABEL_NAMES]
-    found = typed or named or ([*columns[-1:]] if table else [])
-    if len(found) != 1:
+    candidates = typed or named or ([*columns[-1:]] if table else [])
+    if len(candidates) != 1:
         raise DataError(
-            f"Data set {name!r} must have one column of labels, but {found or 'none'} of its columns "
+            f"Data set {name!r} must have one label column, but {candidates or 'none'} of its columns "
             f"{[*columns]} could be it; keep one: a column of type ClassLabel, else one called "
             f"{', '.join(_LABEL_NAMES)}{', else the last of a table' if table else ''}."
         )
-    return found[0]
+    return candidates[0]
 
 
 def _labels(
@@ -259,9 +259,8 @@ def _labels(
         fit = values.dtype.kind in "biu"
     if not fit:
         raise DataError(
-            f"Labels must be complete, and text, whole numbers or booleans, but column {column!r} "
-            f"of data set {name!r} ({values.dtype}) has missing values, decimals or other types; choose "
-            "or make a column of classes."
+            f"Labels must be text, whole numbers or booleans without gaps, but column {column!r} of data set {name!r} "
+            f"({values.dtype}) has missing values, decimals or other types; choose another column."
         )
     if names is not None:
         return values.astype(np.int64), tuple(names)
@@ -281,5 +280,5 @@ def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
     for batch in raw.iter(batch_size=256):
         for item in batch[column]:
             if item is None:
-                raise DataError(f"Each row must have an image, but column {column!r} lacks some; drop those rows.")
+                raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
             yield item["bytes"] if item["bytes"] is not None else Path(item["path"])

@@ -1,4 +1,4 @@
-"""Images cut into a grid of cells, of which each party sees some."""
+"""Images cut into a grid of cells for vertical parties."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedloom.core.errors import DataError
 
 
 def default_grid(parties: int) -> tuple[int, int]:
-    """As many cells as parties, in (rows, columns): two rows for an even number, else one."""
+    """(rows, columns) of a grid with one cell for each party: two rows for an even number, else one."""
     return (2, parties // 2) if parties % 2 == 0 else (1, parties)
 
 
@@ -18,8 +18,8 @@ def grid_cells(shape: tuple[int, int], grid: tuple[int, int]) -> list[tuple[int,
     """The cells of an image (H, W) as (top, left, height, width), in the order of a walk through neighbours.
 
     The walk goes left to right through the first row, right to left through the second, and so on, so that a 2x2
-    grid is top left, top right, bottom right, bottom left. All cells have one size: where a side does not divide,
-    it is rounded up, and the cells are placed evenly and overlap by a pixel or two, so that nothing is lost.
+    grid is top left, top right, bottom right, bottom left. All cells have one size: if a side is not divisible, it is
+    rounded up, and evenly spaced cells overlap by a pixel or two.
 
     Raises:
         DataError: the grid has more cells than the image has pixels, in height or width.
@@ -33,13 +33,13 @@ def grid_cells(shape: tuple[int, int], grid: tuple[int, int]) -> list[tuple[int,
 def crop_cells(
     images: np.ndarray, grid: tuple[int, int], cells: Sequence[int], rows: np.ndarray | None = None
 ) -> np.ndarray:
-    """Some cells of images, one behind the other as channels.
+    """Some cells of images, concatenated as channels.
 
     Args:
         images: (n, C, H, W).
         grid: cells in (rows, columns).
         cells: k numbers of cells in the order of `grid_cells`.
-        rows: (r,) numbers of the images that are wanted; None: all.
+        rows: (r,) numbers of the images; None for all.
 
     Returns:
         (r, k * C, h, w), C-contiguous.
@@ -54,6 +54,6 @@ def crop_cells(
 
 
 def _starts(side: int, number: int) -> tuple[list[int], int]:
-    """Where `number` equal windows start that cover a side, and how wide they are."""
+    """Starts and width of `number` equal windows that cover a side."""
     width = -(-side // number)
     return [round(k * (side - width) / max(number - 1, 1)) for k in range(number)], width

@@ -1,4 +1,4 @@
-"""PNG and JPEG files to one array of pixels, alone or in folders named after their classes."""
+"""Reads PNG and JPEG files into one array of pixels, also from folders named after classes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def decode_images(files: Iterable[bytes | Path], *, size: int | None = None, cha
 
     Args:
         files: the images, encoded, or as paths.
-        size: each image's middle square is scaled to this many pixels a side. Without it all images
-            must have one width and height.
-        channels: 1 for grey, 3 for colour; None: as most are.
+        size: side in pixels to which each image's central square is scaled. Without it all images must have one
+            width and height.
+        channels: 1 for grey, 3 for colour; None for that of most images.
 
     Raises:
-        DataError: no images, images of different shapes, or one that can't be decoded.
+        DataError: no images, images of different shapes, or an invalid image.
     """
     planes = [_plane(number, file, size) for number, file in enumerate(files)]
     if not planes:
-        raise DataError("At least one image is needed, but there are none.")
+        raise DataError("At least one image is needed, but the list is empty.")
     height, width = _common_shape([plane.shape[:2] for plane in planes])
     grey = 2 * sum(plane.ndim == 2 for plane in planes) > len(planes) if channels is None else channels == 1
     pixels = np.empty((len(planes), 1 if grey else 3, height, width), dtype=np.uint8)
@@ -54,9 +54,9 @@ def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
                 plain = image.convert("L" if mode in _GREY else "RGB")
                 return np.asarray(PIL.ImageOps.fit(plain, (size, size)) if size else plain)
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{where} can't be decoded; replace or remove it ({error}).") from error
+        raise DataError(f"{where} cannot be decoded; replace or remove it ({error}).") from error
     raise DataError(
-        f"{where} must have 8 bits a channel, in grey or colour, but it has Pillow's mode {mode!r}; convert it first."
+        f"{where} must have 8 bits per channel, in grey or colour, but its Pillow mode is {mode!r}; convert it first."
     )
 
 
@@ -72,21 +72,21 @@ def _channels(plane: np.ndarray, grey: bool) -> np.ndarray:
 def _common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
     counts = Counter(shapes)
     if len(counts) > 1:
-        found = ", ".join(f"{h}x{w} ({number})" for (h, w), number in counts.most_common(4))
+        sizes = ", ".join(f"{h}x{w} ({number})" for (h, w), number in counts.most_common(4))
         raise DataError(
-            f"All images must have one height and width, but there are {len(counts)}: {found}"
+            f"All images must have one height and width, but there are {len(counts)}: {sizes}"
             f"{', ...' if len(counts) > 4 else ''}. Scale them to one size first."
         )
     return shapes[0]
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file's name ends like a PNG's or a JPEG's."""
+    """Whether a file has a suffix of PNG or JPEG."""
     return path.suffix.lower() in _ENDINGS
 
 
 def class_folders(path: Path) -> dict[str, list[Path]]:
-    """Class name -> the image files in the folder of that name, both in the order of their names."""
+    """Class name -> the image files in the folder of that name, both sorted by name."""
     folders = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
     return {folder.name: sorted(filter(is_image, folder.iterdir())) for folder in folders}
 
@@ -94,24 +94,24 @@ def class_folders(path: Path) -> dict[str, list[Path]]:
 def read_class_folders(path: Path, *, name: str) -> Dataset:
     """Read `<path>/<class>/*.png`, or the same below `<path>/train` and, if any, `<path>/test`.
 
-    Classes are numbered in the order of their names, and rows come in the order of class and file name.
+    Classes are numbered in the order of their names; rows are sorted by class and file name.
 
     Raises:
-        DataError: fewer than two class folders, one without images, or a test class that training lacks.
+        DataError: fewer than two class folders, an empty one, or a test class without training images.
     """
     folder = path / "train" if (path / "train").is_dir() else path
     train = class_folders(folder)
     test = class_folders(path / "test") if folder != path and (path / "test").is_dir() else {}
     classes = tuple(train)
     if len(classes) < 2:
-        raise DataError(f"{path} must hold a folder for each of at least 2 classes, but it has {classes}.")
-    for where, found in ((folder, train), (path / "test", test)):
-        empty = [label for label, files in found.items() if not files]
+        raise DataError(f"{path} must have folders for at least 2 classes, but has {classes}.")
+    for where, folders in ((folder, train), (path / "test", test)):
+        empty = [label for label, files in folders.items() if not files]
         if empty:
-            raise DataError(f"Each class folder must hold PNG or JPEG files, but {where / empty[0]} holds none.")
+            raise DataError(f"Each class folder must have PNG or JPEG files, but {where / empty[0]} has none.")
     unknown = sorted(set(test) - set(train))
     if unknown:
-        raise DataError(f"{path / 'test'} has a class {unknown[0]!r} that {folder} lacks; add it there.")
+        raise DataError(f"{path / 'test'} has a class {unknown[0]!r} that {folder} lacks; add training images of it.")
     rows = [(file, classes.index(label)) for part in (train, test) for label, files in part.items() for file in files]
     held = sum(len(files) for files in test.values())
     return image_dataset(

@@ -13,21 +13,21 @@ from fedloom.data.vertical import PartyView, VerticalDataset
 
 
 def ratio(counts: Sequence[float] | np.ndarray) -> float:
-    """Γ: rows of the largest class to those of the smallest that has any; at least 1, and 1 without rows."""
-    there = np.asarray(counts, dtype=float)
-    there = there[there > 0]
-    return float(there.max() / there.min()) if len(there) else 1.0
+    """Γ: ratio of the largest class to the smallest class with rows; 1 without rows."""
+    rows = np.asarray(counts, dtype=float)
+    rows = rows[rows > 0]
+    return float(rows.max() / rows.min()) if len(rows) else 1.0
 
 
 def imbalance_degree(counts: Sequence[float] | np.ndarray) -> float:
     """MID = 1 - H(p) / ln Z of Z classes: 0 if all have equally many rows, 1 if one class has all.
 
     Raises:
-        DataError: there are fewer than two classes, a negative number, or no rows.
+        DataError: fewer than two classes, a negative count, or no rows.
     """
     shares = _shares(counts)
-    there = shares[shares > 0]
-    return float(np.clip(1 + (there * np.log(there)).sum() / np.log(len(shares)), 0.0, 1.0))
+    present = shares[shares > 0]
+    return float(np.clip(1 + (present * np.log(present)).sum() / np.log(len(shares)), 0.0, 1.0))
 
 
 def cosine(counts: Sequence[float] | np.ndarray, whole: Sequence[float] | np.ndarray) -> float:
@@ -44,7 +44,7 @@ def weighted_cosine(counts: Sequence[Sequence[float]] | np.ndarray) -> float:
     """WCS = sum over parties of |l_m| / |L| cos(L, l_m), where L is the sum of all l_m.
 
     Args:
-        counts: (M, Z) rows of each class at each party. A party without rows counts for nothing.
+        counts: (M, Z) rows of each class at each party. A party without rows has weight 0.
 
     Raises:
         DataError: as `imbalance_degree`.
@@ -57,11 +57,10 @@ def weighted_cosine(counts: Sequence[Sequence[float]] | np.ndarray) -> float:
 def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
     """Each party's data and its class imbalance, as plain JSON values.
 
-    "unaligned_counts" and the measures are of a party's unaligned rows where their classes are known (a simulation
-    knows them), else None; "all" is of those of all parties together. "aligned_counts" and "test_counts" are of the
-    rows that all have. Γ is the ratio of the largest to the smallest class that has rows, S the number of classes
-    that have rows. "dropped" are the columns of a table that were left out, as they hardly vary over a party's training
-    rows.
+    "unaligned_counts" and the measures are of a party's unaligned rows if their classes are known, as in a simulation,
+    else None; "all" is of the unaligned rows of all parties. "aligned_counts" and "test_counts" are of the common rows.
+    Γ is the ratio of the largest to the smallest class with rows, S the number of classes with rows. "dropped" are the
+    columns of a table that are constant over a party's training rows.
     """
     number = len(parties.classes)
     counts = [None if view.truth is None else np.bincount(view.truth, minlength=number) for view in parties.views]
@@ -105,6 +104,6 @@ def _shares(counts: Sequence[float] | np.ndarray) -> np.ndarray:
     """(Z,) counts that sum to 1."""
     rows = np.asarray(counts, dtype=float)
     if rows.ndim != 1 or len(rows) < 2 or not np.isfinite(rows).all() or rows.min() < 0 or rows.sum() <= 0:
-        raise DataError(f"There must be counts of at least 2 classes, none negative and some above 0, not {counts}.")
+        raise DataError(f"counts must have at least 2 classes, no negative number and a positive sum, not {counts}.")
     shares: np.ndarray = rows / rows.sum()
     return shares

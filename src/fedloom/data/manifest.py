@@ -1,8 +1,8 @@
-"""A vertical federation of images: each party has its own views of an object, listed in a CSV file.
+"""A vertical federation of images: each party has its own views of an object, listed in a CSV file (manifest).
 
-The file's columns are `sample_id,party,view,path,label`, and perhaps `split`. Party 0 is the active
-one, and only its rows have labels; paths are relative to the file's folder. All views of an object at a party become
-channels of one image, in the order of the views' names (numbers by size).
+Its columns are `sample_id,party,view,path,label`, and optionally `split`. Party 0 is the active one, and only its rows
+have labels; paths are relative to the file's folder. All views of an object at a party become channels of one image,
+sorted by the views' names (numbers by size).
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class _Problems:
     """Problems of many rows, reported in one error with counts and examples."""
 
     def __init__(self) -> None:
-        self.found: dict[str, list[str]] = defaultdict(list)
+        self.examples: dict[str, list[str]] = defaultdict(list)
 
-    def add(self, what: str, example: object) -> None:
-        self.found[what].append(str(example))
+    def add(self, problem: str, example: object) -> None:
+        self.examples[problem].append(str(example))
 
     def raise_any(self, where: Path) -> None:
-        lines = [f"{what}: {len(examples)}, such as {', '.join(examples[:3])}" for what, examples in self.found.items()]
+        lines = [f"{problem}: {len(all_)}, such as {', '.join(all_[:3])}" for problem, all_ in self.examples.items()]
         if lines:
-            raise DataError("\n".join([f"{where} can't be used; correct these:", *lines]))
+            raise DataError("\n".join([f"{where} is invalid; correct these:", *lines]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +60,9 @@ class _Listing:
     views: list[list[str]]
     """For each party, its views in order."""
     labels: dict[str, str]
-    """Object -> class, of the first party's objects; "" where there is none."""
+    """Object -> class, of the first party's objects; "" for no label."""
     test: set[str] | None
-    """Objects of the test split, or None if there is no such column."""
+    """Objects of the test split, or None without a column `split`."""
 
 
 def manifest(
@@ -74,24 +74,23 @@ def manifest(
     test_rows: int | None = None,
     size: int = 32,
 ) -> VerticalDataset:
-    """Read the parties' pictures as a manifest lists them; only those that are used are decoded.
+    """Read the parties' images from a manifest; only images that are used are decoded.
 
-    Objects that all parties have and that have a label are aligned or tested; any other is unaligned at the parties
-    that have it, unless it is of the test split. A party has an object if it has all its views of it: if one is
-    missing, the others are not used, which is logged. The split is by object, never by picture.
+    Objects with a label that all parties have are aligned or tested; other objects are unaligned at the parties that
+    have them, unless they are in the test split. A party has an object if it has all views of it; objects with missing
+    views are ignored at that party, with a warning. The split is by object, not by image.
 
     Args:
         path: the CSV file.
         seed: of the run.
-        aligned: how many objects are aligned, drawn evenly over the classes as far as they have objects; None: all
-            that can be. Others are dealt in turn, each to one party as unaligned.
-        test_fraction: the share of each class's objects that is tested, if there is no column `split` (train or
-            test).
-        test_rows: at most so many test objects, at random; None keeps all.
-        size: each picture's middle square is scaled to this many pixels a side.
+        aligned: number of aligned objects, drawn evenly over the classes as far as they have objects; None for all
+            common objects. The others are assigned in turn, each to one party as unaligned.
+        test_fraction: the share of each class's objects that is tested, without a column `split` (train or test).
+        test_rows: maximum number of test objects, a random sample; None keeps all.
+        size: side in pixels to which each image's central square is scaled.
 
     Raises:
-        DataError: the manifest contradicts itself, a picture can't be decoded, or the numbers can't be met.
+        DataError: the manifest is inconsistent, an image is invalid, or there are too few objects.
     """
     path = Path(path)
     listing = _read(path)
@@ -127,10 +126,10 @@ def manifest(
 
 
 def read_views(recipe: Mapping[str, Any], objects: Sequence[Mapping[str, Path]]) -> np.ndarray:
-    """(n, V * C, size, size) uint8 pictures of new objects, view -> file each, for a party's recipe.
+    """(n, V * C, size, size) uint8 images of new objects, view -> file each, for a party's recipe.
 
     Raises:
-        DataError: a view is missing, or a picture can't be decoded.
+        DataError: a view is missing, or an image is invalid.
     """
     names, size = list(recipe["views"]), int(recipe["size"])
     lacking = [name for files in objects for name in names if name not in files]
@@ -149,7 +148,7 @@ def make_manifest(
     target: Path | None = None,
     force: bool = False,
 ) -> list[dict[str, str]]:
-    """List the pictures in `<root>/<class>/{train,test}/` and write the manifest, for simulations.
+    """Write a manifest of the images in `<root>/<class>/{train,test}/`, for simulations.
 
     An object's `sample_id` is an opaque number, and only party 0's rows have labels, but paths still name the class.
 
@@ -157,15 +156,15 @@ def make_manifest(
         root: the folder of the class folders.
         pattern: a regular expression that matches whole file names, with the groups `sample` (one object of its
             class) and `view`.
-        views_to_party: view -> party, or how many consecutive views, in order, each party has.
-        target: the CSV file; None: `<root>/manifest.csv`.
+        views_to_party: view -> party, or the number of consecutive views of each party.
+        target: the CSV file; None for `<root>/manifest.csv`.
         force: replace an existing file.
 
     Returns:
         The rows of the file.
 
     Raises:
-        DataError: the pattern lacks a group, files don't match it, views can't be divided, or the target exists.
+        DataError: the pattern lacks a group, files do not match it, views cannot be divided, or the target exists.
     """
     root = Path(root)
     target = root / "manifest.csv" if target is None else Path(target)
@@ -186,10 +185,10 @@ def make_manifest(
             found.append((file, match["sample"], match["view"]))
     problems.raise_any(root)
     if not found:
-        raise DataError(f"{root} must hold PNG or JPEG files in <class>/train or <class>/test, but holds none.")
+        raise DataError(f"{root} must have PNG or JPEG files in <class>/train or <class>/test, but has none.")
     parties = _assign_views({view for _, _, view in found}, views_to_party)
     objects = {(file.parent.parent.name, sample) for file, sample, _ in found}
-    # Numbers that are the same each time, in whose order classes are mixed.
+    # Reproducible numbers, in whose order classes are mixed.
     mixed = sorted(objects, key=lambda names: hashlib.sha256("/".join(names).encode()).digest())
     numbers = {names: f"{number:0{len(str(len(mixed)))}}" for number, names in enumerate(mixed)}
     rows = []
@@ -198,7 +197,7 @@ def make_manifest(
         path = Path(os.path.relpath(file, target.parent)).as_posix()
         values = (numbers[label, sample], str(party), view, path, label if party == 0 else "", split)
         rows.append(dict(zip((*COLUMNS, "split"), values, strict=True)))
-    rows.sort(key=lambda row: (row["sample_id"], int(row["party"])))  # files come class by class
+    rows.sort(key=lambda row: (row["sample_id"], int(row["party"])))  # files are sorted by class
     with target.open("w", newline="", encoding="utf-8") as file_out:
         writer = csv.DictWriter(file_out, (*COLUMNS, "split"), lineterminator="\n")
         writer.writeheader()
@@ -207,7 +206,7 @@ def make_manifest(
 
 
 def _read(path: Path) -> _Listing:
-    """The manifest's rows, each checked, and all of them against each other."""
+    """The manifest's rows, validated individually and jointly."""
     table = read_csv(path, needed=COLUMNS)
     splits = table.get("split", [""] * len(table["path"]))
     problems = _Problems()
@@ -221,7 +220,7 @@ def _read(path: Path) -> _Listing:
         elif not re.fullmatch("[0-9]{1,4}", party):
             problems.add("party numbers that are not 0, 1, ...", repr(party))
         elif view in files[int(party)][sample]:
-            problems.add("sample, party and view that come twice", (sample, party, view))
+            problems.add("repeated combinations of sample, party and view", (sample, party, view))
         elif label and int(party):
             problems.add("labels outside party 0's rows", (sample, party, label))
         elif split not in ("train", "test", ""):
@@ -235,10 +234,10 @@ def _read(path: Path) -> _Listing:
             if len(different) > 1:
                 problems.add(f"objects with several {where}", f"{sample} {sorted(different)}")
     views = {
-        party: _in_order({view for found in objects.values() for view in found}) for party, objects in files.items()
+        party: _in_order({view for images in objects.values() for view in images}) for party, objects in files.items()
     }
     whole = {
-        party: {sample: found for sample, found in objects.items() if len(found) == len(views[party])}
+        party: {sample: images for sample, images in objects.items() if len(images) == len(views[party])}
         for party, objects in files.items()
     }
     _check_files(files, whole, problems)
@@ -246,8 +245,8 @@ def _read(path: Path) -> _Listing:
     lacking = [(sample, party) for party in sorted(files) for sample in files[party] if sample not in whole[party]]
     if lacking:
         logging.getLogger("fedloom").warning(
-            "%s: %d of %d objects lack a view at a party, such as %s at party %d; those parties count as not having "
-            "them", path, len(lacking), sum(map(len, files.values())), *lacking[0],
+            "%s: %d of %d objects lack a view at a party, such as %s at party %d; they are ignored there",
+            path, len(lacking), sum(map(len, files.values())), *lacking[0],
         )  # fmt: skip
     test = {sample for sample, split in parts.items() if "test" in split}
     return _Listing(
@@ -281,7 +280,7 @@ def _assign_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str,
     if isinstance(shares, int):
         if shares < 1 or len(names) % shares or len(names) < 2 * shares:
             raise DataError(
-                f"{len(names)} views {names[:20]} can't be divided among 2 or more parties, {shares} each; map "
+                f"{len(names)} views {names[:20]} cannot be divided among 2 or more parties with {shares} each; map "
                 "each view to its party with views_to_party."
             )
         return {name: place // shares for place, name in enumerate(names)}
@@ -294,7 +293,7 @@ def _assign_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str,
 def _view(
     name: str, parts: Sequence[Sequence[Mapping[str, Path]]], views: list[str], size: int, truth: np.ndarray | None
 ) -> PartyView:
-    """One party's pictures: those of aligned, unaligned and test objects."""
+    """One party's images of aligned, unaligned and test objects."""
     files = [objects[view] for part in parts for objects in part for view in views]
     pixels = decode_images(files, size=size)
     x = pixels.reshape(-1, len(views) * pixels.shape[1], size, size)

@@ -1,7 +1,7 @@
 """Partitions of rows among clients, as pure functions from labels to a sorted array of row numbers for each client.
 
 All take `labels` (n,) int64, the number of clients and a generator, and return a list of (m_i,) int64 numbers
-into `labels`. No row has two owners and no client is empty. Settings that can't be met raise `DataError`.
+into `labels`. No row belongs to two clients and no client is empty. Impossible settings raise `DataError`.
 """
 
 from __future__ import annotations
@@ -63,14 +63,13 @@ def dirichlet(
 
     Args:
         labels: (n,) int64.
-        clients: how many.
-        rng: where all draws come from.
-        alpha: above 0; large is even, small gives each client few classes.
-        rows: with a number, each client gets that many: multinomial(rows, q_n) without replacement. Where a
-            class runs out, the shortfall is drawn again from the other classes by q_n renormalised, or evenly
-            if q_n is 0 on all that are left. With None, every row is allocated: those of class k in
-            proportion to q_n[k].
-        min_rows: with rows=None, clients that got fewer are given random rows of the largest client.
+        clients: number of clients.
+        rng: random generator of all draws.
+        alpha: concentration, above 0; large is uniform, small gives each client few classes.
+        rows: rows of each client, multinomial(rows, q_n) without replacement. If a class runs out, the shortfall is
+            drawn from the other classes by q_n renormalised, or uniformly if q_n is 0 on all that are left. None
+            allocates every row, those of class k in proportion to q_n[k].
+        min_rows: with rows=None, smaller clients are filled up with random rows of the largest client.
     """
     check_rows(labels, clients, rows or min_rows)
     queues = shuffled_by_class(labels, rng)
@@ -84,14 +83,13 @@ def dirichlet(
 def dirichlet_classwise(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, alpha: float = 0.5, min_rows: int = 1
 ) -> list[np.ndarray]:
-    """Each class k is shared out by its own p_k ~ Dir(alpha, ..., alpha) over the clients; every row is
-    allocated.
+    """Each class k is divided by its own p_k ~ Dir(alpha, ..., alpha) over the clients; every row is allocated.
 
     The split of NIID-Bench (Li et al., arXiv:2102.02079) and PFLlib. As there, a client that already holds
-    its fair share n / N gets no rows of the classes that follow.
+    its fair share n / N gets no rows of the remaining classes.
 
-    Differs: they draw again until every client has enough rows, which may never end. Here the clients that
-    got fewer than `min_rows` are given random rows of the largest client.
+    Differs: they draw again until every client has enough rows, which may not terminate. Here clients with fewer than
+    `min_rows` are filled up with random rows of the largest client.
     """
     check_rows(labels, clients, min_rows)
     queues = shuffled_by_class(labels, rng)
@@ -110,9 +108,9 @@ def pathological(
 ) -> list[np.ndarray]:
     """Each client holds exactly `classes` classes, each of which is divided evenly among its holders.
 
-    Every class is held by the same number of clients, or by one more. Rows of a class that nobody holds,
-    which happens only if clients * classes is less than the number of classes, are dropped. With `rows`, no
-    client gets more than that, evenly of its classes.
+    Every class is held by the same number of clients, or by one more. Rows of a class without holders, which
+    happens only if clients * classes is less than the number of classes, are dropped. `rows` limits the rows of a
+    client, evenly over its classes.
     """
     check_rows(labels, clients, classes)
     queues = shuffled_by_class(labels, rng)
@@ -131,16 +129,16 @@ def groups(
 ) -> list[np.ndarray]:
     """Consecutive clients form `number` groups of about equal size; each group has classes of its own.
 
-    The classes are assigned to groups at random, and each is divided evenly among the clients of its group. With
-    `rows`, no client gets more than that, evenly of its classes. The groups are the ground truth for methods that
-    choose neighbours.
+    The classes are assigned to groups at random, and each is divided evenly among the clients of its group. `rows`
+    limits the rows of a client, evenly over its classes. The groups are the ground truth for methods that select
+    neighbours.
     """
     check_rows(labels, clients, 1)
     queues = shuffled_by_class(labels, rng)
     if not number <= min(clients, len(queues)):
         raise DataError(
-            f"{number} groups need as many clients and classes, but there are {clients} clients and {len(queues)} "
-            "classes; use fewer groups."
+            f"{number} groups need at least {number} clients and classes, but there are {clients} clients and "
+            f"{len(queues)} classes; use fewer groups."
         )
     members = np.array_split(np.arange(clients), number)
     holders: list[list[int]] = [[] for _ in queues]
@@ -160,14 +158,14 @@ def label_sets(
 ) -> list[np.ndarray]:
     """Client n holds the classes `sets[n]`, each of which is divided evenly among its holders.
 
-    Rows of a class that nobody holds are dropped. With `rows`, no client gets more than that, evenly of its classes.
-    A run names it `fedloom.data.partitions:label_sets`, as options of the partitions below are numbers.
+    Rows of a class without holders are dropped. `rows` limits the rows of a client, evenly over its classes. A run
+    names it `fedloom.data.partitions:label_sets`, because options of the registered partitions are numbers.
     """
     check_rows(labels, clients, 1)
     kinds = np.unique(labels).tolist()
     if len(sets) != clients or not all(sets) or not {k for those in sets for k in those} <= {*kinds}:
         raise DataError(
-            f"sets must name the classes of each of {clients} clients, from {kinds[0]} to {kinds[-1]}, but is {sets!r}."
+            f"sets must list the classes of each of {clients} clients, from {kinds[0]} to {kinds[-1]}, not {sets!r}."
         )
     holders = [[n for n, those in enumerate(sets) if k in those] for k in kinds]
     return _to_holders(shuffled_by_class(labels, rng), holders, clients, rows)
@@ -179,8 +177,8 @@ def _to_holders(queues: list[np.ndarray], holders: list[list[int]], clients: int
     for k, (queue, those) in enumerate(zip(queues, holders, strict=True)):
         if len(queue) < len(those):
             raise DataError(
-                f"Each client must get a row of each of its classes, but a class of {len(queue)} rows would "
-                f"have {len(those)} holders; use fewer clients or fewer classes for each."
+                f"Each client needs a row of each of its classes, but {len(those)} clients share a class of "
+                f"{len(queue)} rows; use fewer clients or fewer classes for each."
             )
         if those:
             counts[those, k] = len(queue) // len(those)
@@ -189,7 +187,7 @@ def _to_holders(queues: list[np.ndarray], holders: list[list[int]], clients: int
         kinds = (counts > 0).sum(1, keepdims=True)  # (N, 1) classes of each client
         nth = np.cumsum(counts > 0, axis=1)
         if rows < kinds.max():
-            raise DataError(f"A client of {kinds.max()} classes needs as many rows, but rows is {rows}; use more.")
+            raise DataError(f"rows must be at least {kinds.max()}, the number of classes of a client, not {rows}.")
         counts = np.minimum(counts, rows // kinds + (nth <= rows % kinds))
     return deal(queues, counts)
 
@@ -203,7 +201,7 @@ def random_classes(
     """
     check_rows(labels, clients, rows)
     if rows < classes:
-        raise DataError(f"rows must be at least classes, so that each class gets a row, but {rows} < {classes}.")
+        raise DataError(f"rows must be at least {classes}, the number of classes of a client, not {rows}.")
     queues = shuffled_by_class(labels, rng)
     check_classes(len(queues), classes)
     left = np.array([len(queue) for queue in queues])
@@ -225,7 +223,7 @@ def random_classes(
 
 
 def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Every row goes to a random client; the sizes differ by one at most."""
+    """Every row goes to a random client; sizes differ by at most one."""
     check_rows(labels, clients, 1)
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
@@ -233,27 +231,27 @@ def iid(labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.n
 def natural(
     labels: np.ndarray, clients: int, rng: np.random.Generator, *, groups: np.ndarray | None, min_rows: int = 1
 ) -> list[np.ndarray]:
-    """Each client is one owner of rows, such as a writer; which ones is random if there are more than wanted.
+    """Each client is one owner of rows, such as a writer; a random sample if there are more owners than clients.
 
     Args:
         labels: (n,) int64.
-        clients: how many.
-        rng: where all draws come from.
+        clients: number of clients.
+        rng: random generator of all draws.
         groups: (n,) int64, the owner of each row.
         min_rows: owners of fewer rows are ignored.
     """
     check_rows(labels, clients, 1)
     if groups is None:
         raise DataError(
-            "The partition 'natural' needs data whose rows have owners, but this data set has none; choose "
-            "another partition."
+            "The partition 'natural' needs a data set whose rows have owners, which this one lacks; choose another "
+            "partition."
         )
     owners, sizes = np.unique(groups, return_counts=True)
     able = owners[sizes >= min_rows]
     if len(able) < clients:
         raise DataError(
-            f"{clients} clients need as many owners of at least {min_rows} rows, but there are "
-            f"{len(able)}; use fewer clients or a smaller min_rows."
+            f"{clients} clients need {clients} owners of at least {min_rows} rows, not {len(able)}; use fewer clients "
+            "or a smaller min_rows."
         )
     chosen = np.sort(rng.choice(able, clients, replace=False))
     order = np.argsort(groups, kind="stable")
@@ -262,9 +260,9 @@ def natural(
     return [order[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-_ALPHA = "concentration: small gives each client few classes, large is even"
-_MOST = Option("rows", int, None, "the most rows of each client; none: every row is handed out")
-_MIN_ROWS = Option("min_rows", int, 1, "the fewest rows a client may have")
+_ALPHA = "concentration: small gives each client few classes, large is uniform"
+_MOST = Option("rows", int, None, "maximum number of rows of each client; none: all rows are allocated")
+_MIN_ROWS = Option("min_rows", int, 1, "minimum number of rows of a client")
 
 PARTITIONS: dict[str, PartitionScheme] = {
     "dirichlet": PartitionScheme(
@@ -272,58 +270,58 @@ PARTITIONS: dict[str, PartitionScheme] = {
         dirichlet,
         (
             Option("alpha", float, 0.1, _ALPHA),
-            Option("rows", int, None, "rows of each client; none: every row is handed out"),
+            Option("rows", int, None, "rows of each client; none: all rows are allocated"),
             _MIN_ROWS,
         ),
     ),
     "dirichlet-classwise": PartitionScheme(
-        "each class is shared out by a Dirichlet draw over clients",
+        "each class is divided by a Dirichlet draw over clients",
         dirichlet_classwise,
         (Option("alpha", float, 0.5, _ALPHA), _MIN_ROWS),
     ),
     "pathological": PartitionScheme(
-        "each client has exactly so many classes",
+        "each client has a fixed number of classes",
         pathological,
         (Option("classes", int, 2, "classes of each client"), _MOST),
     ),
     "groups": PartitionScheme(
-        "clients in groups, each with classes of its own",
+        "groups of clients, each group with its own classes",
         groups,
-        (Option("number", int, 5, "groups of clients"), _MOST),
+        (Option("number", int, 5, "number of groups"), _MOST),
     ),
     "random-classes": PartitionScheme(
-        "each client has few rows, evenly of classes drawn at random",
+        "each client has few rows, evenly over random classes",
         random_classes,
         (
             Option("classes", int, 2, "classes of each client"),
-            Option("rows", int, 20, "the fewest rows a client may have; the most is twice as many"),
+            Option("rows", int, 20, "minimum number of rows of a client; the maximum is twice as many"),
         ),
     ),
-    "iid": PartitionScheme("rows are dealt at random", iid),
+    "iid": PartitionScheme("rows are assigned at random", iid),
     "natural": PartitionScheme("each client is one owner of rows", natural, (_MIN_ROWS,), needs_groups=True),
 }
 
 
 def find_partition(name: str) -> PartitionScheme:
-    """The partition of that name.
+    """The partition with this name.
 
     Raises:
-        DataError: there is none.
+        DataError: the name is unknown.
     """
     if name not in PARTITIONS:
-        raise DataError(f"There is no partition {name!r}.{did_you_mean(name, PARTITIONS)}")
+        raise DataError(f"Unknown partition {name!r}.{did_you_mean(name, PARTITIONS)}")
     return PARTITIONS[name]
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, OptionValue]:
-    """All options of a partition: the given ones and the defaults of the others, converted to their types.
+    """All options of a partition, with defaults for those not in `options`, converted to their types.
 
     Raises:
-        DataError: an option is unknown, of the wrong type, or not above 0; the text lists every problem.
+        DataError: an option is unknown, of the wrong type, or not above 0; the message lists every problem.
     """
     known = {option.name: option for option in find_partition(name).options}
     problems = [
-        f"There is no option {word!r} of partition {name!r}.{did_you_mean(word, known)}"
+        f"Unknown option {word!r} of partition {name!r}.{did_you_mean(word, known)}"
         for word in options
         if word not in known
     ]
@@ -338,7 +336,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, OptionValu
             checked[option.name] = option.type(value)
         else:
             kind = "a whole number" if option.type is int else "a number"
-            problems.append(f"{name}.{option.name} must be {kind} above 0, but it is {value!r}.")
+            problems.append(f"{name}.{option.name} must be {kind} above 0, not {value!r}.")
     if problems:
         raise DataError("\n".join(problems))
     return checked

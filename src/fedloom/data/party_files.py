@@ -14,7 +14,7 @@ from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
 from fedloom.data.vertical_split import split_parties
 
 Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
-"""The ids of each party -> for each party (P,) its row numbers of the people that all have, in one order."""
+"""The ids of each party -> for each party (P,) its row numbers of the common people, in one order."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,21 +37,21 @@ class PartyFile:
 
     @classmethod
     def active(cls, file: Path, id: str, label: str) -> PartyFile:
-        """The file of the party with the labels. Raises DataError if it can't be used."""
+        """The file of the active party. Raises DataError if it is invalid."""
         table = read_csv(file, needed=[id, label])
         labels, classes = class_numbers(table.pop(label), f"Column {label!r} of {file}")
         return cls(file.stem, table.pop(id), table, labels, classes)
 
     @classmethod
     def passive(cls, file: Path, id: str, label: str) -> PartyFile:
-        """The file of another party. Raises DataError if it can't be used, or has labels too."""
+        """The file of a passive party. Raises DataError if it is invalid or has labels."""
         table = read_csv(file, needed=[id])
         if label in table:
-            raise DataError(f"Only the first party may have labels, but {file} has a column {label!r} too; remove it.")
+            raise DataError(f"Only the active party may have labels, but {file} has a column {label!r}; remove it.")
         return cls(file.stem, table.pop(id), table, np.empty(0, dtype=np.int64))
 
     def view(self, aligned: np.ndarray, unaligned: np.ndarray, test: np.ndarray, truth: np.ndarray | None) -> PartyView:
-        """Its columns as numbers, of some of its rows by their numbers (n,)."""
+        """The encoded columns of its aligned, unaligned and test rows, given by row numbers (n,)."""
         rows = np.concatenate([aligned, unaligned, test])
         columns = {name: column_values(words)[rows] for name, words in self.columns.items()}
         return table_view(self.name, columns, *ranges(len(aligned), len(unaligned), len(test)), truth)
@@ -70,25 +70,24 @@ def from_files(
 ) -> VerticalDataset:
     """Read each party's CSV file and match their people.
 
-    People whom all parties have and who have a label are aligned or tested. Any other row is an unaligned row of its
-    party. So two of three parties may have unaligned rows of a person whom the third does not have; and unaligned rows
-    of the first party are trained on without their labels, even if the file has them. A column holds numbers if all
-    its known values can be read as numbers, else words. Each party's encoder is fitted on its
-    aligned and unaligned rows.
+    Common people with a label are aligned or tested. All other rows are unaligned: two of three parties may have
+    unaligned rows of a person that the third lacks, and unaligned rows of the first party are used without labels. A
+    column is numeric if all its known values are numbers, else text. Each party's encoder is fitted on its aligned and
+    unaligned rows.
 
     Args:
         files: one for each party, the active one first.
-        id: the column of the ids, in all files or each.
-        label: the column of the labels, in the first file only; empty where there is none.
+        id: the id column, one for all files or one for each.
+        label: the label column, in the first file only; cells without a label are empty.
         seed: of the run.
-        align: matches ids (`fedloom.data.alignment`); it gets them as they stand in the files.
-        aligned: how many people are aligned, drawn as they come; None: all that can be. Others are dealt in turn,
-            each to one party as unaligned.
+        align: matches ids (`fedloom.data.alignment`), as they are in the files.
+        aligned: number of aligned people, drawn at random; None for all common people. The others are assigned in
+            turn, each to one party as unaligned.
         test_fraction: the share of each class that is tested.
-        test_rows: at most so many test rows, at random; None keeps all.
+        test_rows: maximum number of test rows, a random sample; None keeps all.
 
     Raises:
-        DataError: a file can't be used, ids don't match, or the numbers can't be met.
+        DataError: a file is invalid, ids do not match, or there are too few people.
     """
     keys = [id] * len(files) if isinstance(id, str) else list(id)
     if len(files) < 2 or len(keys) != len(files):
@@ -113,7 +112,7 @@ def from_files(
 
 
 def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:
-    """An alignment's rows in the order of the first party's. Raises DataError if they can't be right."""
+    """An alignment's rows in the order of the first party's. Raises DataError if they are invalid."""
     lengths = [rows.shape for rows in common]
     fit = len(common) == len(sizes) and len(set(lengths)) == 1 and all(rows.ndim == 1 for rows in common)
     fit = fit and all(rows.dtype.kind in "iu" or len(rows) == 0 for rows in common)
@@ -124,6 +123,6 @@ def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:
         order = np.argsort(common[0])  # an alignment's own order may differ from run to run
         return [rows[order].astype(np.int64) for rows in common]
     raise DataError(
-        f"An alignment must give each of {len(sizes)} parties equally many different row numbers, below {sizes}, but "
-        f"it gave {lengths}."
+        f"An alignment must return equally many distinct row numbers below {sizes} for {len(sizes)} parties, not "
+        f"{lengths}."
     )

@@ -1,6 +1,6 @@
-"""Rows that only their owner holds, read by a schema that all parties share: what fits it is taken, all else refused.
+"""Reads a party's private rows by a schema that all parties share, and refuses rows that do not fit it.
 
-Errors name file, column and row for the owner of the file; none shows a value.
+Errors name file, column and row, and never show a value.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from fedloom.data.tables import MISSING, RawTable, read_csv
 
 @dataclass(frozen=True)
 class DataSchema:
-    """What the rows of all parties look like.
+    """The format of the rows of all parties.
 
     Attributes:
         classes: K names.
         label: the column of the classes, in a table.
-        table: the columns of a table, in order; none for images.
+        table: the columns of a table, in order; empty for images.
         shape: (C, H, W) of an image.
     """
 
@@ -47,7 +47,7 @@ class DataSchema:
         return self.shape if self.kind == "image" else (len(self.columns),)
 
     def scaling(self, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Shift and scale: of images always the same; of a table those of some rows (n, F), or 0 and 1."""
+        """Shift and scale: constant for images; for a table those of rows x (n, F), or 0 and 1 without rows."""
         if self.kind == "image":
             return pixel_scaling(self.shape[0])
         if x is None:
@@ -57,10 +57,10 @@ class DataSchema:
 
 def read_rows(path: Path, schema: DataSchema, name: str) -> Dataset:
     """Labelled rows: a CSV or Parquet file, or a folder with one folder of PNG or JPEG files for each class. Columns
-    that the schema does not name are ignored. Not standardised yet.
+    that are not in the schema are ignored. The result is not standardised.
 
     Raises:
-        DataError: they don't fit the schema.
+        DataError: the rows do not fit the schema.
     """
     if schema.kind == "image" and path.is_dir() and not any(path.rglob("*.parquet")):
         return _read_image_folders(path, schema, name)
@@ -70,29 +70,29 @@ def read_rows(path: Path, schema: DataSchema, name: str) -> Dataset:
         return table_dataset(name, _encode(path, schema, table), y, schema.classes, schema.columns)
     if not path.exists():
         raise DataError(f"{path} does not exist; name a file or folder with rows.")
-    found = read_files(path, name=name, hints=Hints(label=schema.label))
-    y = _labels(path, schema, [found.classes[k] for k in found.y])
-    if isinstance(found, RawTable):
+    raw = read_files(path, name=name, hints=Hints(label=schema.label))
+    y = _labels(path, schema, [raw.classes[k] for k in raw.y])
+    if isinstance(raw, RawTable):
         if schema.kind != "table":
-            raise DataError(f"{path} must hold images, but holds a table.")
-        x = _encode(path, schema, found.columns)
-        return table_dataset(name, x, y, schema.classes, schema.columns, test=found.test)
-    return image_dataset(name, _check_shape(path, schema, found.x), y, schema.classes, test=found.test)
+            raise DataError(f"{path} must hold images, but it is a table.")
+        x = _encode(path, schema, raw.columns)
+        return table_dataset(name, x, y, schema.classes, schema.columns, test=raw.test)
+    return image_dataset(name, _check_shape(path, schema, raw.x), y, schema.classes, test=raw.test)
 
 
 def read_public(path: Path, schema: DataSchema) -> np.ndarray:
     """(n, ...) rows without labels: a CSV file, or a folder of PNG or JPEG files in the order of their names.
 
     Raises:
-        DataError: they don't fit the schema.
+        DataError: the rows do not fit the schema.
     """
     if schema.kind == "table":
         if path.suffix != ".csv":
-            raise DataError(f"Public rows of a table must be a CSV file, but {path} is none.")
+            raise DataError(f"Public rows of a table must be a CSV file, not {path}.")
         return _encode(path, schema, _read_csv(path, schema))
     files = sorted(filter(is_image, path.iterdir())) if path.is_dir() else []
     if not files:
-        raise DataError(f"Public images must be a folder of PNG or JPEG files, but {path} holds none.")
+        raise DataError(f"Public images must be a folder of PNG or JPEG files, but {path} has none.")
     return _check_shape(path, schema, decode_images(files, channels=schema.shape[0]))
 
 
@@ -127,19 +127,19 @@ def _labels(path: Path, schema: DataSchema, words: Sequence[str] | np.ndarray) -
 
 
 def _read_image_folders(path: Path, schema: DataSchema, name: str) -> Dataset:
-    """Images in folders that are called after classes; not every class needs one."""
+    """Images in folders named after classes; a class may have no folder."""
     folders = class_folders(path)
-    strange = [label for label in folders if label not in schema.classes]
-    if strange:
-        raise DataError(f"{path} has {len(strange)} folders that are not classes of the schema; remove or rename them.")
-    files = [(file, schema.classes.index(label)) for label, found in folders.items() for file in found]
+    unknown = [label for label in folders if label not in schema.classes]
+    if unknown:
+        raise DataError(f"{path} has {len(unknown)} folders that are not classes of the schema; remove or rename them.")
+    files = [(file, schema.classes.index(label)) for label, images in folders.items() for file in images]
     if not files:
-        raise DataError(f"{path} must hold a folder of PNG or JPEG files for each class, but there are none.")
+        raise DataError(f"{path} must have a folder of PNG or JPEG files for each class, but has no such files.")
     x = _check_shape(path, schema, decode_images((file for file, _ in files), channels=schema.shape[0]))
     return image_dataset(name, x, np.array([k for _, k in files], dtype=np.int64), schema.classes)
 
 
 def _check_shape(path: Path, schema: DataSchema, x: np.ndarray) -> np.ndarray:
     if x.shape[1:] != schema.input_shape:
-        raise DataError(f"{path} must hold rows of shape {schema.input_shape}, but they are {x.shape[1:]}.")
+        raise DataError(f"{path} must have rows of shape {schema.input_shape}, not {x.shape[1:]}.")
     return x

@@ -1,4 +1,4 @@
-"""A simulated vertical federation: a data set cut among parties that each hold a part of every row's columns."""
+"""A simulated vertical federation: the columns of a data set divided among parties."""
 
 from __future__ import annotations
 
@@ -39,36 +39,35 @@ def simulate(
     test_rows: int | None = None,
     everything: bool = False,
 ) -> VerticalDataset:
-    """Cut a data set among parties that each hold a part of every row's columns.
+    """Divide the columns of a data set among parties.
 
     Images are cut into a grid of cells, and columns into blocks; party m holds `held` of them from number m on,
-    cyclically, so that neighbours share some. Every draw has a random stream of its own: neither the number of parties
-    nor that of aligned rows changes the test rows, which are those of `fedloom.data.split`; and 200 aligned rows are
-    the first of 600. Unaligned rows are different people at each party, none of them aligned or tested.
+    cyclically. Draws have separate random streams: the test rows, those of `fedloom.data.split`, do not depend on the
+    number of parties or of aligned rows, and 200 aligned rows are the first of 600. Unaligned rows are of different
+    people at each party, none of them aligned or tested.
 
     Args:
         name: as for `fedloom.data.sources.load`.
-        parties: how many, at least 2.
+        parties: number of parties, at least 2.
         seed: of the run.
         root: the data root.
-        aligned: rows that all parties have, with labels at the first.
-        unaligned: rows of each party's own; None: as many as all can have.
-        held: cells or blocks of each party; None: 2, or 1 for two parties.
-        grid: cells of an image as (rows, columns); None: as many as parties (`fedloom.data.image_grid.default_grid`).
+        aligned: number of aligned rows, labelled at the first party.
+        unaligned: number of unaligned rows of each party; None for the largest possible.
+        held: number of cells or blocks of each party; None for 2, or 1 for two parties.
+        grid: cells of an image as (rows, columns); None for one for each party (`image_grid.default_grid`).
         ratio: majority class : minority class among the unaligned rows, for all parties or each; 1 is the mix of
             all rows.
-        majority: how many classes each party draws by chance to be its majority, if the ratio is above 1; of two
-            classes it is class 0.
-        rare: classes that have at most `rare_rows` aligned rows; other classes fill the places.
+        majority: number of random majority classes of each party if the ratio is above 1; of two classes class 0.
+        rare: classes with at most `rare_rows` aligned rows; other classes replace them.
         rare_rows: 0 for zero-shot, a few for few-shot.
-        balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows, or as they
-            come; None: evenly for images.
+        balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows; None: for
+            images only.
         test_fraction: the share of each class that is tested if there is no official test split.
-        test_rows: at most so many test rows, at random; None keeps all.
-        everything: the upper boundary: all unaligned rows become aligned and labelled too, with all views.
+        test_rows: maximum number of test rows, a random sample; None keeps all.
+        everything: the upper bound: all unaligned rows become aligned and labelled, with all views.
 
     Raises:
-        DataError: the data can't be read, or the numbers can't be met.
+        DataError: the data cannot be read, a setting is invalid, or there are too few rows.
     """
     data = load_raw(name, root=root)
     held = held if held is not None else min(2, parties - 1)
@@ -106,9 +105,9 @@ def _check_classes(
     if len(ratios) != parties or not all(1 <= ratio < float("inf") for ratio in ratios):
         raise DataError(f"ratio must be one number of at least 1, or one for each of {parties} parties, not {ratios}.")
     if max(ratios) > 1 and not 1 <= majority < len(classes):
-        raise DataError(f"majority must be from 1 to {len(classes) - 1} of {len(classes)} classes, but is {majority}.")
+        raise DataError(f"majority must be from 1 to {len(classes) - 1} for {len(classes)} classes, not {majority}.")
     if not set(rare) < set(range(len(classes))):
-        raise DataError(f"rare must name some, not all, of the classes 0..{len(classes) - 1}, but is {list(rare)}.")
+        raise DataError(f"rare must be a proper subset of the classes 0..{len(classes) - 1}, not {list(rare)}.")
 
 
 def _cells(data: Dataset, parties: int, held: int, grid: tuple[int, int] | None) -> list[dict[str, Any]]:
@@ -125,10 +124,10 @@ def _blocks(
 ) -> list[dict[str, np.ndarray]]:
     """Each party's raw columns, in the order of the file."""
     if grid is not None:
-        raise DataError(f"A grid is for images, but {data.name!r} is a table; leave it out.")
+        raise DataError(f"grid applies to images, but {data.name!r} is a table; leave it out.")
     names = list(data.columns)
     if len(names) < parties:
-        raise DataError(f"{parties} parties need at least as many columns, but {data.name!r} has {len(names)}.")
+        raise DataError(f"{parties} parties need at least {parties} columns, but {data.name!r} has {len(names)}.")
     _check_held(parties, held, parties, "blocks of columns")
     blocks = np.array_split(stream(seed, "columns.blocks").permutation(len(names)), parties)
     takes = [[blocks[(party + step) % parties] for step in range(held)] for party in range(parties)]
@@ -139,15 +138,15 @@ def _blocks(
 def _check_held(parties: int, held: int, number: int, what: str) -> None:
     if not 1 <= held <= number or number < parties:
         raise DataError(
-            f"{parties} parties that hold {held} each don't fit {number} {what}: there must be at least as many as "
-            f"parties, and held must be from 1 to {number}."
+            f"{parties} parties with {held} each do not fit {number} {what}: at least {parties} are needed, and held "
+            f"must be from 1 to {number}."
         )
 
 
 def _view(
     data: Dataset | RawTable, name: str, part: dict[str, Any], aligned: np.ndarray, own: np.ndarray, test: np.ndarray
 ) -> PartyView:
-    """One party's rows: aligned, then its own, then the test rows."""
+    """One party's rows: aligned, unaligned, then test rows."""
     rows, parts = np.concatenate([aligned, own, test]), ranges(len(aligned), len(own), len(test))
     if isinstance(data, Dataset):
         x = crop_cells(data.x, tuple(part["grid"]), part["cells"], rows)

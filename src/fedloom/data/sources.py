@@ -1,4 +1,4 @@
-"""Sources of data: known names, and files of the user's."""
+"""Sources of data: registered names, and the user's files."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ ROOT_VARIABLE = "FEDLOOM_DATA"
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that is known by name."""
+    """A registered data set."""
 
     title: str
     kind: Kind
     hub: str | None = None
-    """"owner/name" on the Hugging Face hub, or None: it comes with scikit-learn."""
+    """"owner/name" on the Hugging Face hub, or None for scikit-learn's."""
     config: str | None = None
-    """The hub's name of one of several versions."""
+    """The hub's configuration name, if there are several."""
     hints: Hints = field(default_factory=Hints)
 
     @property
     def bundled(self) -> bool:
-        """Whether it needs no network."""
+        """Whether it needs no download."""
         return self.hub is None
 
     @property
     def test(self) -> str | None:
-        """The split that is the official test set, or None: test rows are held out of the whole."""
+        """The split that is the official test set, or None."""
         return self.hints.test
 
     @property
     def extra(self) -> str | None:
-        """The extra of fedloom that must be installed, or None."""
+        """The extra of fedloom that it needs, or None."""
         return None if self.bundled else "hub"
 
 
@@ -101,38 +101,34 @@ SOURCES: dict[str, Source] = {
 
 
 NOISE = re.compile(r"noise:(\d+)x(\d+(?:x\d+x\d+)?):(\d+)")
-"""`noise:ROWSxSHAPE:CLASSES`, such as noise:1000x1x8x8:10: synthetic rows, to measure the cost of a run before
-its data set is here."""
+"""`noise:ROWSxSHAPE:CLASSES`, such as noise:1000x1x8x8:10: synthetic rows, to measure the cost of a run without
+its data set."""
 
 
 def check_name(name: str) -> None:
-    """Raise DataError unless `load` knows the name, or it is the path of something that exists."""
+    """Raise DataError unless the name is registered, or an existing path."""
     if name not in SOURCES and not NOISE.fullmatch(name) and not Path(name).expanduser().exists():
         raise DataError(
-            f"{name!r} is neither the name of a known data set nor a file or folder that exists."
-            f"{did_you_mean(name, SOURCES)}"
+            f"{name!r} is neither a registered data set nor an existing file or folder.{did_you_mean(name, SOURCES)}"
         )
 
 
 def load(name: str, *, root: Path | None = None) -> Dataset:
     """Load a data set by its name in `SOURCES`, or from files.
 
-    A set of the Hugging Face hub is read from the folder `<root>/<owner>/<name>` if there is one,
-    else from the hub. Decoded data is cached on disk (`fedloom.data.cache`). The training and test
-    split are used; others are ignored.
+    A data set of the Hugging Face hub is read from the folder `<root>/<owner>/<name>` if it exists, else from the hub.
+    Decoded data is cached on disk (`fedloom.data.cache`). Splits other than training and test are ignored.
 
-    Own files may be a .parquet or .csv file, a folder of them in the hub's layout, or a folder of
-    class folders of PNG or JPEG files, with or without train/ and test/ above. In a table, text
-    becomes one column of 0 and 1 for each word. The labels are the column of type ClassLabel; else
-    the one called label, labels, target, class or y; else the last one of a table.
+    A path may be a .parquet or .csv file, a folder of them in the hub's layout, or a folder of class folders of PNG or
+    JPEG files, with or without train/ and test/ above. Text columns of a table are one-hot encoded. The labels are the
+    column of type ClassLabel; else the one called label, labels, target, class or y; else the last one of a table.
 
     Args:
-        name: a name, or a path. A name wins: write "./mnist" for a folder that is called like a
-            known set.
-        root: the data root; the environment variable FEDLOOM_DATA where it is None.
+        name: a registered name, or a path. Names take precedence: write "./mnist" for a folder called mnist.
+        root: the data root; None for the environment variable FEDLOOM_DATA.
 
     Raises:
-        DataError: the name is unknown, or the data is missing, unreadable or contradicts itself.
+        DataError: the name is unknown, or the data is missing, unreadable or inconsistent.
     """
     key, read = _reader(name, root)
 
@@ -144,10 +140,10 @@ def load(name: str, *, root: Path | None = None) -> Dataset:
 
 
 def load_raw(name: str, *, root: Path | None = None) -> Dataset | RawTable:
-    """Like `load`, but a table stays as its file holds it, with text and gaps; images come as from `load`.
+    """Like `load`, but a table is not encoded.
 
     Raises:
-        DataError: as `load` does.
+        DataError: as `load`.
     """
     source, noise = SOURCES.get(name), NOISE.fullmatch(name)
     table = source.kind == "table" if source else bool(noise) or bool(table_endings(Path(name).expanduser()))
@@ -155,7 +151,7 @@ def load_raw(name: str, *, root: Path | None = None) -> Dataset | RawTable:
 
 
 def _reader(name: str, root: Path | None) -> tuple[str, Callable[[], Dataset | RawTable]]:
-    """The cache key of a data set, empty if it is not kept, and a function that reads it."""
+    """The cache key of a data set, "" if it is not cached, and a function that reads it."""
     source = SOURCES.get(name)
     if sizes := NOISE.fullmatch(name):
         rows, shape, classes = int(sizes[1]), tuple(map(int, sizes[2].split("x"))), int(sizes[3])
@@ -172,7 +168,7 @@ def _reader(name: str, root: Path | None) -> tuple[str, Callable[[], Dataset | R
 
 
 def _noise(name: str, rows: int, shape: tuple[int, ...], classes: int) -> Dataset | RawTable:
-    """Images (C, H, W) or table rows (F,): half of each is its class's, the other half its own, both random."""
+    """Random images (C, H, W) or table rows (F,): the sum of a part shared by the class and a part of the row."""
     rng = np.random.default_rng(0)
     y, names = rng.integers(classes, size=rows), tuple(map(str, range(classes)))
     if len(shape) == 3:
@@ -184,14 +180,14 @@ def _noise(name: str, rows: int, shape: tuple[int, ...], classes: int) -> Datase
 
 
 def _folder(repository: str, root: Path | None) -> Path | None:
-    """Where a data set of the hub lies in the data root, if there is a root."""
+    """The folder of a hub data set in the data root, if there is a root."""
     if root is None and os.environ.get(ROOT_VARIABLE):
         root = Path(os.environ[ROOT_VARIABLE])
     return None if root is None else root.expanduser() / repository
 
 
 def _path_reader(name: str) -> tuple[str, Callable[[], Dataset | RawTable]]:
-    """The same for a file or folder."""
+    """The cache key and reader of a file or folder."""
     check_name(name)
     path = Path(name).expanduser()
     title = path.resolve().stem if path.is_file() else path.resolve().name
@@ -200,8 +196,8 @@ def _path_reader(name: str) -> tuple[str, Callable[[], Dataset | RawTable]]:
     if path.is_dir() and any(map(is_image, path.rglob("*"))):
         return files_key(path, title, "folders"), lambda: read_class_folders(path, name=title)
     raise DataError(
-        f"{name!r} must be a .parquet or .csv file, a folder of such files, or a folder of class "
-        f"folders of PNG or JPEG files, but it {'is' if path.is_file() else 'holds'} none of these."
+        f"{name!r} must be a .parquet or .csv file, a folder of such files, or a folder of class folders of PNG or "
+        "JPEG files."
     )
 
 

@@ -17,18 +17,18 @@ from fedloom.data.partitions import PartitionFunction, check_options, find_parti
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers of a data set, all int64 and rising. Shards, public, test and server have no row in common."""
+    """Row numbers of a data set, int64 and ascending. Shards, public, test and server rows are disjoint."""
 
     shards: tuple[np.ndarray, ...]
     """Training rows of each client."""
     public: np.ndarray
-    """Rows that all hold, to be used without their labels; perhaps none."""
+    """Public rows, which all parties hold without labels; may be empty."""
     test: np.ndarray
-    """Test rows of all classes, the same for all."""
+    """Global test rows."""
     own_test: tuple[np.ndarray, ...]
     """For each client, test rows in the class mix of its shard; a row may serve several clients."""
     server: np.ndarray
-    """Training rows that only the server holds, with their labels; perhaps none."""
+    """Labelled training rows that only the server holds; may be empty."""
 
 
 def split(
@@ -46,27 +46,25 @@ def split(
 ) -> Split:
     """Draw the server's rows, then test rows, then public rows, and partition the rest.
 
-    Test rows, public rows, partition and each client's own test rows have random streams of their own: another
-    number of clients, or another partition, changes neither the test set nor the public set.
+    Test rows, public rows, partition and each client's own test rows have separate random streams, so that neither the
+    number of clients nor the partition changes the test set or the public set.
 
     Args:
         dataset: the rows.
-        clients: how many, at least 1.
+        clients: number of clients, at least 1.
         seed: of the run.
-        partition: a name in `PARTITIONS`, or a function (labels (n,), clients, generator) -> row numbers of
-            each.
+        partition: a name in `PARTITIONS`, or a function (labels (n,), clients, generator) -> row numbers of each.
         options: of the named partition.
-        server: how many training rows only the server holds, drawn evenly. They are the same for all seeds, so that
-            a model trained on them serves all seeds; without an official test split test rows are drawn from the
-            rest.
-        public: how many rows all clients hold, drawn evenly from the training rows whatever their labels.
+        server: number of training rows that only the server holds, drawn uniformly. They are the same for all seeds,
+            so that one pretrained model fits all; without an official test split, test rows are drawn from the rest.
+        public: number of public rows, drawn uniformly from the training rows.
         test_fraction: the share of each class that is held out if the data set has no official test split.
-        test_rows: at most so many test rows are kept, at random; None keeps all.
-        own_test_rows: how many test rows each client gets in its own class mix, from the test split before it
-            is cut to `test_rows`; fewer if a class has too few, never one twice.
+        test_rows: maximum number of test rows, a random sample; None keeps all.
+        own_test_rows: test rows of each client in its own class mix, from the test split before it is cut to
+            `test_rows`; fewer if a class has too few, without repetition.
 
     Raises:
-        DataError: the numbers can't be met.
+        DataError: the data has too few rows.
     """
     rows, drawn = len(dataset.train), dataset.test is None
     check_settings(
@@ -84,7 +82,7 @@ def split(
     test, kept = (pool[places] for places in held)
     pool = np.setdiff1d(pool, test, assume_unique=True)
     if public >= len(pool):
-        raise DataError(f"public must leave rows to train on, but takes {public} of {len(pool)}; use fewer.")
+        raise DataError(f"public must be below {len(pool)}, the number of training rows, not {public}.")
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
     shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
@@ -99,14 +97,14 @@ def split(
 def hold_out(
     labels: np.ndarray, official: np.ndarray | None, *, seed: int, fraction: float, limit: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """All test rows, and those that are kept of them, rising.
+    """All test rows, and those that are kept, ascending.
 
     Args:
         labels: (n,) int64.
-        official: row numbers of the official test split, or None: a share of each class is drawn.
+        official: row numbers of the official test split; None draws a share of each class.
         seed: of the run.
         fraction: that share, between 0 and 1.
-        limit: at most so many are kept, at random; None keeps all.
+        limit: maximum number of kept rows, a random sample; None keeps all.
     """
     test = _stratified(labels, fraction, stream(seed, "data.test")) if official is None else official
     if limit is None or limit >= len(test):
@@ -117,7 +115,7 @@ def hold_out(
 def public_hash(dataset: Dataset, split: Split) -> str:
     """SHA-256 of the public rows in their order: type, shape and bytes, no labels.
 
-    With it parties can compare their public rows without sending them.
+    Parties compare it to verify that their public rows are identical.
     """
     return rows_hash(dataset.x[split.public])
 
@@ -131,18 +129,18 @@ def rows_hash(x: np.ndarray) -> str:
 
 
 def check_settings(*checks: tuple[bool, str, str, object]) -> None:
-    """Raise one DataError for all settings that are wrong.
+    """Raise one DataError for all invalid settings.
 
     Args:
-        checks: for each setting whether it is right, its name, the values that are allowed, and its value.
+        checks: for each setting whether it is valid, its name, the allowed values, and its value.
     """
-    problems = [f"{name} must be {allowed}, but it is {value}." for right, name, allowed, value in checks if not right]
+    problems = [f"{name} must be {allowed}, not {value}." for valid, name, allowed, value in checks if not valid]
     if problems:
         raise DataError("\n".join(problems))
 
 
 def _stratified(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """The same fraction of each class, rounded, but at least one row of it for testing and for training."""
+    """The same fraction of each class, rounded, with at least one row for testing and one for training."""
     parts = []
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -159,7 +157,7 @@ def _partition(
     partition: str | PartitionFunction,
     options: Mapping[str, Any],
 ) -> list[np.ndarray]:
-    """The parts as validated positions in the pool: a partition may be user code."""
+    """The parts as positions in the pool, validated because a partition may be user code."""
     rng, labels = stream(seed, "data.partition"), dataset.y[pool]
     if isinstance(partition, str):
         extra: dict[str, Any] = dict(check_options(partition, options))
@@ -172,8 +170,8 @@ def _partition(
     valid = len(np.unique(rows)) == len(rows) and bool(((rows >= 0) & (rows < len(pool))).all())
     if len(parts) != clients or not all(len(part) for part in parts) or not valid:
         raise DataError(
-            f"A partition must give each of {clients} clients rows of its own, from 0 to {len(pool) - 1}, but "
-            f"{partition!r} gave {len(parts)} parts of {[len(part) for part in parts][:20]} rows, "
+            f"A partition must return disjoint rows in 0..{len(pool) - 1} for {clients} clients, but {partition!r} "
+            f"returned {len(parts)} parts of {[len(part) for part in parts][:20]} rows, "
             f"{len(rows) - len(np.unique(rows))} of them twice."
         )
     return parts

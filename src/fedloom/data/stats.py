@@ -1,4 +1,4 @@
-"""How uneven a partition is, in numbers and in a figure."""
+"""Statistics and a figure of a partition's heterogeneity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedloom.core.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class PartitionStats:
-    """Rows of each class at each client, and how far the clients' class mixes are from each other.
+    """Rows of each class at each client, and distances between the clients' class mixes.
 
     The total variation of two mixes is half the sum of their absolute differences: 0 if equal, 1 if no class
     is shared.
@@ -27,9 +27,9 @@ class PartitionStats:
     sizes: np.ndarray
     """(N,) int64 rows of each client."""
     held: np.ndarray
-    """(N,) int64 classes that each client has rows of."""
+    """(N,) int64 number of classes of each client."""
     entropy: np.ndarray
-    """(N,) float64 entropy of each client's class mix in bits: 0 for one class, log2(K) if even."""
+    """(N,) float64 entropy of each client's class mix in bits: from 0 for one class to log2(K) if uniform."""
     to_global: float
     """Mean over clients of the total variation between the client's mix and the mix of all their rows."""
     pairwise: float
@@ -62,15 +62,17 @@ def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence
         classes: K names.
 
     Raises:
-        DataError: there is no client, or one has no rows.
+        DataError: there are no clients, or a client has no rows.
     """
     if not shards or not all(len(shard) for shard in shards):
-        raise DataError(f"Each client must have rows, but the numbers are {[len(shard) for shard in shards][:20]}.")
+        raise DataError(
+            f"Each client must have rows, but their numbers of rows are {[len(shard) for shard in shards][:20]}."
+        )
     counts = np.stack([np.bincount(labels[shard], minlength=len(classes)) for shard in shards])
     sizes = counts.sum(axis=1)
     mixes = counts / sizes[:, None]  # (N, K)
     logs = np.log2(mixes, out=np.zeros_like(mixes), where=mixes > 0)
-    everybody = counts.sum(axis=0) / counts.sum()
+    overall = counts.sum(axis=0) / counts.sum()
     pairs = [_variation(mixes[i + 1 :], mixes[i]).sum() for i in range(len(mixes) - 1)]
     number = len(mixes) * (len(mixes) - 1) / 2
     return PartitionStats(
@@ -79,7 +81,7 @@ def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence
         sizes=sizes,
         held=(counts > 0).sum(axis=1),
         entropy=-(mixes * logs).sum(axis=1) + 0.0,  # + 0.0 turns -0.0 into 0.0
-        to_global=float(_variation(mixes, everybody).mean()),
+        to_global=float(_variation(mixes, overall).mean()),
         pairwise=float(sum(pairs) / number) if pairs else 0.0,
     )
 
@@ -91,13 +93,13 @@ def _variation(mixes: np.ndarray, mix: np.ndarray) -> np.ndarray:
 
 
 def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
-    """Draw clients across, classes up, and discs whose area and shade are the number of rows.
+    """Draw discs over clients (x) and classes (y) whose area and shade are the number of rows.
 
-    The shades are cividis, whose lightness is monotonic, so that they differ for any colour vision and in grey.
+    The colour map is cividis, whose lightness is monotonic, so that it works for any colour vision and in grey.
 
     Args:
         stats: from `describe`.
-        target: a file name, whose ending gives the format, or a binary buffer, which gets a PNG.
+        target: a file name, whose suffix gives the format, or a binary buffer for a PNG.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -106,12 +108,12 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     width, height = np.clip([0.32 * clients, 0.32 * classes], 2.5, 16.0)
     figure = Figure(figsize=(width + 2.2, height + 1.0), layout="constrained")
     axes = figure.add_subplot()
-    who, what = np.nonzero(stats.counts)
-    rows = stats.counts[who, what]
+    client, label = np.nonzero(stats.counts)
+    rows = stats.counts[client, label]
     cell = 72 * min(width / clients, height / classes)  # points a side; there are 72 to the inch
     disc = axes.scatter(
-        who,
-        what,
+        client,
+        label,
         s=(0.9 * cell) ** 2 * rows / rows.max(),
         c=rows,
         cmap="cividis_r",

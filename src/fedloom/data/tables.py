@@ -1,4 +1,4 @@
-"""Tables as their files hold them: CSV files read as text, and columns as numbers or words."""
+"""Raw tables: CSV files read as text, and columns of numbers or text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 from fedloom.core.errors import DataError, did_you_mean
 
 MISSING = "?"
-"""The category of a missing word."""
+"""The category of missing text."""
 _MISSING_VALUES = {"", MISSING, "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None"}
 
 
 @dataclass(frozen=True, eq=False)
 class RawTable:
-    """A table as its file holds it: nothing is encoded, imputed or scaled yet."""
+    """A table as in its file: not encoded, imputed or scaled."""
 
     name: str
     columns: Mapping[str, np.ndarray]
@@ -39,7 +39,7 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
     All values stay text, so that an id keeps its leading zeros.
 
     Raises:
-        DataError: the file can't be read, has no rows, a row has another number of values than the header, a name is
+        DataError: the file is unreadable or has no rows, a row's length differs from the header's, a column name is
             empty or repeated, or a needed column is missing.
     """
     try:
@@ -55,12 +55,12 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
                     )
                 rows += [row] if row else []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path} can't be read as a CSV file in UTF-8 ({error}).") from error
+        raise DataError(f"{path} cannot be read as a CSV file in UTF-8 ({error}).") from error
     if len(set(names)) < len(names) or "" in names:
-        raise DataError(f"{path}: each column needs a name of its own, but the header is {names}; rename them.")
+        raise DataError(f"{path}: column names must be unique and not empty, but the header is {names}; rename them.")
     for name in needed:
         if name not in names:
-            raise DataError(f"{path} must have a column {name!r}, but it has {names}.{did_you_mean(name, names)}")
+            raise DataError(f"{path} must have a column {name!r}, but has {names}.{did_you_mean(name, names)}")
     if not rows:
         raise DataError(f"{path} must have rows below its header, but has none.")
     return {
@@ -69,27 +69,27 @@ def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
 
 
 def text_values(words: Sequence[str]) -> np.ndarray:
-    """(n,) objects: the words, with None for a missing one: empty, "?", or the usual NA, N/A, NaN, null and None."""
+    """(n,) objects: the words, or None for a missing value: empty, "?", NA, N/A, NaN, null or None."""
     return np.array([None if word in _MISSING_VALUES else word for word in words], dtype=object)
 
 
 def column_values(words: Sequence[str]) -> np.ndarray:
-    """(n,) float64 with NaN for missing values if all others are numbers; else `text_values`."""
+    """(n,) float64 with NaN for missing values if all others are numbers, else `text_values`."""
     values = text_values(words)
     known = {word for word in values if word is not None}
     return values.astype(np.float64) if known and all(map(is_number, known)) else values
 
 
 def class_numbers(words: Sequence[str], what: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """(n,) int64 classes, -1 where the label is missing, and the classes' names: numbers by size, else as text.
+    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted as numbers if all are, else as text.
 
     Raises:
-        DataError: there are fewer than two classes.
+        DataError: fewer than two classes.
     """
     known = set(words) - _MISSING_VALUES
     names = sorted(known, key=lambda word: (float(word), word)) if all(map(is_number, known)) else sorted(known)
     if len(names) < 2:
-        raise DataError(f"{what} must name at least 2 classes, but its labels are {names}.")
+        raise DataError(f"{what} must have at least 2 classes, but its labels are {names}.")
     places = {name: place for place, name in enumerate(names)}
     return np.array([places.get(word, -1) for word in words], dtype=np.int64), tuple(names)
 
@@ -104,8 +104,7 @@ def texts(name: str, values: np.ndarray) -> np.ndarray:
         values = values.astype(object)
     if values.dtype.kind != "O" or not all(v is None or isinstance(v, str) for v in values):
         raise DataError(
-            f"A table holds numbers and text, but column {name!r} holds something else ({values.dtype}); drop it or "
-            "turn it into numbers first."
+            f"Columns must have numbers or text, but {name!r} has other values ({values.dtype}); drop or convert it."
         )
     return np.array([MISSING if v is None else v.strip() or MISSING for v in values], dtype=object)
 

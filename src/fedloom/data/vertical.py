@@ -1,4 +1,4 @@
-"""What each party of a vertical federation holds, as numbers, and the recipe by which its raw rows become numbers."""
+"""The encoded data of each party of a vertical federation, and the recipe that encodes its raw rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PartyView:
     """The columns of one party, as numbers.
 
     Raises:
-        DataError: the arrays contradict each other, or a number is not finite.
+        DataError: the arrays are inconsistent, or a number is not finite.
     """
 
     name: str
@@ -29,19 +29,19 @@ class PartyView:
     x: np.ndarray
     """(n, C, H, W) uint8 images, or (n, F) float32 columns; C-contiguous. Only rows that are used."""
     shift: np.ndarray
-    """(C,) or (F,) float32. What a network gets is (x - shift) / scale."""
+    """(C,) or (F,) float32. The input of a network is (x - shift) / scale."""
     scale: np.ndarray
     """(C,) or (F,) float32, above 0."""
     aligned: np.ndarray
-    """(N_a,) int64 row numbers of x: the same person at the same place for every party."""
+    """(N_a,) int64 row numbers of x: the same people in the same order at every party."""
     unaligned: np.ndarray
-    """(N_u,) int64 row numbers of people that not all parties hold; in simulations, that this party alone holds."""
+    """(N_u,) int64 row numbers of people that some parties lack; in simulations, of people of this party only."""
     test: np.ndarray
-    """(T,) int64 row numbers of test rows: the same person at the same place for every party."""
+    """(T,) int64 row numbers of test rows: the same people in the same order at every party."""
     truth: np.ndarray | None
-    """(N_u,) int64 classes of the unaligned rows where they are known. For measuring only: no method may see them."""
+    """(N_u,) int64 classes of the unaligned rows, or None if unknown. For statistics only; methods do not get them."""
     recipe: dict[str, Any]
-    """How raw rows become x, as plain JSON values, for `prepare`."""
+    """The encoding of raw rows as x, as plain JSON values, for `prepare`."""
 
     def __post_init__(self) -> None:
         for problem in _view_problems(self):
@@ -63,7 +63,7 @@ class VerticalDataset:
     """A vertical federation's data. The first view is the active party's, the only one with labels.
 
     Raises:
-        DataError: the views don't fit each other, or the labels don't fit them.
+        DataError: the views or labels are inconsistent.
     """
 
     name: str
@@ -83,7 +83,7 @@ class VerticalDataset:
 
 
 def ranges(aligned: int, unaligned: int, test: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The row numbers of so many aligned, unaligned and test rows that lie one after the other."""
+    """Row numbers of consecutive aligned, unaligned and test rows."""
     ends = np.cumsum([aligned, unaligned, test])
     return np.arange(ends[0]), np.arange(ends[0], ends[1]), np.arange(ends[1], ends[2])
 
@@ -96,7 +96,7 @@ def table_view(
     test: np.ndarray,
     truth: np.ndarray | None,
 ) -> PartyView:
-    """A party's view of its raw columns, encoded by rules that are fitted on its aligned and unaligned rows."""
+    """A party's view of its raw columns, encoded by rules fitted on its aligned and unaligned rows."""
     try:
         encoder = TableEncoder.fit(columns, np.concatenate([aligned, unaligned]))
         x = encoder.transform(columns)
@@ -104,7 +104,7 @@ def table_view(
         raise DataError(f"Party {name!r}: {error}") from error
     if encoder.dropped:
         logging.getLogger("fedloom").warning(
-            "party %r: dropped %d columns that hardly vary over its training rows: %s",
+            "party %r: dropped %d columns that are constant or nearly so over its training rows: %s",
             name, len(encoder.dropped), ", ".join(encoder.dropped[:10]) + (", …" if len(encoder.dropped) > 10 else ""),
         )  # fmt: skip
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
@@ -113,7 +113,7 @@ def table_view(
 
 
 def prepare(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray:
-    """New rows as `PartyView.x` holds them.
+    """Encode new rows like `PartyView.x`.
 
     Args:
         recipe: of the party's view.
@@ -121,76 +121,75 @@ def prepare(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarra
             of an object, (n, V * C, size, size) uint8 from `fedloom.data.manifest.read_views`.
 
     Raises:
-        DataError: the recipe is damaged or of another kind of data, or the rows don't fit it.
+        DataError: the recipe is invalid or for another kind of data, or the rows do not fit it.
     """
     kind = recipe.get("kind")
     if isinstance(raw, Mapping) != (kind == "table") or kind not in ("table", "cells", "pictures"):
-        raise DataError(f"Rows of the kind {type(raw).__name__} don't fit a recipe of the kind {kind!r}.")
+        raise DataError(f"Rows of type {type(raw).__name__} do not fit a recipe of kind {kind!r}.")
     if isinstance(raw, Mapping):
         return TableEncoder.from_dict(recipe).transform(raw)
     try:
         shape, grid, cells = (tuple(int(n) for n in recipe.get(key, ())) for key in ("shape", "grid", "cells"))
         number = len(grid_cells((shape[1], shape[2]), (grid[0], grid[1]))) if kind == "cells" else 0
     except (IndexError, TypeError, ValueError) as error:
-        raise DataError(f"The recipe of a party's images is damaged; save the party again ({error!r}).") from error
+        raise DataError(f"The recipe of a party's images is invalid; save the party again ({error!r}).") from error
     if raw.dtype != np.uint8 or raw.ndim != 4 or raw.shape[1:] != shape:
-        raise DataError(f"Images must be (n, {', '.join(map(str, shape))}) uint8, but are {raw.shape} {raw.dtype}.")
+        raise DataError(f"Images must be (n, {', '.join(map(str, shape))}) uint8, not {raw.shape} {raw.dtype}.")
     if kind == "pictures":
-        return np.require(raw, requirements=("C", "W"))  # a file's pages can't be written to
+        return np.require(raw, requirements=("C", "W"))  # a memory-mapped file is read-only
     if not cells or not all(0 <= cell < number for cell in cells):
-        raise DataError(f"The recipe of a party's images names the cells {list(cells)}, but there are {number}.")
+        raise DataError(
+            f"The recipe of a party's images has the cells {list(cells)}, but valid cells are 0..{number - 1}."
+        )
     return crop_cells(raw, (grid[0], grid[1]), cells)
 
 
 def _view_problems(view: PartyView) -> Iterator[str]:
-    """What is wrong with a view; only the first is sure, as a later check may rely on the earlier."""
+    """Problems with a view. Later checks assume that the earlier ones passed, so only the first is reported."""
     if problem := array_problem(view.x, view.shift, view.scale):
         yield problem
     if not view.x[0:1].size:
-        yield f"x must have rows and columns, but it is {view.x.shape}"
+        yield f"x must have rows and columns, not the shape {view.x.shape}"
     parts, n = {"aligned": view.aligned, "unaligned": view.unaligned, "test": view.test}, len(view.x)
     for name, part in parts.items():
         if part.dtype != np.int64 or part.ndim != 1:
-            yield f"{name} must be int64 row numbers, but it is {part.dtype} {part.shape}"
+            yield f"{name} must be int64 row numbers, not {part.dtype} {part.shape}"
     rows = np.concatenate(list(parts.values()))
     if len(rows) and (rows.min() < 0 or rows.max() >= n):
         yield f"aligned, unaligned and test must hold row numbers from 0 to {n - 1}"
     if twice := len(rows) - len(np.unique(rows)):
-        yield f"aligned, unaligned and test must share no row, but {twice} occur twice"
+        yield f"aligned, unaligned and test must be disjoint, but {twice} rows occur twice"
     if view.truth is not None and (view.truth.dtype != np.int64 or view.truth.shape != view.unaligned.shape):
-        yield f"truth must be int64 and give a class for each of the {len(view.unaligned)} unaligned rows"
+        yield f"truth must be an int64 class for each of the {len(view.unaligned)} unaligned rows"
     if not _is_json(view.recipe):
         yield "the recipe must consist of plain JSON values"
 
 
 def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
-    """What is wrong between the views; only the first is sure."""
+    """Inconsistencies between the views; only the first is reported."""
     views, classes = data.views, len(data.classes)
     if len(views) < 2:
-        yield f"there must be at least 2 parties, but there are {len(views)}"
+        yield f"at least 2 parties are needed, not {len(views)}"
     names = [view.name for view in views]
     if len(set(names)) < len(names):
-        yield f"every party needs a name of its own, but they are {names}"
+        yield f"names of parties must be unique, but are {names}"
     if classes < 2:
-        yield f"at least 2 classes are needed, but there are {data.classes}"
+        yield f"at least 2 classes are needed, not {data.classes}"
     for view in views:
         if view.kind != data.kind:
             yield f"all must hold {data.kind}s, but {view.name!r} holds {view.kind}s"
     sizes = {"aligned": [len(view.aligned) for view in views], "test": [len(view.test) for view in views]}
     for what, counts in sizes.items():
         if len(set(counts)) > 1 or counts[0] == 0:
-            yield f"all must have at least 1 {what} row, equally many, but have {counts}"
+            yield f"all must have the same number of {what} rows, at least 1, but have {counts}"
     known = [("labels", data.labels, sizes["aligned"][0]), ("test_labels", data.test_labels, sizes["test"][0])]
     for what, labels, size in known:
         if labels.dtype != np.int64 or labels.shape != (size,):
-            yield f"{what} must be int64 and ({size},), but they are {labels.dtype} {labels.shape}"
+            yield f"{what} must be ({size},) int64, not {labels.shape} {labels.dtype}"
     truths = [(f"the truth of {v.name!r}", v.truth, 0) for v in views if v.truth is not None and len(v.truth)]
     for what, labels, _ in [*known, *truths]:
         if labels.min() < 0 or labels.max() >= classes:
-            yield (
-                f"{what} must lie in 0..{classes - 1}, one for each class, but run from {labels.min()} to "
-                f"{labels.max()}"
-            )
+            yield f"{what} must be in 0..{classes - 1}, but range from {labels.min()} to {labels.max()}"
 
 
 def _is_json(tree: Any) -> bool:

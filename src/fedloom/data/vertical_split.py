@@ -1,4 +1,4 @@
-"""Which rows of a vertical federation are aligned, tested, or known to one party only."""
+"""The split of a vertical federation's rows into aligned, unaligned and test rows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from fedloom.data.split import check_settings, hold_out
 
 @dataclass(frozen=True, eq=False)
 class VerticalSplit:
-    """Row numbers of each party, into its own list."""
+    """For each party, numbers of its own rows; aligned and test rows are of the same people in the same order."""
 
     aligned: list[np.ndarray]
-    """The same people at the same place."""
     unaligned: list[np.ndarray]
     test: list[np.ndarray]
-    """The same people at the same place."""
     labels: np.ndarray
     test_labels: np.ndarray
     truth: list[np.ndarray | None]
-    """Classes of each party's unaligned rows, where all of them are known."""
+    """Classes of each party's unaligned rows, or None unless all are known."""
 
 
 def split_parties(
@@ -39,24 +37,24 @@ def split_parties(
     test_rows: int | None,
     balanced: bool,
 ) -> VerticalSplit:
-    """Draw test rows and aligned rows from the people whom all parties have and whose class is known.
+    """Draw test rows and aligned rows from the people with a label that all parties have.
 
-    All other rows of a party are unaligned: people that some party lacks, and people without a label, whom several
-    parties may have. If fewer people are to be aligned than could be, the others are dealt in turn, each to one party
-    as unaligned, and the other parties don't use their rows.
+    All other rows of a party are unaligned: people that some party lacks, and people without a label, which several
+    parties may have. If `aligned` leaves some common people over, each is assigned in turn to one party as unaligned,
+    and the other parties do not use its rows.
 
     Args:
-        common: for each party, (P,) its row numbers of the people that all have, in one order.
+        common: for each party, (P,) its row numbers of the common people, in one order.
         known: for each party, (n,) int64 class of each of its rows, or -1; the first party's are the labels.
         seed: of the run.
-        official: (P,) whether a common person is a test row; None: a share of each class is drawn.
-        aligned: how many; None: all that can be.
-        test_fraction: that share.
-        test_rows: at most so many test rows, at random; None keeps all.
+        official: (P,) whether a common person is a test row; None draws a share of each class.
+        aligned: number of aligned rows; None for all common people.
+        test_fraction: the share of each class that is tested.
+        test_rows: maximum number of test rows, a random sample; None keeps all.
         balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows.
 
     Raises:
-        DataError: the numbers can't be met.
+        DataError: a setting is invalid, or there are too few people.
     """
     check_settings(
         (aligned is None or aligned >= 1, "aligned", "at least 1", aligned),
@@ -68,7 +66,7 @@ def split_parties(
     tests = None if official is None else np.flatnonzero(official[people])
     if len(people) < 2 or (tests is not None and not 0 < len(tests) < len(people)):
         raise DataError(
-            "All parties must have people in common, with labels, some to train and some to test on, but they have "
+            "All parties need common people with labels for training and for testing, but they have "
             f"{len(y)} people in common, {len(people)} of them with a label"
             f"{'' if tests is None else f' and {len(tests)} of these for the test'}."
         )
@@ -90,11 +88,11 @@ def split_parties(
 
 
 def alignment_order(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndarray:
-    """(n,) all row numbers in the order in which they are aligned, so that 200 rows are the first of 600.
+    """(n,) all row numbers in the order of alignment, so that 200 aligned rows are the first of 600.
 
     Args:
         labels: (n,) int64.
-        balanced: the classes alternate while they have rows; otherwise the order is random.
+        balanced: classes alternate as long as they have rows; otherwise the order is random.
         seed: of the run.
     """
     rng = stream(seed, "columns.people")
@@ -105,23 +103,25 @@ def alignment_order(labels: np.ndarray, *, balanced: bool, seed: int) -> np.ndar
 def first_rows(
     order: np.ndarray, labels: np.ndarray, count: int, *, rare: Sequence[int] = (), rare_rows: int = 0
 ) -> np.ndarray:
-    """(count,) the first of an order, but at most `rare_rows` of each rare class, replaced by others.
+    """(count,) the first rows of an order, with at most `rare_rows` of each rare class.
 
     Raises:
-        DataError: there are too few rows.
+        DataError: too few rows.
     """
-    lined = labels[order]
-    able = order[~np.isin(lined, rare) | (_turns(lined) < rare_rows)]
-    if count > len(able):
-        raise DataError(f"aligned is {count}, but only {len(able)} rows can be aligned; use fewer.")
-    return able[:count]
+    ordered = labels[order]
+    available = order[~np.isin(ordered, rare) | (_turns(ordered) < rare_rows)]
+    if count > len(available):
+        raise DataError(
+            f"aligned must be at most {len(available)}, the number of rows that can be aligned, not {count}."
+        )
+    return available[:count]
 
 
 def mixes(labels: np.ndarray, classes: int, *, ratios: Sequence[float], majority: int, seed: int) -> np.ndarray:
     """(M, K) the class mix of each party's unaligned rows; each sums to 1.
 
-    A ratio of 1 gives the mix of all rows. Else a party draws `majority` classes by chance, and each other class
-    gets one ratio-th of their rows; of two classes the majority is class 0, without a draw.
+    A ratio of 1 gives the mix of all rows. Otherwise a party draws `majority` random classes, and each other class gets
+    1/ratio of their rows; of two classes the majority is class 0, without a draw.
     """
     rows = np.ones((len(ratios), classes))
     for party, (mix, ratio) in enumerate(zip(rows, ratios, strict=True)):
@@ -144,17 +144,17 @@ def deal_unaligned(
     seed: int,
     classes: Sequence[str],
 ) -> list[np.ndarray]:
-    """Different rows for each party, in the mix it should have, in random order.
+    """Disjoint rows for each party in its class mix, in random order.
 
-    They come from the end of each class's queue, party by party. So neither more aligned rows nor more parties
-    move them, as long as their number stays.
+    They come from the end of each class's queue, party by party, so that for a fixed `rows` neither more aligned rows
+    nor more parties change them.
 
     Args:
         order: (n,) from `alignment_order`.
         labels: (n,) int64.
         taken: rows that are aligned.
         shares: (M, K) from `mixes`.
-        rows: how many each party gets; None: as many as all can have.
+        rows: number of rows of each party; None for the largest possible.
         seed: of the run.
         classes: K names, for the error message.
 
@@ -168,8 +168,8 @@ def deal_unaligned(
     if rows is None and len(free) and not wanted.any():
         scarce = classes[int(np.argmin(np.where(shares.sum(axis=0) > 0, left, len(free) + 1)))]
         raise DataError(
-            f"Beside test and aligned rows there are too few of class {scarce!r} to give each of {len(shares)} parties "
-            "an unaligned row in the mix it should have; align fewer, or ask for 0 unaligned rows."
+            f"Class {scarce!r} has too few rows besides test and aligned rows for unaligned rows of {len(shares)} "
+            "parties in their class mixes; lower aligned, or set unaligned = 0."
         )
     lacking = np.flatnonzero(wanted.sum(axis=0) > left)
     if len(lacking):
@@ -177,8 +177,8 @@ def deal_unaligned(
         worst = lacking[np.argmax((wanted.sum(axis=0) - left)[lacking])]
         raise DataError(
             f"{rows} unaligned rows for each of {len(shares)} parties need {wanted.sum(axis=0)[worst]} of class "
-            f"{classes[worst]!r}, but beside test and aligned rows there are {left[worst]}; at most {most} rows for "
-            "each can be had with these ratios."
+            f"{classes[worst]!r}, but besides test and aligned rows there are {left[worst]}; with these ratios "
+            f"unaligned must be at most {most}."
         )
     ends = np.cumsum(wanted, axis=0)
     hands = [
@@ -189,7 +189,7 @@ def deal_unaligned(
 
 
 def _turns(labels: np.ndarray) -> np.ndarray:
-    """(n,) how many rows of the same class come before each."""
+    """(n,) the number of earlier rows of the same class."""
     turns = np.empty(len(labels), dtype=np.int64)
     for label in np.unique(labels):
         places = np.flatnonzero(labels == label)
@@ -198,16 +198,16 @@ def _turns(labels: np.ndarray) -> np.ndarray:
 
 
 def _counts(shares: np.ndarray, rows: int, seed: int) -> np.ndarray:
-    """(M, K) whole numbers of rows, `rows` for each party."""
+    """(M, K) numbers of rows that sum to `rows` for each party."""
     return np.stack(
         [proportional(rows, share, stream(seed, "columns.counts", party)) for party, share in enumerate(shares)]
     )
 
 
 def _most(shares: np.ndarray, left: np.ndarray, seed: int) -> np.ndarray:
-    """The most rows that all parties can have, equally many each, as `_counts`."""
+    """The largest equal number of rows that all parties can have, as `_counts`."""
     total = shares.sum(axis=0)
     rows = int((left[total > 0] / total[total > 0]).min() + 1e-9)
     while rows and (_counts(shares, rows, seed).sum(axis=0) > left).any():
-        rows -= 1  # rounding may ask for a row too many
+        rows -= 1  # rounding may need one row too many
     return _counts(shares, rows, seed)
