@@ -263,7 +263,7 @@ def test_a_page_that_walks_over_uneven_batches_is_done_in_groups_of_equal_rows()
     same(a, b, "weigh")
 
 
-@pytest.mark.parametrize(("method", "why"), [("peek", "item"), ("chance", "random"), ("own_number", "reads site.id")])
+@pytest.mark.parametrize(("method", "why"), [("peek", "item"), ("chance", "random"), ("own_number", "context.id")])
 def test_what_cannot_be_batched_is_done_in_turn_and_said(method: str, why: str) -> None:
     a, b = both()
     same(a, b, method)

@@ -168,7 +168,7 @@ def test_a_failing_call_changes_nothing_on_disk() -> None:
 def test_between_calls_a_party_on_disk_remembers_nothing_in_memory() -> None:
     engine = keepers(0)
     assert all(party.own_state() == {"kept": None, "seen": None} for party in engine._parties.values())
-    assert engine.account().remarks == ("the state of 3 of 3 parties lies on disk between calls",)
+    assert engine.account().remarks == ("the state of 3 of 3 parties is on disk between calls",)
     assert keepers(None).account().remarks == ()
 
 
@@ -231,7 +231,7 @@ def test_a_full_disk_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None
     engine = keepers(0)
     monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
     words = (
-        r"^no room on disk for \d+\.\d MB more of parties' state \(No space left on device\): raise engine\.memory_mb"
+        r"^no room on disk for \d+\.\d MB more of parties' state \(No space left on device\); raise engine\.memory_mb"
     )
     with pytest.raises(ConfigError, match=words):
         keepers(0)
@@ -252,7 +252,7 @@ def test_the_file_lies_where_tmpdir_says(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 def test_only_parties_on_the_cpu_are_housed() -> None:
     party = Large(None, ClientContext(id=0, device="meta"))
-    with pytest.raises(ConfigError, match="only the state of parties on the CPU"):
+    with pytest.raises(ConfigError, match=r"engine\.memory_mb applies to parties on the CPU only"):
         Arena(0).adopt(party)
 
 

@@ -141,7 +141,7 @@ def test_a_cluster_of_our_own_gives_the_loops_bits_and_is_gone_after() -> None:
     assert len({reason for *_, reason in expected["failures"]}) >= 6
     assert found == expected
     assert account.engine == "ray" and account.workers == len(processes) == 2
-    assert account.remarks[0] == "1 node" and "of 5 parties lies on disk" in account.remarks[1]
+    assert account.remarks[0] == "1 node" and "of 5 parties is on disk" in account.remarks[1]
     assert not ray.is_initialized()
     end = time.monotonic() + 300
     while any(map(alive, processes)):
@@ -453,10 +453,12 @@ def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPa
                         back(fed, server, mark)
             found.append({**outcome(fed), "server": message.encode(server.state())})
             if isinstance(engine, RayEngine):
-                assert len(lost) == 2 and "the others have made" in lost[0] and "new ones have made" in lost[1]
+                assert (
+                    len(lost) == 2 and "the remaining workers rebuilt" in lost[0] and "new workers rebuilt" in lost[1]
+                )
                 account = engine.account()
                 assert account.workers == 2 and account.remarks[0] == "2 nodes"
-                assert account.remarks[1] == "workers lost and their parties made again: 2"
+                assert account.remarks[1] == "workers lost and their parties rebuilt: 2"
     assert found[0] == found[1]
 
 
@@ -503,7 +505,7 @@ def test_a_bad_address_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
         patch.setattr(_ray_cluster, "KNOCK", 1.0)
         busy = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert f"there is no Ray cluster at '{busy}' (timed out)" in refused(busy)
+        assert f"no Ray cluster at '{busy}' (timed out)" in refused(busy)
     with socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer() -> None:
@@ -514,12 +516,12 @@ def test_a_bad_address_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         busy = f"127.0.0.1:{other.getsockname()[1]}"
-        assert "something else listens there" in refused(busy)
+        assert "another service listens there" in refused(busy)
         thread.join()
     assert "Connection refused" in refused(busy)
     for nonsense in ("nonsense", "ray://10.0.0.1:10001", ":6379", "host:port"):
         assert "must be host:port of the cluster's head" in refused(nonsense)
-    assert "there is no Ray cluster at 'bad..name:1'" in refused("bad..name:1")
+    assert "no Ray cluster at 'bad..name:1'" in refused("bad..name:1")
 
 
 def test_too_small_a_cluster_is_said_with_what_there_is(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -528,7 +530,10 @@ def test_too_small_a_cluster_is_said_with_what_there_is(cluster: Cluster, monkey
     assert "too little for 1 worker of 1 CPU and 0.5 GPUs each" in refused(cluster.address, gpus=0.5)
     monkeypatch.setattr(_ray_cluster, "START", 1.0)
     text = refused(cluster.address, cpus=2.0)  # two in all, but one each
-    assert "0 of 1 worker of 2 CPUs and 0 GPUs each could start within 1 s" in text and "2 CPUs and 0 GPUs are" in text
+    assert (
+        "only 0 of 1 worker of 2 CPUs and 0 GPUs each started within 1 s" in text
+        and "2 CPUs and 0 GPUs are free" in text
+    )
     assert "at least 1, not 0" in refused(cluster.address, workers=0)
 
 
@@ -539,7 +544,7 @@ def test_other_versions_are_said(cluster: Cluster, monkeypatch: pytest.MonkeyPat
         assert "install the same Ray and Python here and on the cluster" in text and "2.1.0" in text
     monkeypatch.setattr(_ray_cluster, "versions", lambda: {"fedloom": "9.9", "torch": "9.8"})
     text = refused(cluster.address)
-    assert "this one fedloom 9.9 and torch 9.8: install the same on every node" in text
+    assert "this one fedloom 9.9 and torch 9.8; install the same versions on every node" in text
 
 
 def test_a_node_without_fedloom_is_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,7 +562,7 @@ def test_what_cant_be_sent_is_said(cluster: Cluster) -> None:
     with pytest.raises(EngineError, match="no open files, locks or the like"):
         on(cluster, workers=1)(builders)
     assert not ray.is_initialized()
-    with pytest.raises(EngineError, match=r"each builder must be partial\(class, config, site\)"):
+    with pytest.raises(EngineError, match=r"each builder must be partial\(class, cfg, context\)"):
         RayEngine([lambda: Talker(None, ClientContext(id=0))], ids=[0], workers=1)
 
 

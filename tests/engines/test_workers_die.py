@@ -286,7 +286,7 @@ def test_a_torch_that_refuses_to_train_in_forks_is_explained(monkeypatch: pytest
     monkeypatch.setattr(Tensor, "backward", refuse)
     engine = echoes()
     pids = processes(engine)
-    with pytest.raises(ConfigError, match="trained before its workers were made"):
+    with pytest.raises(ConfigError, match="trained beside a GPU before it started workers"):
         engine.call([0], "echo", {"x": 1}, None, (0, 0))
     assert not any(map(alive, pids))
 
@@ -306,8 +306,8 @@ def test_the_account_and_what_is_refused() -> None:
     with echoes(3, workers(8)) as engine:
         assert engine.account() == Account("local", workers=3)
     with WorkersEngine([Gossip(None, ClientContext(id=i)) for i in range(2)], workers=2, memory=0) as engine:
-        assert engine.account().remarks == ("the state of 2 of 2 parties lies on disk between calls",)
+        assert engine.account().remarks == ("the state of 2 of 2 parties is on disk between calls",)
     with pytest.raises(ConfigError, match="at least 1"):
         echoes(3, workers(0))
-    with pytest.raises(ConfigError, match="set the engine batched"):
+    with pytest.raises(ConfigError, match="use the engine batched"):
         WorkersEngine([Echo(None, ClientContext(id=0, device="meta"))], workers=2)

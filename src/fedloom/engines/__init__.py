@@ -1,7 +1,6 @@
-"""Engines run the parties of a method page; all give the same numbers.
+"""Engines run the parties of a method page; all yield the same numbers.
 
-An engine holds the parties and runs their methods. It knows nothing of rounds, ledgers or what a reply should
-look like: that is the federation's business.
+An engine holds the parties and runs their methods. Rounds and the ledger belong to the federation.
 """
 
 from fedloom.core.engine import Account, Delivery, Engine, Failure, Lost

@@ -1,8 +1,8 @@
-"""A fork server: it starts the worker processes, and sees to it that none is left.
+"""A fork server: it starts the worker processes and ends them all.
 
-The server is a process that is forked once, early, and does nothing but fork workers. So a worker that replaces another
-starts from the same image as the first one, whatever this process has done since: torch refuses to train in a fork of a
-process that trained beside a GPU. And it outlives this process by a moment, however that ends, to end the workers.
+The server is a process that is forked once, early, and only forks workers. A replacement worker therefore starts from
+the same image as the first one, whatever this process has done since: torch refuses to train in a fork of a process
+that trained beside a GPU. The server outlives this process briefly, however it ends, to end the workers.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ Work: TypeAlias = Callable[[int, socket.socket], None]
 _REQUEST: Final = struct.Struct("<qq")  # number of the worker, process to reap
 _ANSWER: Final = struct.Struct("<qq")  # process of the worker, how the other one ended
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_PATIENCE: Final = 5.0  # seconds for the server to end by itself
+_PATIENCE: Final = 5.0  # seconds for the server to exit before it is killed
 
 
 class ForkServer:
-    """Forks processes that do `work`, and ends them all.
+    """Forks processes that run `work`, and ends them all.
 
     Raises:
-        ConfigError: this system can't fork.
+        ConfigError: this system cannot fork.
     """
 
     def __init__(self, work: Work) -> None:
         if not hasattr(os, "fork"):
-            raise ConfigError("this system can't fork processes: set engine.workers to 1")
+            raise ConfigError("this system cannot fork processes; set engine.workers to 1")
         self._control, theirs = socket.socketpair()
-        gc.freeze()  # what exists now stays shared with the children, untouched by collections here or there
+        gc.freeze()  # keeps existing objects in shared pages, untouched by garbage collection
         with _signals_blocked():
             owner, pid = os.getpid(), _fork()
             if not pid:
@@ -50,14 +50,14 @@ class ForkServer:
                 _run_and_exit(lambda: _serve(theirs, owner, work))
             self._end = weakref.finalize(self, _end, owner, pid, self._control)
         theirs.close()
-        with contextlib.suppress(OSError):  # it does so itself, but maybe later than we need it
+        with contextlib.suppress(OSError):  # it does so too, but possibly too late
             os.setpgid(pid, pid)
 
     def spawn(self, number: int, dead: int = 0) -> tuple[int, socket.socket, int]:
-        """Fork worker `number`, after the process `dead` has been ended and reaped.
+        """End and reap the process `dead`, then fork worker `number`.
 
         Returns:
-            The new process, its socket, and the exit code of `dead`, negative for a signal.
+            The new process id, its socket, and the exit code of `dead`, negative for a signal.
 
         Raises:
             OSError: the server has ended.
@@ -76,16 +76,16 @@ class ForkServer:
         return pid, ours, code
 
     def close(self) -> None:
-        """End every process, whatever it is doing, and wait until it is gone."""
+        """Kill every process and wait until it has ended."""
         self._end()
 
 
 def _end(owner: int, server: int, control: socket.socket) -> None:
-    if os.getpid() != owner:  # in a fork of the owner, which has a copy of the server's handle
+    if os.getpid() != owner:  # a fork of the owner has a copy of this handle
         return
     gc.unfreeze()
     with contextlib.suppress(OSError):
-        control.shutdown(socket.SHUT_RDWR)  # not only closed: forks may hold it open
+        control.shutdown(socket.SHUT_RDWR)  # closing is not enough: forks may hold it open
     control.close()
     try:
         _await(server)
@@ -97,7 +97,7 @@ def _end(owner: int, server: int, control: socket.socket) -> None:
 
 
 def _await(pid: int) -> None:
-    """Wait a while for a child's end, and do not reap it, so that its group's number stays taken."""
+    """Wait for a child to exit without reaping it, so that its process group id stays reserved."""
     deadline = time.monotonic() + (_PATIENCE if hasattr(os, "waitid") else 0)
     with contextlib.suppress(OSError):
         while time.monotonic() < deadline and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -106,9 +106,9 @@ def _await(pid: int) -> None:
 
 def _serve(control: socket.socket, parent: int, work: Work) -> None:
     """Fork on request, until the parent ends or closes the socket."""
-    os.setpgid(0, 0)  # what a terminal sends, such as Ctrl-C, is for the parent
-    for one in _SIGNALS:
-        signal.signal(one, signal.SIG_IGN)
+    os.setpgid(0, 0)  # signals of a terminal, such as Ctrl-C, then reach the parent only
+    for ignored in _SIGNALS:
+        signal.signal(ignored, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -124,13 +124,13 @@ def _serve(control: socket.socket, parent: int, work: Work) -> None:
         control.sendall(_ANSWER.pack(pid, code))
     for pid in children:
         _reap(pid)
-    os.killpg(0, signal.SIGKILL)  # ourselves, and what the workers may have started
+    os.killpg(0, signal.SIGKILL)  # this process, and any processes that workers started
 
 
 def _requests(control: socket.socket, parent: int) -> Iterator[tuple[int, int, int]]:
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    while os.getppid() == parent:  # a fork of the parent may hold the socket open beyond its end
+    while os.getppid() == parent:  # forks of the parent may hold the socket open after it ends
         if poll.poll(1000):
             request, fds, _, _ = socket.recv_fds(control, _REQUEST.size, 1)
             if len(request) < _REQUEST.size:
@@ -145,7 +145,7 @@ def _reap(pid: int) -> int:
 
 
 def _run_and_exit(work: Callable[[], None]) -> NoReturn:
-    """Do this, and nothing of what the parent would have done."""
+    """Run `work` and exit without returning to the parent's code."""
     try:
         work()
     finally:
@@ -153,14 +153,14 @@ def _run_and_exit(work: Callable[[], None]) -> NoReturn:
 
 
 def _fork() -> int:
-    with warnings.catch_warnings():  # Python warns where other threads run; none is needed in the fork
+    with warnings.catch_warnings():  # Python warns if other threads run; the fork needs none of them
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Within it SIGINT and SIGTERM wait."""
+    """A context in which SIGINT and SIGTERM are blocked."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Data sent to the workers of a cluster: encoded messages, how each party is made, and the rows that it needs.
+"""Data sent to the workers of a cluster: encoded messages, specifications of parties, and their rows.
 
-The sites of a federation share pools of rows. A worker gets the union of its own parties' rows as arrays, cut from
-each pool once; what all parties hold, such as a public set, is cut once for all workers.
+The parties of a federation share pools of rows. A worker gets the union of its parties' rows, cut from each pool once.
+Rows that all parties hold, such as a public set, are cut once for all workers.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ Packed: TypeAlias = NDArray[np.uint8]
 
 
 class WorkerLost(Exception):
-    """A worker died, or a reply that it held is lost. All other workers have finished their calls."""
+    """A worker died, or a reply that it held is lost. All other workers have completed their calls."""
 
 
 def packed(tree: Tree) -> Packed:
-    """A tree, encoded. Raises MessageError."""
+    """Encode a tree. Raises MessageError."""
     return np.frombuffer(message.encode(tree, LIMITS), dtype=np.uint8)
 
 
 def opened(data: Packed) -> Any:
-    """The tree, on the CPU."""
+    """Decode a tree, on the CPU."""
     return message.decode(data.data, LIMITS)
 
 
@@ -63,7 +63,7 @@ class RowPool:
 
 @dataclass(frozen=True)
 class PartySpec:
-    """One party: what makes it, with numbers in the place of its row sets."""
+    """The specification of one party, with numbers in place of its row sets."""
 
     kind: Callable[[Any, ClientContext], Party[Any]]
     cfg: Any
@@ -75,7 +75,7 @@ class PartySpec:
 
 @dataclass(frozen=True)
 class PartyBundle:
-    """Some parties, the rows that only they hold, and modules of the user's that they find by name."""
+    """Some parties, the rows that only they hold, and the user's modules that they import by name."""
 
     specs: Sequence[PartySpec]
     pools: Sequence[RowPool]
@@ -83,46 +83,57 @@ class PartyBundle:
 
 
 class PartyBundler:
-    """All parties as the driver holds them, ready to be sent, also a second time.
+    """Bundles any of the parties for a worker, again if they must move.
 
     Args:
-        builders: by id, `partial(party class, config, site)`.
+        builders: by id, `partial(party class, config, context)`.
 
     Raises:
-        EngineError: a builder is something else.
+        EngineError: a builder has another form.
     """
 
     def __init__(self, builders: Mapping[int, Callable[[], Party[Any]]]) -> None:
-        self._made = {i: _parts(builder) for i, builder in builders.items()}
-        held = [list(_row_sets(context)) for _, _, context in self._made.values()]
-        self._rows = list({id(r): r for sets in held for r in sets}.values())
+        self._parts = {i: _parts(builder) for i, builder in builders.items()}
+        by_party = [list(_row_sets(context)) for _, _, context in self._parts.values()]
+        self._rows = list({id(r): r for sets in by_party for r in sets}.values())
         self._numbers = {id(r): n for n, r in enumerate(self._rows)}
-        self._common = set.intersection(*({self._numbers[id(r)] for r in sets} for sets in held))
-        self.modules = own_modules(self._made.values())
+        self._common = set.intersection(*({self._numbers[id(r)] for r in sets} for sets in by_party))
+        self.modules = own_modules(self._parts.values())
 
     def common(self) -> list[RowPool]:
         """The rows that all parties hold."""
         return pack({n: self._rows[n] for n in sorted(self._common)})
 
     def bundle(self, parties: Iterable[int]) -> PartyBundle:
-        """These parties, to be sent within `by_value`."""
-        made = [self._made[i] for i in parties]
-        own = {self._numbers[id(r)] for _, _, context in made for r in _row_sets(context)} - self._common
-        named = {name for parts in made for name in _texts(parts)} & self.modules.keys()
+        """These parties. Send the bundle within `by_value`."""
+        chosen = [self._parts[i] for i in parties]
+        own = {self._numbers[id(r)] for _, _, context in chosen for r in _row_sets(context)} - self._common
+        named = {name for parts in chosen for name in _texts(parts)} & self.modules.keys()
         return PartyBundle(
-            [self._spec(*parts) for parts in made],
+            [self._spec(*parts) for parts in chosen],
             pack({n: self._rows[n] for n in sorted(own)}),
             {name: self.modules[name] for name in sorted(named)},
         )
 
     def rows(self, party: int) -> int:
-        """How many rows a party learns from; one where it holds none."""
-        data = self._made[party][2].data
+        """The number of a party's own rows, at least 1."""
+        data = self._parts[party][2].data
         return max(1, len(data)) if data is not None else 1
 
-    def by_value(self) -> contextlib.AbstractContextManager[None]:
-        """Within it Ray pickles classes of a user's own modules by value, as other nodes cannot import them."""
-        return _by_value(self.modules.values())
+    @contextlib.contextmanager
+    def by_value(self) -> Iterator[None]:
+        """A context in which Ray pickles classes of the user's modules by value, as other nodes cannot import them."""
+        import ray.cloudpickle  # Ray's own pickling of classes and functions
+
+        known = ray.cloudpickle.list_registry_pickle_by_value()
+        registered = [module for module in self.modules.values() if module.__name__ not in known]
+        for module in registered:
+            ray.cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            for module in registered:
+                ray.cloudpickle.unregister_pickle_by_value(module)
 
     def _spec(self, kind: Any, cfg: Any, context: ClientContext) -> PartySpec:
         numbers, public = self._numbers, context.public
@@ -146,7 +157,7 @@ def pack(rows: Mapping[int, Rows]) -> list[RowPool]:
 
 def _cut(members: Mapping[int, Rows]) -> RowPool:
     first = next(iter(members.values()))
-    used = torch.unique(torch.cat([r.index for r in members.values()]))  # in rising order
+    used = torch.unique(torch.cat([r.index for r in members.values()]))  # sorted
     x, shift, scale = (a.cpu().numpy() for a in (first.pool[used], first.shift, first.scale))
     y = None if first.labels is None else first.labels[used].cpu().numpy()
     sets = {n: torch.searchsorted(used, r.index).cpu().numpy() for n, r in members.items()}
@@ -155,19 +166,19 @@ def _cut(members: Mapping[int, Rows]) -> RowPool:
 
 def unpack(pools: Iterable[RowPool], device: str) -> dict[int, Rows]:
     """The row sets by number; each pool is moved to the device once."""
-    found = {}
+    rows = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # arrays in shared memory are read-only, and nobody writes to them
+        warnings.simplefilter("ignore")  # arrays in shared memory are read-only, and never written to
         for pool in pools:
             x, shift, scale = (torch.from_numpy(a).to(device) for a in (pool.x, pool.shift, pool.scale))
             y = None if pool.y is None else torch.from_numpy(pool.y).to(device)
             for number, index in pool.sets.items():
-                found[number] = Rows(x, y, torch.from_numpy(index).to(device), shift, scale)
-    return found
+                rows[number] = Rows(x, y, torch.from_numpy(index).to(device), shift, scale)
+    return rows
 
 
 def place(spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> ClientContext:
-    """A spec's site with its row sets in it. `publics` keeps one public set for all parties of a process."""
+    """A specification's context with its row sets. `publics` keeps one public set for all parties of a process."""
     public = None
     if spec.public is not None:
         number, seed, digest = spec.public
@@ -185,7 +196,7 @@ def _parts(builder: Any) -> tuple[Any, Any, ClientContext]:
     match builder:
         case partial(func=kind, args=(cfg, ClientContext() as context), keywords={}):
             return kind, cfg, context
-    raise EngineError("the ray engine makes parties elsewhere: each builder must be partial(class, config, site)")
+    raise EngineError("the ray engine builds parties on its workers: each builder must be partial(class, cfg, context)")
 
 
 def _row_sets(context: ClientContext) -> Iterator[Rows]:
@@ -200,22 +211,22 @@ def _row_sets(context: ClientContext) -> Iterator[Rows]:
 
 
 def own_modules(things: Iterable[Any]) -> dict[str, ModuleType]:
-    """A user's modules that define these objects, and the user's modules that those import."""
-    found: dict[str, ModuleType] = {}
-    left = sorted({name for thing in things for name in (*_origins(thing), *_texts(thing))})
-    while left:
-        name = left.pop()
+    """The user's modules that define these objects, and the user's modules that those import."""
+    own: dict[str, ModuleType] = {}
+    queue = sorted({name for thing in things for name in (*_origins(thing), *_texts(thing))})
+    while queue:
+        name = queue.pop()
         module = sys.modules.get(name)
-        if name in found or module is None or not _is_own(module):
+        if name in own or module is None or not _is_own(module):
             continue
-        found[name] = module
+        own[name] = module
         for value in vars(module).values():
-            left.append(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "")
-    return found
+            queue.append(value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or "")
+    return own
 
 
 def _is_own(module: ModuleType) -> bool:
-    """Whether it is neither Python's, nor installed, nor fedloom's. Ray pickles `__main__` by value anyway."""
+    """Whether a module is the user's: not Python's, installed, or fedloom's. Ray pickles `__main__` by value anyway."""
     root, file = module.__name__.partition(".")[0], getattr(module, "__file__", None)
     if file is None or root in ("fedloom", "__main__") or root in sys.stdlib_module_names:
         return False
@@ -245,21 +256,5 @@ def _origins(thing: Any) -> Iterator[str]:
 
 
 def _texts(thing: Any) -> Iterator[str]:
-    """Names of modules in import paths such as `package.module:factory`, which are read where the party is made."""
+    """Names of modules in import paths such as `package.module:factory`, which the worker resolves."""
     return (part.partition(":")[0] for part in _parts_of(thing) if isinstance(part, str) and ":" in part)
-
-
-@contextlib.contextmanager
-def _by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    import ray.cloudpickle  # how Ray itself sends classes and functions: here we only tell it which of them whole
-
-    registered = []
-    for module in modules:
-        if module.__name__ not in ray.cloudpickle.list_registry_pickle_by_value():
-            ray.cloudpickle.register_pickle_by_value(module)
-            registered.append(module)
-    try:
-        yield
-    finally:
-        for module in registered:
-            ray.cloudpickle.unregister_pickle_by_value(module)

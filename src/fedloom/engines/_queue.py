@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 
 class Queue:
-    """The tasks of a batch, by number. All of a party's are done in order, at one worker.
+    """The tasks of a batch, by number. The tasks of one party run in order at one worker.
 
-    A party goes to the worker that had it last, which may remember a pass of its network. A worker that has nothing
-    left takes a party from the one that has most.
+    A party goes to the worker that ran it last, which may have cached a pass of its network. An idle worker takes a
+    party from the longest queue.
 
     Attributes:
-        left: how many tasks nobody has taken.
+        left: the number of tasks that no worker has taken.
     """
 
     def __init__(self, parties: Sequence[int], last: Mapping[int, int], workers: int) -> None:
@@ -27,7 +27,7 @@ class Queue:
         self.left = len(parties)
 
     def take(self, worker: int, *, ahead: bool = False) -> int | None:
-        """The worker's next task, or None if there is none for it, or, with `ahead`, none of another party."""
+        """The worker's next task, or None; with `ahead`, a task of another party than its current one."""
         if ahead and self._begun[worker]:
             return None
         if not self._begun[worker]:

@@ -1,4 +1,4 @@
-"""The driver's side of Ray: join a cluster, place workers on it, call them, and notice their loss."""
+"""The driver's side of Ray: join a cluster, start workers, call them, and detect their loss."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from fedloom.engines._party_bundle import WorkerLost
 from fedloom.engines._shard import Shard, versions
 
 START: Final = 180.0
-"""Seconds that the first workers may take to start: on a busy node or from a shared disk torch takes a minute."""
+"""Seconds for the first workers to start: on a busy node or from a shared disk, importing torch takes a minute."""
 PATIENCE: Final = 20.0
-"""Seconds that a worker in a lost one's place may take, before the others take over."""
+"""Seconds for a replacement worker to start, before the remaining workers take over its parties."""
 KNOCK: Final = 5.0
-"""Seconds that the head of a cluster may take to answer."""
+"""Seconds for the head of a cluster to answer."""
 STARTS: Final = 4
-"""How often a cluster on this machine is started, when Ray finds a busy machine too slow."""
+"""Attempts to start a cluster on this machine if Ray times out."""
 ENVIRONMENT: Final = {
     "RAY_USAGE_STATS_ENABLED": "0",  # no usage statistics
     "RAY_raylet_start_wait_time_s": "300",
@@ -34,7 +34,7 @@ ENVIRONMENT: Final = {
     "RAY_agent_register_timeout_ms": "300000",
     "RAY_health_check_timeout_ms": "60000",
 }
-"""Settings of a cluster that is started here, unless the user has set them: a busy machine is no failure."""
+"""Settings of a cluster that we start, unless the user set them. The timeouts tolerate a busy machine."""
 _LOSS: Final = (
     lost.RayActorError,
     lost.ObjectLostError,
@@ -45,15 +45,15 @@ _LOSS: Final = (
 
 
 class RayCluster:
-    """Workers on a cluster, by number. A number is never used twice.
+    """Workers on a cluster, by number. Numbers are never reused.
 
     Args:
-        address: of the cluster's head, `host:port` or `auto`; None starts a cluster on this machine.
-        workers: how many the cluster must have room for.
-        cpus, gpus: what each takes; fractions of a GPU can be shared.
+        address: the address of the cluster's head, `host:port` or `auto`; None starts a cluster on this machine.
+        workers: the number of workers that the cluster must have room for.
+        cpus, gpus: the resources of each worker; `gpus` may be a fraction.
 
     Raises:
-        EngineError: there is no such cluster, it is of another version, or too small.
+        EngineError: the cluster does not exist, has another version, or is too small.
     """
 
     def __init__(self, address: str | None, workers: int, cpus: float, gpus: float) -> None:
@@ -72,39 +72,41 @@ class RayCluster:
             has = f"{_counts(total)} on {_many(_nodes(), 'node')}"
             self.close()
             raise EngineError(
-                f"the cluster has {has}, too little for {self._wanted}: ask for fewer, or add nodes with "
+                f"the cluster has {has}, too little for {self._wanted}; set fewer engine.workers, or add nodes with "
                 "`ray start --address=…`"
             )
 
     def start(self, workers: int) -> None:
-        """Place the first workers. Raises EngineError where they don't start, with what the cluster has."""
+        """Start the first workers. Raises EngineError, with the cluster's resources, if they do not start in time."""
         if len(self.add_workers(workers, START)) < workers:
             total, free = ray.cluster_resources(), ray.available_resources()
             raise EngineError(
-                f"{len(self.workers)} of {self._wanted} could start within {START:g} s: of {_counts(total)} on "
-                f"{_many(_nodes(), 'node')} {_counts(free)} are free; wait for the rest, or ask for fewer"
+                f"only {len(self.workers)} of {self._wanted} started within {START:g} s: the cluster has "
+                f"{_counts(total)} on {_many(_nodes(), 'node')}, of which {_counts(free)} are free; wait for the "
+                "others, or set fewer engine.workers"
             )
 
     def add_workers(self, count: int, patience: float) -> list[int]:
         """Start up to `count` more workers; the numbers of those that are ready in time."""
-        fresh = [self._actor.remote() for _ in range(count)]
-        asked = [worker.about.remote() for worker in fresh]
-        if asked:
-            ray.wait(asked, num_returns=count, timeout=patience)
+        started = [self._actor.remote() for _ in range(count)]
+        replies = [worker.about.remote() for worker in started]
+        if replies:
+            ray.wait(replies, num_returns=count, timeout=patience)
         added = []
-        for worker, answer in zip(fresh, asked, strict=True):
-            ready, _ = ray.wait([answer], timeout=0)
+        for worker, reply in zip(started, replies, strict=True):
+            ready, _ = ray.wait([reply], timeout=0)
             if not ready:
                 ray.kill(worker)
                 continue
             try:
-                about = ray.get(answer)
+                about = ray.get(reply)
             except lost.RayError as error:
                 if "creation task" not in str(error):
                     continue
+                last_line = str(error).strip().splitlines()[-1].strip()
                 raise EngineError(
-                    f"a worker can't start on the cluster ({_last_line(error)}): install fedloom "
-                    f"{versions()['fedloom']} on every node"
+                    f"a worker cannot start on the cluster ({last_line}); install fedloom {versions()['fedloom']} on "
+                    "every node"
                 ) from None
             self.workers[self._next], self.nodes[self._next] = worker, about["node"]
             added.append(self._next)
@@ -113,56 +115,56 @@ class RayCluster:
         return added
 
     def put(self, value: Any) -> Any:
-        """Store a value that many workers read; a reference to it."""
+        """Store a value that many workers read; returns a reference."""
         return ray.put(value)
 
     def ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of some workers, all at once; their answers by number, when all are done.
+        """Call a method of several workers in parallel; their replies by number.
 
         Raises:
-            WorkerLost: one was lost.
-            EngineError: an order can't be sent.
-            FedloomError: one raised it.
+            WorkerLost: a worker was lost.
+            EngineError: an order cannot be sent.
+            FedloomError: a worker raised it.
         """
         try:
-            asked = {number: getattr(self.workers[number], method).remote(*order) for number, order in orders.items()}
+            calls = {number: getattr(self.workers[number], method).remote(*order) for number, order in orders.items()}
         except Exception as error:  # pickling fails with many kinds of error
             raise EngineError(
-                f"what a worker needs can't be sent to it ({str(error).strip().splitlines()[0]}): let a party's class, "
-                "config and network hold no open files, locks or the like"
+                f"cannot send a party to its worker ({str(error).strip().splitlines()[0]}); keep open files and locks "
+                "out of its class, config and network"
             ) from error
-        if asked:
-            ray.wait(list(asked.values()), num_returns=len(asked))
-        answers: dict[int, Any] = {}
-        wrong: list[Exception] = []
-        gone = False
-        for number, answer in asked.items():
+        if calls:
+            ray.wait(list(calls.values()), num_returns=len(calls))
+        replies: dict[int, Any] = {}
+        errors: list[Exception] = []
+        lost_worker = False
+        for number, reply in calls.items():
             try:
-                answers[number] = ray.get(answer)
+                replies[number] = ray.get(reply)
             except lost.RayTaskError as error:  # raised by the worker itself
-                gone |= isinstance(error.cause, _LOSS)
-                wrong.append(error.cause if isinstance(error.cause, FedloomError) else error)
+                lost_worker |= isinstance(error.cause, _LOSS)
+                errors.append(error.cause if isinstance(error.cause, FedloomError) else error)
             except _LOSS:
-                gone = True
-        if gone:
+                lost_worker = True
+        if lost_worker:
             raise WorkerLost
-        if wrong:
-            raise wrong[0]
-        return answers
+        if errors:
+            raise errors[0]
+        return replies
 
     def missing(self) -> list[int]:
-        """Which workers do not answer. They are removed."""
-        asked = {number: worker.about.remote() for number, worker in self.workers.items()}
-        if asked:
-            ray.wait(list(asked.values()), num_returns=len(asked), timeout=START)
-        found = [number for number, answer in asked.items() if not _answered(answer)]
-        for number in found:
+        """The numbers of the workers that do not answer. They are removed."""
+        calls = {number: worker.about.remote() for number, worker in self.workers.items()}
+        if calls:
+            ray.wait(list(calls.values()), num_returns=len(calls), timeout=START)
+        silent = [number for number, reply in calls.items() if not _answered(reply)]
+        for number in silent:
             ray.kill(self.workers.pop(number))
             del self.nodes[number]
-        return found
+        return silent
 
     def close(self) -> None:
-        """End all workers, and the cluster if we started it."""
+        """End all workers, and the cluster if it was started here."""
         if ray.is_initialized():
             for worker in self.workers.values():
                 ray.kill(worker)
@@ -190,18 +192,18 @@ def _join(address: str | None, cpus: int) -> None:
         if "ersion mismatch" in reason:
             raise EngineError(f"install the same Ray and Python here and on the cluster: {reason}") from None
         if address is None:
-            raise EngineError(f"Ray can't start a cluster on this machine: {reason}") from None
+            raise EngineError(f"Ray cannot start a cluster on this machine: {reason}") from None
         raise EngineError(
-            f"this machine can't join the Ray cluster at {address!r} ({reason}): run `ray start --address=…` on it "
-            "first, with the cluster's RAY_AUTH_MODE and token"
+            f"this machine cannot join the Ray cluster at {address!r} ({reason}); first run `ray start --address=…` "
+            "on it, with the cluster's RAY_AUTH_MODE and token"
         ) from None
     finally:
-        if main and callable(before):  # a run that is asked to stop saves first; Ray would end it at once
+        if main and callable(before):  # a run saves before it stops; Ray's handler would end it at once
             signal.signal(signal.SIGTERM, before)
 
 
 def _start(start: Callable[[], object]) -> None:
-    """Start a cluster on this machine, again where Ray gave up waiting for its own processes."""
+    """Start a cluster on this machine; try again if Ray times out."""
     for attempt in range(1, STARTS + 1):
         try:
             start()
@@ -209,12 +211,12 @@ def _start(start: Callable[[], object]) -> None:
         except Exception as error:
             if "timed out" not in str(error) or attempt == STARTS:
                 raise
-            logging.getLogger("fedloom").warning("Ray's start timed out on this busy machine; starting it again")
+            logging.getLogger("fedloom").warning("Ray timed out while starting; trying again")
             ray.shutdown()
 
 
 def _knock(address: str) -> None:
-    """Raise EngineError unless something at the address speaks as Ray does, which would retry for minutes."""
+    """Raise EngineError unless Ray answers at the address. Ray itself would retry for minutes."""
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
@@ -226,29 +228,24 @@ def _knock(address: str) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK) as link:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + bytes(5))
-                if link.recv(9)[3:4] != b"\4":  # HTTP/2 begins with settings from both sides
-                    raise EngineError(_no_cluster(address, "something else listens there"))
+                if link.recv(9)[3:4] != b"\4":  # in HTTP/2 both sides begin with settings
+                    raise EngineError(_no_cluster(address, "another service listens there"))
     except (OSError, OverflowError, UnicodeError) as error:
         raise EngineError(_no_cluster(address, str(error))) from None
 
 
 def _no_cluster(address: str, reason: str) -> str:
-    return (
-        f"there is no Ray cluster at {address!r} ({reason}): `ray start --head` starts one on the machine where it is "
-        "run, and prints its address"
-    )
+    return f"no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, which prints its address"
 
 
 def _compare(about: Mapping[str, str]) -> None:
-    """Raise EngineError unless a worker has what we have."""
+    """Raise EngineError if a worker has other versions than this process."""
     ours = versions()
     theirs = {name: about[name] for name in ours}
     if theirs != ours:
-        have = ["{} {}".format(*item) for item in theirs.items()]
-        want = ["{} {}".format(*item) for item in ours.items()]
+        have, want = (" and ".join(f"{name} {v}" for name, v in found.items()) for found in (theirs, ours))
         raise EngineError(
-            f"the node {about['address']} has {' and '.join(have)}, this one {' and '.join(want)}: install the same "
-            "on every node"
+            f"the node {about['address']} has {have}, this one {want}; install the same versions on every node"
         )
 
 
@@ -269,9 +266,5 @@ def _nodes() -> int:
     return sum(node["Alive"] for node in ray.nodes())
 
 
-def _many(n: float, what: str) -> str:
-    return f"{n:g} {what}{'s' * (n != 1)}"
-
-
-def _last_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[-1].strip()
+def _many(n: float, noun: str) -> str:
+    return f"{n:g} {noun}{'s' * (n != 1)}"

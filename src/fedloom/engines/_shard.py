@@ -1,4 +1,4 @@
-"""The Ray actor of a worker: it holds some parties, does their tasks, and passes answers to other workers."""
+"""The Ray actor of a worker: it holds some parties, runs their tasks, and passes answers to other workers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedloom.engines._shared_buffer import unspell
 from fedloom.engines.memory import Arena
 
 Key: TypeAlias = tuple[int, int]
-"""Where an answer was left: the number of the worker, and of the answer."""
+"""The key of an answer: the number of its worker, and its own."""
 
 
 class Shard:
-    """Some of the parties, resident in one process of one thread. Plain here; Ray makes an actor of it."""
+    """Some of the parties, in one process of one thread. Ray turns this class into an actor."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
@@ -38,20 +38,20 @@ class Shard:
         self._left: dict[Key, Tree] = {}
 
     def about(self) -> dict[str, str]:
-        """Where this process is, and what runs in it."""
+        """The node and address of this process, and its versions."""
         node = ray.get_runtime_context().get_node_id()
         return {"node": node, "address": ray.util.get_node_ip_address(), **versions()}
 
     def build(
         self, common: Sequence[RowPool], bundle: PartyBundle, device: str, memory: int | None
     ) -> tuple[dict[int, str], int]:
-        """Make parties and keep them; their names, and how many of all parties are on disk.
+        """Build parties and keep them; their names, and the number of this worker's parties on disk.
 
         Args:
             common: rows that all parties hold.
-            bundle: what makes the parties.
-            device: where their tensors shall live.
-            memory: bytes of state that stay in memory on a CPU; None for all.
+            bundle: the parties.
+            device: the device of their tensors.
+            memory: bytes of state kept in memory on a CPU; None for all.
         """
         for name, module in bundle.modules.items():
             sys.modules.setdefault(name, module)
@@ -73,18 +73,18 @@ class Shard:
     def do(
         self, head: Packed, tasks: Sequence[Task], each: Sequence[Packed], keys: Sequence[Key], bundles: Sequence[Any]
     ) -> tuple[list[Any], dict[int, dict[str, Note]]]:
-        """Do tasks in order.
+        """Run tasks in order.
 
         Args:
-            head: the arguments that all share, and what a good answer looks like.
-            tasks: without their plain arguments.
+            head: the shared arguments, and the template of a valid answer.
+            tasks: the tasks without their plain arguments.
             each: their plain arguments.
-            keys: under which to leave the answers; none to send them, after which no older answer is kept.
-            bundles: references to answers of other workers, fetched from their nodes here.
+            keys: keys under which to leave the answers; if empty, answers are sent and earlier ones dropped.
+            bundles: references to answers of other workers, fetched from their nodes.
 
         Returns:
-            For each task a packed reply, a ref, a failure, or None for a reply that is no message; and what the
-            parties noted.
+            For each task a packed reply, a reference, a failure, or None for a reply that is not a message; and the
+            parties' notes.
         """
         common = self._opened(head)
         fetched = {key: self._opened(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
@@ -96,11 +96,11 @@ class Shard:
             whole = Task(
                 task.party, task.method, common["shared"], self._opened(own) | task.each, task.fault, task.seed
             )
-            put = arguments(
-                whole, lambda sent: self._left[sent.held] if sent.held in self._left else fetched[sent.held]
+            resolved = arguments(
+                whole, lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held]
             )
             with self._swapped_in(party):
-                reply = run(party, whole, put)
+                reply = run(party, whole, resolved)
             replies.append(self._keep(keys[n], reply, expect) if keys else _sent(reply))
             notes.setdefault(task.party, {}).update(party.take_notes())
         if not keys:
@@ -108,7 +108,7 @@ class Shard:
         return replies, notes
 
     def hand(self, wanted: Mapping[int, Sequence[Key]]) -> dict[int, Any]:
-        """For each other worker a reference to the answers that it needs; they stay on this node until fetched."""
+        """For each other worker a reference to the answers that it needs, which stay on this node until fetched."""
         data = {key: packed(self._left[key]) for keys in wanted.values() for key in keys}
         return {receiver: ray.put({key: data[key] for key in keys}) for receiver, keys in wanted.items()}
 
@@ -118,7 +118,7 @@ class Shard:
         return {i: packed(read(self._parties[i])) for i in parties}
 
     def load(self, states: Mapping[int, Packed]) -> None:
-        """Give parties the states that `states` gave."""
+        """Load states that `states` returned."""
         for i, state in states.items():
             with self._swapped_in(self._parties[i]):
                 self._parties[i].load(self._opened(state))
@@ -138,7 +138,7 @@ class Shard:
 
 
 def versions() -> dict[str, str]:
-    """Versions that must be equal on all nodes, or numbers would depend on the placement of parties."""
+    """Versions that must be equal on all nodes, so that results do not depend on the placement of parties."""
     return {"fedloom": __version__, "torch": torch.__version__.partition("+")[0]}
 
 

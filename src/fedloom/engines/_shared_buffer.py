@@ -1,8 +1,8 @@
-"""How the processes of one machine send each other messages.
+"""Messages between processes of one machine, by frames and shared buffers.
 
-A *frame* goes over a socket: a few facts and some bytes. The facts are JSON and not a message, because they differ in
-every frame, and a message's header is cached only while it stays the same. A *shared buffer* is a file in memory that
-one process writes and all can read: its messages go from worker to worker without passing through the parent.
+A *frame* is sent over a socket: a few facts and some bytes. The facts are JSON rather than a message, because they
+change in every frame, and a message's header is cached only while it is the same. A *shared buffer* is a file in memory
+that one process writes and all can read, so messages pass from worker to worker without the parent.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fedloom.core.errors import MessageError
 from fedloom.core.message import Limits, Shape, Template
 
 LIMITS: Final = Limits(max_bytes=1 << 40, max_depth=64, max_leaves=10_000_000)
-"""Of messages between processes. Replies of parties are held to the narrower limits of `message`."""
+"""Limits of messages between processes. Replies of parties have the narrower limits of `message`."""
 KEPT: Final = 1 << 26
-"""Bytes of a shared buffer that stay in memory when it is trimmed."""
+"""Bytes up to which a trimmed shared buffer keeps its memory."""
 _LENGTHS: Final = struct.Struct("<IQ")
 _dumps: Final = json.JSONEncoder(check_circular=False, separators=(",", ":")).encode
 _TYPES: Final = {kind.__name__: kind for kind in (int, float, bool, str, object)}
 
 
 class SharedBuffer:
-    """A file in memory with one writer, for all processes that are forked after it was made.
+    """A file in memory with one writer, for all processes that are forked later.
 
     Attributes:
-        end: where the next message is appended.
-        reach: how far it has been written to since it was last trimmed, as far as this process knows.
+        end: the position of the next message.
+        reach: the end of all messages since the last trim, as far as this process knows.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class SharedBuffer:
         self.end = self.reach = 0
 
     def write(self, data: bytes) -> tuple[int, int]:
-        """Append a message; where it begins, and its length."""
+        """Append a message; its start and length."""
         start, view = self.end, memoryview(data)
         while view:
             count = os.pwrite(self._file.fileno(), view, self.end)
@@ -57,19 +57,17 @@ class SharedBuffer:
         return start, len(data)
 
     def read(self, start: int, length: int) -> bytes:
-        """A message."""
+        """The message at this position."""
         data = os.pread(self._file.fileno(), length, start)
         while len(data) < length:  # Linux reads 2 GB at a time
             more = os.pread(self._file.fileno(), length - len(data), start + len(data))
             if not more:
-                raise MessageError(
-                    f"a shared buffer holds {len(data)} bytes of a message of {length}: it was cut short"
-                )
+                raise MessageError(f"a shared buffer holds only {len(data)} bytes of a message of {length}")
             data += more
         return data
 
     def trim(self) -> None:
-        """Forget all messages. Their memory is freed if they reached far; else it is used again, which is fast."""
+        """Drop all messages. Their memory is reused, or freed if it exceeds `KEPT`."""
         if self.reach > KEPT:
             os.ftruncate(self._file.fileno(), 0)
         self.end = self.reach = 0
@@ -101,21 +99,21 @@ def receive(sender: socket.socket) -> tuple[dict[str, Any], memoryview] | None:
 
 
 def exactly(sender: socket.socket, length: int) -> memoryview | None:
-    """So many bytes, or None if the sender ended before."""
-    data, got = memoryview(bytearray(length)), 0
-    while got < length:
+    """Exactly `length` bytes, or None if the sender ended before."""
+    data, received = memoryview(bytearray(length)), 0
+    while received < length:
         try:
-            count = sender.recv_into(data[got:])
+            count = sender.recv_into(data[received:])
         except ConnectionError:
             return None
         if not count:
             return None
-        got += count
+        received += count
     return data
 
 
 def spell(template: Template) -> Any:
-    """A template as a tree that a message can hold."""
+    """A template as a tree that can be sent in a message."""
     if template is None:
         return None
     if isinstance(template, dict):
@@ -131,7 +129,7 @@ def spell(template: Template) -> Any:
 
 
 def unspell(tree: Any) -> Template:
-    """The template that `spell` wrote."""
+    """The template of a tree that `spell` returned."""
     if tree is None:
         return None
     if "keys" in tree:

@@ -1,8 +1,7 @@
-"""One run of a page's method for many parties.
+"""Run a page's method once for many parties.
 
-Each tensor of a party's state is one slice of a stacked tensor, and `torch.func.vmap` makes of every operation one
-for all slices. State goes in and comes out, and nothing is written before the method has ended: a run that fails has
-changed nothing.
+Each tensor of a party's state is one slice of a stacked tensor, and `torch.func.vmap` turns every operation into one on
+all slices. State is written back only after the method has returned, so a run that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -36,17 +35,18 @@ def run_vmapped(
 
     Args:
         memory: (G, nbytes) uint8, the states of their group.
-        rows: which of them are theirs, in rising order.
-        parties: alike in everything but weights, data, and the content of their tensors.
-        shared: arguments that are the same for all.
-        each: further arguments of each.
+        rows: the sorted rows of these parties in `memory`.
+        parties: parties that differ only in weights, data, and the content of their tensors.
+        shared: arguments for all parties.
+        each: further arguments of each party.
 
     Raises:
-        NotBatchable, or torch's own error where it has no batching rule: nothing was changed.
+        NotBatchable, or torch's own error if it has no batching rule. The state is unchanged.
     """
     network = parties[0].net
-    here = _where(rows, memory.device)
-    block = memory[here]
+    first, n = rows[0], len(rows)  # a slice avoids a copy if the rows are consecutive
+    where = slice(first, first + n) if rows[-1] - first == n - 1 else torch.tensor(rows, device=memory.device)
+    block = memory[where]
     own = [p.own_state() for p in parties]
     own_in, each_in = _stack(own), _stack(each)
     versions = [x._version for x in own_in]
@@ -60,42 +60,36 @@ def run_vmapped(
         nonlocal changed
         notes: dict[str, Tensor | float] = {}
         stacked = VmapNetwork(network, dict(zip(network.fields, state, strict=True)), notes)
-        begun = _refill(own[0], own_)
+        before = _refill(own[0], own_)
         party = object.__new__(type(parties[0]))
         vars(party).update(
             cfg=parties[0].cfg,
             context=VmapContext(contexts, me_, rows_alone=rows_alone),
             _network=stacked,
             _notes=notes,
-            **begun,
+            **before,
         )
         reply = bound(party, method)(**shared, **_refill(each[0], each_))
-        touched = [x._version for x in own_in] != versions
-        left = {k: v for k, v in party.own_state().items() if touched or v is not begun[k]}
-        trees.update(reply=reply, own=left, notes=notes)
+        in_place = [x._version for x in own_in] != versions
+        changed_own = {k: v for k, v in party.own_state().items() if in_place or v is not before[k]}
+        trees.update(reply=reply, own=changed_own, notes=notes)
         changed = stacked.changed
-        return [me_, *_tensors(trees), *(stacked.state_of().values() if changed else ())]
+        return [me_, *_tensors(trees), *(stacked.fields.values() if changed else ())]
 
     state = [f.view(block) for f in network.fields]
     _, *out = vmap(work)(state, own_in, each_in, me)
-    found = [x.clone() for x in out[: len(out) - (len(network.fields) if changed else 0)]]
-    for f, x in zip(network.fields, out[len(found) :], strict=False):
-        f.view(memory)[here] = x
+    results = [x.clone() for x in out[: len(out) - (len(network.fields) if changed else 0)]]
+    for f, x in zip(network.fields, out[len(results) :], strict=False):
+        f.view(memory)[where] = x
     replies = []
-    for n, party in enumerate(parties):
+    for i, party in enumerate(parties):
         party.net.forget()
-        mine = _refill(trees, [x[n] for x in found])
-        for name, value in mine["own"].items():
+        result = _refill(trees, [x[i] for x in results])
+        for name, value in result["own"].items():
             setattr(party, name, value)
-        party._notes.update(mine["notes"])
-        replies.append(mine["reply"])
+        party._notes.update(result["notes"])
+        replies.append(result["reply"])
     return replies
-
-
-def _where(rows: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Rows as a slice where they are neighbours, so that nothing need be copied."""
-    first, n = rows[0], len(rows)
-    return slice(first, first + n) if rows[-1] - first == n - 1 else torch.tensor(rows, device=device)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -103,69 +97,69 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _stack(trees: Sequence[Any]) -> list[Tensor]:
-    """The tensors of trees of one structure, place by place."""
+    """The tensors of trees of one structure, stacked."""
     return [torch.stack(same) for same in zip(*map(_tensors, trees), strict=True)]
 
 
 def _refill(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    """The tree with other tensors in its places."""
+    """The tree with its tensors replaced."""
     left = iter(tensors)
     return message.map_tensors(lambda _: next(left), tree)
 
 
 class VmapContext:
-    """Stands in for `ClientContext` inside `vmap`: the places of a group.
+    """Replaces `ClientContext` inside `vmap`: the contexts of a group.
 
     Args:
-        sites: the places, in the order of the stacked state.
-        me: () int64, batched: which of them.
-        rows_alone: whether what the network says of a row does not depend on the rows beside it.
+        contexts: the parties' contexts, in the order of the stacked state.
+        me: () int64, batched: the index of the party.
+        rows_alone: whether the network's output for a row does not depend on other rows.
     """
 
     def __init__(self, contexts: Sequence[ClientContext], me: Tensor, *, rows_alone: bool) -> None:
         first = contexts[0]
-        self._sites, self._me, self._rows_alone = contexts, me, rows_alone
+        self._contexts, self._me, self._rows_alone = contexts, me, rows_alone
         self.seed, self.parties, self.classes, self.device = first.seed, first.parties, first.classes, first.device
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches | PaddedBatches:
-        """As a site's."""
-        return self._gather([sample_plan(s.stream("batches", t), len(s.rows), steps, size) for s in self._sites])
+        """See `ClientContext.batches`."""
+        return self._gather([sample_plan(s.stream("batches", t), len(s.rows), steps, size) for s in self._contexts])
 
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches | PaddedBatches:
-        """As a site's."""
-        return self._gather([epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._sites])
+        """See `ClientContext.epochs`."""
+        return self._gather([epoch_plan(s.stream("batches", t), len(s.rows), epochs, size) for s in self._contexts])
 
     def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
-        """As a site's."""
-        each = {min(size, len(s.rows)) for s in self._sites}
-        if len(each) > 1:
-            raise Uneven("it takes some of the parties' rows, of which they have different numbers")
-        batch = self._gather([sample_plan(s.stream("batches", t), len(s.rows), 1, *each) for s in self._sites])
+        """See `ClientContext.sample_batch`."""
+        sizes = {min(size, len(s.rows)) for s in self._contexts}
+        if len(sizes) > 1:
+            raise Uneven("it samples a batch, and the parties have different numbers of rows")
+        batch = self._gather([sample_plan(s.stream("batches", t), len(s.rows), 1, *sizes) for s in self._contexts])
         return batch.x[0], batch.y[0]
 
     @property
     def support(self) -> Sample:
-        """As a site's."""
+        """See `ClientContext.support`."""
         return self._half("support")
 
     @property
     def query(self) -> Sample:
-        """As a site's."""
+        """See `ClientContext.query`."""
         return self._half("query")
 
     def _half(self, which: Literal["support", "query"]) -> Sample:
-        """Everybody's half, filled up to the longest with rows that weigh nothing."""
-        plans = [s.half(which) for s in self._sites]
+        """Each party's half, padded to the longest with rows of weight 0."""
+        plans = [s.half(which) for s in self._contexts]
         most = max(map(len, plans))
         if not self._rows_alone and any(len(p) < most for p in plans):
-            raise Uneven("it reads halves of the parties' rows, of which they have different numbers")
+            raise Uneven(f"it reads the {which} half, and the parties have different numbers of rows")
         batch = self._gather([torch.cat([p, p[:1].expand(most - len(p))])[None] for p in plans])
         weights = [torch.full((len(p),), 1 / len(p)) for p in plans]
         weight = torch.stack([F.pad(w, (0, most - len(w))) for w in weights]).to(self.device)
         return Sample(batch.x[0], batch.y[0], weight[self._me])
 
     def _gather(self, plans: Sequence[Tensor]) -> Batches | PaddedBatches:
-        rows = [s.rows for s in self._sites]
+        rows = [s.rows for s in self._contexts]
         steps = [len(p) for p in plans]
         most = max(steps)
         even = [torch.cat([p, p[:1].expand(most - len(p), -1)]) if len(p) < most else p for p in plans]
@@ -178,8 +172,8 @@ class VmapContext:
             )
             x, y = batches.x, batches.y
         else:
-            found = [r.batches(p) for r, p in zip(rows, even, strict=True)]
-            x, y = torch.stack([b.x for b in found])[self._me], torch.stack([b.y for b in found])[self._me]
+            gathered = [r.batches(p) for r, p in zip(rows, even, strict=True)]
+            x, y = torch.stack([b.x for b in gathered])[self._me], torch.stack([b.y for b in gathered])[self._me]
         if min(steps) == most:
             return Batches(x, y)
         takes = torch.tensor([[i < n for i in range(most)] for n in steps], device=x.device)  # (n, T)
@@ -187,37 +181,33 @@ class VmapContext:
 
     @property
     def rows(self) -> Rows:
-        """The own rows, where all have equally many."""
-        return _one([s.rows for s in self._sites], self._me, "rows")
+        """The own rows, if all parties have equally many."""
+        return _one([s.rows for s in self._contexts], self._me, "rows")
 
     @property
     def row_count(self) -> Tensor:
-        """How many own rows, () int64."""
-        return torch.tensor([len(s.rows) for s in self._sites], device=self.device)[self._me]
+        """The number of own rows, () int64."""
+        return torch.tensor([len(s.rows) for s in self._contexts], device=self.device)[self._me]
 
     @property
     def public(self) -> PublicSet | None:
-        """The public set that all share."""
-        found: PublicSet | None = self._same("public set", [s.public for s in self._sites])
-        return found
+        """The public set that all parties share."""
+        first = self._contexts[0].public
+        if any(s.public is not first for s in self._contexts):
+            raise NotBatchable("the parties' public sets differ")
+        return first
 
     @property
     def tests(self) -> Mapping[str, Rows]:
-        """The test rows by name: those that all share, or each its own where all have equally many."""
-        return _Tests({on: [s.tests[on] for s in self._sites] for on in self._sites[0].tests}, self._me)
+        """The test rows by name, if the parties share them or have equally many."""
+        return _Tests({on: [s.tests[on] for s in self._contexts] for on in self._contexts[0].tests}, self._me)
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise NotBatchable(f"it reads site.{name}, which differs between parties")
-
-    @staticmethod
-    def _same(what: str, values: Sequence[Any]) -> Any:
-        if any(v is not values[0] for v in values):
-            raise NotBatchable(f"the parties' {what} differs")
-        return values[0]
+        raise NotBatchable(f"it reads self.context.{name}, which differs between parties")
 
 
 class _Tests(dict[str, Any]):
-    """Row sets by name, each asked for when it is read."""
+    """Test rows by name, selected for the party when they are read."""
 
     def __init__(self, every: Mapping[str, Sequence[Rows]], me: Tensor) -> None:
         super().__init__(every)
@@ -227,13 +217,13 @@ class _Tests(dict[str, Any]):
         return _one(super().__getitem__(on), self._me, f"test rows {on!r}")
 
 
-def _one(every: Sequence[Rows], me: Tensor, what: str) -> Rows:
-    """The rows of party `me` () of all."""
+def _one(every: Sequence[Rows], me: Tensor, noun: str) -> Rows:
+    """The rows of party `me` ()."""
     first = every[0]
     if all(r is first for r in every):
         return first
     if len({len(r) for r in every}) > 1:
-        raise Uneven(f"it reads the parties' {what}, of which they have different numbers")
+        raise Uneven(f"it reads the parties' {noun}, of which they have different numbers")
     if any(r.pool is not first.pool for r in every):
-        raise NotBatchable(f"it reads the parties' {what}, which lie in different pools")
+        raise NotBatchable(f"it reads the parties' {noun}, which are in different pools")
     return replace(first, index=torch.stack([r.index for r in every])[me])

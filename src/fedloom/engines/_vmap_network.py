@@ -1,4 +1,4 @@
-"""The stand-in for a party's network while a method runs for many parties at once, under `vmap`."""
+"""The network of parties that run a method together under `vmap`."""
 
 from __future__ import annotations
 
@@ -18,37 +18,41 @@ from fedloom.core.optim import Optimiser
 
 
 class NotBatchable(FedloomError):
-    """A method does something that can't be done for many parties at once; it is done for each in turn."""
+    """A method cannot run for many parties at once, so it runs for each party in turn."""
 
 
 class Uneven(NotBatchable):
-    """A method walks by itself over batches of which its parties have different numbers."""
+    """A method needs batches, of which its parties have different numbers, outside of `train`."""
 
 
 class VmapNetwork:
-    """Stands in for `Network` inside `vmap`: the same passes and steps on one slice of a stacked state.
+    """Replaces `Network` inside `vmap`: the same passes and steps on one slice of a stacked state.
 
     Args:
-        like: the network of one of the parties: its module does the passes, with other weights.
+        like: the network of one of the parties, whose module is used with other weights.
         state: each field's tensor, batched.
-        notes: where the party's notes go; those of a loss are handed out of its gradient.
+        notes: the party's notes; notes made in a loss are returned from its gradient.
+
+    Attributes:
+        fields: each field's current tensor.
+        changed: whether the method has changed the state.
     """
 
     def __init__(self, like: Network, state: Mapping[Field, Tensor], notes: dict[str, Tensor | float]) -> None:
         self._like = like
         self._optimiser = like.optimiser
-        self._state = dict(state)
+        self.fields = dict(state)
         self._notes = notes
         self.changed = False
         self._live: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None  # inside a gradient
         self._sent: tuple[Tensor, Tensor, Callable[..., Any], dict[str, Tensor]] | None = None
         self._places = list(places(like.module, like.parameters))
-        self._look()
+        self._make_views()
 
-    def _look(self) -> None:
-        """The views by name that the passes and steps use."""
+    def _make_views(self) -> None:
+        """Make the views by name that passes and steps use."""
         parts: dict[str, dict[str, Tensor]] = {"params": {}, "opt": {}, "buffers": {}}
-        for field, x in self._state.items():
+        for field, x in self.fields.items():
             parts[field.part][field.name] = x
         flat = parts["params"].pop("")
         self._params = self._pieces(flat)
@@ -62,21 +66,17 @@ class VmapNetwork:
         named = zip(self._like.parameters.items(), torch.split(flat, sizes), strict=True)
         return {name: unflatten(piece, p.shape, self._like.format) for (name, p), piece in named}
 
-    def state_of(self) -> dict[Field, Tensor]:
-        """Each field's tensor as it is now."""
-        return self._state
-
-    # -- what a party calls ------------------------------------------------------------------------
+    # -- the interface of Network ------------------------------------------------------------------
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Outputs (B, ...) in training mode. BatchNorm statistics move."""
+        """Training-mode outputs (B, ...). BatchNorm statistics are updated."""
         if self._live is None and self._buffers:
             self._own()
         params, buffers = self._live or (self._params, self._buffers)
         return self._through(params, buffers, x, training=True)
 
     def infer(self, x: Tensor, *, batch_statistics: bool = False) -> Tensor:
-        """Outputs (n, ...) in evaluation mode, in chunks of rows; as a network's."""
+        """Evaluation-mode outputs (n, ...), as of `Network.infer`."""
         if batch_statistics and self._buffers:
             with of_the_batch(self._like.module):
                 kept = {k: b for k, b in self._buffers.items() if not k.rpartition(".")[2].startswith("running_")}
@@ -88,7 +88,7 @@ class VmapNetwork:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Training-mode outputs (B, ...), constants; remembered until the method ends or the weights move."""
+        """Training-mode outputs (B, ...), detached. The pass is cached until the method ends or the weights change."""
         return self._pass(x)[0]
 
     @property
@@ -107,27 +107,27 @@ class VmapNetwork:
     def gradient(
         self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar `loss(*batch)` and its gradient by the parameters' names; no step. Statistics move."""
+        """The scalar `loss(*batch)` and its gradient by name; no step. BatchNorm statistics are updated."""
         value, gradients, buffers = self._graded(loss, batch, of)
         return self._seen(value, buffers, {}), gradients
 
     def gradient_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar `loss(*batch)` and its gradient by name at other weights. Statistics move."""
+        """The scalar `loss(*batch)` and its gradient by name at `weights`. BatchNorm statistics are updated."""
         gradients, seen = grad(self._value_of(loss, batch), has_aux=True)({k: weights[k] for k in self._params})
         return self._seen(*seen), gradients
 
     def curvature_at(
         self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
-        """As `gradient_at`, and a function that multiplies the Hessian there with vectors."""
+        """As `gradient_at`, and the Hessian-vector product there."""
         value = grad(self._value_of(loss, batch), has_aux=True)
         gradients, pull, seen = vjp(value, {k: weights[k] for k in self._params}, has_aux=True)  # type: ignore[misc]
         return self._seen(*seen), gradients, lambda vectors: pull(dict(vectors))[0]
 
     def _seen(self, value: Tensor, buffers: dict[str, Tensor], notes: Mapping[str, Tensor | float]) -> Tensor:
-        """Keep what a pass left; its value."""
+        """Store the buffers and notes of a pass; returns its value."""
         if buffers:
             self.load("buffers", buffers)
         self._notes.update(notes)
@@ -136,28 +136,29 @@ class VmapNetwork:
     def row_gradients(
         self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
     ) -> dict[str, Tensor]:
-        """The gradient (B, ...) of `loss` on each row alone; no step."""
+        """Per-row gradients (B, ...) of `loss` by name; no step."""
 
-        def one(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
+        def row_loss(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
             self._live = {**self._params, **params}, {k: b.clone() for k, b in self._buffers.items()}
             try:
                 return loss(row[None], label[None])
             finally:
                 self._live = None
 
-        return vmap(grad(one), in_dims=(None, 0, 0))({k: self._params[k] for k in of}, x, y)  # type: ignore[no-any-return]
+        weights = {k: self._params[k] for k in of}
+        return vmap(grad(row_loss), in_dims=(None, 0, 0))(weights, x, y)  # type: ignore[no-any-return]
 
     def _graded(
         self, loss: Callable[..., Tensor], batch: tuple[object, ...], of: Collection[str] | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """A loss, its gradient, and the buffers that its pass leaves."""
+        """A loss, its gradient, and the buffers after its pass."""
         chosen = self._params if of is None else {k: self._params[k] for k in of}
         gradients, (value, buffers, notes) = grad(self._value_of(loss, batch), has_aux=True)(chosen)
         self._notes.update(notes)
         return value, gradients, buffers
 
     def _value_of(self, loss: Callable[..., Tensor], batch: tuple[object, ...]) -> Callable[..., tuple[Tensor, Any]]:
-        """A loss as a function of parameters; beside it its constant value, the buffers and the notes that it left."""
+        """A loss as a function of parameters, with auxiliary outputs: its detached value, buffers and notes."""
 
         def value_of(params: dict[str, Tensor]) -> tuple[Tensor, Any]:
             buffers = {k: b.clone() for k, b in self._buffers.items()}
@@ -175,7 +176,7 @@ class VmapNetwork:
         return value_of
 
     def train(self, loss: Callable[..., Tensor], batches: Batches | PaddedBatches, *, only: Only = None) -> Tensor:
-        """One step of `loss(x, y)` for each batch; the mean loss (). Who has fewer batches stands still."""
+        """One step on `loss(x, y)` for each batch; the mean loss (). Parties with fewer batches skip the last steps."""
         if not isinstance(batches, PaddedBatches):
             return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
         total = torch.zeros((), device=batches.x.device)
@@ -184,10 +185,10 @@ class VmapNetwork:
             if everybody:
                 value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
             else:
-                before = {field: x.clone() for field, x in self._state.items()}
+                before = {field: x.clone() for field, x in self.fields.items()}
                 notes = dict(self._notes)
                 value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
-                for field, x in self._state.items():
+                for field, x in self.fields.items():
                     x.copy_(torch.where(mine, x, before[field]))
                 for name, old in notes.items():
                     self._notes[name] = torch.where(mine, torch.as_tensor(self._notes[name]), torch.as_tensor(old))
@@ -201,7 +202,7 @@ class VmapNetwork:
         self._step(gradients, buffers)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """As a network's: trees of named tensors."""
+        """`params`, `buffers` and `opt` as trees of named tensors."""
         return {"params": self._params, "buffers": self._buffers, "opt": self._slots}
 
     def load(self, part: str, values: Mapping[str, Tensor]) -> None:
@@ -215,26 +216,26 @@ class VmapNetwork:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[None]:
-        """Within it the network may be changed at will: at its end it is what it was."""
-        before = self._state, self.changed
-        self._state, self.changed = {field: x.clone() for field, x in self._state.items()}, True
+        """A context in which the network may be changed; on exit its state is restored."""
+        before = self.fields, self.changed
+        self.fields, self.changed = {field: x.clone() for field, x in self.fields.items()}, True
         self._sent = None
-        self._look()
+        self._make_views()
         try:
             yield
         finally:
-            self._state, self.changed = before
+            self.fields, self.changed = before
             self._sent = None
-            self._look()
+            self._make_views()
 
-    # -- how ---------------------------------------------------------------------------------------
+    # -- implementation ----------------------------------------------------------------------------
 
     def _own(self) -> None:
         """Copy on first write."""
         self._sent = None
         if not self.changed:
-            self._state = {field: x.clone() for field, x in self._state.items()}
-            self._look()
+            self.fields = {field: x.clone() for field, x in self.fields.items()}
+            self._make_views()
             self.changed = True
 
     def _step(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
@@ -247,7 +248,7 @@ class VmapNetwork:
             b.copy_(buffers[name])
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Callable[..., Any], dict[str, Tensor]]:
-        """The outputs, what takes a gradient back to the parameters, and the buffers that the pass leaves."""
+        """The outputs, the function that maps their gradient to the parameters', and the buffers after the pass."""
         if self._sent is None or self._sent[0] is not x:
 
             def outputs(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -271,20 +272,20 @@ class VmapNetwork:
 
 
 class _Move(torch.autograd.Function):
-    """An optimiser's `move`, for all parties at once.
+    """An optimiser's `move` for all parties at once.
 
-    It is elementwise, so it needs no batching rule, which torch lacks for many operations in place: here it gets the
-    stacked tensors themselves.
+    torch has no batching rules for many in-place operations. As `move` is elementwise, it can be applied to the stacked
+    tensors directly.
     """
 
     @staticmethod
     def forward(*_: Any) -> NoReturn:
-        """Never called: there is always a batch."""
+        """Never called: a step always runs under vmap."""
         raise AssertionError("a stacked step outside of vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to remember: nobody differentiates through a step."""
+        """Saves nothing, as steps are not differentiated."""
 
     @staticmethod
     def vmap(
@@ -307,7 +308,7 @@ class _Move(torch.autograd.Function):
 
 
 def _first(x: Tensor, dim: int | None) -> Tensor:
-    """The batch as the first axis; of length 1 where the tensor is the same for all."""
+    """The tensor with the batch as its first axis, of length 1 if it is the same for all."""
     return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
 
 
@@ -316,14 +317,14 @@ class PaddedBatches:
 
     Attributes:
         x, y: (T, B, ...), (T, B) with the largest T of the group.
-        mine: (T,) bool, which steps this party takes.
-        everybody: for each step, whether all take it.
+        mine: (T,) bool, whether this party takes each step.
+        everybody: for each step, whether all parties take it.
     """
 
     def __init__(self, x: Tensor, y: Tensor, mine: Tensor, everybody: list[bool]) -> None:
         self.x, self.y, self.mine, self.everybody = x, y, mine, everybody
 
     def __iter__(self) -> NoReturn:
-        raise Uneven("it walks over batches of which the parties have different numbers")
+        raise Uneven("it iterates over batches, of which the parties have different numbers")
 
     __len__ = __getitem__ = __iter__

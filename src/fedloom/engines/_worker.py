@@ -1,7 +1,7 @@
 """The main loop of a worker process: it reads a task, runs it at the party, and sends the reply.
 
-It was forked with every party in it. Networks are in memory that all processes share, so it can run any party at any
-time. The rest of a party's state arrives with a task if the party was last elsewhere, and returns with every reply.
+A worker is forked with every party in it. Networks are in shared memory, so it can run any party at any time. The rest
+of a party's state arrives with a task if another worker ran the party last, and returns with every reply.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedloom.engines.memory import Arena
 
 @dataclass(frozen=True)
 class Shared:
-    """Objects that parent and workers share, made before the first fork.
+    """Objects that parent and workers share, created before the first fork.
 
     Attributes:
-        parties: all of them, by id.
-        arena: where their networks live.
-        buffers: the parent's for all, then each worker's own, then the parent's for each worker.
-        workers: how many there are.
+        parties: all parties, by id.
+        arena: holds their networks.
+        buffers: the parent's for all workers, then one written by each worker, then the parent's for each worker.
+        workers: the number of workers.
     """
 
     parties: Mapping[int, Party[Any]]
@@ -41,7 +41,7 @@ class Shared:
 
 
 def serve(shared: Shared, number: int, parent: socket.socket) -> None:
-    """Do tasks until the parent closes the socket."""
+    """Run tasks until the parent closes the socket."""
     torch.set_num_threads(1)
     try:  # torch refuses in a fork of a process that trained beside a GPU
         torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
@@ -53,14 +53,14 @@ def serve(shared: Shared, number: int, parent: socket.socket) -> None:
         order, _ = frame
         try:
             facts, parts = worker.do(order)
-        except BaseException:  # not the party's fault: say why, and let a fresh process try
+        except BaseException:  # not an error of the party: report it, and let a new process try
             send(parent, {"last words": traceback.format_exc()})
             raise
         send(parent, facts, *parts)
 
 
 class _Worker:
-    """A worker's parties and buffers, and the part of a batch that all its tasks share."""
+    """A worker's parties and buffers, and the shared arguments of the current batch."""
 
     def __init__(self, shared: Shared, number: int) -> None:
         self._parties, self._arena, self._buffers = shared.parties, shared.arena, shared.buffers
@@ -69,7 +69,7 @@ class _Worker:
         self._head: tuple[Any, dict[str, Any]] = (None, {})
 
     def do(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
-        """Do one task; what the reply says of it, and its bytes: the answer, then the party's own state."""
+        """Run one task; the facts and the bytes of the reply: the answer, then the party's own state."""
         party = self._parties[order["party"]]
         if order["moved"]:
             self._fetch(party, order["own"])
@@ -82,22 +82,21 @@ class _Worker:
         return facts, (answer, own)
 
     def _fetch(self, party: Party[Any], own: Sequence[int]) -> None:
-        """Load the state of a party that was last at another worker."""
+        """Load the state of a party that another worker ran last."""
         if party._network is not None:
             party._network.forget()
         vars(party).update(self._read(*own) or {})
 
     def _answer(self, party: Party[Any], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
-        """The encoded reply; empty for a failure, or if the reply is left in the outbox."""
+        """The encoded reply; empty after a failure, or if the reply stays in the outbox."""
         head = self._common(order)
         each = self._read(*order["each"]) or {}
         if order["refs"][-1]:
             refs = json.loads(self._bytes(*order["refs"]))
             each |= {name: _refs(held) for name, held in refs.items()}
         task = Task(party.context.id, head["method"], head["shared"], each, order["fault"], order["seed"])
-        put = arguments(task, lambda sent: self._read(*sent.held))
         try:
-            reply = run(party, task, put)
+            reply = run(party, task, arguments(task, lambda ref: self._read(*ref.held)))
         except MethodError as error:
             facts["wrong"] = str(error)
             return b""
@@ -117,7 +116,7 @@ class _Worker:
         return b""
 
     def _common(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """The part that all tasks of a batch share, decoded once."""
+        """The shared arguments of a batch, decoded once."""
         key = (order["era"], *order["head"])
         if order["era"] != self._era:
             self._era, self._outbox.end = order["era"], 0
@@ -134,5 +133,5 @@ class _Worker:
 
 
 def _refs(held: Any) -> Any:
-    """Places in shared buffers, one or by name, as refs."""
+    """Positions in shared buffers, one or by name, as references."""
     return {name: ReplyRef(place) for name, place in held.items()} if isinstance(held, dict) else ReplyRef(held)

@@ -1,4 +1,4 @@
-"""Worker processes at work: which of them gets which task, and what happens when one dies."""
+"""The pool of worker processes: it assigns tasks and replaces workers that die."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fedloom.engines._shared_buffer import receive, send
 from fedloom.engines._worker import Shared, serve
 
 DEATHS = 2
-"""How many workers may die of one task until it counts as failed."""
+"""The number of workers that may die in one task before it counts as failed."""
 
 
 class _Sent(NamedTuple):
-    """A task that a worker was given: its number in the batch, and where in the inbox its arguments are."""
+    """A task sent to a worker: its number in the batch, and the position of its arguments in the inbox."""
 
     number: int
     start: int
@@ -32,13 +32,13 @@ class _Sent(NamedTuple):
 
 
 class WorkerSlot:
-    """The place of a worker, which outlives the process in it.
+    """A worker, whose process may be replaced.
 
     Attributes:
-        number: of the worker.
+        number: its number.
         outbox, inbox: numbers of the buffers that it writes, and that the parent writes for it.
         sent: tasks that it has not answered yet.
-        last_words: the traceback of its last process, if that could still send one.
+        last_words: the traceback of its previous process, if that could send one.
     """
 
     def __init__(self, shared: Shared, number: int) -> None:
@@ -51,32 +51,32 @@ class WorkerSlot:
         self._written = (0, 0)
 
     def put(self, *parts: bytes) -> list[tuple[int, int, int]]:
-        """Write into the inbox, beside the arguments of the one task that is not done yet; the places of the parts."""
+        """Write into the inbox without overwriting the arguments of the unfinished task; the positions of the parts."""
         size, live = sum(map(len, parts)), self.sent[-1] if self.sent else None
         start = self._buffer.end = 0 if live is None or size <= live.start else live.end
-        places = [(self.inbox, *self._buffer.write(part)) for part in parts]
+        positions = [(self.inbox, *self._buffer.write(part)) for part in parts]
         self._written = (start, self._buffer.end)
-        return places
+        return positions
 
     def give(self, number: int, order: Mapping[str, Any]) -> None:
-        """Send an order, whose arguments were put last."""
+        """Send an order whose arguments were written last."""
         self.sent.append(_Sent(number, *self._written))
-        with contextlib.suppress(OSError):  # a dead worker shows when the pool listens
+        with contextlib.suppress(OSError):  # the pool detects a dead worker when it listens
             send(self.socket, order)
 
 
 Order: TypeAlias = Callable[[WorkerSlot, Task, bool], "dict[str, Any] | Failure"]
-"""Makes the order for a task, given whether its party was last elsewhere. A failure settles the task at once.
+"""Makes the order for a task, given whether another worker ran its party last. A failure is the task's result.
 
-It must be short: with full socket buffers on both sides, nobody reads.
+Orders must be short: if the socket buffers of both sides are full, neither side reads.
 """
 Take: TypeAlias = Callable[[WorkerSlot, Task, dict[str, Any], memoryview], Any]
-"""Turns a reply to a task into its result."""
+"""Converts a reply to a task into its result."""
 
 
 @dataclass
 class _Batch:
-    """Tasks to be done together, and their results so far."""
+    """The tasks of one call, and their results so far."""
 
     tasks: Sequence[Task]
     order: Order
@@ -90,8 +90,8 @@ class WorkerPool:
     """All workers.
 
     Attributes:
-        slots: theirs, in order.
-        last: the worker that had a party last.
+        slots: the workers, in order.
+        last: the number of the worker that ran each party last.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -99,7 +99,7 @@ class WorkerPool:
         self._fork_server = ForkServer(self._work)
         self._poll = select.poll()
         self._at: dict[int, WorkerSlot] = {}  # by the number of the socket's file
-        self._deaths: Counter[tuple[Any, ...]] = Counter()  # of tasks that are repeated since
+        self._deaths: Counter[tuple[Any, ...]] = Counter()  # by task, over its repetitions
         self._causes: dict[tuple[Any, ...], str] = {}
         self.last: dict[int, int] = {}
         self.slots = [WorkerSlot(shared, number) for number in range(shared.workers)]
@@ -108,10 +108,10 @@ class WorkerPool:
             self._spawn(slot)
 
     def do(self, tasks: Sequence[Task], order: Order, take: Take) -> list[Any]:
-        """Do all tasks; their results, in order.
+        """Run all tasks; their results, in order.
 
         Raises:
-            Lost: a worker died at a task. A new one has taken its place, and all others have done what they had begun.
+            Lost: a worker died in a task. It has been replaced, and the others have finished the tasks they had begun.
         """
         batch = _Batch(tasks, order, take, Queue([task.party for task in tasks], self.last, len(self.slots)))
         try:
@@ -120,7 +120,7 @@ class WorkerPool:
             while any(slot.sent for slot in self.slots):
                 for file, _ in self._poll.poll():
                     self._listen(self._at[file], batch)
-        except BaseException:  # nobody waits any more for the workers
+        except BaseException:  # no caller waits for the workers any more
             self.close()
             raise
         if batch.lost:
@@ -128,12 +128,12 @@ class WorkerPool:
         return [batch.results[number] for number in range(len(tasks))]
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """Kill all workers."""
         self._fork_server.close()
         _close_sockets(self.slots)
 
     def _feed(self, slot: WorkerSlot, batch: _Batch) -> None:
-        """Give a worker its next task, and one of another party ahead, unless other workers could run dry for that."""
+        """Give a worker its next task, and one of another party in advance if enough tasks are left for the others."""
         while not batch.lost and len(slot.sent) < (2 if batch.queue.left > len(self.slots) else 1):
             number = batch.queue.take(slot.number, ahead=bool(slot.sent))
             if number is None:
@@ -150,7 +150,7 @@ class WorkerPool:
             slot.give(number, order)
 
     def _listen(self, slot: WorkerSlot, batch: _Batch) -> None:
-        """Take what a worker sends, or find that it died."""
+        """Receive a frame of a worker, or replace it if it died."""
         frame = receive(slot.socket)
         if frame is None:
             self._replace(slot, batch)
@@ -159,8 +159,8 @@ class WorkerPool:
             return
         elif "refused" in frame[0]:
             raise ConfigError(
-                "this process trained before its workers were made, after which torch refuses to train in them beside "
-                "a GPU: do the run in a process of its own, or hide the GPU with CUDA_VISIBLE_DEVICES="
+                "this process trained beside a GPU before it started workers, so torch refuses to train in them; start "
+                "the run in a new process, or hide the GPU with CUDA_VISIBLE_DEVICES="
             )
         else:
             number = slot.sent.popleft().number
@@ -168,10 +168,10 @@ class WorkerPool:
         self._feed(slot, batch)
 
     def _replace(self, slot: WorkerSlot, batch: _Batch) -> None:
-        """Put a new process in a dead one's place. The tasks that it had are lost with it."""
+        """Replace a dead process. The tasks that were sent to it are lost."""
         code = self._spawn(slot)
         self.last = {i: number for i, number in self.last.items() if number != slot.number}
-        if slot.sent:  # the first of them was under way
+        if slot.sent:  # the first of them was running
             task = batch.tasks[slot.sent[0].number]
             self._deaths[_key(task)] += 1
             cause = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -181,14 +181,14 @@ class WorkerPool:
         slot.last_words = ""
 
     def _spawn(self, slot: WorkerSlot) -> int:
-        """Start a process in this slot; the exit code of the one that was in it."""
+        """Start a process in this slot; the exit code of the previous one."""
         if slot.pid:
             self._poll.unregister(slot.socket)
             del self._at[slot.socket.fileno()]
         slot.socket.close()
         try:
             slot.pid, slot.socket, code = self._fork_server.spawn(slot.number, slot.pid)
-        except OSError:  # somebody has ended the fork server itself
+        except OSError:  # the fork server itself was killed
             self._fork_server.close()
             self._fork_server = ForkServer(self._work)
             slot.pid, slot.socket, code = self._fork_server.spawn(slot.number)

@@ -1,8 +1,8 @@
-"""Parties of one architecture together: a page's method runs once for a group of them, under `torch.func.vmap`.
+"""Parties of one architecture batched: a page's method runs once for a group of them, under `torch.func.vmap`.
 
-For many small parties on a GPU, and for small networks without convolutions on a CPU: there the work of starting an
-operation outweighs the operation. The numbers are those of the loop up to the order of sums. What cannot be
-batched is done in turn, and the account says what and why.
+It is faster for many small parties on a GPU, and for small networks without convolutions on a CPU, where the overhead
+of an operation exceeds its work. The numbers equal those of the local engine up to the order of sums. Methods that
+cannot be batched run in turn; the account names them, with the reason.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ from fedloom.engines._vmap_network import NotBatchable, Uneven
 from fedloom.engines.local import LocalEngine
 
 CPU_BUDGET = 1 << 27
-"""Bytes that a batch of parties may take on a CPU, where larger ones fall out of its caches and are slower."""
+"""Bytes that a batch of parties may take on a CPU; larger batches do not fit its caches and are slower."""
 FEW = 8
-"""Parties; on a CPU fewer together are no faster than in turn."""
+"""The least number of parties that are faster batched on a CPU."""
 GPU_SHARE = 0.5
 """The share of a GPU's free memory that a batch of parties may take."""
 
 
 @dataclass
 class _Group:
-    """Parties that can be one: of one class and config, whose networks differ in weights alone.
+    """Parties that can be batched: of one class and config, with networks that differ only in weights.
 
     Attributes:
         parties: their ids; row g of `memory` is the state of the g-th.
         memory: (G, nbytes) uint8.
-        each_bytes: what one of them takes while it works, by estimate.
+        each_bytes: the estimated bytes that one of them takes in a call.
+        looped: calls that cannot be batched.
+        uneven: methods that can be batched only for parties with equally many rows.
     """
 
     parties: list[int]
     memory: Tensor
     each_bytes: int
-    looped: set[Any] = field(default_factory=set)  # calls that can't be batched
-    uneven: set[str] = field(default_factory=set)  # methods whose parties must have equally many rows
+    looped: set[Any] = field(default_factory=set)
+    uneven: set[str] = field(default_factory=set)
 
 
 class BatchedEngine(LocalEngine):
-    """Parties in this process, done together where they can be.
+    """Parties in this process, batched where possible.
 
     Args:
-        parties: all of them.
-        chunk_size: the most parties at once; None for what fits into memory.
-        everything: whether to batch also what is faster in turn: on a CPU, networks with convolutions, and few parties.
+        parties: all parties.
+        chunk_size: the largest number of parties in a batch; None for as many as fit into memory.
+        everything: whether to batch parties that are faster in turn: on a CPU, few parties, and networks with
+            convolutions.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class BatchedEngine(LocalEngine):
                 why = "convolutions are slower batched on a CPU" if slow else f"fewer than {FEW} are no faster batched"
                 self._remarks[f"{len(parties)} parties in turn: {why}"] = None
                 return
-        parties = sorted(parties, key=_rows)  # those with equally many rows stand together
+        parties = sorted(parties, key=_rows)  # parties with equally many rows become neighbours
         memory = torch.empty(len(parties), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
         for row, party in zip(memory, parties, strict=True):
             party.net.move(row)
@@ -99,27 +102,26 @@ class BatchedEngine(LocalEngine):
         opened = [arguments(task) for task in tasks]
         for wave in _waves(tasks):
             for batch in self._batches(wave, tasks, opened):
-                replies.update(self._together(batch, tasks, opened) if len(batch) > 1 else {})
+                replies.update(self._run_batch(batch, tasks, opened) if len(batch) > 1 else {})
             for n in wave:
                 if n not in replies:
                     replies[n] = run(self._parties[tasks[n].party], tasks[n], opened[n])
         return [replies[n] for n in range(len(tasks))]
 
     def account(self) -> Account:
-        """One process; how many parties were done together, and what was not. Without any it is a loop."""
+        """One process; the numbers of batched parties and groups, and the calls in turn. "local" without groups."""
         groups = {id(g) for g, _ in self._group.values()}
-        remarks = (
-            [f"{len(self._group)} of {len(self.ids)} parties together, in groups: {len(groups)}"] if groups else []
-        )
+        together = f"{len(self._group)} of {len(self.ids)} parties together, in groups: {len(groups)}"
+        remarks = (*([together] if groups else []), *self._remarks)
         device = next(iter(self._parties.values())).context.device
-        return Account("batched" if groups else "local", device=device, remarks=(*remarks, *self._remarks))
+        return Account("batched" if groups else "local", device=device, remarks=remarks)
 
     # -- grouping ----------------------------------------------------------------------------------
 
     def _batches(
         self, wave: Sequence[int], tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]
     ) -> Iterator[list[int]]:
-        """Numbers of a wave's tasks that can be done together, in the order of their group's rows."""
+        """Batches of a wave's tasks, by number, in the order of their group's rows."""
         alike: dict[Any, list[int]] = {}
         for n in wave:
             task = tasks[n]
@@ -145,19 +147,19 @@ class BatchedEngine(LocalEngine):
             yield from (numbers[i : i + step] for i in range(0, len(numbers), step))
 
     def _size(self, group: _Group) -> int:
-        """How many parties at once."""
+        """The largest number of parties in a batch of this group."""
         if group.memory.device.type == "cuda":
             budget = int(GPU_SHARE * torch.cuda.mem_get_info(group.memory.device)[0])
         else:
             budget = CPU_BUDGET
         return max(1, min(self._chunk_size or len(group.parties), budget // group.each_bytes))
 
-    # -- the work ----------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------
 
-    def _together(
+    def _run_batch(
         self, batch: list[int], tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]
     ) -> dict[int, Tree | Failure]:
-        """The replies of one batch; none where it must be done in turn."""
+        """The replies of one batch; {} if its tasks must run in turn."""
         group, _ = self._group[tasks[batch[0]].party]
         method = tasks[batch[0]].method
         try:
@@ -165,9 +167,9 @@ class BatchedEngine(LocalEngine):
                 message.check_finite({k: opened[n][k] for k in tasks[n].each})
             message.check_finite(dict(tasks[batch[0]].shared))
         except MessageError:
-            return {}  # in turn, each party refuses what it was sent, or not
+            return {}  # in turn, each party refuses its own arguments
         try:
-            found = run_vmapped(
+            replies = run_vmapped(
                 group.memory,
                 [self._group[tasks[n].party][1] for n in batch],
                 [self._parties[tasks[n].party] for n in batch],
@@ -186,7 +188,7 @@ class BatchedEngine(LocalEngine):
             return {}
         except Exception as error:
             return self._in_turn(group, batch, tasks, opened, error)
-        return {n: disturbed(reply, tasks[n].fault) for n, reply in zip(batch, found, strict=True)}
+        return {n: disturbed(reply, tasks[n].fault) for n, reply in zip(batch, replies, strict=True)}
 
     def _in_turn(
         self,
@@ -196,7 +198,7 @@ class BatchedEngine(LocalEngine):
         opened: Sequence[Mapping[str, Tree]],
         error: Exception,
     ) -> dict[int, Tree | Failure]:
-        """The replies of parties that can't be done together: each for itself. If that works, it stays so."""
+        """Run a batch that failed in turn. If that succeeds, such calls are not batched again."""
         replies = {n: run(self._parties[tasks[n].party], tasks[n], opened[n]) for n in batch}
         if not any(isinstance(reply, Failure) and reply.trace for reply in replies.values()):
             why = str(error) if isinstance(error, NotBatchable) else f"{type(error).__name__}: {error}"
@@ -206,7 +208,7 @@ class BatchedEngine(LocalEngine):
 
 
 def _waves(tasks: Sequence[Task]) -> list[list[int]]:
-    """Numbers of tasks such that no wave has a party twice: its second task must see what its first has done."""
+    """Numbers of tasks in waves without a repeated party, whose second task depends on its first."""
     waves: list[list[int]] = []
     seen: dict[int, int] = {}
     for n, task in enumerate(tasks):
@@ -223,12 +225,12 @@ def convolutional(module: nn.Module) -> bool:
 
 
 def _kind(task: Task) -> tuple[str, ...]:
-    """A method, and the words that it is called with."""
+    """A method, and its string arguments."""
     return (task.method, *(v for v in task.shared.values() if isinstance(v, str)))
 
 
 def _signature(tree: Any) -> Any:
-    """Equal for trees that differ in nothing but the content of their tensors."""
+    """A key that is equal for trees that differ only in the content of their tensors."""
     if isinstance(tree, dict):
         return tuple((k, _signature(v)) for k, v in tree.items())
     if isinstance(tree, list | tuple):
@@ -240,16 +242,16 @@ def _signature(tree: Any) -> Any:
 
 
 def _alike(parties: Iterable[Party[Any]]) -> list[list[Party[Any]]]:
-    """Parties by what must be equal for them to be one."""
-    found: dict[Any, list[Party[Any]]] = {}
+    """The parties in groups that can be batched."""
+    groups: dict[Any, list[Party[Any]]] = {}
     for p in parties:
         key = (type(p), id(p.cfg), p.context.device, p._network and _likeness(p._network))
-        found.setdefault(key, []).append(p)
-    return list(found.values())
+        groups.setdefault(key, []).append(p)
+    return list(groups.values())
 
 
 def _likeness(network: Network) -> Any:
-    """Equal for networks that differ in nothing but the values of what they learn."""
+    """A key that is equal for networks that differ only in the values of their learned state."""
     modules = tuple((name, type(m), _settings(m)) for name, m in network.module.named_modules())
     frozen = tuple(
         (name, p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -274,7 +276,7 @@ def _rows(party: Party[Any]) -> int:
 
 
 def _footprint(party: Party[Any]) -> int:
-    """About how many bytes a party takes while it works: state, its copy, gradients, and what its layers give."""
+    """An estimate of the bytes that a party takes in a call: state, its copy, gradients, and outputs of layers."""
     sizes: list[int] = []
     rows = party.context.data or (party.context.public and party.context.public.rows)
     if rows:

@@ -1,8 +1,8 @@
-"""The strictest engine: every call is made at a party rebuilt from nothing but its declared state.
+"""The strictest engine: it rebuilds a party from its declared state for every call.
 
-Messages and replies go through their encoding, as between machines. It is slow, and it is the proof that a page
-keeps its contract: a method gives the same numbers here as in the loop, or it hides state, shares memory, or
-changes a message in place.
+Messages and replies are encoded and decoded, as between machines. The engine is slow and checks a page's contract: if a
+method's numbers differ from those of the local engine, the page hides state, shares memory, or changes a message in
+place.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class IsolatedEngine(LocalEngine):
         new.load(_through_wire(old.state()))  # type: ignore[arg-type]
         new._notes.update(old._notes)
         self._parties[task.party] = new
-        put = _through_wire(arguments(task))
-        reply = run(new, task, put)  # type: ignore[arg-type]
+        reply = run(new, task, _through_wire(arguments(task)))  # type: ignore[arg-type]
         if isinstance(reply, Failure):
             return reply
         try:

@@ -1,4 +1,4 @@
-"""The loop: all parties in this process, one after the other. It defines what the others must give."""
+"""All parties in this process, one after the other: the reference that all other engines must match."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class LocalEngine(Engine):
     """Parties in this process. Tensors of a message are passed without a copy; those of a reply are copied.
 
     Args:
-        parties: all of them. With a budget each is put away before the next is taken, so let them be made one by one.
-        memory: bytes of their state that stay in memory, the rest is on disk between calls; None for all.
+        parties: all parties. With `memory`, pass a generator: each party is stored before the next is built.
+        memory: bytes of state kept in memory, the rest on disk between calls; None for all.
 
     Raises:
         ConfigError: the disk has no room for the remaining state.
@@ -47,11 +47,12 @@ class LocalEngine(Engine):
         return [reply_ref(reply, reply, expect) for reply in self._call(tasks)]
 
     def _run(self, task: Task) -> Tree | Failure:
-        party, put = self._parties[task.party], arguments(task)
-        if self._arena is None:
-            return run(party, task, put)
-        with self._arena.swapped_in(party):
-            return run(party, task, put)
+        party = self._parties[task.party]
+        with self._swapped_in(party):
+            return run(party, task, arguments(task))
+
+    def _swapped_in(self, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._arena is None else self._arena.swapped_in(party)
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views, not copies."""
@@ -60,18 +61,17 @@ class LocalEngine(Engine):
         return {i: self._arena.state(p) for i, p in self._parties.items()}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        """Give every party the state that `states()` gave."""
+        """Load every party's state as `states()` returned it."""
         for i, state in states.items():
-            party = self._parties[i]
-            with contextlib.nullcontext() if self._arena is None else self._arena.swapped_in(party):
-                party.load(state)
+            with self._swapped_in(self._parties[i]):
+                self._parties[i].load(state)
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """The parties' notes since the last call."""
+        """Return and clear the parties' notes."""
         return {i: p.take_notes() for i, p in self._parties.items()}
 
     def account(self) -> Account:
-        """One process; how many parties are on disk."""
+        """One process; the number of parties on disk."""
         spilled = 0 if self._arena is None else self._arena.spilled
-        remarks = (f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls",) if spilled else ()
+        remarks = (f"the state of {spilled} of {len(self.ids)} parties is on disk between calls",) if spilled else ()
         return Account("local", device=next(iter(self._parties.values())).context.device, remarks=remarks)

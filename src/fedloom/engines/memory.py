@@ -1,8 +1,8 @@
-"""Where the state of parties lives: in memory that forked processes share, and beyond a budget on disk.
+"""Storage of the parties' state: in memory that forked processes share, and beyond a budget on disk.
 
-The disk part is a file without a name, so that nothing is left behind however a process ends. The block of a
-network is mapped from it: the kernel reads and writes its pages, and after each call they are released. The rest of a
-party's state is stored there encoded between its calls. All of it comes back bit-equal.
+The file on disk has no name, so it disappears however a process ends. A network's block is mapped from it; its pages
+are released after each call. The rest of a party's state is stored there, encoded, between calls. Restored state is
+bit-identical.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedloom.core.message import Limits, Tree
 from fedloom.core.party import Party
 
 SLAB = 1 << 28
-"""Bytes mapped at once. Untouched pages take no room, neither in memory nor on disk."""
+"""Bytes mapped at once. Untouched pages use neither memory nor disk."""
 TRIM_EVERY = 1 << 24
 """Bytes of adopted state after which freed memory is returned to the system."""
 _LIMITS = Limits(max_bytes=1 << 40, max_leaves=10_000_000)
@@ -40,42 +40,42 @@ class Arena:
     """The memory and disk that hold the state of CPU parties.
 
     Args:
-        budget: bytes of state that may stay in memory; None for all.
-        folder: of the file for the remaining state; None for TMPDIR, or else the folder of the system for large files.
+        budget: bytes of state kept in memory; None for all.
+        folder: the folder of the file; None for TMPDIR, or else the system's folder for large temporary files.
 
     Attributes:
-        on_disk: bytes that it takes there.
+        on_disk: bytes of disk in use.
     """
 
     def __init__(self, budget: int | None = None, folder: Path | None = None) -> None:
         self._left = math.inf if budget is None else budget
         self.on_disk = 0
-        self._moved = 0  # bytes, since the last sweep
+        self._moved = 0  # bytes since the heap was trimmed
         self._folder = folder
-        self._slabs: dict[bool, _Slab] = {}  # the one being cut, of memory and of disk
+        self._slabs: dict[bool, _Slab] = {}  # the current slab on disk (True) and in memory (False)
         self._spilled: dict[int, _SwapSlot] = {}
 
     def adopt(self, party: Party[Any]) -> None:
-        """Take over a party's state: into memory where the budget has room for it, else onto disk.
+        """Move a party's state into memory if the budget has room for it, else onto disk.
 
         Raises:
-            ConfigError: the disk has no room for it, or it lives on another device.
+            ConfigError: the disk has no room for it, or it is on another device than the CPU.
         """
         network = party._network
         if network is not None and network.memory.device.type != "cpu":
             raise ConfigError(
-                f"only the state of parties on the CPU can be kept on disk, not on {party.context.device!r}"
+                f"engine.memory_mb applies to parties on the CPU only, not on {party.context.device!r}; remove it"
             )
         block = 0 if network is None else network.memory.numel()
         size = block + message.size(party.own_state()).wire
         spill = size > self._left
         self._left -= 0 if spill else size
-        place = None
+        own_block = None
         if network is not None:
-            place = self._cut(block, spill)
-            network.move(place.memory)
+            own_block = self._cut(block, spill)
+            network.move(own_block.memory)
         if spill:
-            self._spilled[party.context.id] = _SwapSlot(place)
+            self._spilled[party.context.id] = _SwapSlot(own_block)
             self._swap_out(party)
         self._moved += size
         if self._moved > TRIM_EVERY:
@@ -84,12 +84,12 @@ class Arena:
 
     @property
     def spilled(self) -> int:
-        """How many parties are on disk."""
+        """The number of parties on disk."""
         return len(self._spilled)
 
     @contextlib.contextmanager
     def swapped_in(self, party: Party[Any]) -> Iterator[None]:
-        """Within it all of a party's state is in memory."""
+        """A context in which all of a party's state is in memory."""
         slot = self._spilled.get(party.context.id)
         if slot is None:
             yield
@@ -105,21 +105,21 @@ class Arena:
         slot = self._spilled.get(party.context.id)
         if slot is None:
             return party.state()
-        parked = slot.read()
-        return {name: parked[name] if name in parked else getattr(party, name) for name in party.STATE}
+        stored = slot.read()
+        return {name: stored[name] if name in stored else getattr(party, name) for name in party.STATE}
 
     def _swap_out(self, party: Party[Any]) -> None:
-        """Write a party's state beside its network, and release all pages."""
+        """Store a party's state outside its network, and release all pages."""
         slot, own = self._spilled[party.context.id], party.own_state()
         if own:
             data = message.encode(own, _LIMITS)
             if slot.own is None or len(data) > slot.own.size:
-                slot.own = self._cut(2 * len(data), spill=True)  # what grows every round moves seldom
+                slot.own = self._cut(2 * len(data), spill=True)  # doubled, so that growing state seldom moves
             slot.write(data)
         self.release(party)
 
     def release(self, party: Party[Any]) -> None:
-        """Release the memory of a party on disk: enough for a forked process, whose parent stores the state."""
+        """Release the memory of a party on disk without storing its state. For forks, whose parent stores it."""
         slot = self._spilled.get(party.context.id)
         if slot is None:
             return
@@ -129,7 +129,7 @@ class Arena:
         slot.release()
 
     def _cut(self, size: int, spill: bool) -> _Block:
-        """A block of this many bytes, of memory or of disk. A forked process never cuts from its parent's slab."""
+        """A new block in memory or on disk. A forked process never cuts from its parent's slab."""
         slab = self._slabs.get(spill)
         try:
             if slab is None or not slab.fits(size):
@@ -138,21 +138,21 @@ class Arena:
                     max(SLAB, size),
                     tempfile.TemporaryFile(dir=folder) if spill else None,  # noqa: SIM115
                 )
-            place = slab.cut(size)
+            block = slab.cut(size)
         except OSError as error:
             if not spill:
                 raise
             raise ConfigError(
-                f"no room on disk for {size / 1e6:.1f} MB more of parties' state ({error.strerror}): raise "
-                "engine.memory_mb, or let TMPDIR name a folder on a larger disk"
+                f"no room on disk for {size / 1e6:.1f} MB more of parties' state ({error.strerror}); raise "
+                "engine.memory_mb, or set TMPDIR to a folder on a larger disk"
             ) from None
         self.on_disk += size if spill else 0
-        return place
+        return block
 
 
 @dataclass
 class _Block:
-    """A block within a mapping: it keeps the mapping alive."""
+    """A block of a mapping, which it keeps alive."""
 
     mapped: mmap.mmap
     start: int
@@ -164,27 +164,27 @@ class _Block:
         return torch.frombuffer(self.mapped, dtype=torch.uint8, count=self.size, offset=self.start)
 
     def release(self) -> None:
-        """Release the pages; their content is in the file."""
+        """Release the pages; the file keeps their content."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.mapped.madvise(mmap.MADV_DONTNEED, self.start, self.size)
 
 
 @dataclass
 class _SwapSlot:
-    """The place of a party on disk: its network's block, and the rest of its state, encoded."""
+    """A party's state on disk: its network's block, and the rest of its state, encoded."""
 
     network: _Block | None
     own: _Block | None = None
     length: int = 0
 
     def write(self, data: bytes) -> None:
-        """Store the state beside the network; `own` has room for it."""
+        """Store the state outside the network in `own`, which must be large enough."""
         assert self.own is not None
         self.own.mapped[self.own.start : self.own.start + len(data)] = data
         self.length = len(data)
 
     def read(self) -> dict[str, Tree]:
-        """The state beside the network."""
+        """The state outside the network."""
         if self.own is None:
             return {}
         tree = message.decode(self.own.mapped[self.own.start : self.own.start + self.length], _LIMITS)
@@ -193,12 +193,12 @@ class _SwapSlot:
 
     def release(self) -> None:
         """Release all pages."""
-        for place in filter(None, (self.network, self.own)):
-            place.release()
+        for block in filter(None, (self.network, self.own)):
+            block.release()
 
 
 class _Slab:
-    """A mapping from which blocks are cut: of a file, or of memory that forked processes share."""
+    """A mapping of a file, or of memory that forked processes share, from which blocks are cut."""
 
     def __init__(self, length: int, file: IO[bytes] | None) -> None:
         self._file = file
@@ -215,17 +215,20 @@ class _Slab:
         return self._process == os.getpid() and self._at + size <= self._length
 
     def cut(self, size: int) -> _Block:
-        """The next block. Its room on disk is there, or an OSError says so now and not while a party works."""
+        """The next block. Reserves its room on disk, so that a lack raises OSError here and not in a party's call."""
         if self._file is not None:
-            _reserve(self._file.fileno(), self._at, size)
-        place = _Block(self._mapped, self._at, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._file.fileno(), self._at, size)
+            else:
+                os.pwrite(self._file.fileno(), bytes(size), self._at)
+        block = _Block(self._mapped, self._at, size)
         step = ALIGNMENT if self._file is None else mmap.PAGESIZE
         self._at += -(-size // step) * step
-        return place
+        return block
 
 
 class Spool(Mapping[str, Any]):
-    """Trees by name, in a file without a name instead of in memory."""
+    """Trees by name, in an unnamed temporary file instead of in memory."""
 
     def __init__(self, trees: Mapping[str, Tree]) -> None:
         self._file = tempfile.TemporaryFile(dir=_folder())  # noqa: SIM115
@@ -248,20 +251,12 @@ class Spool(Mapping[str, Any]):
         return len(self._places)
 
 
-def _reserve(file: int, start: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, start, size)
-    else:
-        os.pwrite(file, bytes(size), start)
-
-
 def _trim_heap() -> None:
-    """Give freed memory back. Making a party leaves holes of its size, which the C library would keep for good."""
+    """Return freed memory to the system. Building a party leaves holes of its size, which the C library would keep."""
     if sys.platform == "linux":
         getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
 
 def _folder() -> str | None:
-    """TMPDIR, or else where large files belong: /tmp is in memory on many machines."""
-    named = os.environ.get("TMPDIR")
-    return named or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)
+    """TMPDIR, or else /var/tmp, as /tmp is in memory on many machines."""
+    return os.environ.get("TMPDIR") or ("/var/tmp" if os.access("/var/tmp", os.W_OK) else None)

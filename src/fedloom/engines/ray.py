@@ -1,7 +1,7 @@
-"""A Ray cluster: workers on many machines, each with some of the parties resident, one thread each.
+"""A Ray cluster: single-threaded workers on many machines, each with some of the parties.
 
-Parties, rows and models stay on their workers; only encoded messages are sent. Answers of an exchange go from worker to
-worker, and this process learns of them only what the ledger needs.
+Parties, rows and models stay on their workers; only encoded messages are sent. Answers in an exchange go from worker to
+worker, and this process gets only their descriptions for the ledger.
 """
 
 from __future__ import annotations
@@ -27,32 +27,31 @@ if TYPE_CHECKING:
     from fedloom.engines._ray_cluster import RayCluster
 
 _TRIES = 5
-"""How often parties are made again, when workers die while they make them, until we give up."""
+"""Attempts to rebuild parties while workers die building them."""
 _DIED = (
-    "workers die while they make their parties: is there memory enough on their nodes? engine.memory_mb puts some of "
-    "the parties' state on disk"
+    "workers died while building their parties, probably for lack of memory; set engine.memory_mb to keep part of the "
+    "parties' state on disk"
 )
 
 
 class RayEngine(Engine):
     """Parties on a Ray cluster. Close it, or use it in a `with`: no worker outlives it.
 
-    A call raises `Lost` when a worker died with its node; by then its parties have been made again, on a new worker or
-    on those that are left.
+    A call raises `Lost` when a worker or its node died, after its parties have been rebuilt on other workers.
 
     Args:
-        builders: `partial(party class, config, site)` for each party, with tensors on the CPU.
-        ids: of the parties, in the same order.
-        workers: how many processes; no more are started than there are parties.
-        address: of the cluster's head, `host:port` or `auto`; None starts a cluster on this machine. If this process
-            has joined one already, that is used.
-        cpus: what each worker takes.
-        gpus: what each worker takes, such as 0.25; the parties' tensors live there unless it is 0.
-        memory: bytes of its parties' state that each worker keeps in memory, the rest is on disk; None for all.
+        builders: `partial(party class, config, context)` for each party, with tensors on the CPU.
+        ids: the ids of the parties, in the same order.
+        workers: the number of processes, at most one per party.
+        address: the address of the cluster's head, `host:port` or `auto`; None starts a cluster on this machine. A
+            cluster that this process has already joined takes precedence.
+        cpus: CPUs of each worker.
+        gpus: GPUs of each worker, such as 0.25; its parties' tensors are on the GPU unless this is 0.
+        memory: bytes of state that each worker keeps in memory, the rest on disk; None for all.
 
     Raises:
-        EngineError: Ray is not installed; there is no such cluster, it is too small, or has other versions; or what
-            makes a party can't be sent.
+        EngineError: Ray is not installed; the cluster does not exist, is too small, or has other versions; or a party
+            cannot be sent.
     """
 
     durable = False
@@ -77,7 +76,7 @@ class RayEngine(Engine):
         self._device = "cuda" if gpus else "cpu"
         self._memory = memory
         self._where: dict[int, int] = {}  # the worker of each party
-        self._spilled: dict[int, int] = {}  # how many parties of a worker lie on disk
+        self._spilled: dict[int, int] = {}  # the number of each worker's parties on disk
         self._left = 0
         self._losses = 0
         self._notes: dict[int, dict[str, Note]] = {i: {} for i in ids}
@@ -86,15 +85,15 @@ class RayEngine(Engine):
         try:
             self._cluster.start(workers)
             self._common = self._cluster.put(self._bundler.common())
-            found = self._place(ids, list(self._cluster.workers))
+            party_names = self._place(ids, list(self._cluster.workers))
         except BaseException as error:
             self._cluster.close()
             if isinstance(error, WorkerLost):
                 raise EngineError(_DIED) from None
             raise
-        super().__init__({i: found[i] for i in ids}, seed=seed, faults=faults)
+        super().__init__({i: party_names[i] for i in ids}, seed=seed, faults=faults)
 
-    # -- what every engine offers ------------------------------------------------------------------
+    # -- the engine --------------------------------------------------------------------------------
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         return [_reply(r) for r in self._do(tasks, None)]
@@ -104,36 +103,36 @@ class RayEngine(Engine):
         return [ReplyRef(None, failure=r) if isinstance(r, Failure) else r for r in left]
 
     def states(self) -> dict[int, dict[str, Tree]]:
-        """Every party's state: copies."""
+        """Copies of every party's state."""
         residents: dict[int, list[int]] = defaultdict(list)
         for i, w in self._where.items():
             residents[w].append(i)
-        found: dict[int, Packed] = {}
+        encoded: dict[int, Packed] = {}
         for states in self._ask("states", {w: (parties,) for w, parties in residents.items()}).values():
-            found.update(states)
-        return {i: opened(found[i]) for i in self.ids}
+            encoded.update(states)
+        return {i: opened(encoded[i]) for i in self.ids}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        """Give every party the state that `states()` gave."""
+        """Load every party's state as `states()` returned it."""
         orders: dict[int, dict[int, Packed]] = defaultdict(dict)
         for i, state in states.items():
             orders[self._where[i]][i] = packed(dict(state))
         self._ask("load", {w: (order,) for w, order in orders.items()})
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """The parties' notes since the last call."""
+        """Return and clear the parties' notes."""
         taken, self._notes = self._notes, {i: {} for i in self.ids}
         return taken
 
     def account(self) -> Account:
-        """The workers, with their nodes, parties on disk, and lost workers."""
+        """The numbers of workers, nodes, parties on disk, and lost workers."""
         nodes = len(set(self._cluster.nodes.values()))
         spilled = sum(self._spilled.get(w, 0) for w in self._cluster.workers)
         remarks = [f"{nodes} node{'s' * (nodes > 1)}"]
         if spilled:
-            remarks.append(f"the state of {spilled} of {len(self.ids)} parties lies on disk between calls")
+            remarks.append(f"the state of {spilled} of {len(self.ids)} parties is on disk between calls")
         if self._losses:
-            remarks.append(f"workers lost and their parties made again: {self._losses}")
+            remarks.append(f"workers lost and their parties rebuilt: {self._losses}")
         return Account("ray", len(self._cluster.workers), self._device, tuple(remarks))
 
     def close(self) -> None:
@@ -172,7 +171,7 @@ class RayEngine(Engine):
         return [results[n] for n in range(len(tasks))]
 
     def _handed(self, orders: Mapping[int, Sequence[_Order]]) -> dict[int, list[Any]]:
-        """For each worker references to the answers of other workers that its tasks need."""
+        """For each worker, references to the answers of other workers that its tasks need."""
         wanted: dict[int, dict[int, dict[Any, None]]] = defaultdict(lambda: defaultdict(dict))
         for w, lot in orders.items():
             for sent in (p for order in lot for value in order.task.each.values() for p in _refs(value)):
@@ -194,7 +193,7 @@ class RayEngine(Engine):
             raise Lost(self._mend()) from None
 
     def _mend(self) -> str:
-        """Make parties again whose workers are gone; what happened, in words."""
+        """Rebuild the parties of lost workers; a description of the loss."""
         self._notes = {i: {} for i in self.ids}
         cause = "a reply held by a worker was lost"
         for _ in range(_TRIES):
@@ -208,17 +207,17 @@ class RayEngine(Engine):
             added = [*idle, *self._cluster.add_workers(dead - len(idle), patience)]
             if not self._cluster.workers:
                 raise EngineError(
-                    "all workers are lost, and the cluster has no room for a new one: add nodes with "
-                    "`ray start --address=…` and go on with --resume"
+                    "all workers are lost, and the cluster has no room for new ones; add nodes with "
+                    "`ray start --address=…`, then run again with --resume"
                 )
-            who = "new ones" if added else "the others"
-            cause = f"{dead} of the cluster's workers died; parties that {who} have made again: {len(orphans)}"
+            others = "new workers" if added else "the remaining workers"
+            cause = f"{dead} of the cluster's workers died; {others} rebuilt their parties: {len(orphans)}"
             with contextlib.suppress(WorkerLost):
                 self._place(orphans, added or list(self._cluster.workers))
         raise EngineError(_DIED)
 
     def _place(self, parties: Sequence[int], workers: Sequence[int]) -> dict[int, str]:
-        """Let workers make parties, assigned in contiguous pieces of about equally many rows; their names."""
+        """Build parties on workers, in contiguous pieces of about equally many rows; the parties' names."""
         pieces = deal([self._bundler.rows(i) for i in parties], len(workers))
         assigned = {w: [parties[n] for n in piece] for w, piece in zip(workers, pieces, strict=True) if piece}
         place = (self._device, self._memory)
@@ -226,15 +225,15 @@ class RayEngine(Engine):
             answers = self._cluster.ask(
                 "build", {w: (self._common, self._bundler.bundle(piece), *place) for w, piece in assigned.items()}
             )
-        found: dict[int, str] = {}
+        every: dict[int, str] = {}
         for w, (names, self._spilled[w]) in answers.items():
-            found.update(names)
+            every.update(names)
             self._where.update(dict.fromkeys(assigned[w], w))
-        return found
+        return every
 
 
 def deal(weights: Sequence[int], workers: int) -> list[range]:
-    """Contiguous pieces of about equal weight, by number; none is empty unless there are fewer parties."""
+    """Contiguous pieces of about equal weight; none is empty unless there are fewer parties than workers."""
     pieces, end, left = [], 0, sum(weights)
     for still in range(workers, 0, -1):
         start, weight, fair = end, 0, left / still
@@ -248,11 +247,11 @@ def deal(weights: Sequence[int], workers: int) -> list[range]:
 
 
 class NoMessage:
-    """Placeholder for a reply that was no valid message: the federation reports it."""
+    """Placeholder for a reply that was not a valid message, which the federation reports."""
 
 
 class _Order(NamedTuple):
-    """One task on its way: its number in the call, the task with nothing but its refs, its other arguments."""
+    """One task to send: its number in the call, the task with its references only, its other arguments."""
 
     number: int
     task: Task
@@ -260,11 +259,11 @@ class _Order(NamedTuple):
 
 
 def _ray() -> ModuleType:
-    """All that needs Ray, which is an extra."""
+    """The module that imports Ray, an extra."""
     try:
         from fedloom.engines import _ray_cluster
     except ImportError as error:
-        raise EngineError(f"the ray engine needs an extra ({error}): pip install 'fedloom[ray]'") from None
+        raise EngineError(f"the ray engine needs an extra ({error}); run: pip install 'fedloom[ray]'") from None
     return _ray_cluster
 
 
@@ -275,11 +274,11 @@ def _reply(sent: Any) -> Any:
 
 
 def _refs(value: Any) -> list[ReplyRef]:
-    """The refs that an argument is or holds."""
+    """The references in an argument."""
     values = value.values() if isinstance(value, dict) else [value]
     return [v for v in values if isinstance(v, ReplyRef)]
 
 
 def _held(value: Any) -> Any:
-    """The same refs without descriptions: only their places are sent."""
+    """The same references without descriptions, to be sent."""
     return {k: ReplyRef(v.held) for k, v in value.items()} if isinstance(value, dict) else ReplyRef(value.held)

@@ -1,7 +1,7 @@
-"""Worker processes on this machine, one thread each: the numbers of the loop, sooner.
+"""Single-threaded worker processes on this machine, with the same results as the local engine.
 
-Which worker runs a party, and how many there are, changes no number: chance is seeded per call and party, and a party's
-tasks are done in order. A call raises `Lost` when a worker process died in it; by then another has taken its place.
+Results do not depend on the number of workers or on the worker that runs a party: random draws are seeded per call and
+party, and a party's tasks run in order. A call raises `Lost` when a worker died in it, after replacing the worker.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from fedloom.engines._worker_pool import WorkerPool, WorkerSlot
 from fedloom.engines.memory import Arena
 
 _Heads: TypeAlias = dict[tuple[int, str], tuple[int, int]]
-"""Places in the parent's buffer of arguments that tasks share, by their identity and the method."""
+"""Positions of shared arguments in the parent's buffer, by the arguments' identity and the method."""
 
 
 class WorkersEngine(Engine):
-    """Parties in processes of their own. Close it, or use it in a `with`: no process outlives it.
+    """Parties in worker processes. Close it, or use it in a `with`: no process outlives it.
 
-    On a machine with a GPU make it before this process trains anything.
+    On a machine with a GPU, create it before this process trains anything.
 
     Args:
-        parties: all of them. With a budget each is put away before the next is taken, so let them be made one by one.
-        workers: how many processes; no more are started than there are parties.
-        memory: bytes of the parties' state that stay in memory, the rest is on disk; None for all.
+        parties: all parties. With `memory`, pass a generator: each party is stored before the next is built.
+        workers: the number of processes, at most one per party.
+        memory: bytes of state kept in memory, the rest on disk; None for all.
 
     Raises:
-        ConfigError: a party lives on another device than the CPU; this system can't fork; or the disk has no room.
+        ConfigError: a party is not on the CPU; this system cannot fork; or the disk has no room.
     """
 
     durable = False
@@ -59,7 +59,7 @@ class WorkersEngine(Engine):
         for party in parties:
             self._place(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
-        self._own: dict[int, bytes] = {}  # state beside the networks, unless it is as at first
+        self._own: dict[int, bytes] = {}  # state outside the networks, if it has changed
         self._notes: dict[int, dict[str, Note]] = {i: {} for i in self._parties}
         self._era = 0
         count = max(1, min(workers, len(self._parties)))
@@ -70,7 +70,7 @@ class WorkersEngine(Engine):
         i = party.context.id
         if party.context.device != "cpu":
             raise ConfigError(
-                f"workers are processes on the CPU, but party {i} runs on {party.context.device!r}: set the engine "
+                f"worker processes run on the CPU, but party {i} is on {party.context.device!r}; use the engine "
                 "batched with one worker, or the device cpu"
             )
         before = self._arena.spilled
@@ -78,14 +78,14 @@ class WorkersEngine(Engine):
         if self._arena.spilled > before:
             self._spilled.add(i)
         for rows in party.context.tests.values():
-            _ = rows.every  # made here, it is one for all workers
+            _ = rows.every  # cached before the fork, to be shared by all workers
         self._parties[i] = party
 
-    # -- what every engine offers ------------------------------------------------------------------
+    # -- the engine --------------------------------------------------------------------------------
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
         replies = self._do(tasks, leave=False, expect=None)
-        self._era += 1  # refs have been taken: workers overwrite their buffers, and so do we
+        self._era += 1  # all references have been used: workers and parent overwrite their buffers
         for buffer in self._buffers:
             buffer.trim()
         return replies
@@ -99,7 +99,7 @@ class WorkersEngine(Engine):
         return {i: self._arena.state(p) | _tree(self._own.get(i)) for i, p in self._parties.items()}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
-        """Give every party the state that `states()` gave."""
+        """Load every party's state as `states()` returned it."""
         for i, state in states.items():
             party = self._parties[i]
             with self._arena.swapped_in(party):
@@ -109,18 +109,18 @@ class WorkersEngine(Engine):
             self._pool.last.pop(i, None)
 
     def notes(self) -> dict[int, dict[str, Note]]:
-        """The parties' notes since the last call."""
+        """Return and clear the parties' notes."""
         taken, self._notes = self._notes, {i: {} for i in self._parties}
         return taken
 
     def account(self) -> Account:
-        """The workers; how many parties are on disk."""
+        """The numbers of workers and of parties on disk."""
         n = len(self._spilled)
-        remarks = (f"the state of {n} of {len(self.ids)} parties lies on disk between calls",) if n else ()
+        remarks = (f"the state of {n} of {len(self.ids)} parties is on disk between calls",) if n else ()
         return Account("local", workers=len(self._pool.slots), remarks=remarks)
 
     def close(self) -> None:
-        """End all workers, whatever they are doing."""
+        """Kill all workers."""
         self._pool.close()
         for buffer in self._buffers:
             buffer.close()
@@ -142,7 +142,7 @@ class WorkersEngine(Engine):
     def _order(
         self, heads: _Heads, leave: bool, expect: Template, slot: WorkerSlot, task: Task, moved: bool
     ) -> dict[str, Any] | Failure:
-        """The order for a worker, short, with all that may be long in shared buffers; or why it cannot be sent."""
+        """The order for a worker, with large arguments in shared buffers; or a failure if it cannot be sent."""
         refs = {name: held for name, value in task.each.items() if (held := _held(value))}
         plain = {name: value for name, value in task.each.items() if name not in refs}
         try:
@@ -154,27 +154,27 @@ class WorkersEngine(Engine):
         except MessageError as error:
             return refusal(task, {**task.shared, **plain}, error)
         moved |= task.party in self._spilled
-        own = self._belongings(task.party) if moved else b""
-        places = slot.put(each, own, json.dumps(refs).encode() if refs else b"")
+        own = self._own_state(task.party) if moved else b""
+        positions = slot.put(each, own, json.dumps(refs).encode() if refs else b"")
         return {
             "party": task.party,
             "fault": task.fault,
             "seed": task.seed,
             "head": heads[key],
-            "each": places[0],
-            "own": places[1],
-            "refs": places[2],
+            "each": positions[0],
+            "own": positions[1],
+            "refs": positions[2],
             "moved": moved,
             "leave": leave,
             "era": self._era,
         }
 
     def _take(self, slot: WorkerSlot, task: Task, facts: dict[str, Any], body: memoryview) -> Any:
-        """The result of a reply; keeps the party's notes and its state beside the network."""
+        """The result of a reply; keeps the party's notes and its state outside the network."""
         self._notes[task.party].update(facts["notes"])
         cut = facts["answer"]
         if len(body) > cut:
-            self._remember(task.party, bytes(body[cut:]))
+            self._keep(task.party, bytes(body[cut:]))
         if "wrong" in facts:
             return MethodError(facts["wrong"])
         if "failure" in facts:
@@ -186,17 +186,17 @@ class WorkersEngine(Engine):
             return ReplyRef((slot.outbox, start, length), what, Size(payload, wire))
         return message.decode(body[:cut], LIMITS)
 
-    # -- state beside the networks ----------------------------------------------------------------------
+    # -- state outside the networks ---------------------------------------------------------------------
 
-    def _belongings(self, i: int) -> bytes:
-        """It, encoded; nothing if it is as at first."""
+    def _own_state(self, i: int) -> bytes:
+        """A party's state outside its network, encoded; b"" if it has not changed."""
         if i not in self._spilled:
             return self._own.get(i, b"")
         with self._arena.swapped_in(self._parties[i]):
             return message.encode(self._parties[i].own_state(), LIMITS)
 
-    def _remember(self, i: int, own: bytes) -> None:
-        """Keep the newest."""
+    def _keep(self, i: int, own: bytes) -> None:
+        """Store a party's new state outside its network."""
         if i not in self._spilled:
             self._own[i] = own
             return
@@ -205,11 +205,11 @@ class WorkersEngine(Engine):
 
 
 def _held(value: Any) -> Any:
-    """The place of a ref, or of each of a dict of refs; None for any other value."""
+    """The key of a reference, or of each of a dict of references; None for any other value."""
     if isinstance(value, ReplyRef):
         return value.held
     if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
-        return {name: sent.held for name, sent in value.items()}
+        return {name: ref.held for name, ref in value.items()}
     return None
 
 
