@@ -1,10 +1,10 @@
-"""The command line's work from Python.
+"""Run and compare from Python.
 
 result = fedloom.run("fedal", rounds=20, seed=1)
 result.accuracy, result.summary["bytes"]["up"]
 
-found = fedloom.compare(["fedal", "fedmd", "local"], seeds=[0, 1, 2], iterations=200)
-found["differences"]
+comparison = fedloom.compare(["fedal", "fedmd", "local"], seeds=[0, 1, 2], iterations=200)
+comparison["differences"]
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ def run(
     progress: Callable[[Status], None] | None = None,
     **settings: Any,
 ) -> Result:
-    """Do one run.
+    """Execute one run.
 
     Args:
-        config: typed config, the path of a TOML file, or the name of a method or experiment.
-        out: the run's folder; None writes nothing.
-        resume: go on with the run in `out`.
-        progress: told after each round.
-        **settings: top-level settings over the config, such as `seed=1` or `data={"clients": 5}`; a table
-            replaces the whole table.
+        config: a `RunConfig`, the path of a TOML file, or the name of a method or experiment.
+        out: the run folder; None writes nothing.
+        resume: continue the run in `out`.
+        progress: called after each round.
+        **settings: top-level settings that override the config, such as `seed=1` or `data={"clients": 5}`. With a
+            `RunConfig`, a table replaces the whole table.
 
     Raises:
-        FedloomError: the config, data or checkpoint can't be used; the text says how to mend it.
+        FedloomError: the config, data or checkpoint is invalid.
     """
     if isinstance(config, RunConfig):
         config = check({"run": {**config.model_dump(), **settings}}).run
@@ -67,22 +67,22 @@ def compare(
     progress: Callable[[Status], None] | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Several methods and seeds on identical splits; the content of `comparison.json`.
+    """Execute several methods and seeds on identical splits; returns the content of `comparison.json`.
 
     Args:
-        methods: names, or tables of `method`, `preset`, `params`, `name`, the first of which is compared with the
-            rest; or the name or TOML file of a comparison.
+        methods: names, or tables of `method`, `preset`, `params`, `name`; the first is the reference. Or the name
+            or TOML file of a comparison.
         seeds: one run for each method and seed; None for those of the comparison, or 0.
-        out, resume, progress, **settings: as in `run`.
+        out, resume, progress, **settings: see `run`.
 
     Raises:
-        FedloomError: as `run`.
+        FedloomError: see `run`.
     """
     if isinstance(methods, str):
-        found = read(methods, flags=settings)
-        if found.compare is None:
+        config = read(methods, flags=settings)
+        if config.compare is None:
             raise ConfigError(f"{methods} is a single run: use fedloom.run({methods!r})")
-        run_values, compared = found.run.model_dump(), found.compare.model_dump()
+        run_values, compared = config.run.model_dump(), config.compare.model_dump()
     else:
         run_values, compared = settings, {"methods": list(methods)}
     experiment = check({"run": run_values, "compare": {**compared, **({"seeds": list(seeds)} if seeds else {})}})
@@ -100,8 +100,7 @@ def execute(
     progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Result:
-    """Do one run of a checked config with whichever engine it names: `fedloom.experiment.run.execute`, with the nodes
-    of its federation where the engine is `net`."""
+    """Execute one run of a checked config, on any engine: see `fedloom.experiment.run.execute`."""
     work = runs.execute
     if run.engine.name == "net":
         from fedloom.remote.coordinator import backend

@@ -209,5 +209,5 @@ def test_a_method_whose_parties_have_labels_is_refused() -> None:
 
 
 def test_an_attacker_that_knows_all_has_nothing_to_find() -> None:
-    with pytest.raises(ConfigError, match="with 50 of each class all labels are known; give fewer"):
+    with pytest.raises(ConfigError, match="with 50 of each class all labels are known: set fewer"):
         execute(config("split", 50))

@@ -203,7 +203,7 @@ def test_numbers_that_the_data_can_t_meet_are_refused_before_any_work(values: di
 
 def test_what_is_pooled_must_be_known_in_full(tmp_path: Path) -> None:
     section = {"files": [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], "id": "id", "label": "y"}
-    with pytest.raises(ConfigError, match="files do not hold all columns"):
+    with pytest.raises(ConfigError, match="files do not have all columns"):
         build(check({"run": {"method": "pooled", "columns": section}}).run)
 
 

@@ -246,7 +246,7 @@ def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
         ({"form": {**FORM, "classes": ["one"]}}, "at least 2"),
         ({"form": {**FORM, "classes": ["one", "one"]}}, "stands there twice"),
         ({"form": {**FORM, "label": "a"}}, "the label not among them"),
-        ({"form": {"kind": "image", "classes": ["one", "two"]}}, "images have a shape"),
+        ({"form": {"kind": "image", "classes": ["one", "two"]}}, "images need a shape"),
     ):
         with pytest.raises(ConfigError, match=why):
             run(data=wrong)

@@ -495,7 +495,7 @@ def test_alone_needs_no_public_rows() -> None:
     data = {**RUN["data"], "public": 0}
     done = execute(run(method="local", data=data, faults={}, models={"pool": ["forest", "mlp"]})).summary
     assert done["failures"] == 0 and done["accuracy"]["mean"] > 0.2
-    with pytest.raises(ConfigError, match=r"data\.public: fedmd learns from rows that everybody holds"):
+    with pytest.raises(ConfigError, match=r"data\.public: fedmd learns from public rows, and there are none"):
         build(run(method="fedmd", data=data, params={"batch_size": 8}))
 
 

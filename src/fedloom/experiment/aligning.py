@@ -1,7 +1,7 @@
-"""CSV files of several parties, written anew with the same persons in the same order.
+"""Aligns CSV files of several parties: writes them with the same ids in the same order.
 
-A file is read once for its ids and for where each row lies; its rows are then copied byte by byte, so that quotes,
-decimals and the other columns stay as they are, and a file may be larger than memory.
+A file is read once for its ids and row offsets. Rows are copied as bytes, so quotes and decimals do not change, and
+files may be larger than memory.
 """
 
 from __future__ import annotations
@@ -34,12 +34,11 @@ class Table:
 
     Attributes:
         path: of the file.
-        column: that holds the ids.
-        ids: (n,) as they stand there.
-        header: its first record, as bytes without a byte order mark.
-        starts: (n,) int64 bytes before each row.
-        ends: (n,) int64 bytes up to the end of each row.
-        seen: size and time of change of the file when it was read.
+        column: the id column.
+        ids: (n,) as written.
+        header: the first record, in bytes, without a byte order mark.
+        starts, ends: (n,) int64 offsets of each row in bytes.
+        seen: size and modification time of the file when it was read.
     """
 
     path: Path
@@ -52,7 +51,7 @@ class Table:
 
     @property
     def name(self) -> str:
-        """What the party is called."""
+        """The party's name."""
         return self.path.stem
 
     def copy(self, rows: np.ndarray, target: Path) -> None:
@@ -71,21 +70,21 @@ def align_files(
     progress: Progress,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Align the rows of files and write, for each, `<stem>.aligned.csv`, `<stem>.unaligned.csv`; and alignment.json.
+    """Align the rows of files; write `<stem>.aligned.csv` and `<stem>.unaligned.csv` for each, and alignment.json.
 
     Args:
         files: of two parties or more, comma-separated, UTF-8, with a header; the first is the active party's.
         columns: the name of the id column, one for all files or one for each.
         folder: to write to.
         backend: see `align`.
-        progress: told after each step.
-        force: replace what is there.
+        progress: called after each step.
+        force: overwrite existing results.
 
     Returns:
-        What alignment.json holds: backend, parties with their counts and files, and what each side learnt. No ids.
+        The content of alignment.json: backend, counts and files of the parties, and what each learnt. No ids.
 
     Raises:
-        ConfigError: the arguments don't fit together, results are there already, or they can't be written.
+        ConfigError: the arguments are inconsistent, results exist already, or can't be written.
         DataError: a file can't be read, has no such column, or its ids can't be aligned.
     """
     if len(files) < 2:
@@ -117,7 +116,7 @@ def align_files(
 
 
 def read(path: Path, column: str) -> Table:
-    """The ids of a CSV file, and where its rows lie.
+    """The ids and row offsets of a CSV file.
 
     Raises:
         DataError: the file can't be read as CSV in UTF-8, has no such column or no rows, or a row has too few or too
@@ -144,7 +143,7 @@ def read(path: Path, column: str) -> Table:
                 if len(record) != len(header):
                     raise DataError(
                         f"{path}, line {records.line_num}: {len(record)} fields, but the header has {len(header)}; "
-                        "mend the row, or quote fields that hold commas"
+                        "fix the row, or quote fields that contain commas"
                     )
                 ids.append(record[place])
                 starts.append(start)
@@ -159,7 +158,7 @@ def read(path: Path, column: str) -> Table:
 
 
 class _Lines:
-    """The lines of a file as text, one at a time; `at` is the byte behind the last."""
+    """Iterates over the lines of a file as text; `at` is the offset after the last one."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file, self._path, self.at = file, path, 0
@@ -174,7 +173,7 @@ class _Lines:
 
 
 def _column(path: Path, header: Sequence[str], column: str) -> int:
-    """The place of the id column."""
+    """The index of the id column."""
     names = [name.strip() for name in header]
     if not names:
         raise DataError(f"{path} must begin with a line of column names, but its first line is empty")
@@ -188,7 +187,7 @@ def _column(path: Path, header: Sequence[str], column: str) -> int:
 
 
 def _targets(files: Sequence[Path], folder: Path, force: bool) -> list[tuple[Path, Path]]:
-    """The two files to write for each party, if they may be written."""
+    """The two output paths of each party, after checking that they can be written."""
     stems = [file.stem for file in files]
     same = sorted({stem for stem in stems if stems.count(stem) > 1})
     if same:

@@ -1,4 +1,4 @@
-"""The assignment of data to parties, with the labels that only the experiment sees, to evaluate with."""
+"""The assignment of data to parties, with the labels for evaluation, which no method sees."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ class DataAssignment:
     Attributes:
         name: of the data set.
         classes: K names.
-        digest: identifies the content of the data.
-        common: identifies what all parties, at the coordinator and at nodes, must have in common.
-        public_digest: identifies the public rows.
-        schema: what a party's rows look like, by its number, in plain values: kind, shape, classes and columns.
+        digest: of the content of the data.
+        common: digest of what must be equal at the coordinator and all nodes.
+        public_digest: of the public rows.
+        schema: given a party's number, the schema of its rows: kind, shape, classes and columns.
         describe: returns the data part of `partition.json`.
-        labels: for each row set that parties are tested on, the true labels (n,) of each party's rows.
-        own_chances: (N,) each client's accuracy if it always answers the most frequent class of its own test rows; None
-            where some client has none, or only one party is tested.
-        dataset: in a horizontal setting, the data set, or what is known of it without its rows.
-        split: which party holds which of its rows, if it is partitioned here.
-        server_rows: (n,) numbers of the rows that the server has.
-        parties: which party holds which columns, if all are on this machine.
+        labels: for each set of test rows, the labels (n,) of each party's rows.
+        own_chances: (N,) chance level of each client on its own test rows; None unless all have such rows here.
+        dataset: horizontal: the data set, or its schema where the rows are private.
+        split: horizontal: the rows of each party, if partitioned here.
+        server_rows: (n,) indices of the server's rows.
+        parties: vertical: the columns of each party, if all are on this machine.
     """
 
     name: str
@@ -58,7 +57,7 @@ def schema(kind: str, shape: Sequence[int], classes: Sequence[str], columns: Seq
 
 
 def sample(x: np.ndarray) -> np.ndarray:
-    """Up to some 1,000 evenly spaced rows."""
+    """About 1,000 evenly spaced rows, or all if fewer."""
     return x[:: max(1, len(x) // 1000)]
 
 
@@ -71,7 +70,7 @@ def digest(text: str, *arrays: np.ndarray) -> str:
 def rows_of(
     x: np.ndarray, known: DatasetLike | PartyView, which: np.ndarray, device: str, labels: np.ndarray | None = None
 ) -> Rows:
-    """Rows number `which` (n,) of x (N, ...) with the labels (N,), scaled as the data set is, on this device."""
+    """The rows `which` (n,) of x (N, ...) with labels (N,), standardised like the data set, on this device."""
     shape = (-1, *[1] * (x.ndim - 2))  # channels or columns first, then broadcast
     arrays = (x, which, known.shift.reshape(shape), known.scale.reshape(shape))
     pool, index, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)

@@ -12,52 +12,52 @@ from fedloom.data.tables import read_csv
 from fedloom.experiment.section import Section
 
 CUT = ("unaligned", "held", "grid", "balanced", "ratio", "majority", "rare", "rare_rows")
-"""Settings of how a known data set is cut, which mean nothing where the parties' own data is read."""
+"""Settings of splitting a data set, which do not apply to files and manifests."""
 
 
 class ColumnsConfig(Section):
-    """`[columns]`: a known data set cut into columns; or each party's own CSV file; or a manifest of images; or files
-    that lie where the parties are."""
+    """`[columns]`: a data set whose columns are split; or a CSV file for each party, here or at its node; or a manifest
+    of images."""
 
     aligned: int | None = Field(None, ge=1)
-    """Rows that all parties hold, labelled at the first one; None for 200, or all that files have in common."""
+    """Number of aligned rows, labelled at the active party; None for 200, or all that files have in common."""
     unaligned: int | None = Field(None, ge=0)
-    """Further rows of each party, which no other has; None for as many as there are."""
+    """Number of unaligned rows of each party; None for all that remain."""
     held: int | None = Field(None, ge=1)
-    """Blocks of columns, or cells of the picture, at each party, beginning with its own; None for 2, or 1 of two."""
+    """Number of column blocks, or image cells, at each party, from its own on; None for 2, or 1 at two parties."""
     grid: tuple[int, int] | None = None
-    """Rows and columns of cells that a picture is cut into; None for (2, 2) at four parties, or what fits."""
+    """Rows and columns of cells of an image; None for (2, 2) at four parties, else for one that fits."""
     balanced: bool | None = None
-    """Whether the aligned rows are drawn evenly over the classes; None: those of pictures are."""
+    """Whether aligned rows are balanced over classes; None: for images only."""
     ratio: float | tuple[float, ...] = 1.0
-    """Γ: how many times as many unaligned rows a party has of a majority class as of another; one, or each party's."""
+    """Γ: ratio of unaligned rows of a majority class to those of another class; one value, or one for each party."""
     majority: int = Field(1, ge=1)
-    """How many classes are a party's majority classes. With two classes it is the first one."""
+    """Number of majority classes of a party. With two classes it is the first one."""
     rare: tuple[int, ...] = ()
-    """Classes that are rare among the aligned rows, by number."""
+    """Indices of the classes that are rare among the aligned rows."""
     rare_rows: int = Field(0, ge=0)
-    """So many aligned rows there are of each of these: 0 for zero-shot, a few for few-shot."""
+    """Number of aligned rows of each rare class: 0 for zero-shot, a few for few-shot."""
     files: tuple[str, ...] = ()
-    """Each party's CSV file, the first that of the party with the labels; instead of `data.name`."""
+    """CSV file of each party, the active party's first; instead of `data.name`."""
     id: str | tuple[str, ...] | None = None
-    """The column of ids by which rows are matched: one name for all files, or one for each."""
+    """Id column for aligning rows: one name for all files, or one for each."""
     label: str | None = None
-    """The column of the first file that is to be predicted."""
+    """Label column of the active party's file."""
     align: Literal["plain", "openmined"] | None = None
-    """How ids are matched: in the open, or by private set intersection (extra `psi`). None: files on this machine in
-    the open, parties at nodes privately."""
+    """How ids are aligned: in plain text, or by private set intersection (extra `psi`). None: plain for files on this
+    machine, private for nodes."""
     own: bool = False
-    """Whether each party has a file of its own where it is: the one with the labels at the coordinator, the others at
-    nodes. Then `id` is the first one's, and that of nodes which name none (engine net)."""
+    """Whether files are private: the active party's at the coordinator, the others at nodes. Then `id` is the active
+    party's column, and the default of nodes (net)."""
     manifest: str | None = None
-    """A CSV file that lists pictures: sample_id, party, view, path, label; instead of `data.name`."""
+    """CSV file that lists images: sample_id, party, view, path, label; instead of `data.name`."""
     size: int = Field(32, ge=1)
-    """Pixels a side of the manifest's pictures."""
+    """Side length in pixels of the manifest's images."""
 
     @field_validator("files", "manifest")
     @classmethod
     def _whole(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        """Paths that mean the same file wherever the config is read again."""
+        """Make paths absolute, as the config may be read from another folder."""
         if isinstance(value, tuple):
             return tuple(_absolute(path) for path in value)
         return _absolute(value) if value else value
@@ -85,21 +85,21 @@ class ColumnsConfig(Section):
         return self
 
     def _differs(self, name: str) -> bool:
-        """Whether a setting is not as it usually is; a resolved config writes all of them out."""
+        """Whether a setting differs from its default; a saved config contains all settings."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
     def own_data(self) -> bool:
-        """Whether the data comes from files, here or at the parties."""
+        """Whether the data comes from files, here or at nodes."""
         return bool(self.files or self.manifest or self.own)
 
     @property
     def backend(self) -> Literal["plain", "openmined"]:
-        """How ids are matched."""
+        """How ids are aligned."""
         return self.align or ("openmined" if self.own else "plain")
 
     def number(self) -> int | None:
-        """How many parties the files or the manifest have; None where a known data set is cut.
+        """The number of parties of the files or manifest; None for a data set.
 
         Raises:
             DataError: the manifest can't be read.

@@ -1,4 +1,4 @@
-"""Several methods and seeds on identical splits, and the differences between them, pair by pair."""
+"""Compares several methods and seeds on identical splits, by paired differences."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def execute_all(
     stop: Callable[[], bool] = lambda: False,
     execute: Callable[..., Result] = execute,
 ) -> dict[str, Any]:
-    """Do every run of a comparison and write `comparison.json`; returns its content.
+    """Execute all runs of a comparison and write `comparison.json`; returns its content.
 
-    With `resume`, finished runs are kept and an unfinished one continues from its checkpoint. `execute` does one run.
+    With `resume`, an unfinished run continues from its checkpoint. `execute` executes one run.
 
     Raises:
-        ConfigError: two runs would share a folder; or some methods share rows, others columns.
+        ConfigError: two runs have one folder; or some methods are horizontal, others vertical.
     """
     runs = experiment.runs()
     methods = [run.resolve()[0] for run in runs]
@@ -57,43 +57,37 @@ def execute_all(
     names = [folder_name(run) for run in runs]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise ConfigError(f"two runs are called {twice[0]!r}: give the entries in [compare] methods a name each")
+        raise ConfigError(f"two runs are called {twice[0]!r}: give each entry in [compare] methods its own name")
     results = [
-        execute(
-            run,
-            folder / name if folder else None,
-            resume=resume,
-            progress=progress,
-            stop=stop,
-        )
+        execute(run, folder / name if folder else None, resume=resume, progress=progress, stop=stop)
         for run, name in zip(runs, names, strict=True)
     ]
-    found = summarise(experiment.title, results)
+    content = summarise(experiment.title, results)
     if folder is not None:
-        write_json(folder / "comparison.json", found)
-    return found
+        write_json(folder / "comparison.json", content)
+    return content
 
 
 def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
-    """The content of `comparison.json` for runs that are done: see `compare`."""
+    """The content of `comparison.json`, given finished runs: see `compare`."""
     summaries = [RunSummary(**result.summary) for result in results]
     return compare(title, summaries, [result.folder for result in results]).content()
 
 
 def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path | None]) -> Comparison:
-    """Each method over its seeds, and each against the first, paired.
+    """Average each method over its seeds, and compare each with the first by paired differences.
 
-    The main metric is the accuracy on the global test set, or on own rows in the first way in which all runs were
-    evaluated; of parties with different columns it is the accuracy of their one prediction.
+    The main metric is the accuracy on own rows in the first evaluation mode that all runs have, otherwise on the global
+    test set; in the vertical setting, the accuracy of the joint prediction.
 
     Args:
         title: of the comparison.
-        summaries: runs; those of one seed must have been made on the same data.
-        folders: of the same runs.
+        summaries: of the runs; those of one seed must be on the same data.
+        folders: of the runs.
 
     Raises:
-        ConfigError: runs of one seed differ in data, public set, clients or unseen clients; some parties share rows,
-            others columns; or only some runs have unseen clients.
+        ConfigError: runs of one seed differ in data, public rows, clients or held-out clients; some methods are
+            horizontal, others vertical; or only some runs have held-out clients.
     """
     _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
     for seed in {s.seed for s in summaries}:
@@ -137,7 +131,7 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
 
 
 def _check_one_setting(settings: Mapping[str, str]) -> None:
-    """Refuse methods whose parties share rows beside methods whose parties share columns, by name the setting."""
+    """Refuse a mix of horizontal and vertical methods, given the setting of each."""
     first = {setting: name for name, setting in reversed([*settings.items()])}
     if len(first) > 1:
         vertical, horizontal = first["vertical"], first["horizontal"]
@@ -148,7 +142,7 @@ def _check_one_setting(settings: Mapping[str, str]) -> None:
 
 
 def remarks(summaries: Sequence[RunSummary]) -> list[str]:
-    """A sentence for each method and seed whose runs have different pretrained models at the server."""
+    """A warning for each method and seed whose runs have different pretrained models at the server."""
     found: dict[tuple[str, int], dict[str, str]] = {}
     for s in summaries:
         own = s.pretrained
@@ -166,16 +160,16 @@ def _less_is_better(metric: str) -> bool:
 
 
 def shared_metrics(summaries: Sequence[RunSummary]) -> list[str]:
-    """The metrics that all runs have, the main one first: in the first way, if they have one in common."""
+    """The metrics that all runs have, the main one first."""
     found = [metric for metric in summaries[0].compared if all(metric in s.compared for s in summaries)]
-    if OWN not in found and any(OWN in s.compared for s in summaries):  # their ways are on other rows
+    if OWN not in found and any(OWN in s.compared for s in summaries):  # evaluation modes are on other rows
         return [GLOBAL]
     main = GLOBAL if found[0] == OWN else found[0]
     return [main, *(metric for metric in found if metric != main)]
 
 
 def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequence[RunSummary]) -> MethodSummary:
-    """One method over its seeds, and the gains of each network over the runs of another method."""
+    """The summary of one method over its seeds; `baseline`: runs that gains are computed over."""
     first = group[0]
     found = {metric: _over_seeds([s.compared[metric] for s in group]) for metric in shared_metrics(group)}
     return MethodSummary(
@@ -201,20 +195,18 @@ def _method(name: str, group: Sequence[RunSummary], main: str, baseline: Sequenc
 
 
 def networks(group: Sequence[RunSummary], metric: str, baseline: Sequence[RunSummary] = ()) -> dict[str, NetworkGain]:
-    """A metric by the clients' networks or black boxes: the mean over those clients, all seeds together, and its gain
-    over the same clients of the same seeds in the runs `baseline`, where these have the same model. Empty unless there
-    are several models, and each client has a value of its own."""
+    """The mean of a metric over the clients of each network or black box in all seeds, and its gain over the same
+    clients and seeds of `baseline`, where these have the same network. Empty for one network or a joint prediction."""
     values, before = _by_model(group, metric), _by_model(baseline, metric)
     found = {}
     for name, each in sorted(values.items()):
-        gains = [value - before[name][who] for who, value in each.items() if who in before.get(name, {})]
+        gains = [value - before[name][key] for key, value in each.items() if key in before.get(name, {})]
         found[name] = NetworkGain(clients=len(each), mean=_mean([*each.values()]), gain=_mean(gains) if gains else None)
     return found if len(found) > 1 else {}
 
 
 def _by_model(group: Sequence[RunSummary], metric: str) -> dict[str, dict[tuple[int, int], float]]:
-    """A metric by a client's model, its seed and its number. Clients that never trained count only where the metric is
-    of these."""
+    """A metric by the client's network, then by seed and client. Held-out clients count only in metrics over them."""
     each: dict[str, dict[tuple[int, int], float]] = {}
     for s in group:
         if s.scores or not s.architectures:
@@ -228,13 +220,13 @@ def _by_model(group: Sequence[RunSummary], metric: str) -> dict[str, dict[tuple[
 
 
 def _own_chances(group: Sequence[RunSummary]) -> dict[str, float]:
-    """The chance level over unseen clients, and over the others; empty unless every seed has both."""
-    found = {who: _mean_if_all([s.own_chances.get(who) for s in group]) for who in group[0].own_chances}
-    return {who: mean for who, mean in found.items() if mean is not None}
+    """The chance level over held-out, and over training clients; without those that a seed lacks."""
+    means = {key: _mean_if_all([s.own_chances.get(key) for s in group]) for key in group[0].own_chances}
+    return {key: mean for key, mean in means.items() if mean is not None}
 
 
 def _alone(group: Sequence[RunSummary]) -> dict[str, SoloOverSeeds]:
-    """The accuracy of parties that answer alone, in each way."""
+    """The accuracy of parties that predict alone, in each evaluation mode."""
     found = {}
     for eval_mode in group[0].alone:
         test = [s.alone[eval_mode].test for s in group]
@@ -246,7 +238,7 @@ def _alone(group: Sequence[RunSummary]) -> dict[str, SoloOverSeeds]:
 
 
 def _over_seeds(found: Sequence[Spread]) -> SeedSpread:
-    """A metric of one method, given that of each seed."""
+    """A metric over seeds."""
     means = [one.mean for one in found]
     return SeedSpread(
         mean=_mean(means), std_over_seeds=_deviation(means), std_over_clients=_mean([one.std for one in found])
@@ -254,7 +246,7 @@ def _over_seeds(found: Sequence[Spread]) -> SeedSpread:
 
 
 def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric: str) -> PairedDifference:
-    """First minus other: per seed, and per client within the seeds, of those clients that the metric is of."""
+    """First minus other, per seed and per client."""
     by_seed = {s.seed: s.compared[metric] for s in other}
     pairs = [(s.compared[metric], by_seed[s.seed]) for s in first if s.seed in by_seed]
     per_seed = [a.mean - b.mean for a, b in pairs]
@@ -283,5 +275,5 @@ def _mean_if_all(values: Sequence[float | None]) -> float | None:
 
 
 def _deviation(values: Sequence[float]) -> float | None:
-    """Sample standard deviation; None for fewer than two values, which have none."""
+    """Sample standard deviation; None for fewer than two values."""
     return float(np.std(values, ddof=1)) if len(values) > 1 else None

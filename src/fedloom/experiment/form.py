@@ -1,4 +1,4 @@
-"""`[data.form]`: what the rows of all parties look like where each has its own, which nobody else sees."""
+"""`[data.form]`: the schema of private rows."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ class ColumnConfig(Section):
     """A column."""
 
     name: str = Field(min_length=1)
-    """As in the header of each party's file."""
+    """Its name in the header of each party's file."""
     words: tuple[str, ...] = ()
-    """All words that it may hold; "?" stands for none. Without them it holds numbers."""
+    """All values of a categorical column; "?" is a missing value. Empty for a numeric column."""
 
 
 class FormConfig(Section):
-    """`[data.form]`: what the rows of all parties look like, where each has its own.
+    """`[data.form]`: the schema of private rows, common to all parties.
 
-    Columns of numbers are scaled by the public rows, the same for all; without such, each party's by its own rows.
+    Numeric columns are standardised by the public rows, or without them by each party's own training rows.
     """
 
     kind: Literal["table", "image"] = "table"
     """Rows of a table, or images."""
     columns: tuple[ColumnConfig, ...] = ()
-    """What is learnt from, in order: names of columns of numbers, or tables of `name` and `words` (table)."""
+    """The input columns in order: names of numeric columns, or tables of `name` and `words` (table)."""
     label: str = "label"
-    """The column of the classes (table)."""
+    """Name of the label column (table)."""
     classes: tuple[str, ...] = Field(min_length=2)
-    """Their names, in order; those of the folders where images lie in such."""
+    """Class names in order; for images in folders, the folders' names."""
     shape: tuple[int, int, int] | None = None
     """Channels, height and width (image)."""
 
     @field_validator("columns", mode="before")
     @classmethod
     def _short(cls, columns: Any) -> Any:
-        """A bare name is a column of numbers."""
+        """A bare name is a numeric column."""
         if not isinstance(columns, list | tuple):
             return columns
         return [{"name": column} if isinstance(column, str) else column for column in columns]
@@ -48,16 +48,20 @@ class FormConfig(Section):
     @model_validator(mode="after")
     def _whole(self) -> FormConfig:
         names = [column.name for column in self.columns]
-        for what, listed in (("columns", names), ("classes", self.classes), *((c.name, c.words) for c in self.columns)):
+        for field, listed in (
+            ("columns", names),
+            ("classes", self.classes),
+            *((c.name, c.words) for c in self.columns),
+        ):
             if len(set(listed)) < len(listed):
-                raise ValueError(f"{what} must differ from each other: one stands there twice")
+                raise ValueError(f"{field} has a value twice: remove one")
         if self.kind == "table" and (not names or self.label in names or self.shape is not None):
-            raise ValueError("a table has columns, the label not among them, and no shape")
+            raise ValueError("a table needs columns without the label, and no shape")
         if self.kind == "image" and (names or self.shape is None or self.shape[0] not in (1, 3) or min(self.shape) < 1):
-            raise ValueError("images have a shape, such as [3, 32, 32] with 1 or 3 channels, and no columns")
+            raise ValueError("images need a shape with 1 or 3 channels, such as [3, 32, 32], and no columns")
         return self
 
     def form(self) -> DataSchema:
-        """The same for those who read rows."""
+        """The schema for reading rows."""
         columns = tuple(OneHot(c.name, c.words) if c.words else RawNumber(c.name) for c in self.columns)
         return DataSchema(self.kind, self.classes, self.label, columns, self.shape or ())

@@ -1,4 +1,4 @@
-"""Names of what is measured: in `metrics.csv`, in `result.json` and for people."""
+"""Names of metrics: in `metrics.csv`, in `result.json`, and for display."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 GLOBAL, OWN = "accuracy", "own accuracy"
 """Accuracy on the global test set, and on each client's own test rows."""
 TRAINING = " training"
-"""Suffix of a metric over the clients that train, where others are unseen."""
+"""Suffix of a metric over training clients, where others are held out."""
 ATTACK = "attack "
 """Prefix of the metrics of attacks."""
 
@@ -18,13 +18,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Score:
-    """A score of the one prediction that parties with different columns give together.
+    """A score of the joint prediction in the vertical setting.
 
     Attributes:
         column: its name in `metrics.csv`.
-        title: its name for people.
-        share: whether it is a share, written in percent.
-        lower: whether less is better.
+        title: its display name.
+        share: whether it is shown in percent.
+        lower: whether lower is better.
     """
 
     column: str
@@ -41,24 +41,24 @@ SCORES = {
     "seen accuracy": Score("seen accuracy", "Seen classes"),
     "rare recall": Score("rare recall", "Rare classes"),
 }
-"""By their names in `result.json`. The last two are on the test rows of classes that are frequent, or rare, among the
-aligned rows; they exist where a config names such classes."""
+"""By name in `result.json`. The last two are over classes that are frequent, or rare, among the aligned rows; they
+exist if `columns.rare` is set."""
 
 
 def by_name(accuracy: T, own: T | None, eval_modes: Mapping[str, T]) -> dict[str, T]:
-    """All accuracies that exist, the main one first: on own rows in the first way, if the method has ways."""
+    """All existing accuracies by metric, the main one first."""
     prepared = {f"{OWN} {eval_mode}": found for eval_mode, found in eval_modes.items()}
     on_own = {} if own is None else {OWN: own}
     return {**prepared, **on_own, GLOBAL: accuracy} if eval_modes else {GLOBAL: accuracy, **on_own}
 
 
 def described(metric: str, own_rows: bool = True, unseen: bool = False, tested: str = "the global test set") -> str:
-    """The rows and the way of an accuracy: `on own class mix, tuned`.
+    """The rows and evaluation mode of an accuracy, as text: `on own class mix, tuned`.
 
     Args:
         metric: its name.
-        own_rows: whether clients have test rows of their own; without, ways are measured on the global test set.
-        unseen: whether there are unseen clients.
+        own_rows: whether clients have own test rows; without, evaluation modes use the global test set.
+        unseen: whether there are held-out clients.
         tested: the rows of an accuracy that is not on a client's own class mix.
     """
     rows = "on own class mix" if metric != GLOBAL and own_rows else f"on {tested}"
@@ -66,26 +66,26 @@ def described(metric: str, own_rows: bool = True, unseen: bool = False, tested: 
 
 
 def most_frequent(metric: str, own_rows: bool) -> str:
-    """The answer whose accuracy is the chance level of a metric."""
+    """The prediction whose accuracy is the chance level of a metric, as text."""
     return "one's own most frequent class" if metric != GLOBAL and own_rows else "the most frequent class"
 
 
 def group_of(metric: str) -> str:
-    """The clients that a metric is over, where some are unseen: `unseen`, `training`, or "" for all."""
+    """The clients of a metric, where some are held out: `unseen`, `training`, or "" for all."""
     if metric in (GLOBAL, OWN):
         return ""
     return "training" if metric.endswith(TRAINING) else "unseen"
 
 
 def in_way(metric: str, unseen: bool) -> str:
-    """The way of a metric and, where some clients are unseen, its clients: `tuned`, or `tuned, unseen clients`."""
+    """The evaluation mode of a metric and, with held-out clients, its clients: `tuned`, or `tuned, unseen clients`."""
     eval_mode = metric.removeprefix(OWN).strip()
     return f"{eval_mode.removesuffix(TRAINING)}, {group_of(metric)} clients" if unseen and eval_mode else eval_mode
 
 
 def shown(metrics: Iterable[str], unseen: bool) -> list[str]:
-    """The metrics of a table or a row of tiles, the main one first. Where some clients are unseen and the main metric
-    is over these, the training clients have one of their own, in the same way."""
+    """The metrics to show, the main one first. If it is over held-out clients, the same one over training clients is
+    included."""
     main, *others = metrics
     if not unseen or group_of(main) != "unseen":
         return [main, *others]

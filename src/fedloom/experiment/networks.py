@@ -1,4 +1,4 @@
-"""The networks of a run: architectures, initial weights, black boxes, and checks of what a method needs of them."""
+"""The networks of a run: architectures, initial weights, black boxes, and checks of a method's requirements."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SMALL = {
 }
 
 COMMON = {"image": ("cnn-small",), "table": ("mlp",)}
-"""What all have where a method averages weights, or compares features."""
+"""Default of methods that average weights or compare features."""
 
 EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
-"""What embeds a party's columns, as Proto-EVFL has it."""
+"""Default of parties with columns, from Proto-EVFL."""
 
 
 def architectures_of(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
-    """Each client's draw from the pool, as section VI-A of FedAL has it."""
+    """Each client's draw from the pool, as in section VI-A of FedAL."""
     pool = run.models.pool or (COMMON if {"one network", "same feature dim"} & {*method.needs} else SMALL)[kind]
     draws = stream(run.seed, "architectures").integers(len(pool), size=run.data.clients)
     return tuple(pool[i] for i in draws)
@@ -47,7 +47,7 @@ Network: TypeAlias = Callable[[], nn.Module]
 def networks(
     run: RunConfig, method: Method, dataset: DatasetLike, architectures: Sequence[str]
 ) -> tuple[Network, list[Network]]:
-    """Functions that build the server's network and each client's, with their own or with common initial weights."""
+    """Functions that build the server's network and each client's, with separate or common initial weights."""
 
     def network(n: int, purpose: str) -> Network:
         seed = int(stream(run.seed, purpose, n).integers(2**31))
@@ -71,13 +71,13 @@ def replace_black_boxes(
     server: ClientContext,
     contexts: list[ClientContext],
 ) -> tuple[ClientContext, list[ClientContext]]:
-    """The same sites, with black boxes in place of networks at the clients that drew one. The server's network is then
-    one that some client drew, or the common one if none did.
+    """Replace the networks of clients that drew a black box. The server's network is then a client's, or the common one
+    if all clients have black boxes.
 
     Raises:
-        ConfigError: the method does not support them; or they have settings, but the pool has none; or their floor is
+        ConfigError: the method does not support them, they have settings without being in the pool, or their floor is
             too high.
-        ModelError: a factory of the pool fails, or makes nothing that will do.
+        ModelError: a factory of the pool fails, or its result is not a model.
     """
     shape, classes, level = dataset.input_shape, len(dataset.classes), run.models.black_box
     pool = {*(run.models.pool or ())}
@@ -88,8 +88,8 @@ def replace_black_boxes(
     refuse_black_boxes(method, boxes)
     if level.floor * classes >= 1:
         raise ConfigError(
-            f"models.black_box.floor: {level.floor:g} for each of {classes} classes is 1 or more: set it to less "
-            f"than {1 / classes:g}"
+            f"models.black_box.floor: {level.floor:g} times {classes} classes is 1 or more: set less than "
+            f"{1 / classes:g}"
         )
 
     def seed(purpose: str, n: int) -> int:
@@ -115,7 +115,7 @@ def replace_black_boxes(
 
 
 def warn_of_refits(plan: RunPlan) -> None:
-    """Warn of a run that ends before its black boxes are fitted to others' predictions."""
+    """Warn if the run ends before its black boxes are refitted to others' predictions."""
     box, last = plan.run.models.black_box, (plan.rounds - 1) * plan.cfg.iterations_per_round
     learns = plan.cfg.exchanges and box.learn
     if learns and 0 <= last < box.refit and any(context.black_box is not None for context in plan.contexts):
@@ -131,14 +131,14 @@ def warn_of_refits(plan: RunPlan) -> None:
 
 @lru_cache(maxsize=256)
 def _warn(text: str) -> None:
-    """Say it once in this process."""
+    """Log a warning once in this process."""
     logging.getLogger("fedloom").warning("%s", text)
 
 
-def group_sites(
+def assign_groups(
     server: ClientContext, contexts: Sequence[ClientContext], makers: Sequence[Network], architectures: Sequence[str]
 ) -> tuple[ClientContext, list[ClientContext]]:
-    """The same sites. A client knows its group, those of its architecture; the server knows all, and their networks."""
+    """Give each client its group, those with its architecture, and the server all groups and their networks."""
     first = list(dict.fromkeys(map(architectures.index, architectures)))  # of each group, the first client
     groups = [first.index(architectures.index(a)) for a in architectures]
     server = replace(server, groups=groups, group_networks=[makers[n] for n in first])
@@ -146,11 +146,11 @@ def group_sites(
 
 
 def check_feature_dims(plan: RunPlan) -> None:
-    """Refuse networks whose feature dimensions differ, if the method compares features directly.
+    """Refuse networks of different feature dimensions, if the method compares features.
 
     Raises:
-        ConfigError: they differ.
-        ModelError: a network does not show its features.
+        ConfigError: the dimensions differ.
+        ModelError: a network has no features.
     """
     method, cfg = plan.method, plan.cfg
     if "same feature dim" not in method.needs or (cfg.FEATURE_DIM and getattr(cfg, cfg.FEATURE_DIM) is not None):
@@ -168,7 +168,7 @@ def check_feature_dims(plan: RunPlan) -> None:
 
 
 def check_statistics(plan: RunPlan) -> None:
-    """Refuse BatchNorm at clients that are never in a round, where its statistics stay at each client."""
+    """Raise ConfigError for BatchNorm at held-out clients, if its statistics stay at each client."""
     norms = (m for i in plan.unseen for m in plan.contexts[i].build().modules())
     if plan.cfg.keeps_batch_statistics and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Private data of a party: where it lies on this machine, and which of its rows match those of other parties."""
+"""Private data of a party: its files on this machine, and its rows that are aligned with other parties'."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _ROWS: Final = ("aligned", "unaligned", "test")
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """Row numbers of one party's own file; place i of `aligned`, and of `test`, is the same person at every party.
+    """Row indices of one party's file. Entry i of `aligned`, and of `test`, is the same person at every party.
 
     Attributes:
         run: the run's id at the nodes.
-        caller: who asked, at a node.
-        start: of the coordinator that matched.
-        party: the number of the party that has these rows.
-        mark: identifies the matching; the same at all parties.
-        file: the SHA-256 of the file that was matched.
-        classes: how many there are.
+        caller: identity of the coordinator, at a node.
+        start: number of the coordinator's start.
+        party: number of the party.
+        mark: identifier of the matching, equal at all parties.
+        file: SHA-256 of the matched file.
+        classes: number of classes.
         aligned, unaligned, test: (n,) int64.
-        others: at the coordinator, how many unaligned rows each other party has.
+        others: at the coordinator, the number of unaligned rows of each other party.
     """
 
     run: str
@@ -61,10 +61,10 @@ class Matched:
 
     @classmethod
     def load(cls, path: Path) -> Matched | None:
-        """What was written there; None if nothing was.
+        """Read the file; None if it does not exist.
 
         Raises:
-            CheckpointError: it is torn or altered.
+            CheckpointError: it is corrupt.
         """
         try:
             data = path.read_bytes()
@@ -84,15 +84,15 @@ class Matched:
 
 @dataclass(frozen=True)
 class PrivateData:
-    """Where a run's data is on this machine.
+    """The location of a run's data on this machine.
 
     Attributes:
-        set: what the data set is called here, or its path; None for the run's own name.
-        root: a folder with data sets.
-        rows: the file with the private rows of the party, or of the server, on this machine.
-        public: the file with the public rows.
-        id: the column of ids to match rows by; None for the run's setting.
-        matched: which rows match those of other parties; None if nothing was matched.
+        set: local name or path of the data set; None for the run's `data.name`.
+        root: folder of data sets.
+        rows: file with the private rows of the party, or of the server.
+        public: file with the public rows.
+        id: id column; None for the run's setting.
+        matched: the aligned rows; None before matching.
     """
 
     set: str | None = None
@@ -104,6 +104,6 @@ class PrivateData:
 
 
 def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, by which one that has changed is known. Raises OSError."""
+    """The SHA-256 of a file. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

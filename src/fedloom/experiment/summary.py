@@ -25,7 +25,7 @@ from fedloom.experiment.result import EngineUsed, PretrainedUsed, RunSummary, Tr
 
 
 def traffic(fed: Federation) -> dict[str, int]:
-    """Bytes of tensor data `up` to the home party, `down` from it, and `across` between the others."""
+    """Bytes of tensor data `up` to the coordinator, `down` from it, and `across` between the others."""
     pairs = fed.ledger.pairs.items()
     up = sum(size for (_, to), (_, size) in pairs if to == fed.coordinator)
     down = sum(size for (by, _), (_, size) in pairs if by == fed.coordinator)
@@ -33,35 +33,35 @@ def traffic(fed: Federation) -> dict[str, int]:
 
 
 def by_kind(ledger: Iterable[Entry], rounds: int) -> list[dict[str, Any]]:
-    """Messages and bytes of tensor data of each kind and direction: in all, and in each of so many rounds."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    """Messages and bytes of tensor data by sender, receiver and kind: in total, and by round."""
+    lines: dict[tuple[str, str, str], dict[str, Any]] = {}
     for entry in ledger:
         key = {"sender": entry.sender, "receiver": entry.receiver, "kind": entry.kind}
         new = {**key, "messages": 0, "bytes": 0, "by_round": [0] * rounds}
-        line = found.setdefault((entry.sender, entry.receiver, entry.kind), new)
+        line = lines.setdefault((entry.sender, entry.receiver, entry.kind), new)
         line["messages"] += entry.count
         line["bytes"] += entry.bytes
         line["by_round"][entry.round] += entry.bytes
-    return list(found.values())
+    return list(lines.values())
 
 
 def partition(plan: RunPlan) -> dict[str, Any]:
-    """Who holds what, and which network."""
-    held = plan.data
+    """The content of `partition.json`: the data and network of each party."""
+    data = plan.data
     return {
-        "classes": list(held.classes),
+        "classes": list(data.classes),
         "architectures": list(plan.architectures),
         "chance": plan.chance,
         "own_chance": plan.own_chance(),
         "own_chances": own_chances(plan),
         "unseen": list(plan.unseen),
-        "test": len(held.labels["test"][0]) if "test" in held.labels else 0,
-        **held.describe(),
+        "test": len(data.labels["test"][0]) if "test" in data.labels else 0,
+        **data.describe(),
     }
 
 
 def own_chances(plan: RunPlan) -> dict[str, float | None]:
-    """The chance level on own rows over the unseen clients, and over the others; empty where all take part."""
+    """The chance level on own rows over held-out, and over training clients; empty without held-out ones."""
     groups = {"unseen": plan.unseen, "training": plan.training} if plan.unseen else {}
     return {name: plan.own_chance(clients) for name, clients in groups.items()}
 
@@ -73,7 +73,7 @@ def pretrained(plan: RunPlan) -> PretrainedUsed | None:
     own = pretrained_of(plan.run, plan.data.dataset.kind)
     model, norm, card = own.model, own.norm, None
     if own.file is not None:
-        with contextlib.suppress(CheckpointError):  # deleted since it was read; the run is kept
+        with contextlib.suppress(CheckpointError):  # the file was deleted during the run
             card = weights.read_card(Path(own.file))
     if card is not None:
         model, norm = card.model, card.norm
@@ -88,13 +88,13 @@ def summarise(
     """The content of `result.json`, see `RunSummary`.
 
     Args:
-        digests: hash of each party's state by its name, the home's first.
+        digests: of each party's state by name, the server's first.
     """
     run, cfg, labels = plan.run, plan.cfg, plan.data.labels.get("test")
     ended = record.metrics[-1][2]
     final = {(row[4], row[3]): row[5] for row in record.metrics if (row[0], row[2]) == (rounds, ended)}
     names = [fed.engine.name(i) for i in fed.engine.ids]
-    found = RunSummary(
+    summary = RunSummary(
         name=run.name or plan.method.name,
         method=plan.method.name,
         title=plan.method.title,
@@ -126,4 +126,4 @@ def summarise(
         apart=run.data.own,
         fedloom=__version__,
     )
-    return found.content()
+    return summary.content()

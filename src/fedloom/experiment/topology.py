@@ -1,4 +1,4 @@
-"""`[topology]` and `[churn]`: which clients may speak to each other, and which take part in which rounds."""
+"""`[topology]` and `[churn]`: the graph of peers, and the clients that are present in each round."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from fedloom.experiment.section import Section
 
 
 class TopologyConfig(Section):
-    """`[topology]`: which clients may speak to each other. Methods with a server ignore it."""
+    """`[topology]`: the graph of peers. Methods with a server ignore it."""
 
     kind: Literal["full", "regular", "ring", "small-world", "groups", "edges"] = "full"
-    """`full`: everybody to everybody. `regular`: each to `degree` others, drawn by chance. `ring`: to the two next to
-    it. `small-world`: a ring of Watts and Strogatz. `groups`: to all of its group, as the partition of that name has
-    them. `edges`: as a file says."""
+    """`full`: all peers. `regular`: a random graph of one `degree`. `ring`. `small-world`: Watts and Strogatz.
+    `groups`: all peers of a group, as in the partition `groups`. `edges`: from a file."""
     degree: int | None = Field(None, ge=1)
-    """Neighbours of a client (regular, small-world); None for half of the others, in a small world for 4."""
+    """Number of neighbours (regular, small-world); None for half of the others, or 4 in a small world."""
     rewire: float = Field(0.1, ge=0, le=1)
-    """The probability that a link is led elsewhere (small-world)."""
+    """Probability of rewiring a link (small-world)."""
     number: int = Field(5, ge=1)
-    """How many groups (groups)."""
+    """Number of groups (groups)."""
     file: str | None = None
-    """One link per line, as two ids from 0 such as `0,1` (edges)."""
+    """File with one link on each line, as two ids from 0 such as `0,1` (edges)."""
 
     @model_validator(mode="after")
     def _belongs(self) -> TopologyConfig:
@@ -47,11 +46,7 @@ class TopologyConfig(Section):
         return self
 
     def check(self, clients: int) -> None:
-        """Refuse a graph that there can't be, without drawing it.
-
-        Raises:
-            ConfigError: with what to change.
-        """
+        """Raise ConfigError if the graph can't exist, without drawing it."""
         if self.kind == "regular":
             graphs.regular_degree(clients, self.degree)
         elif self.kind == "small-world":
@@ -62,11 +57,7 @@ class TopologyConfig(Section):
             self._edges(clients)
 
     def graph(self, clients: int, seed: int) -> Graph | None:
-        """The neighbours of each client; None where everybody is everybody's.
-
-        Raises:
-            ConfigError: there is no such graph.
-        """
+        """The neighbours of each client; None for the full graph. Raises ConfigError if the graph can't exist."""
         if self.kind == "ring":
             return graphs.ring(clients)
         if self.kind == "groups":
@@ -81,7 +72,7 @@ class TopologyConfig(Section):
         try:
             text = Path(self.file or "").read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
             raise ConfigError(f"{self.file} can't be read ({reason}): name a file with one link a line") from None
         try:
             return graphs.edges(text, clients)
@@ -90,14 +81,14 @@ class TopologyConfig(Section):
 
 
 class Away(Section):
-    """A client is not there from round `start` to before round `end`. The first round is 0."""
+    """An absence of a client from round `start` up to, but not including, round `end`. Rounds count from 0."""
 
     client: int = Field(ge=0)
-    """Its number."""
+    """Id of the client."""
     start: int = Field(0, ge=0)
-    """The first round without it. One that joins late is away from 0."""
+    """First round of the absence; 0 for a client that joins late."""
     end: int | None = Field(None, ge=0)
-    """The first round with it again; None for good."""
+    """First round after the absence; None if it does not return."""
 
     @model_validator(mode="after")
     def _order(self) -> Away:
@@ -106,32 +97,28 @@ class Away(Section):
         return self
 
     def covers(self, t: int) -> bool:
-        """Whether it is away in round t."""
+        """Whether the client is absent in round t."""
         return self.start <= t and (self.end is None or t < self.end)
 
 
 class ChurnConfig(Section):
-    """`[churn]`: clients that join late, leave, or are gone for a while. A round never calls a client that is away."""
+    """`[churn]`: clients that join late, leave, or are absent for some rounds. An absent client gets no message."""
 
     away: tuple[Away, ...] = ()
-    """Who is away when. A client may be named several times."""
+    """Absences. A client may have several."""
 
     def present(self, clients: Sequence[int], t: int) -> tuple[int, ...]:
-        """The clients that are present in round t, in their order."""
-        gone = {a.client for a in self.away if a.covers(t)}
-        return tuple(i for i in clients if i not in gone)
+        """The clients that are present in round t, in the given order."""
+        absent = {a.client for a in self.away if a.covers(t)}
+        return tuple(i for i in clients if i not in absent)
 
     def check(self, clients: int, rounds: int, unseen: Sequence[int] = ()) -> None:
-        """Refuse an absence of an unknown client, and a round without any training client.
-
-        Raises:
-            ConfigError: with what to change.
-        """
+        """Raise ConfigError for an absence of an unknown client, or a round without training clients."""
         named = {a.client for a in self.away}
         if named and max(named) >= clients:
             raise ConfigError(f"away names client {max(named)}; valid ids are 0–{clients - 1}")
         training = sorted({*range(clients)} - {*unseen})
         if named.issuperset(training):
-            for t in sorted({a.start for a in self.away}):  # the round with the fewest begins an absence
+            for t in sorted({a.start for a in self.away}):  # the number present is lowest where an absence begins
                 if t < rounds and not self.present(training, t):
                     raise ConfigError(f"no client is present in round {t}: keep at least one client")

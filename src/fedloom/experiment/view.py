@@ -1,4 +1,4 @@
-"""A run at one moment, as its `live.json` has it, and whether that run still lives."""
+"""The schema of `live.json`, and whether its run is still alive."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedloom.core.errors import DataError
 
 FILE = "live.json"
 QUIET = 60.0
-"""Seconds without news after which a run on another machine shows no sign of life. A round may take longer."""
+"""Seconds without an update after which a run on another machine counts as silent, unless its rounds are slow."""
 CLOCK = 60.0
-"""Seconds by which the machine's clock may have been set since a process began."""
+"""Tolerance in seconds for changes of the machine's clock since a process started."""
 
 
 class _Shown(BaseModel):
@@ -30,7 +30,7 @@ class Member(_Shown):
 
     Attributes:
         up: whether it can be reached.
-        accuracy: its own at the last evaluation, if it has one.
+        accuracy: at the last evaluation, if any.
         sent, received: bytes of tensor data.
     """
 
@@ -51,7 +51,7 @@ class RecentFailure(_Shown):
 
 
 class Process(_Shown):
-    """Who runs it: a hash of the machine's name, the process's number, and when the machine had it begin."""
+    """The process of a run: a hash of the machine's name, its id, and its start as a Unix time."""
 
     host: str
     id: int = Field(gt=0, lt=1 << 31)
@@ -59,23 +59,23 @@ class Process(_Shown):
 
 
 class View(_Shown):
-    """A run at one moment.
+    """The progress of a run.
 
     Attributes:
-        state: of these words; who is killed has no time to change it, see `signs`.
-        words: why it failed, or what it was stopped at.
-        round: rounds done, of `rounds`.
-        started, updated, ends: Unix times; of this piece of a run that was resumed. `ends` is a guess.
-        pace: seconds a round.
-        measure: the accuracy that counts for the method.
+        state: a killed run stays "running", see `signs`.
+        words: why it failed or stopped.
+        round: completed rounds, of `rounds`.
+        started, updated, ends: Unix times, since the last resume; `ends` is an estimate.
+        pace: seconds per round.
+        measure: the main metric.
         accuracy: its mean over the parties at the last evaluation.
-        chance: the same of always answering the most frequent class.
-        points: (round, accuracy), at most some 200, evenly spaced ones and the last.
-        parties: the home first, if it is a party; at most a thousand, those that are down in any case.
-        up, of: how many parties can be reached, of how many.
-        bytes: of tensor data: `up` to the home, `down` from it, and `across` between the others.
+        chance: its chance level.
+        points: (round, accuracy), at most about 200, evenly spaced, with the last.
+        parties: the server first; at most 1,000, preferring unreachable ones.
+        up, of: number of reachable parties, and of all.
+        bytes: of tensor data: `up` to the coordinator, `down` from it, and `across` between the others.
         failures: calls without a usable reply; `mishaps` are the last of them.
-        engine: engine, workers and device, in a few words.
+        engine: engine, workers and device, as text.
     """
 
     state: Literal["running", "stopped", "finished", "failed"] = "running"
@@ -105,18 +105,16 @@ class View(_Shown):
 
 
 def read(folder: Path) -> View:
-    """What a run's folder shows.
+    """Read the `live.json` of a run folder.
 
     Raises:
-        DataError: it shows nothing, or not what a run writes.
+        DataError: it is missing, unreadable or invalid.
     """
     path = folder / FILE
     try:
         return View.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise DataError(
-            f"{folder} has no {FILE}, which a run writes from its start on; name the folder of a run or comparison"
-        ) from None
+        raise DataError(f"{folder} has no {FILE}: name the folder of a run or comparison") from None
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}") from None
     except ValidationError as error:
@@ -124,18 +122,17 @@ def read(folder: Path) -> View:
 
 
 def signs(view: View, now: float) -> tuple[bool, float | None]:
-    """Whether a run that should be under way is known to be gone, as its process is; and the seconds for which it has
-    shown no sign of life, or None if it does."""
+    """Whether the process of a running run is gone; and the seconds since its last update, or None if it is alive."""
     if view.state != "running":
         return False, None
-    quiet, there = max(0.0, now - view.updated), alive(view.process)
-    if there is None:
+    quiet, running = max(0.0, now - view.updated), alive(view.process)
+    if running is None:
         return False, quiet if quiet > max(QUIET, 3 * (view.pace or 0.0)) else None
-    return not there, None if there else quiet
+    return not running, None if running else quiet
 
 
 def alive(process: Process) -> bool | None:
-    """Whether a run's process is still there; None if it is one of another machine."""
+    """Whether a run's process still exists; None if it is on another machine."""
     if process.host != _host():
         return None
     born = _born(process.id)
@@ -143,12 +140,12 @@ def alive(process: Process) -> bool | None:
 
 
 def own_process() -> Process:
-    """This one."""
+    """The current process."""
     return Process(host=_host(), id=os.getpid(), born=_born(os.getpid()) or 0.0)
 
 
 def _host() -> str:
-    """Tells this machine, and a container on it that numbers processes of its own, from others without naming it."""
+    """A hash that identifies this machine, or container with its own process ids."""
     space = ""
     with contextlib.suppress(OSError):
         space = os.readlink("/proc/self/ns/pid")
@@ -156,8 +153,7 @@ def _host() -> str:
 
 
 def _born(process: int) -> float | None:
-    """When a process of this machine began, as a Unix time, which tells it from a later one of the same number; None if
-    there is none."""
+    """Start of a process as a Unix time, as ids are reused; None if it does not exist."""
     try:
         found = psutil.Process(process)
         return None if found.status() == psutil.STATUS_ZOMBIE else found.create_time()

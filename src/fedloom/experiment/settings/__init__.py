@@ -1,1 +1,1 @@
-"""The two ways in which parties share data, and what a run makes of each."""
+"""The horizontal and the vertical setting."""

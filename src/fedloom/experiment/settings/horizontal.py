@@ -1,4 +1,4 @@
-"""Parties that hold different rows with the same columns: a partitioned data set, or each party's private rows."""
+"""The horizontal setting: parties with different rows of the same columns, partitioned or private."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from fedloom.experiment.evaluate import (
     spread,
 )
 from fedloom.experiment.metrics import GLOBAL, OWN, TRAINING
-from fedloom.experiment.networks import architectures_of, group_sites, networks, replace_black_boxes
+from fedloom.experiment.networks import architectures_of, assign_groups, networks, replace_black_boxes
 from fedloom.experiment.plan import Metric, RunPlan
 from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final, over_clients
 
 
 class Horizontal:
-    """The setting of methods whose parties share columns and not rows."""
+    """The horizontal setting, see `Setting`."""
 
     exportable = False
-    own_data = "[data.form]", "say with [data.form] what they look like"
+    own_data = "[data.form]", "describe them with [data.form]"
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
-        """Refuse settings that mean nothing where parties hold rows: see `Setting`."""
+        """Refuse settings of the vertical setting."""
         if run.columns != ColumnsConfig():
             raise ConfigError(f"columns: {method.name} shares rows, not columns: leave the section out")
         if run.evaluate.attacks is not None:
@@ -58,16 +58,16 @@ class Horizontal:
         run.pretrained.check(method, server)
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
-        """One for each node; nothing is known without nodes."""
+        """One for each node; None without nodes."""
         return nodes
 
     def server_name(self, plan: RunPlan) -> str:
-        """The role of the server, if there is one."""
+        """The server's role, or "coordinator" without a server."""
         server = plan.server
         return (server.ROLE or type(server).__name__.lower()) if server is not None else "coordinator"
 
     def min_nodes(self, plan: RunPlan, nodes: int) -> int:
-        """What the method needs."""
+        """The method's `min_clients`."""
         return plan.method.min_clients
 
     # -- the plan --------------------------------------------------------------------------------------
@@ -81,17 +81,17 @@ class Horizontal:
         if run.data.own:
             data, own, public, tests = _private(run, files, at)
         else:
-            data, own, public, tests = _shared_out(run, files)
+            data, own, public, tests = _partitioned(run, files)
         if "public rows" in method.needs and run.data.own and files.public is None:
             file, example = (
                 "federation.toml" if at is None else "node.toml",
                 f'[data.{run.data.name}] public = "public.csv"',
             )
-            raise ConfigError(
-                f"{method.name} learns from rows that everybody holds: name the file in {file}, {example}"
-            )
+            raise ConfigError(f"{method.name} learns from public rows: name their file in {file}, {example}")
         if "public rows" in method.needs and not len(public.rows):
-            raise ConfigError(f"data.public: {method.name} learns from rows that everybody holds; give it some")
+            raise ConfigError(
+                f"data.public: {method.name} learns from public rows, and there are none: set it to 1 or more"
+            )
         assert data.dataset is not None
         architectures = architectures_of(run, method, data.dataset.kind)
         server_network, client_networks = networks(run, method, data.dataset, architectures)
@@ -118,7 +118,7 @@ class Horizontal:
         ]
         server, contexts = replace_black_boxes(run, method, data.dataset, architectures, server, contexts)
         if "architecture groups" in method.needs:
-            server, contexts = group_sites(server, contexts, client_networks, architectures)
+            server, contexts = assign_groups(server, contexts, client_networks, architectures)
         if "public rows at the server" in method.needs:
             server = replace(server, public=public)
         unseen = run.data.unseen_clients(run.seed)
@@ -127,22 +127,22 @@ class Horizontal:
     # -- evaluation ------------------------------------------------------------------------------------
 
     def main_measure(self, plan: RunPlan) -> str:
-        """On own rows in the method's first way, or on the global test set."""
+        """Accuracy on own rows in the method's first evaluation mode, or on the global test set."""
         return f"{OWN} {plan.cfg.eval_modes[0]}" if plan.cfg.eval_modes else GLOBAL
 
     def party_measures(self, plan: RunPlan) -> set[str]:
-        """The main measure, of the clients that train and of the others."""
+        """The main metric, over held-out and over training clients."""
         main = self.main_measure(plan)
         return {main, f"{main}{TRAINING}"}
 
     def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
-        """Every client by itself, on the global test set, on its own rows, and there in each of the method's ways; or,
-        where nobody else has its rows, by its own score."""
+        """Evaluate each client on the global test set, on its own rows, and there in each evaluation mode; with private
+        rows, by the scores that clients compute."""
         broadcast = plan.server.broadcast() if plan.server is not None else {}
         return _by_scores(plan, engine, broadcast) if plan.run.data.own else _by_predictions(plan, engine, broadcast)
 
     def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
-        """What `RunSummary` has of clients that predict one by one: accuracies, as they are and in each way."""
+        """The accuracies of `RunSummary`, without and in each evaluation mode."""
         measured = [groups(f"{OWN} {eval_mode}", eval_mode, plan) for eval_mode in plan.cfg.eval_modes]
         eval_modes = {
             metric.removeprefix(f"{OWN} "): over_clients(final, metric, parties, clients)
@@ -160,12 +160,12 @@ def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any])
     labels, classes = plan.data.labels, plan.data.classes
     looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
     looks += [(list(labels)[-1], eval_mode, f"{OWN} {eval_mode}") for eval_mode in plan.cfg.eval_modes]
-    for on, eval_mode, what in looks:
+    for on, eval_mode, metric in looks:
         seen = look(engine, labels[on], len(classes), on, eval_mode, broadcast)
         accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
-        for called, group in groups(what, eval_mode, plan).items():
+        for called, group in groups(metric, eval_mode, plan).items():
             yield from spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
-        if what == GLOBAL:
+        if metric == GLOBAL:
             yield "loss mean", float(seen.loss.mean()), ""
             if np.isfinite(seen.agreement):
                 yield "agreement", seen.agreement, ""
@@ -184,13 +184,13 @@ def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> I
 
 # -- assigning rows ----------------------------------------------------------------------------------------
 
-_Placed = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet, Callable[[int], Mapping[str, Rows]]]
-"""The assignment; functions that return the training rows of a client, or with None of the server, if they are on this
-machine; the public rows; and the test rows of a client by name."""
+_Assigned = tuple[DataAssignment, Callable[[int | None], Rows | None], PublicSet, Callable[[int], Mapping[str, Rows]]]
+"""The assignment; a function from a client, or None for the server, to its training rows, if here; the public rows; and
+a function from a client to its test rows by name."""
 
 
-def _shared_out(run: RunConfig, files: PrivateData) -> _Placed:
-    """All rows of a data set, in one pool."""
+def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
+    """The rows of a partitioned data set, in one pool."""
     dataset, shares = data_of(run, files)
     public, rows = public_hash(dataset, shares), _pool(dataset, run.engine.device)
     test, y = rows(shares.test), dataset.y
@@ -225,14 +225,14 @@ def _shared_out(run: RunConfig, files: PrivateData) -> _Placed:
     )
 
 
-def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Placed:
+def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns of a table are scaled by the public rows; without such, each party's by its own training rows.
+    Columns are standardised by the public rows, or without them by each party's own training rows.
 
     Raises:
-        ConfigError: a file is missing that the run needs here.
-        DataError: the rows are not of the run's form, or too few.
+        ConfigError: a required file is not named.
+        DataError: the rows do not fit the schema, or are too few.
     """
     assert run.data.form is not None
     form, name, device = run.data.form.form(), run.data.name, run.engine.device
@@ -289,32 +289,32 @@ def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
 
 
 def _held_out(run: RunConfig, own: Dataset, at: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """A party's rows to train on and to be tested on. The server trains on all of its."""
+    """Indices of a party's training and test rows. The server trains on all its rows."""
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
     data = run.data
     every, test = hold_out(own.y, own.test, seed=run.seed, fraction=data.test_fraction, limit=data.test_rows)
     train = np.setdiff1d(np.arange(len(own.y)), every)
     if not len(train) or not len(test):
-        raise DataError(f"{len(own.y)} rows are too few to train on some and be tested on others; add more.")
+        raise DataError(f"{len(own.y)} rows are too few to split into training and test rows: add more.")
     return train, test
 
 
 def _pool(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
-    """A function that gives some rows (n,) of the data set, all from one pool on this device."""
+    """A function from indices (n,) to rows of the data set, in one pool on this device."""
     every = rows_of(dataset.x, dataset, np.arange(len(dataset.y)), device, dataset.y)
     return lambda which: replace(every, index=torch.from_numpy(which).to(device))
 
 
 def data_of(run: RunConfig, files: PrivateData | None = None) -> tuple[Dataset, Split]:
-    """The data set of a run, and which party holds which of its rows.
+    """The data set of a run and its partition.
 
     Args:
-        run: the run.
-        files: its name on this machine; None for the run's.
+        run: the config.
+        files: the data set's location on this machine, if not the run's.
 
     Raises:
-        DataError: it can't be had or shared out as asked.
+        DataError: the data set can't be read or partitioned.
     """
     data, files = run.data, files or PrivateData()
     root = files.root or data.root
@@ -334,6 +334,6 @@ def data_of(run: RunConfig, files: PrivateData | None = None) -> tuple[Dataset, 
         test_rows=data.test_rows,
         own_test_rows=data.own_test_rows,
     )
-    # Columns are scaled by the server's rows, the same for all seeds; without, by what everybody holds, or all rows.
+    # Standardised by the server's rows, which are equal for all seeds; else by the public rows; else by all.
     known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))
     return dataset.standardised(known), shares

@@ -1,4 +1,4 @@
-"""Parties that hold different columns of the same rows: a data set that is cut, or files of their own."""
+"""The vertical setting: parties with different columns of the same rows, split or private."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from fedloom.experiment.result import Final, joint_scores
 from fedloom.experiment.settings.attacks import leaks
 
 ALIGNED, PARTIES = 200, 4
-"""Aligned rows and parties of a data set that is cut, where the config names no numbers."""
+"""Default numbers of aligned rows and parties of a data set that is split."""
 
 
 class Vertical:
-    """The setting of methods whose parties share rows and not columns. Party 0 runs beside the active party."""
+    """The vertical setting, see `Setting`. Party 0 is colocated with the active party."""
 
     exportable = True
     own_data = "columns.own", "set columns.own=true"
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
-        """Refuse settings that mean nothing where parties hold columns: see `Setting`."""
+        """Refuse settings of the horizontal setting."""
         for setting, given in (("server", run.data.server), ("unseen", run.data.unseen)):
             if given:
                 raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it out")
@@ -60,15 +60,15 @@ class Vertical:
             raise ConfigError(f"columns.own: {method.name} needs all rows in one place; leave it out")
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
-        """One more than nodes; or as many as there are files, or some."""
+        """One more than nodes; without nodes, the number of files, or `PARTIES`."""
         return (run.columns.number() or PARTIES) if nodes is None else nodes + 1
 
     def server_name(self, plan: RunPlan) -> str:
-        """The active party."""
+        """Always "active"."""
         return "active"
 
     def min_nodes(self, plan: RunPlan, nodes: int) -> int:
-        """All of them."""
+        """All nodes."""
         return nodes
 
     # -- the plan --------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Vertical:
     def build(
         self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
     ) -> RunPlan:
-        """The plan of a run: see `Setting`. Only the active party's rows have labels."""
+        """The plan of a run. Only the active party's rows have labels."""
         data, columns = _own_file(run, files, at or 0) if run.columns.own else _cut(run, method, files)
         pool = run.models.pool or EXTRACTORS[columns.kind]
         draws = stream(run.seed, "architectures").integers(len(pool), size=columns.parties)
@@ -91,7 +91,7 @@ class Vertical:
         )
         contexts = [replace(server, id=m) for m in range(columns.parties)]
         for m, view in columns.views.items():
-            contexts[m] = _site(run, cfg, contexts[m], view, architectures[m])
+            contexts[m] = _context(run, cfg, contexts[m], view, architectures[m])
         if columns.labels is not None:
             first, device = columns.views[0], run.engine.device
             known = np.full(len(first.x), -1)  # an unaligned row has none
@@ -102,23 +102,20 @@ class Vertical:
     # -- evaluation ------------------------------------------------------------------------------------
 
     def main_measure(self, plan: RunPlan) -> str:
-        """Of the one answer of all."""
+        """Accuracy of the joint prediction."""
         return GLOBAL
 
     def party_measures(self, plan: RunPlan) -> set[str]:
-        """In the method's first way: parties predict together, and alone only in ways that not every method has."""
+        """Accuracy in the method's first evaluation mode, in which parties predict alone."""
         return {f"{GLOBAL} {eval_mode}" for eval_mode in plan.cfg.eval_modes[:1]}
 
     def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
-        """The active party's predictions from what all parties contribute, and each party's own in the method's ways;
-        and what attacks find out about labels, if they are asked for."""
+        """Evaluate the joint prediction, each party alone in the evaluation modes, and attacks on labels."""
         labels, classes = plan.data.labels, plan.data.classes
         parts = _contributions(plan, engine, "test")
         probabilities, y = torch.softmax(decide(plan.server, parts), -1).cpu().numpy(), labels["test"][0]
         if not np.isfinite(probabilities).all():
-            raise MethodError(
-                "what the parties predict is not finite any more, as their training has diverged: lower params.lr"
-            )
+            raise MethodError("predictions are not finite, as training diverged: lower params.lr")
         found, rare = judge(probabilities, y), np.isin(y, plan.run.columns.rare)
         yield f"{GLOBAL} mean", found.accuracy, ""
         yield f"{GLOBAL} std", 0.0, ""
@@ -126,13 +123,13 @@ class Vertical:
         yield "balanced accuracy", found.balanced, ""
         if np.isfinite(found.auc):
             yield "auc", found.auc, ""
-        if rare.any() and not rare.all():  # apart: a mean over both hides that nothing rare is ever found
+        if rare.any() and not rare.all():  # a mean over both would hide a recall of 0
             right = probabilities.argmax(1) == y
             yield "seen accuracy", float(right[~rare].mean()), ""
             yield "rare recall", float(right[rare].mean()), ""
         yield from recalls(classes, found.recall)
         for eval_mode in plan.cfg.eval_modes:
-            for on, what in {"test": GLOBAL, "own": OWN}.items():
+            for on, metric in {"test": GLOBAL, "own": OWN}.items():
                 if on not in labels:
                     continue
                 replies = ask(engine, "predictions_alone", {"on": on}, check_predictions(labels[on]), every=True)
@@ -141,19 +138,19 @@ class Vertical:
                     for reply, y in zip(replies.values(), labels[on], strict=True)
                 ]
                 yield from (
-                    (f"{what} {eval_mode}", value, engine.name(i)) for i, value in zip(replies, each, strict=True)
+                    (f"{metric} {eval_mode}", value, engine.name(i)) for i, value in zip(replies, each, strict=True)
                 )
-                yield f"{what} {eval_mode} mean", float(np.mean(each)), ""
+                yield f"{metric} {eval_mode} mean", float(np.mean(each)), ""
         if plan.run.evaluate.attacks is not None:
             yield from leaks(plan, _contributions(plan, engine, "aligned"), engine.name)
 
     def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
-        """What `RunSummary` has of a joint prediction: its scores, each party's alone, and attacks."""
+        """The fields of `RunSummary` for a joint prediction: its scores, each party alone, and attacks."""
         return joint_scores(final, parties, plan.cfg.eval_modes)
 
 
 def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
-    """What all parties contribute for the rows named `on`: at nodes it must be like that of the colocated party."""
+    """The contributions of all parties for the rows `on`. Those of nodes must be like the colocated party's."""
 
     def check(i: int, parts: Mapping[int, Any]) -> None:
         message.check_finite(parts[i])
@@ -169,8 +166,7 @@ def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """The columns on this machine: views by party, the number of aligned rows, and their classes (N_a,) if they are
-    here."""
+    """The columns on this machine: views by party, the number of aligned rows, and their labels (N_a,), if here."""
 
     kind: str
     parties: int
@@ -180,7 +176,7 @@ class _Columns:
 
 
 def _cut(run: RunConfig, method: Method, files: PrivateData) -> tuple[DataAssignment, _Columns]:
-    """All parties' columns."""
+    """The columns of all parties, from a data set or files."""
     parties = parties_of(run, files, pooled="pooled rows" in method.needs)
     views, nothing = parties.views, digest("")
     truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
@@ -202,11 +198,11 @@ def _cut(run: RunConfig, method: Method, files: PrivateData) -> tuple[DataAssign
 
 
 def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssignment, _Columns]:
-    """The private columns of one party, for the rows that were matched.
+    """The private columns of one party, for its aligned rows.
 
     Raises:
-        ConfigError: nothing was matched, or no file is named here.
-        DataError: the file can't be used.
+        ConfigError: rows have not been matched, or no file is named here.
+        DataError: the file is invalid.
     """
     matched, label, name = files.matched, run.columns.label or "", run.data.name
     if files.rows is None:
@@ -220,7 +216,7 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
         raise DataError(f"{files.rows} has fewer rows than were matched: start a new run.")
     view, nothing = held.view(matched.aligned, matched.unaligned, matched.test, None), digest("")
     aligned, test, count = len(matched.aligned), len(matched.test), matched.classes
-    classes = held.classes or tuple(map(str, range(count)))  # elsewhere than where the labels are, numbers
+    classes = held.classes or tuple(map(str, range(count)))  # class names are only at the active party
     truth = () if party else (held.labels[matched.aligned], held.labels[matched.test])
     common = digest(f"{matched.mark}\n{count} {aligned} {test}")
     data = DataAssignment(
@@ -243,7 +239,7 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
 def _described(
     name: str, classes: tuple[str, ...], view: PartyView, truth: tuple[np.ndarray, ...], others: tuple[int, ...]
 ) -> dict[str, Any]:
-    """The columns of the active party, and how many rows the others have."""
+    """The active party's columns, and the number of rows of the others."""
     encoder = TableEncoder.from_dict(view.recipe)
     unknown = {"unaligned_counts": None, "gamma": None, "classes_held": None, "mid": None, "cosine": None}
     rows = {"aligned": len(view.aligned), "test": len(view.test), **unknown}
@@ -264,8 +260,8 @@ def _described(
     }
 
 
-def _site(run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str) -> ClientContext:
-    """What a party that holds these columns has."""
+def _context(run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str) -> ClientContext:
+    """The client context of a party with these columns."""
     device = run.engine.device
     own = {"own": rows_of(view.x, view, view.unaligned, device)} if len(view.unaligned) and not run.columns.own else {}
     return replace(
@@ -284,21 +280,23 @@ def _site(run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, arc
 
 
 def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool = False) -> VerticalDataset:
-    """What each party of a vertical federation holds: columns of a known data set, CSV files, or a manifest's pictures.
+    """The data of each party: columns of a data set, CSV files, or a manifest's images.
 
     Args:
-        run: the run.
+        run: the config.
         files: see `data_of`.
-        pooled: whether every row of every party counts as aligned and labelled; of a manifest, all that all have.
+        pooled: whether all rows are aligned and labelled; of a manifest, all rows that all parties have.
 
     Raises:
-        DataError, ConfigError: it can't be had or shared out as asked.
+        DataError, ConfigError: the data can't be read or split.
     """
     data, columns, files = run.data, run.columns, files or PrivateData()
     common: dict[str, Any] = {"seed": run.seed, "test_fraction": data.test_fraction, "test_rows": data.test_rows}
     if columns.files:
         if pooled:
-            raise ConfigError("columns.files: files do not hold all columns of every row, which pooled needs")
+            raise ConfigError(
+                "columns.files: files do not have all columns of every row, which this method needs: leave them out"
+            )
         from fedloom.data.party_files import from_files
 
         return from_files(
