@@ -241,11 +241,11 @@ def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match=r"set columns\.own=true"):
         build(run(method="split", params={}, models={}), PrivateData())
     for wrong, why in (
-        ({"partition": "iid"}, "leave partition out"),
+        ({"partition": "iid"}, "partition does not apply with form"),
         ({"server": 10}, "come from a file"),
         ({"form": {**FORM, "classes": ["one"]}}, "at least 2"),
-        ({"form": {**FORM, "classes": ["one", "one"]}}, "stands there twice"),
-        ({"form": {**FORM, "label": "a"}}, "the label not among them"),
+        ({"form": {**FORM, "classes": ["one", "one"]}}, "has a value twice"),
+        ({"form": {**FORM, "label": "a"}}, "columns without the label"),
         ({"form": {"kind": "image", "classes": ["one", "two"]}}, "images need a shape"),
     ):
         with pytest.raises(ConfigError, match=why):
