@@ -7,6 +7,7 @@ of each command. No hash is committed, because hashes differ between makes of pr
     python -m benchmarks.same_bits HEAD~1                   # local, workers, isolated
     python -m benchmarks.same_bits HEAD --engines all       # also batched, memory and ray
     python -m benchmarks.same_bits HEAD --methods fedal split --no-help
+    python -m benchmarks.same_bits fab73ae --renamed ways=eval_modes
 
 Ends with status 1 if anything differs.
 """
@@ -61,6 +62,9 @@ def main() -> int:
     parser.add_argument("commit", help="the version to compare the working tree with")
     parser.add_argument("--engines", nargs="+", choices=[*ENGINES, "all"], default=list(USUAL))
     parser.add_argument("--methods", nargs="+", metavar="NAME", help="default: all that are registered")
+    parser.add_argument(
+        "--renamed", nargs="+", default=[], metavar="OLD=NEW", help="keys of result.json that have another name now"
+    )
     parser.add_argument("--no-help", action="store_true", help="do not compare the help texts")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -93,6 +97,11 @@ def main() -> int:
             texts = {name: {} if asked.no_help else helps(tree) for name, tree in trees.items()}
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", other], cwd=ROOT, check=True)
+    renamed = dict(pair.split("=", 1) for pair in asked.renamed)
+    for entry in found["before"].values():
+        if "keys" in entry:
+            paths = (key.split(".") for key in entry["keys"])
+            entry["keys"] = sorted(".".join(renamed.get(part, part) for part in path) for path in paths)
     return report(found, "runs") + report(texts, "help texts") > 0
 
 
