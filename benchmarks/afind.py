@@ -50,7 +50,7 @@ class Job:
         self.engine = (BatchedEngine if batched else LocalEngine)(peers)
         form = {k: p.detach().to("meta") for k, p in sites_[0].build().named_parameters()}
         graph = {s.id: s.neighbours for s in sites_}
-        self.fed = Federation(self.engine, coordinator="coordinator", graph=graph, form=form)
+        self.fed = Federation(self.engine, coordinator="coordinator", graph=graph, param_shapes=form)
         self.t = 0
 
     def round(self) -> None:

@@ -50,7 +50,7 @@ class Job:
         parties = [method.client(self.cfg, context) for context in self.contexts]
         engine: Engine = BatchedEngine(parties) if batched else LocalEngine(parties)
         form = {k: p.detach().to("meta") for k, p in network().named_parameters()}
-        self.fed, self.method, self.t = Federation(engine, form=form), method, 0
+        self.fed, self.method, self.t = Federation(engine, param_shapes=form), method, 0
 
     def round(self) -> None:
         """The next one."""

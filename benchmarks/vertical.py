@@ -24,6 +24,7 @@ from fedloom.core.federation import Federation
 from fedloom.engines import LocalEngine
 from fedloom.methods import find
 from fedloom.methods.steps import class_means
+from fedloom.methods.vertical import steps
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import similarities, to_prototypes, transport_cost
 
@@ -56,7 +57,7 @@ class Job:
         self.cfg = method.configure(params=params)
         self.place, self.contexts = places(aligned)
         assert method.server is not None
-        self.home: Any = method.server(self.cfg, self.place)
+        self.active: Any = method.server(self.cfg, self.place)
         self.fed = Federation(
             LocalEngine([method.client(self.cfg, s) for s in self.contexts]), coordinator="active", colocated=(0,)
         )
@@ -69,7 +70,7 @@ class Job:
     def round(self) -> None:
         """The next one."""
         self.fed.round = self.t
-        for _ in self.method.round(self.fed, self.home, self.fed.engine.ids, self.cfg, self.t):
+        for _ in self.method.round(self.fed, self.active, self.fed.engine.ids, self.cfg, self.t):
             pass
         self.t += 1
 
@@ -77,10 +78,10 @@ class Job:
 def joint(job: Job) -> Callable[[], None]:
     """A pass of the joint network."""
     bottoms = [copy.deepcopy(job.party(m).net.module) for m in range(PARTIES)]
-    top = copy.deepcopy(job.home.net.module)
+    top = copy.deepcopy(job.active.net.module)
     aligned = job.place.aligned
     x = [s.rows.every[:aligned] for s in job.contexts]
-    y = job.home.labels()
+    y = steps.labels(job.active)
     whole = nn.ModuleList([*bottoms, top])
     optimiser = torch.optim.AdamW(whole.parameters(), lr=1e-3, weight_decay=1e-4)
 
@@ -97,7 +98,7 @@ def joint(job: Job) -> Callable[[], None]:
 
 def box(job: Job) -> Callable[[], None]:
     """A round of Proto-EVFL's algorithm box."""
-    cfg, aligned, y = job.cfg, job.place.aligned, job.home.labels()
+    cfg, aligned, y = job.cfg, job.place.aligned, steps.labels(job.active)
     extractors = [copy.deepcopy(job.party(m).net.module) for m in range(PARTIES)]
     data = [s.rows.every for s in job.contexts]
     each = [torch.optim.AdamW(e.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for e in extractors]
