@@ -117,7 +117,7 @@ def test_bundled_data_need_no_settings(name: str, fedloom: Callable[..., Done]) 
 def test_the_servers_own_model(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     """Trained on the server's rows, then taken by a run on the same data, and by no other."""
     assert "such as data.server=1000" in fedloom("pretrain", "--model", "mlp", code=2).stderr
-    assert "Name one of fedloom list models" in fedloom("pretrain", "-s", "data.server=300", code=2).stderr
+    assert "name one of fedloom list models" in fedloom("pretrain", "-s", "data.server=300", code=2).stderr
     (tmp_path / "my.toml").write_text(
         'method = "fedavg"\nrounds = 1\n[data]\nclients = 3\nserver = 300\n[pretrained]\nmodel = "mlp"\n'
     )
@@ -129,8 +129,8 @@ def test_the_servers_own_model(fedloom: Callable[..., Done], tmp_path: Path) -> 
         "data": {"name": "digits", "server": 300},
         "pretrained": {"file": "own.safetensors"},
     }
-    assert "is there already; add --force" in fedloom("pretrain", "my.toml", "--out", "own.safetensors", code=2).stderr
-    assert "--out takes a .safetensors file" in fedloom("pretrain", "my.toml", "--out", "own.pt", code=2).stderr
+    assert "already exists; add --force" in fedloom("pretrain", "my.toml", "--out", "own.safetensors", code=2).stderr
+    assert "--out must be a .safetensors file" in fedloom("pretrain", "my.toml", "--out", "own.pt", code=2).stderr
     fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "--seed", "5")
     other = fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "-s", "data.server=200", code=2)
     assert "may have seen the clients' or the test rows" in other.stderr
@@ -148,7 +148,7 @@ def test_a_page_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> Non
     page.write_text(page.read_text().replace('name="fedal"', 'name="mine"'))
     fedloom("run", "--method", "mine.py", "--rounds", "1", "--out", "r", *FAST)
     assert json.loads((tmp_path / "r" / "result.json").read_text())["method"] == "mine"
-    assert "is there already" in fedloom("copy", "fedal", "mine.py", code=2).stderr
+    assert "already exists" in fedloom("copy", "fedal", "mine.py", code=2).stderr
 
 
 def test_a_network_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> None:
@@ -161,15 +161,15 @@ def test_a_network_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> 
 
 
 def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    assert "why calls failed" not in fedloom("run", "fedmd", "--rounds", "1", *FAST).stdout
+    assert "call failures" not in fedloom("run", "fedmd", "--rounds", "1", *FAST).stdout
     done = fedloom("run", "fedmd", "--rounds", "4", "--out", "r", *FAST, "-s", "faults.crash=0.4")
-    assert "why calls failed  r/trouble.log" in done.stdout and (tmp_path / "r" / "trouble.log").exists()
+    assert "call failures  r/trouble.log" in done.stdout and (tmp_path / "r" / "trouble.log").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["run"], "what shall run?"),
+        (["run"], "nothing to run"),
         (["run", "fedall"], "Did you mean 'fedal'?"),
         (["run", "nowhere.toml"], "there is no file nowhere.toml"),
         (["run", "fedal", "-s", "params.tua=3", "-s", "sede=1"], "Did you mean 'tau'?"),
@@ -182,12 +182,12 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["run", "fedal", "--engine", "batched", "-s", "engine.memory_mb=3"], "memory_mb belongs to the engine local"),
         (["run", "fedal", "-s", "data.name=mnits"], "Did you mean 'mnist'?"),
         (["run", "fedal", "--resume"], "no run of 'fedal' in runs/"),
-        (["run", "--method", "nowhere.py"], "there is no file nowhere.py"),
+        (["run", "--method", "nowhere.py"], "nowhere.py does not exist"),
         (["compare", "fedal", "local", "--seeds", "a"], "--seeds takes numbers"),
         (["report", "nowhere"], "nowhere"),
         (["list", "mehtods"], "Did you mean 'methods'?"),
         (["data", "digits", "--clients", "5000"], "5000"),
-        (["copy", "fedal", "x.txt"], "must be a .py file"),
+        (["copy", "fedal", "x.txt"], "must end in .py"),
         (["runn"], "Did you mean 'run'?"),
         (["run", "fedal", "--bogus"], "--bogus"),
     ],
@@ -242,7 +242,7 @@ def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callabl
     assert process.returncode == 130
     assert errors == "Stopping after this epoch. Press Ctrl-C again to stop at once.\n"
     done = re.findall(r"^epoch (\d+)/400", shown, re.MULTILINE)[-1]
-    assert shown.endswith(f"the same command goes on after epoch {done}\n")
+    assert shown.endswith(f"the same command resumes after epoch {done}\n")
     assert f"\nepoch {int(done) + 1}/400" in fedloom(*command).stdout
 
 
@@ -279,8 +279,8 @@ def test_small_things() -> None:
         (["run", "search.toml"], "use fedloom sweep search.toml"),
         (["run", "folder.toml"], "folder.toml is a folder, not a file"),
         (["run", "fedal", "--out", "runs", "--resume"], "runs has files but no run to resume"),
-        (["data", "digits", "--plot", "who.xyz"], "--plot takes a file .png, .svg or .pdf, not who.xyz"),
-        (["data", "digits", "--plot", "nowhere/who.png"], "there is no folder nowhere"),
+        (["data", "digits", "--plot", "who.xyz"], "--plot must end in .png, .svg or .pdf, not who.xyz"),
+        (["data", "digits", "--plot", "nowhere/who.png"], "the folder nowhere does not exist"),
         (["certs", "--revoke", "--out", "fed"], "name those whose certificates"),
         (["certs", "a", "--out", "file"], "file is a file"),
     ],

@@ -99,7 +99,7 @@ def test_force_replaces_and_without_it_nothing_is_touched(fedloom: Callable[...,
 
 def test_nobody_in_common_is_said(fedloom: Callable[..., str], tmp_path: Path) -> None:
     text = fedloom("clinic.csv", "lab.csv", "--id", "patient", "--id", "x", "--out", "o")
-    assert "Nobody is in every file." in text
+    assert "No id is in every file." in text
     assert (tmp_path / "o" / "clinic.aligned.csv").read_bytes() == b"patient,age,note\r\n"
 
 

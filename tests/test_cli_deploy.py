@@ -68,7 +68,7 @@ def fedloom_(
 def test_from_a_run_to_predictions(fedloom_: Command) -> None:
     text = fedloom_("export runs/mine --out parties")
     assert [line.split()[0] for line in text.splitlines()[1:4]] == ["party-0", "party-1", "active"]
-    assert "they predict as the run does on 142 test rows" in text
+    assert "predictions match the run on 142 test rows" in text
     assert "add --force" in fedloom_("export runs/mine --out parties", code=2)
     fedloom_("export runs/mine --out parties --force")
 
@@ -110,7 +110,7 @@ def test_without_ids_it_is_said_that_nobody_checked(fedloom_: Command) -> None:
     for m, rows in enumerate(("clinic.csv", "lab.csv")):
         assert "No --id" in fedloom_(f"embed runs/mine/export/party-{m} {rows} --out e{m}")
     text = fedloom_("predict runs/mine/export/active -e 0=e0 -e 1=e1")
-    assert "their rows are not checked to be of the same people" in text
+    assert "whether their rows are of the same people was not checked" in text
 
 
 def test_mistakes_get_a_sentence(fedloom_: Command) -> None:
@@ -128,11 +128,11 @@ def test_mistakes_get_a_sentence(fedloom_: Command) -> None:
         ("embed parties/active lab.csv --out x", "is the folder of the active party"),
         ("embed parties/party-1 no.csv --out x", "no.csv cannot be read"),
         ("embed parties/party-1 lab.csv --id who --out x", "must have a column 'who'"),
-        ("embed parties/party-1 lab.csv --out lab.csv", "lab.csv exists already; add --force"),
+        ("embed parties/party-1 lab.csv --out lab.csv", "lab.csv already exists; add --force"),
         ("embed parties/party-1 lab.csv --out no/x", "the folder no does not exist"),
         ("embed parties/party-1 lab.csv --id note --out x", "30 of 30 rows share an id"),
         ("predict parties/party-1", "which predicts from its own rows"),
-        ("predict parties/party-1 lab.csv -e 0=e0", "embeddings go to the active party's folder"),
+        ("predict parties/party-1 lab.csv -e 0=e0", "use --embeddings with the active party's folder"),
         ("predict split/party-1 lab.csv", "split gives no party what it needs to predict alone"),
         ("predict parties/active", "give a file for each"),
         ("predict parties/active lab.csv -e 0=e0", "needs --id"),
@@ -141,7 +141,7 @@ def test_mistakes_get_a_sentence(fedloom_: Command) -> None:
         ("predict parties/active -e 0=e0 -e 1=s1", "was made with a folder of another export"),
         ("predict parties/active -e 1=e0", "holds embeddings of party 0, not of party 1"),
         ("predict parties/active -e 0=e0 -e 1=turned", "in another order"),
-        ("predict parties/active -e 0=lab.csv", "is no file of embeddings"),
+        ("predict parties/active -e 0=lab.csv", "is not a valid file of embeddings"),
         ("predict nowhere lab.csv", "nowhere is not a party's folder"),
     ]:
         said = fedloom_(line, code=2)

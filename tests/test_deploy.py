@@ -372,7 +372,7 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
         ([], "At least one row"),
         ([1, 2], "list of files"),
         ([tmp_path / "no.png"], "cannot be decoded"),
-        ({"path": ["a"]}, "This party takes pictures"),
+        ({"path": ["a"]}, "This party takes images"),
         (write_rows(tmp_path / "x.csv", {"file": np.array(["a"])}), "'path'"),
         (tmp_path / "list.npy", "can't be read"),
     ]:
@@ -449,7 +449,7 @@ def test_files_of_embeddings_must_belong_together(
     data = e1.read_bytes()
     for torn in (data[:-1], data[:40], b"", b"\0" * 64, data + b"x", proto.out.joinpath("active", STATE).read_bytes()):
         (tmp_path / "torn").write_bytes(torn)
-        refused("is no file of embeddings, or is incomplete", {tmp_path / "torn": None})
+        refused("is not a valid file of embeddings", {tmp_path / "torn": None})
     with pytest.raises(DataError, match="share an id"):
         write_embeddings(tmp_path / "twice", one.manifest, one.embed(rows), ["a"] * 50)
 

@@ -48,8 +48,8 @@ Overrides = Annotated[
     ),
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with an interrupted run; same results to the bit.")]
-Seed = Annotated[int | None, typer.Option(help="The seed that every random draw derives from.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run, with bit-identical results.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random draws.")]
 Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
 Engine = Annotated[
     str | None,
@@ -57,18 +57,20 @@ Engine = Annotated[
 ]
 Federation = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.toml", help="Run at the nodes of this federation: see fedloom certs and fedloom node."),
+    typer.Option(metavar="FILE.toml", help="Run on the nodes of this federation: see fedloom certs and fedloom node."),
 ]
-Workers = Annotated[int | None, typer.Option(min=1, help="Processes that run parties. They change no number.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Number of processes that run parties; results do not depend on it.")
+]
 Device = Annotated[str | None, typer.Option(help="A torch device, such as cpu or cuda.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.", is_eager=True)] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Options before the command."""
     if version:
         typer.echo(__version__)
         raise typer.Exit
@@ -81,7 +83,7 @@ def run(
         typer.Argument(metavar="[CONFIG.toml|NAME]", help="A file, an experiment, or a method: see fedloom list."),
     ] = None,
     method: Annotated[
-        str | None, typer.Option(metavar="NAME|FILE.py", help="Another method, or a page of your own.")
+        str | None, typer.Option(metavar="NAME|FILE.py", help="Another method, or your own page.")
     ] = None,
     settings: Overrides = None,
     seed: Seed = None,
@@ -94,7 +96,7 @@ def run(
     federation: Federation = None,
     track: Track = None,
 ) -> None:
-    """Run one method, or a whole comparison.
+    """Run a method or a comparison.
 
     [bold]fedloom run quickstart[/]
 
@@ -104,16 +106,16 @@ def run(
 
     [bold]fedloom run fedal --workers 4[/]  (or --engine auto, or --engine auto --device cuda)
 
-    [bold]fedloom run fedal --federation fed/federation.toml[/]  (at nodes beside their own data: fedloom certs)
+    [bold]fedloom run fedal --federation fed/federation.toml[/]  (on nodes beside their own data: fedloom certs)
 
     [bold]fedloom run my.toml --out runs/mine[/]  (and --resume after a Ctrl-C)
 
-    [bold]fedloom run --method mine.py[/]  (a page of your own: fedloom copy)
+    [bold]fedloom run --method mine.py[/]  (your own page: fedloom copy)
     """
     from fedloom.experiment.reading import read
 
     if config is None and method is None:
-        raise ConfigError("what shall run? Name a method, an experiment or a TOML file, such as: fedloom run fedal")
+        raise ConfigError("nothing to run: name a method, an experiment or a TOML file, such as: fedloom run fedal")
     flags = {"seed": seed, "rounds": rounds, "method": method, "engine": _engine(engine, workers, device, federation)}
     experiment = read(config or str(method), settings or (), flags)
     _work(experiment, config or str(method), folder, resume, track or ())
@@ -124,9 +126,11 @@ def compare(
     names: Annotated[list[str], typer.Argument(metavar="METHOD...", help="The first is compared with the others.")],
     base: Annotated[
         str | None,
-        typer.Option("--config", metavar="FILE.toml", help="Settings that all share; its method is ignored."),
+        typer.Option("--config", metavar="FILE.toml", help="Settings for all methods; the file's method is ignored."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="One run for each, such as 0,1,2 or 0-4.")] = "0",
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, with one run of each method for each, such as 0,1,2 or 0-4.")
+    ] = "0",
     settings: Overrides = None,
     rounds: Rounds = None,
     folder: Out = None,
@@ -154,25 +158,25 @@ def watch(
         Path | None,
         typer.Argument(metavar="[DIR]", help="The folder of a run or comparison. Default: the newest in runs/."),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Show it as it is now, and stop.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
-    page: Annotated[bool, typer.Option("--page", help="Serve a live page to this machine, until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0 for a free one.")] = 8470,
+    once: Annotated[bool, typer.Option("--once", help="Print the current status and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the current status as JSON and exit.")] = False,
+    page: Annotated[bool, typer.Option("--page", help="Serve a live page on this machine until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the page; 0 for a free port.")] = 8470,
 ) -> None:
-    """Watch a run under way: rounds, accuracy, who is up, bytes, failures; in the terminal or as a live page.
+    """Watch a running run: rounds, accuracy, parties, bytes and failures; in the terminal or as a live page.
 
     [bold]fedloom run fedal --out runs/mine[/]  (in one terminal)
 
-    [bold]fedloom watch runs/mine[/]  (in another; Ctrl-C ends the watching, not the run)
+    [bold]fedloom watch runs/mine[/]  (in another; Ctrl-C stops watching, not the run)
 
     [bold]fedloom watch --page[/]  (then open http://127.0.0.1:8470/ in a browser)
 
     [bold]fedloom watch runs/mine --once --json[/]  (for scripts)
 
-    The page is for this machine alone. To see it from another one: ssh -L 8470:127.0.0.1:8470 MACHINE.
+    The page is served on this machine only. To open it from another: ssh -L 8470:127.0.0.1:8470 MACHINE.
 
-    The command ends with the run: with status 0 if it is finished, with 1 if it failed, was stopped or was killed.
-    With --once or --json it ends at once, with the same status, and with 0 if the run still goes on.
+    The command exits with the run: with status 0 if it finished, 1 if it failed, was stopped or was killed. With --once
+    or --json it exits immediately, with the same status, and 0 if the run is still running.
     """
     from fedloom.report import watch as watching
 
@@ -202,9 +206,9 @@ def list_(
     ] = "methods",
     as_json: AsJson = False,
 ) -> None:
-    """Show what there is: methods, models, datasets, partitions, experiments or reproductions; or a method's settings.
+    """List methods, models, datasets, partitions, experiments or reproductions; or a method's settings.
 
-    [bold]fedloom list fedal[/]  (every -s params.… of FedAL)
+    [bold]fedloom list fedal[/]  (all settings -s params.… of FedAL)
     """
     from fedloom.cli import catalogue
 
@@ -223,14 +227,14 @@ def list_(
 @app.command()
 def data(
     name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A data set: see fedloom list datasets.")] = "digits",
-    clients: Annotated[int, typer.Option(help="How many share it.")] = 10,
-    partition: Annotated[str, typer.Option(help="How: see fedloom list partitions.")] = "dirichlet",
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 10,
+    partition: Annotated[str, typer.Option(help="Partition: see fedloom list partitions.")] = "dirichlet",
     settings: Overrides = None,
     seed: Seed = 0,
-    plot: Annotated[Path | None, typer.Option(help="Write the picture here (PNG, SVG or PDF).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a figure (PNG, SVG or PDF).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who would hold what: a table, and a picture with --plot.
+    """Show how a partition assigns rows to clients: a table, and a figure with --plot.
 
     [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
     """
@@ -259,11 +263,11 @@ def data(
             table.add_row(*row)
         out.print(table)
         if unseen:
-            out.print(f"in no round, only evaluated: {clients_named(unseen)}")
+            out.print(f"held out from training: {clients_named(unseen)}")
         out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
     if plot is not None:
         plot_counts(stats, plot)
-        out.print(f"picture  {plot}", soft_wrap=True)
+        out.print(f"figure  {plot}", soft_wrap=True)
 
 
 @app.command()
@@ -278,16 +282,17 @@ def align(
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="openmined: private set intersection. plain: compares ids, not private.")
     ] = "openmined",
-    force: Annotated[bool, typer.Option("--force", help="Replace results that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing results.")] = False,
 ) -> None:
-    """Find the persons whom several parties' CSV files share, and write each file's rows in one common order.
+    """Find the people that are in all parties' CSV files, and write each file's rows in one common order.
 
     [bold]fedloom align clinic.csv lab.csv --id patient --out aligned[/]
 
     [bold]fedloom align clinic.csv lab.csv --id patient --id subject_no --out aligned[/]
 
-    For each file: aligned/clinic.aligned.csv, whose row i is the same person in all, and aligned/clinic.unaligned.csv,
-    the rest. aligned/alignment.json has the counts and what each side learnt.
+    For each file: aligned/clinic.aligned.csv, whose row i is the same person in all files, and
+    aligned/clinic.unaligned.csv, the other rows. aligned/alignment.json has the counts, and the information that each
+    side learnt.
     """
     from rich.progress import Progress
 
@@ -309,27 +314,27 @@ def align(
         table.add_row(escape(party["name"]), *(f"{party[key]:,}" for key in ("rows", "aligned", "unaligned")))
     out.print(table)
     if not found["parties"][0]["aligned"]:
-        out.print("[bold]Nobody is in every file.[/] Do their id columns hold the same kind of id?")
+        out.print("[bold]No id is in every file.[/] Check that the id columns have the same kind of id.")
     out.print(f"what each side learnt ({found['backend']}):")
     for sentence in found["learnt"]:
         out.print(f"- {escape(sentence)}", soft_wrap=True)
     out.print(f"written  {folder}", soft_wrap=True)
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace existing files.")]
 Trust = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A network or method page of your own, whose code may be run. Repeatable."),
+    typer.Option(metavar="NAME", help="Your own network or method page, whose code may be executed. Repeatable."),
 ]
 
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of parties with columns.")],
-    folder: Annotated[Path | None, typer.Option("--out", help="Where the folders go. Default: RUN/export.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a vertical run.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: RUN/export.")] = None,
     force: Force = False,
 ) -> None:
-    """Write what each party of a run has learnt into a folder of its own, to be used on new rows.
+    """Export each party's trained model to a folder of its own, for use on new rows.
 
     [bold]fedloom run proto-evfl -s data.name=breast_cancer --out runs/mine[/]
 
@@ -347,12 +352,10 @@ def embed(
     folder: Annotated[Path, typer.Argument(metavar="PARTY_FOLDER", help="A party's folder, from fedloom export.")],
     rows: Annotated[
         Path,
-        typer.Argument(
-            metavar="ROWS.csv", help="New rows with the party's own columns; or a list of pictures, or .npy."
-        ),
+        typer.Argument(metavar="ROWS.csv", help="New rows with the party's own columns; or a list of images, or .npy."),
     ],
     target: Annotated[Path, typer.Option("--out", help="The file to write.")],
-    id_: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The column that says who a row is.")] = None,
+    id_: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The id column.")] = None,
     force: Force = False,
     trust: Trust = None,
 ) -> None:
@@ -360,11 +363,11 @@ def embed(
 
     [bold]fedloom embed parties/party-1 lab.csv --id patient --out e1.safetensors[/]
 
-    Columns may stand in any order, and others are passed over.
+    Columns may be in any order, and others are ignored.
 
-    With --id the file says in which order the people are, so that rows that don't match are refused; no id is in it.
+    With --id the file has a digest of the order of the people, so that mismatched rows are refused; it has no id.
 
-    Pictures: a CSV file that lists files, in the column path or one for each view; or uint8 (n, C, H, W) in a .npy.
+    Images: a CSV file that lists files, in the column path or one for each view; or uint8 (n, C, H, W) in a .npy.
     """
     from fedloom.cli import deploy
 
@@ -381,14 +384,14 @@ def predict(
         list[str] | None,
         typer.Option("--embeddings", "-e", metavar="N=FILE", help="A party's embeddings, from fedloom embed."),
     ] = None,
-    id_: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The column that says who a row is.")] = None,
+    id_: Annotated[str | None, typer.Option("--id", metavar="NAME", help="The id column.")] = None,
     target: Annotated[
-        Path | None, typer.Option("--out", help="A CSV file to write. Default: the first are shown.")
+        Path | None, typer.Option("--out", help="A CSV file to write. Default: print the first rows.")
     ] = None,
     force: Force = False,
     trust: Trust = None,
 ) -> None:
-    """Predict new rows: with all parties at the active one, or at one party alone.
+    """Predict new rows: jointly at the active party, or at one party alone.
 
     [bold]fedloom predict parties/active -e 0=e0.safetensors -e 1=e1.safetensors --out predictions.csv[/]
 
@@ -406,7 +409,7 @@ def predict(
 @app.command()
 def pretrain(
     config: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG.toml|NAME]", help="Whose data and model are meant.")
+        str | None, typer.Argument(metavar="[CONFIG.toml|NAME]", help="The config with the data and the model.")
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="NAME", help="A network: see fedloom list models, or package.module:factory.")
@@ -415,26 +418,23 @@ def pretrain(
     target: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("server.safetensors"),
     settings: Overrides = None,
     device: Device = None,
-    threads: Annotated[
-        int, typer.Option(min=1, help="Threads of the CPU. More are faster, and move the last digits.")
-    ] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads. More are faster, and change the last digits.")] = 1,
     force: Force = False,
 ) -> None:
-    """Train the server's own model on the server's own rows, as methods with a private pretrained model need it.
+    """Train a model on the server's own rows, for methods with a pretrained server model.
 
     [bold]fedloom pretrain --model resnet8 -s data.name=digits -s data.server=500[/]
 
     [bold]fedloom pretrain my.toml --model resnet8x4 --epochs 240 --out server.safetensors --device cuda[/]
 
-    The rows are data.server many, drawn before all others, the same for every seed: no client and no test has them.
-    The file remembers which they were, and a run whose server has others refuses it.
+    The data.server rows are drawn before all others and are the same for every seed; no client and no test has them.
+    The file stores their hash, and a run whose server has other rows refuses it.
 
-    After a Ctrl-C the same command goes on after the last epoch, to the same weights.
+    After a Ctrl-C the same command resumes after the last epoch, with the same final weights.
 
     Then: [bold]fedloom run my.toml -s pretrained.file=server.safetensors[/]
 
-    Without a file, a run whose pretrained.model names a network trains it by itself, once, and keeps it in
-    ~/.cache/fedloom/models.
+    Without a file, a run whose pretrained.model names a network trains it once and keeps it in ~/.cache/fedloom/models.
     """
     from fedloom.cli import pretrain
 
@@ -443,17 +443,17 @@ def pretrain(
 
 @app.command()
 def copy(
-    name: Annotated[str, typer.Argument(metavar="METHOD", help="The method to begin from.")],
-    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="Where the copy goes.")],
+    name: Annotated[str, typer.Argument(metavar="METHOD", help="The method to copy.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.py", help="The file to write.")],
 ) -> None:
     """Copy a method's page as the start of your own; run it with fedloom run --method FILE.py."""
     from fedloom import methods
 
     source = methods.source_of(name)
     if file.suffix != ".py":
-        raise ConfigError(f"the copy must be a .py file, not {file}")
+        raise ConfigError(f"FILE must end in .py, not {file}")
     if file.exists():
-        raise ConfigError(f"{file} is there already; choose another name")
+        raise ConfigError(f"{file} already exists; choose another name")
     file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     first = methods.load(file).name
     which = str(file) if first == name else f"{file}:{name}"
@@ -467,7 +467,7 @@ track.register(app)
 
 
 def main() -> NoReturn:
-    """The entry point: a person gets a sentence, not a traceback, for what is theirs to mend."""
+    """The entry point. Errors of fedloom are printed without a traceback."""
     import logging
 
     from rich.logging import RichHandler
@@ -478,10 +478,10 @@ def main() -> NoReturn:
             format="%(message)s",
             handlers=[RichHandler(console=err, show_time=False, show_path=False)],
         )
-    else:  # a line for each, however long: nobody knows how wide a file is
+    else:  # one line per message: a file has no width
         logging.basicConfig(level="WARNING", format="%(levelname)-8s %(message)s")
-    logging.getLogger("fedloom.pretraining").setLevel("INFO")  # it may take long, in the middle of a run
-    sys.path.insert(0, "")  # networks of one's own: models.pool=['mine:network'] beside the working folder
+    logging.getLogger("fedloom.pretraining").setLevel("INFO")  # pretraining may take long
+    sys.path.insert(0, "")  # for the user's networks in the working folder: models.pool=['mine:network']
     try:
         code = app(standalone_mode=False)
     except FedloomError as error:
@@ -498,7 +498,7 @@ def main() -> NoReturn:
         err.print(f"[bold red]error[/]  {escape(f'{error.strerror}{at}')}", soft_wrap=True)
         code = 1
     except Exception as error:
-        show = getattr(error, "show", None)  # click's own: a wrong option, a missing argument
+        show = getattr(error, "show", None)  # of click: an invalid option, a missing argument
         if show is None:
             raise
         show()
@@ -509,14 +509,14 @@ def main() -> NoReturn:
 def _engine(
     name: str | None, workers: int | None, device: str | None, federation: Path | None
 ) -> dict[str, Any] | None:
-    """The part of [engine] that flags give."""
+    """The values of [engine] that flags set."""
     place = None if federation is None else str(federation)
     given = {"name": name or (place and "net"), "workers": workers, "device": device, "federation": place}
     return {k: v for k, v in given.items() if v is not None} or None
 
 
 def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool, trackers: Sequence[str]) -> None:
-    """Do the runs with progress, then show the table and the report's path."""
+    """Execute the runs with a progress display, then print the table and the report's path."""
     from rich.progress import track
 
     from fedloom import report as reports
@@ -538,19 +538,17 @@ def _work(experiment: Experiment, called: str, folder: Path | None, resume: bool
                     experiment, folder, resume=resume, progress=progress.show, stop=stop, execute=execute
                 )
     except (Stopped, Interrupted) as stopped:
-        begun = (
-            f"with --out {folder} --resume goes on from there" if any(folder.glob("**/config.toml")) else "begins it"
-        )
+        begun = f"with --out {folder} --resume resumes it" if any(folder.glob("**/config.toml")) else "starts it again"
         err.print(f"{stopped}; the same command {begun}", soft_wrap=True)
         raise typer.Exit(130) from None
     show_comparison(found, out)
     if experiment.compare is None and "clients" in result.summary["accuracy"]:
-        who, of = len(result.summary["accuracy"]["clients"]), result.summary["clients"]
-        out.print(f"accuracy of {who} of {of} clients: the others were away at the end, or tell none")
+        counted, clients = len(result.summary["accuracy"]["clients"]), result.summary["clients"]
+        out.print(f"accuracy of {counted} of {clients} clients: the others were absent at the end, or report none")
     logs = [*folder.glob("trouble.log"), *sorted(folder.glob("*/trouble.log"))]
     if logs:
-        out.print(f"why calls failed  {', '.join(map(str, logs))}", soft_wrap=True)
-    if experiment.compare is not None:  # before the page that leads to them
+        out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)
+    if experiment.compare is not None:  # before the page that links to them
         every = found["runs"]
         for one in track(every, "a report of each run", console=out, disable=not out.is_terminal, transient=True):
             reports.write(folder / one["folder"])
@@ -574,16 +572,16 @@ def _folder(experiment: Experiment, called: str, folder: Path | None, resume: bo
     if not resume:
         return Path("runs") / (name if not last else f"{name}-{last + 1}")
     if not last:
-        raise ConfigError(f"there is no run of {name!r} in runs/ to resume; name its folder with --out")
+        raise ConfigError(f"no run of {name!r} in runs/ to resume; name its folder with --out")
     return taken[last]
 
 
 def _check_picture(plot: Path | None) -> None:
-    """Before any work."""
+    """Check the file name of a figure before any work."""
     if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise ConfigError(f"--plot takes a file .png, .svg or .pdf, not {plot}")
+        raise ConfigError(f"--plot must end in .png, .svg or .pdf, not {plot}")
     if plot is not None and not plot.parent.is_dir():
-        raise ConfigError(f"--plot: there is no folder {plot.parent}")
+        raise ConfigError(f"--plot: the folder {plot.parent} does not exist")
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What `fedloom list` shows: the registries as rows of plain values."""
+"""The registries as rows of plain values, for `fedloom list`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from fedloom.core.method import Method
 
 LONG = ("paper", "source", "public_set")
-"""What is left to --json."""
+"""Columns that only --json prints."""
 
 
 def rows(kind: str) -> list[dict[str, Any]]:
-    """One row for each thing of a kind; or, for a method's name, for each of its settings.
+    """One row for each entry of a registry; or, for a method's name, for each of its settings.
 
     Raises:
-        ConfigError: there is no such kind or method.
+        ConfigError: the name is neither a registry nor a method.
     """
     kinds = {
         "methods": _methods,
@@ -34,7 +34,7 @@ def rows(kind: str) -> list[dict[str, Any]]:
 
     known = registry()
     if kind not in known:
-        raise ConfigError(f"there is no list of {kind!r}.{did_you_mean(kind, [*kinds, *known])}")
+        raise ConfigError(f"unknown list {kind!r}.{did_you_mean(kind, [*kinds, *known])}")
     return _settings(known[kind])
 
 

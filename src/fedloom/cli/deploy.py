@@ -1,4 +1,4 @@
-"""The work of `fedloom export`, `embed` and `predict`, and what they print."""
+"""The commands `fedloom export`, `embed` and `predict`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedloom.deploy.folder import ACTIVE, read_manifest
 from fedloom.deploy.rows import read_rows
 
 SHOWN = 10
-"""Rows that are printed where no file is written."""
+"""Number of rows to print if no file is written."""
 
 
 def export(run: Path, target: Path | None, force: bool, out: Console) -> None:
@@ -37,8 +37,8 @@ def export(run: Path, target: Path | None, force: bool, out: Console) -> None:
     out.print(table)
     if found.round < found.rounds:
         unfinished = f"{found.round} of {found.rounds} rounds"
-        out.print(f"The run is not finished: these are its parties after {unfinished}.", soft_wrap=True)
-    out.print(f"verified: they predict as the run does on {found.tried} test rows")
+        out.print(f"The run is not finished: the parties are those after {unfinished}.", soft_wrap=True)
+    out.print(f"verified: predictions match the run on {found.tried} test rows")
     out.print(f"written  {found.folder}", soft_wrap=True)
 
 
@@ -54,7 +54,7 @@ def embed(
     out.print(f"party {party.number}: {len(values):,} rows, {values.shape[1]} numbers each")
     if ids is None:
         out.print(
-            "No --id: the active party can't check that all parties' rows are of the same people in one order.",
+            "No --id: the active party cannot check that all parties' rows are of the same people in the same order.",
             soft_wrap=True,
         )
     out.print(f"written  {target}", soft_wrap=True)
@@ -80,7 +80,7 @@ def predict(
         if rows is None or embeddings:
             raise ConfigError(
                 f"{folder} is the folder of one party, which predicts from its own rows: fedloom predict {folder} "
-                "ROWS.csv; embeddings go to the active party's folder"
+                "ROWS.csv; use --embeddings with the active party's folder"
             )
         party = load_party(folder, trust=trust)
         raw, ids = read_rows(rows, party.inputs, id)
@@ -117,13 +117,13 @@ def _jointly(
     parts, sure = collect_embeddings(active.manifest, dict(map(_named, embeddings)), ids)
     found = active.predict(parts)
     if ids is not None and len(ids) != len(found):
-        raise DataError(f"{rows} has {len(ids):,} rows, but {len(found):,} were embedded.")
+        raise DataError(f"{rows} has {len(ids):,} rows, but the embeddings have {len(found):,}.")
     out.print(
         f"all {len(active.manifest.needs)} parties together: {len(found):,} rows" if len(parts) > 1 else "one party"
     )
     if not sure:
         out.print(
-            "The embeddings were made without --id: their rows are not checked to be of the same people.",
+            "The embeddings were made without --id: whether their rows are of the same people was not checked.",
             soft_wrap=True,
         )
     return active.classes, found, ids
@@ -136,7 +136,7 @@ def _named(text: str) -> tuple[Path, int | None]:
 
 
 def _show(heading: str, names: Sequence[str], classes: Sequence[str], found: np.ndarray, out: Console) -> None:
-    """The first rows; with many classes only how sure the prediction is."""
+    """Print the first rows with the predicted class and its probability."""
     table = Table(escape(heading), "predicted", box=None, header_style="bold", pad_edge=False)
     table.add_column("probability", justify="right")
     rows = list(prediction_rows(names[:SHOWN], classes, found[:SHOWN], digits=3))
@@ -152,7 +152,7 @@ def _show(heading: str, names: Sequence[str], classes: Sequence[str], found: np.
 def _free(target: Path, force: bool) -> None:
     """Refuse to overwrite a file or folder."""
     if target.exists() and not (force and target.is_file()):
-        what = "exists already; add --force to replace it, or" if target.is_file() else "is a folder;"
-        raise ConfigError(f"{target} {what} choose another --out")
+        problem = "already exists; add --force to replace it, or" if target.is_file() else "is a folder;"
+        raise ConfigError(f"{target} {problem} choose another --out")
     if not target.absolute().parent.is_dir():
-        raise ConfigError(f"the folder {target.parent} does not exist; make it, or choose another --out")
+        raise ConfigError(f"the folder {target.parent} does not exist; create it, or choose another --out")

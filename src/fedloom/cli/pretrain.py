@@ -1,4 +1,4 @@
-"""The work of `fedloom pretrain`, and what it prints."""
+"""The command `fedloom pretrain`."""
 
 from __future__ import annotations
 
@@ -31,37 +31,35 @@ def pretrain(
     force: bool,
     out: Console,
 ) -> None:
-    """Train a model on a config's server rows, write it, and say what it is and how a run takes it."""
+    """Train a model on a config's server rows, write it, and print its accuracy and the settings to use it."""
     if target.is_dir() or target.suffix != ".safetensors":
-        raise ConfigError(f"--out takes a .safetensors file, not {target}")
+        raise ConfigError(f"--out must be a .safetensors file, not {target}")
     if target.exists() and not force:
-        raise ConfigError(f"{target} is there already; add --force to replace it, or choose another --out")
-    given: dict[str, Any] = {"file": None}  # of a config that is for the runs to come
+        raise ConfigError(f"{target} already exists; add --force to replace it, or choose another --out")
+    given: dict[str, Any] = {"file": None}  # a config may name the file to write
     given |= {k: v for k, v in {"model": model, "epochs": epochs}.items() if v is not None}
     flags = {"pretrained": given, "engine": None if device is None else {"device": device}}
     run = read(config or "local", settings, flags).run
     if not run.pretrained.to_train:
-        raise ConfigError("which network shall be trained? Name one of fedloom list models, such as --model resnet8x4")
+        raise ConfigError("no network to train: name one of fedloom list models, such as --model resnet8x4")
     dataset, shares = data_of(run)
     training = pretrained_of(run, dataset.kind).training(dataset, shares.server, run.engine.device)
     parameters = sum(p.numel() for p in training.build().parameters())
     norm = f", norm {training.resolved_norm}" if training.resolved_norm else ""
     out.print(
         f"[bold]{escape(training.model)}[/]: {parameters:,} parameters{norm}; {_rows(len(training.rows))} of "
-        f"{escape(dataset.name)}, which only the server has",
+        f"{escape(dataset.name)}, held by the server only",
         soft_wrap=True,
     )
     card = _trained(training, target, threads, out)
-    out.print(f"accuracy {card.accuracy:.1%} on {_rows(card.test_rows)} that it has not seen")
+    out.print(f"accuracy {card.accuracy:.1%} on {_rows(card.test_rows)} held out from training")
     out.print(f"written  {target}", soft_wrap=True)
     sections = {"data": {"name": run.data.name, "server": len(shares.server)}, "pretrained": {"file": str(target)}}
-    out.print(
-        f"Now let a run take it, on the same data:\n{tomli_w.dumps(sections)}", end="", markup=False, soft_wrap=True
-    )
+    out.print(f"Use it in a run on the same data:\n{tomli_w.dumps(sections)}", end="", markup=False, soft_wrap=True)
 
 
 def _trained(training: Training, target: Path, threads: int, out: Console) -> Card:
-    """Train with a bar in a terminal, or a line for each epoch in a log; a stop waits for the end of an epoch."""
+    """Train with a progress bar in a terminal, or a line per epoch in a log; a stop waits for the end of an epoch."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -76,7 +74,7 @@ def _trained(training: Training, target: Path, threads: int, out: Console) -> Ca
                 if not out.is_terminal:
                     out.print(f"epoch {epoch}/{epochs}  loss {loss:.3f}")
                 if stop() and epoch < epochs:
-                    out.print(f"the same command goes on after epoch {epoch}")
+                    out.print(f"the same command resumes after epoch {epoch}")
                     raise KeyboardInterrupt
 
             return train(training, target, show)

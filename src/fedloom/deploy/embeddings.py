@@ -1,7 +1,7 @@
 """Files exchanged after training: embeddings, which parties send to the active one, and tables of predictions.
 
 A file of embeddings is a message (`fedloom.core.message`). It names the party, the export, and the order of people as
-the SHA-256 of their ids: enough to refuse files that don't belong together, and no list of people.
+the SHA-256 of their ids: enough to refuse mismatched files, without a list of people.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Embeddings:
 
     Attributes:
         party: its number.
-        federation: of which export, see `PartyManifest`.
-        order: of the people, see `order_digest`; "" if they have no ids.
+        federation: identifies the export, see `PartyManifest`.
+        order: digest of the order of the people, see `order_digest`; "" without ids.
         values: (n, d) float32.
     """
 
@@ -46,10 +46,10 @@ class Embeddings:
 
 
 def order_digest(ids: Sequence[str], what: str = "The rows") -> str:
-    """The SHA-256 over all ids in turn, as `fedloom align` compares them: without case and surplus space.
+    """The SHA-256 over all ids in order, normalised as by `fedloom align`: without case and surplus space.
 
     Raises:
-        DataError: an id is missing or comes twice.
+        DataError: an id is missing or repeated.
     """
     return hashlib.sha256(b"".join(digests([ids], [what], [0])[0])).hexdigest()
 
@@ -60,25 +60,25 @@ def write_embeddings(
     """Write a party's embeddings (n, d) of people. The file has no ids, only the digest of their order.
 
     Raises:
-        DataError: the file can't be written, or an id is missing or comes twice.
+        DataError: the file cannot be written, or an id is missing or repeated.
     """
-    found = Embeddings(manifest.party or 0, manifest.federation, "" if ids is None else order_digest(ids), values)
+    result = Embeddings(manifest.party or 0, manifest.federation, "" if ids is None else order_digest(ids), values)
     tree: Tree = {
         "format": FORMAT,
-        "party": found.party,
-        "federation": found.federation,
-        "order": found.order,
+        "party": result.party,
+        "federation": result.federation,
+        "order": result.order,
         "embedded": torch.from_numpy(values),
     }
     _write(path, message.encode(tree, _LIMITS))
-    return found
+    return result
 
 
 def read_embeddings(path: Path) -> Embeddings:
     """The embeddings of a file.
 
     Raises:
-        DataError: it can't be read, or is not a file of embeddings.
+        DataError: it cannot be read, or is not a file of embeddings.
     """
     template: Template = {
         "format": str,
@@ -95,10 +95,10 @@ def read_embeddings(path: Path) -> Embeddings:
         raise DataError(f"{path} can't be read ({error.strerror}).") from None
     except MessageError as error:
         raise DataError(
-            f"{path} is no file of embeddings, or is incomplete ({error}); make it again with fedloom embed."
+            f"{path} is not a valid file of embeddings ({error}); create it again with fedloom embed."
         ) from None
     if tree["format"] != FORMAT:
-        raise DataError(f"{path} is no file of embeddings that this version reads; make it with fedloom embed.")
+        raise DataError(f"{path} is not a file of embeddings of this version; create it with fedloom embed.")
     return Embeddings(tree["party"], tree["federation"], tree["order"], tree["embedded"].numpy())
 
 
@@ -109,11 +109,11 @@ def collect_embeddings(
 
     Args:
         manifest: the active party's.
-        files: each with the number of the party that it should be from, if that is known.
-        ids: of the people, if they are known here.
+        files: each with the expected party number, or None.
+        ids: of the people, or None if unknown.
 
     Raises:
-        DataError: a file can't be read, or the files don't belong together.
+        DataError: a file cannot be read, or the files do not match.
     """
     found: dict[int, Embeddings] = {}
     for path, party in files.items():

@@ -30,22 +30,22 @@ from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
 
 TRIED = 256
-"""Most test rows on which folders are compared with the run."""
+"""Maximum number of test rows on which folders are compared with the run."""
 CLOSE = 1e-5
 """Tolerance of probabilities, and of embeddings relative to their largest number."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What an export wrote.
+    """The result of an export.
 
     Attributes:
-        folder: where.
+        folder: the target.
         sizes: bytes of each folder by its name.
         models: each party's network by its folder's name.
-        round, rounds: rounds that were done, and planned.
+        round, rounds: completed and planned rounds.
         alone: whether a party can predict alone.
-        tried: test rows on which the folders predict as the run does.
+        tried: number of test rows on which the folders' predictions match the run.
     """
 
     folder: Path
@@ -60,18 +60,18 @@ class Exported:
 def export(run: str | Path, out: str | Path | None = None, *, force: bool = False) -> Exported:
     """Write one folder for each party of a run: `party-0`, `party-1`, …, and `active` with the classifier.
 
-    Each holds what its owner needs after training, and nothing of another party: no rows, labels, weights or
-    prototypes. The state is that of the run's newest checkpoint; each folder is loaded and compared with it.
+    Each holds the trained state of its owner, and nothing of another party: no rows, labels, weights or prototypes. The
+    state is that of the run's newest checkpoint; each folder is loaded and compared with it.
 
     Args:
-        run: a run's folder. Its data must still be there, because the recipes are computed from it.
+        run: a run's folder. Its data must still exist, because the recipes are computed from it.
         out: None for `export` in the run's folder.
         force: replace existing folders once the new ones are verified, and remove those of other parties.
 
     Raises:
-        ConfigError: the run's method is not vertical, or folders exist already.
-        CheckpointError: the run has no usable checkpoint.
-        FedloomError: the run can't be rebuilt.
+        ConfigError: the run's method is not vertical, or folders already exist.
+        CheckpointError: the run has no valid checkpoint.
+        FedloomError: the run cannot be rebuilt.
     """
     run, target = Path(run), Path(run) / "export" if out is None else Path(out)
     config = _config(run)
@@ -80,9 +80,9 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
     done, states = _saved(run, plan)
     contributors = plan.method.contributors or tuple(range(len(plan.clients)))
     names = [*(f"party-{m}" for m in contributors), ACTIVE]
-    there = [name for name in names if (target / name / MANIFEST).exists()]
-    if there and not force:
-        raise ConfigError(f"{target / there[0]} exists already; add --force to replace it, or choose another --out")
+    existing = [name for name in names if (target / name / MANIFEST).exists()]
+    if existing and not force:
+        raise ConfigError(f"{target / existing[0]} already exists; add --force to replace it, or choose another --out")
     parties = _restored(plan, states, contributors)
     embedded = {m: _embeddings(plan, party) for m, party in parties.items() if m is not None}
     inputs: dict[int | None, Any] = {None: None, **{m: _input_spec(plan, m) for m in embedded}}
@@ -101,7 +101,7 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
         "width": next(iter(embedded.values())).shape[1],
         "classes": plan.data.classes,
     }
-    with _staging(target) as staging:  # folders that predict otherwise than the run must not replace others
+    with _staging(target) as staging:  # only verified folders replace others
         for name, m, tensors in zip(names, parties, data, strict=True):
             own = {"role": ACTIVE if m is None else "party", "party": m, "inputs": inputs[m]}
             folders.write(staging / name, {**common, **own}, tensors)
@@ -132,7 +132,7 @@ def _staging(target: Path) -> Iterator[Path]:
 
 
 def _install(staging: Path, target: Path, names: Sequence[str]) -> None:
-    """Move the new folders into place, and remove those that an earlier export wrote for other parties."""
+    """Move the new folders into place, and remove folders of other parties from an earlier export."""
     try:
         for card in target.glob(f"party-*/{MANIFEST}"):
             if card.parent.name not in names:

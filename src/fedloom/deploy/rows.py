@@ -1,4 +1,4 @@
-"""New raw rows, from files or memory, to the inputs of a party's network."""
+"""Encodes new raw rows, from files or memory, as inputs of a party's network."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ or one for each view, that lists them."""
 
 
 def check_inputs(inputs: InputSpec) -> None:
-    """Check that a recipe gives rows of the shape that the network takes.
+    """Check that a recipe gives rows of the network's input shape.
 
     Raises:
-        DataError, KeyError, TypeError, ValueError: the recipe is damaged.
+        DataError, KeyError, TypeError, ValueError: the recipe is invalid.
     """
     recipe, shape = inputs.recipe, inputs.shape
     kind = recipe["kind"]
@@ -53,10 +53,10 @@ def check_inputs(inputs: InputSpec) -> None:
 
 
 def read_rows(path: Path, inputs: InputSpec, id: str | None = None) -> tuple[RawRows, list[str] | None]:
-    """The rows of a file, and the ids in the column `id`, if there is one to carry along.
+    """The rows of a file, and the ids in the column `id`, if it is given.
 
     Raises:
-        DataError: the file can't be read, or a column is missing.
+        DataError: the file cannot be read, or a column is missing.
     """
     if path.suffix == ".npy":
         if id is not None:
@@ -84,13 +84,13 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
     """(n, *shape) of new rows, n >= 1, float32 columns or uint8 pixels, as `PartyView.x` holds them.
 
     Raises:
-        DataError: they don't fit the party.
+        DataError: the rows do not fit the party.
     """
     if isinstance(rows, str | os.PathLike):
         rows, _ = read_rows(Path(rows), inputs)
     if inputs.recipe["kind"] != "table":
         if hasattr(rows, "keys"):
-            raise DataError("This party takes pictures: a uint8 array (n, C, H, W) or files, not columns of a table.")
+            raise DataError("This party takes images: a uint8 array (n, C, H, W) or files, not columns of a table.")
         x = _encode_pictures(inputs, rows if isinstance(rows, np.ndarray) else list(rows))  # type: ignore[arg-type]
     elif hasattr(rows, "keys"):
         columns: Any = rows
@@ -111,7 +111,7 @@ def _encode_table(recipe: Mapping[str, Any], rows: Mapping[str, Any]) -> np.ndar
 
 
 def _column_values(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
-    """(n,) numbers, or text and None, from whatever a column of a data frame or a list holds."""
+    """(n,) numbers, or text and None, from a column of a data frame or a list."""
     if values.ndim != 1:
         raise DataError(f"Column {rule.name!r} must be a list of values, one for each row, not {values.shape}.")
     words = isinstance(rule, OneHot)
