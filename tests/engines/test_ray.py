@@ -559,7 +559,7 @@ def test_a_node_without_fedloom_is_said(cluster: Cluster, monkeypatch: pytest.Mo
 def test_what_cant_be_sent_is_said(cluster: Cluster) -> None:
     lock = threading.Lock()
     builders = [partial(Talker, None, ClientContext(id=0, network=lambda: lock))]
-    with pytest.raises(EngineError, match="no open files, locks or the like"):
+    with pytest.raises(EngineError, match="keep open files and locks out of its class"):
         on(cluster, workers=1)(builders)
     assert not ray.is_initialized()
     with pytest.raises(EngineError, match=r"each builder must be partial\(class, cfg, context\)"):
