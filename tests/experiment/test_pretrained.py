@@ -512,7 +512,7 @@ def test_a_model_of_another_table_keeps_its_own_scale(tmp_path: Path) -> None:
         ({"epochs": 3, "lr": 0.1}, "^pretrained: epochs, lr say how a model is trained: name one with model"),
         (
             {"model": "hf:some/vit", "norm": "batch"},
-            "hf:some/vit is read as it was published: leave file and norm out",
+            "hf:some/vit is a published model: leave file and norm out",
         ),
         ({"model": "torchvision:resnet50", "epochs": 3}, "epochs say how a model is trained"),
         ({"model": "mlp", "lr": 0}, r"pretrained\.lr: "),

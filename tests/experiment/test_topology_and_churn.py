@@ -179,7 +179,7 @@ def test_a_bad_file_of_links_is_told_with_its_line(tmp_path: Path) -> None:
     links = tmp_path / "links.csv"
     for content, text in (
         (b"0,1\n2,6\n", "links.csv: line 2 links '2,6', but the ids of the 6 peers"),
-        (b"\xff\xfe", "is no text"),
+        (b"\xff\xfe", "not UTF-8 text"),
     ):
         links.write_bytes(content)
         with pytest.raises(ConfigError, match=text):

@@ -370,9 +370,15 @@ def test_a_run_under_way_knows_its_unseen_clients(page: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"unseen": [6]}, "other clients than its 6"),
-        ({"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 7]}}}, "other clients"),
-        ({"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1]}}}, "as many values"),
+        ({"unseen": [6]}, "client ids must be 0–5"),
+        (
+            {"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 7]}}},
+            "client ids must be",
+        ),
+        (
+            {"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1]}}},
+            "must have one value for each of 1 clients",
+        ),
         (
             {"eval_modes": {"1 step": {"mean": 1, "std": 0, "per_client": [1, 1], "clients": [1, 2]}}},
             "training clients",

@@ -1,4 +1,4 @@
-"""One party of a run, built at a node; and the facts that coordinator and node compare before any work."""
+"""Builds one party at a node, and compares the facts that coordinator and node must share."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from fedloom.experiment.private import PrivateData
 from fedloom.models import external
 
 SHOWN = 60
-"""Characters of a value that a difference shows."""
+"""Maximum characters of a value in a message."""
 HASH = re.compile(r"[0-9a-f]{64}")
-"""A SHA-256, of which a difference shows the beginning."""
+"""A SHA-256, shown shortened."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,9 @@ class NodeParty:
     """A party at a node.
 
     Attributes:
-        facts: plain values in which coordinator and node must agree; none is private.
+        facts: plain values that must be equal at coordinator and node; none is private.
         own: whether its rows are private.
-        counts: of a party with private rows or columns: the numbers of rows (or of aligned rows) that it trains on, and
-            that it is tested on; None for a part of a known data set.
+        counts: numbers of training (or aligned) rows and of test rows, of private data; None for a data set.
     """
 
     party: Party[Any]
@@ -53,17 +52,17 @@ def build_party(
     device: str = "cpu",
     secret: int | None = None,
 ) -> NodeParty:
-    """Make one party of a run as `for_nodes` gives it: no other party, no server, and nothing of a server's model.
+    """Build one party of a run, without a server or other parties.
 
     Args:
-        run: as the coordinator sent it.
+        run: from the coordinator, see `for_nodes`.
         number: of the party.
         files: the party's data on this machine; None for the run's own names.
-        device: a torch device, here.
+        device: a torch device.
         secret: see `ClientContext`.
 
     Raises:
-        ConfigError, DataError, ModelError: there is no such party, or it can't be made here.
+        ConfigError, DataError, ModelError: the party does not exist, or can't be built here.
     """
     method, cfg, rounds, setting = resolve(run, at_node=True)
     if not 0 <= number < run.data.clients:
@@ -86,7 +85,7 @@ def _counts(run: RunConfig, context: ClientContext) -> tuple[int, int] | None:
 
 
 def expected(plan: RunPlan, number: int) -> dict[str, Any]:
-    """The `facts` of a node at which party `number` of this plan is."""
+    """The `facts` that the node of party `number` must have."""
     return _facts(for_nodes(plan).model_copy(update={"method": plan.run.method}), plan, number)
 
 
@@ -104,26 +103,26 @@ def _facts(run: RunConfig, plan: RunPlan, number: int) -> dict[str, Any]:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], own: str = "") -> list[str]:
-    """A sentence for each fact in which coordinator and node differ, with both values.
+    """A message for each fact that differs, with both values.
 
     Args:
-        mine: the coordinator's.
-        theirs: a node's.
-        own: what the run calls its data where each party has rows of its own, else empty.
+        mine: facts of the coordinator.
+        theirs: facts of a node.
+        own: the run's `data.name` if rows are private, otherwise "".
     """
     keys = list(dict.fromkeys([*mine, *theirs]))
     different = [key for key in keys if mine.get(key) != theirs.get(key)]
-    found = []
+    messages = []
     if own and "public" in different:
         mend = f"copy the file that [data.{own}] public names once more"
         both = _both(mine.get("public"), theirs.get("public"))
-        found = [f"its public rows are not the coordinator's: {mend} ({both})"]
+        messages = [f"its public rows are not the coordinator's: {mend} ({both})"]
         different = [key for key in different if key not in ("public", "data")]  # data is a hash of public too
-    return found + [f"{key[:SHOWN]}: {_both(mine.get(key), theirs.get(key))}" for key in different]
+    return messages + [f"{key[:SHOWN]}: {_both(mine.get(key), theirs.get(key))}" for key in different]
 
 
 def _both(mine: Any, theirs: Any) -> str:
-    """Two values that differ; of lists their lengths and the first entries that do."""
+    """Two different values; of lists, their lengths and the first different entries."""
     if isinstance(mine, list) and isinstance(theirs, list):
         pairs = zip([*mine, None], [*theirs, None], strict=False)
         at, (one, other) = next((k, pair) for k, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -139,7 +138,7 @@ def _short(value: Any) -> str:
 
 
 def config_sha256(run: RunConfig, cfg: Any) -> str:
-    """Of all settings that can move a number, so not of where data lie; and of the method's page if it is one's own."""
+    """SHA-256 of all settings that affect results, and of the method's page if it is the user's own."""
     left_out = {"engine", "name", "preset", "params", "method"}
     page = Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py")
     method = page.read_bytes() if run.method_is_file else run.method.encode()
@@ -149,16 +148,16 @@ def config_sha256(run: RunConfig, cfg: Any) -> str:
 
 
 def for_nodes(plan: RunPlan) -> RunConfig:
-    """The config that is sent to nodes: without anything that exists on this machine alone, such as a path.
+    """The config for nodes, without local paths.
 
     Raises:
-        ConfigError: it can't do without.
+        ConfigError: it depends on a local file.
     """
     return sent(plan.run, plan.method, plan.data.dataset)
 
 
 def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
-    """The same without a plan: `known` is the data set, or what is known of it."""
+    """See `for_nodes`. `known`: the data set or its schema."""
     for setting, wrong, mend in (
         ("columns.files", run.columns.files, "set columns.own=true instead: then each node names its own file"),
         ("columns.manifest", run.columns.manifest, "parties with pictures of their own can't be at nodes yet"),
@@ -175,12 +174,12 @@ def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig
 
 
 def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
-    """A sentence for each setting by which somebody else's config would run code here, read files, or load from the
-    network. `data.name` is not checked: nodes map it to their own data.
+    """A message for each setting with which a received config would run code, read files, or download models here.
+    `data.name` is not checked, as nodes map it to their own data.
 
     Args:
         run: the config.
-        allowed: factories, partitions and models that it may name.
+        allowed: names of permitted factories, partitions and models.
     """
     model = run.pretrained.model or ""
     names = [("models.pool", name) for name in run.models.pool or ()]

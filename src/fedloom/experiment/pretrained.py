@@ -1,5 +1,5 @@
-"""`[pretrained]`: a model that the server alone has. It comes from a file, from training on the server's own rows, or
-from those who published it; here it is looked at before any work, and read when a method asks for it.
+"""`[pretrained]`: the server's pretrained model, from a file, from training on the server's rows, or a published one.
+It is checked before any work and loaded when a method uses it.
 """
 
 from __future__ import annotations
@@ -30,38 +30,38 @@ from fedloom.models.parts import Norm
 from fedloom.models.rescaled import Level, Rescaled
 
 AUTO = "auto"
-"""In place of a model's name: the clients' network."""
+"""As the name of a model: the clients' network."""
 SEED = int(stream(0, "encoder's weights").integers(2**31))
-"""Of an encoder's first weights."""
+"""Seed of an encoder's initial weights."""
 TRAINING = ("epochs", "lr", "batch_size", "seed")
-"""Settings of a training, which mean nothing where the model is there already."""
+"""Settings of training, which do not apply to existing models."""
 
 
 class PretrainedConfig(Section):
-    """`[pretrained]`: the server's own model: a file, or one that is trained on the server's rows before the run."""
+    """`[pretrained]`: the server's pretrained model: a file, a published model, or one trained on the server's rows."""
 
     file: str | None = None
-    """A safetensors file, such as `fedloom pretrain` writes. A plain one of a state dict needs `model` and `norm`."""
+    """A safetensors file, as `fedloom pretrain` writes it. A plain one of a state dict needs `model` and `norm`."""
     model: str | None = None
-    """What to train on the server's rows: a name of `fedloom list models`, or `package.module:factory`; "auto" is the
-    network of models.pool, or the one that clients have by default if it has several. Or a published model:
-    `torchvision:NAME`, `hf:NAME`, `hf:FOLDER` (extra vision). None is "auto" where a method of the experiment needs a
-    pretrained model, and data.server is not 0."""
+    """A network to train on the server's rows: a name from `fedloom list models`, or `package.module:factory`; "auto":
+    the network of models.pool, or the default one if it has several. Or a published model: `torchvision:NAME`,
+    `hf:NAME`, `hf:FOLDER` (extra vision). None: "auto" if a method of the experiment needs a pretrained model and
+    data.server is not 0."""
     norm: Literal["group", "batch", "none"] | None = None
     """Normalisation; None for the network's default, or that of models.norm for "auto"."""
     epochs: int = Field(20, ge=1)
     """Passes over the server's rows."""
     lr: float = Field(0.05, gt=0)
-    """Rate of SGD; a tenth of it after 5/8, 6/8 and 7/8 of the epochs."""
+    """Learning rate of SGD, divided by 10 after 5/8, 6/8 and 7/8 of the epochs."""
     batch_size: int = Field(64, ge=1)
-    """Rows of a batch."""
+    """Batch size."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Of the training. The run's seed has no part in it, so that one model serves all seeds."""
+    """Seed of the training, independent of the run's seed, so that all seeds use one model."""
 
     @field_validator("file")
     @classmethod
     def _whole(cls, file: str | None) -> str | None:
-        """A path that means the same file wherever the config is read again."""
+        """Make the path absolute, as the config may be read from another folder."""
         return (
             None if file is None else str(Path(os.path.expanduser(file)).absolute())
         )  # Path's own raises for users unknown
@@ -76,7 +76,7 @@ class PretrainedConfig(Section):
     def _one_source(self) -> PretrainedConfig:
         published = self.model is not None and external.is_external(self.model)
         if published and (self.file is not None or self.norm is not None):
-            raise ValueError(f"{self.model} is read as it was published: leave file and norm out")
+            raise ValueError(f"{self.model} is a published model: leave file and norm out")
         if published and self.changed:
             raise ValueError(self._untrained)
         if self.norm is not None and ":" in (self.model or ""):
@@ -89,7 +89,7 @@ class PretrainedConfig(Section):
 
     @property
     def changed(self) -> list[str]:
-        """Settings of the training that are not as they usually are; a resolved config writes all of them out."""
+        """Settings of the training that differ from their defaults; a saved config contains all settings."""
         return [name for name in TRAINING if getattr(self, name) != type(self).model_fields[name].default]
 
     @property
@@ -103,10 +103,10 @@ class PretrainedConfig(Section):
         return self.file is None and self.model is not None and not external.is_external(self.model)
 
     def like(self, network: str, norm: Norm | None) -> PretrainedConfig:
-        """The same with a clients' network and its norm in place of "auto".
+        """The section with a clients' network and its norm in place of "auto".
 
         Raises:
-            ConfigError: a norm is asked for, and the network is the user's own.
+            ConfigError: a norm is set for a network of the user.
         """
         if self.model != AUTO:
             return self
@@ -115,14 +115,14 @@ class PretrainedConfig(Section):
         return self.model_copy(update={"model": network, "norm": self.norm or norm})
 
     def check(self, method: Method, server: bool) -> None:
-        """Refuse settings that contradict each other, before anything is read.
+        """Refuse contradictory settings, before anything is read.
 
         Args:
             method: of the run.
-            server: whether its server has rows.
+            server: whether the server has rows.
 
         Raises:
-            ConfigError: with what to change.
+            ConfigError: the settings contradict each other.
         """
         if not self.given and self.norm is not None:
             raise ConfigError("pretrained: norm says how a model is made: name one with model")
@@ -145,7 +145,7 @@ class PretrainedConfig(Section):
             )
 
     def training(self, dataset: Dataset, rows: np.ndarray, device: str) -> Training:
-        """What `to_train` asks for: the model, by its name, on the server's rows (n,) of the run's data set."""
+        """The training of the model on the server's rows (n,) of a data set."""
         assert self.model not in (AUTO, None)
         settings = {name: getattr(self, name) for name in TRAINING}
         return Training(dataset, rows, self.model, self.norm, **settings, device=device)
@@ -153,12 +153,12 @@ class PretrainedConfig(Section):
 
 @dataclass(frozen=True)
 class Pretrained:
-    """The server's model in a run.
+    """The server's pretrained model in a run.
 
     Attributes:
-        teacher: makes it, with its weights, at each call.
-        encoder: makes the same architecture with other weights, always the same ones.
-        digest: identifies it.
+        teacher: builds the model with its pretrained weights.
+        encoder: builds the same architecture with fixed initial weights.
+        digest: of the model.
     """
 
     teacher: Callable[[], nn.Module]
@@ -168,7 +168,7 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What a run gives to a network: the shape of a row, the classes, and at which level."""
+    """The inputs of a network in a run: shape of a row, number of classes, and standardisation."""
 
     shape: tuple[int, ...]
     classes: int
@@ -176,47 +176,47 @@ class _Inputs:
 
     @classmethod
     def of(cls, dataset: DatasetLike) -> _Inputs:
-        """Those of a data set."""
+        """The inputs of a data set."""
         level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
         return cls(dataset.input_shape, len(dataset.classes), level)
 
     def bare(self, model: str, norm: Norm | None, seed: int) -> nn.Module:
-        """A network for rows at any level."""
+        """A network without rescaling of inputs."""
         return models.build(model, self.shape, self.classes, norm=norm, seed=seed)
 
     def levelled(self, net: nn.Module, wanted: Level) -> nn.Module:
-        """The network for these inputs, whatever level it was trained at."""
+        """The network, rescaling these inputs to the standardisation it was trained with."""
         return net if wanted == self.level else Rescaled(net, self.level, wanted, len(self.shape))
 
     def build(self, model: str, norm: Norm | None, level: Level) -> nn.Module:
-        """A network for these inputs, always with the same first weights."""
+        """A network for these inputs, with fixed initial weights."""
         return self.levelled(self.bare(model, norm, SEED), level)
 
     def fill(self, file: Path, card: weights.Card | None, model: str, norm: Norm | None) -> nn.Module:
-        """The network of a file, for these inputs."""
+        """A network for these inputs, with the weights of a file."""
         net = self.bare(model, norm, 0)
         weights.fill(file, net, model, card)
         return self.levelled(net, self.level if card is None else (card.shift, card.scale))
 
     def train(self, training: Training) -> nn.Module:
-        """The network from its kept file, which is made first where there is none."""
+        """The trained network from the cache; it is trained first if missing."""
         file = trained(training)
         return self.fill(file, weights.read_card(file), training.model, training.norm)
 
 
 def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, device: str) -> Pretrained | None:
-    """The server's model, if there is one: checked, but neither read nor trained before it is needed.
+    """The server's pretrained model, if any: checked, but loaded or trained only on use.
 
     Args:
         cfg: the section.
-        dataset: of the run, or what is known of it.
-        rows: (n,) numbers of the rows that the server holds.
-        device: where it would be trained.
+        dataset: of the run, or its schema.
+        rows: (n,) indices of the server's rows.
+        device: for training.
 
     Raises:
         ConfigError: the file's model was trained on other rows of this data set, or on other inputs or classes.
-        CheckpointError: there is no such file, or it does not hold what it should.
-        ModelError: there is no such network, or it does not fit the rows.
+        CheckpointError: the file is missing or invalid.
+        ModelError: the network is unknown, or does not fit the rows.
     """
     inputs = _Inputs.of(dataset)
     if cfg.file is not None:
@@ -227,7 +227,7 @@ def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, devic
     if cfg.to_train:
         assert isinstance(dataset, Dataset)  # its server has rows
         training = cfg.training(dataset, rows, device)
-        encoder()  # whether it fits
+        encoder()  # raises ModelError if it does not fit
         return Pretrained(partial(inputs.train, training), encoder, training.key)
     _remark(f"nothing is known of what {cfg.model} was trained on: it may have seen the clients' or the test rows")
     foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level)
@@ -237,8 +237,7 @@ def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, devic
 
 
 def architecture(cfg: PretrainedConfig, dataset: DatasetLike) -> Callable[[], nn.Module]:
-    """What makes the network that `model` and `norm` name, with other weights, always the same ones: no file is read
-    and nothing is trained."""
+    """A function that builds the section's network with fixed initial weights; reads no file and trains nothing."""
     inputs = _Inputs.of(dataset)
     assert cfg.model not in (AUTO, None)
     if external.is_external(cfg.model):
@@ -271,12 +270,11 @@ def _from_file(
 
 
 def named(cfg: PretrainedConfig, dataset: DatasetLike) -> PretrainedConfig:
-    """The section with the network's name alone, for those who know the architecture and have no file.
+    """The section with the network's name only, for nodes, which have no file.
 
     Raises:
-        ConfigError: the file's model was made for rows at another level, so that its name does not say enough; or the
-            model lies in a folder.
-        CheckpointError: there is no such file.
+        ConfigError: the file's model was trained with another standardisation, or the model is in a folder.
+        CheckpointError: the file is missing or invalid.
     """
     if cfg.model is not None and cfg.model.startswith("hf:") and Path(cfg.model.removeprefix("hf:")).is_absolute():
         raise ConfigError(f"pretrained.model: {cfg.model} is a folder that others can't read; name a published model")
@@ -292,12 +290,12 @@ def named(cfg: PretrainedConfig, dataset: DatasetLike) -> PretrainedConfig:
 
 
 def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Inputs) -> None:
-    """Refuse a file that was not made as the config says, or not for the run's inputs."""
-    for what in ("model", "norm", *cfg.changed):
-        named, own = getattr(cfg, what), getattr(card, what)
+    """Refuse a file whose card contradicts the config or the run's inputs."""
+    for setting in ("model", "norm", *cfg.changed):
+        named, own = getattr(cfg, setting), getattr(card, setting)
         if named not in (None, own):
             raise ConfigError(
-                f"pretrained.{what}: {file} was made with {'none' if own is None else own}, not {named}: leave the "
+                f"pretrained.{setting}: {file} was made with {'none' if own is None else own}, not {named}: leave the "
                 "setting out, or pretrain a new model"
             )
     if (card.shape, card.classes) != (inputs.shape, inputs.classes):
@@ -308,7 +306,7 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
 
 
 def _disjoint(card: weights.Card, file: Path, dataset: DatasetLike, rows: np.ndarray) -> None:
-    """Refuse a model that was trained on rows of this data set which the server does not hold."""
+    """Refuse a model that was trained on other rows of this data set than the server's."""
     if not isinstance(dataset, Dataset) or card.content_sha256 != weights.content(dataset):
         _remark(
             f"{file} was trained on {card.dataset}, whose content is not that of this run's {dataset.name}: nothing "
@@ -324,5 +322,5 @@ def _disjoint(card: weights.Card, file: Path, dataset: DatasetLike, rows: np.nda
 
 @lru_cache(maxsize=256)
 def _remark(text: str) -> None:
-    """Say it once in this process."""
+    """Log a warning once in this process."""
     logging.getLogger("fedloom").warning("pretrained: %s", text)

@@ -1,11 +1,11 @@
-"""Training the server's own model on the server's own rows, before anything is federated.
+"""Trains the server's pretrained model on the server's rows, before a run.
 
-Stochastic gradient descent as the code of "Contrastive Representation Distillation" (Tian et al., ICLR 2020) has it for
-its teachers: momentum 0.9, weight decay 5e-4, and the rate a tenth after 5/8, 6/8 and 7/8 of the epochs, which are 150,
-180 and 210 of its 240. Pictures are moved by up to 4 pixels over a black ground, small ones by a seventh of their side,
-and colour pictures are mirrored by chance. After every epoch all is written down, so that a stop costs one epoch.
+Stochastic gradient descent as for the teachers of "Contrastive Representation Distillation" (Tian et al., ICLR 2020) in
+its code: momentum 0.9, weight decay 5e-4, and the learning rate divided by 10 after 5/8, 6/8 and 7/8 of the epochs
+(150, 180 and 210 of 240). Images are shifted by up to 4 pixels with zero padding, small ones by 1/7 of their side, and
+colour images are flipped at random. Every epoch is saved, so that an interruption costs one epoch.
 
-Differs: an epoch is made of full batches, topped up from its own start.
+Differs: all batches of an epoch are full; the last one is filled up from the start of the epoch.
 """
 
 from __future__ import annotations
@@ -44,30 +44,29 @@ from fedloom.experiment.checkpoint import write_atomically
 from fedloom.models.parts import Norm
 
 Progress: TypeAlias = Callable[[int, int, float], None]
-"""Told after each epoch: how many are done, of how many, and the mean loss of the last."""
+"""Called after each epoch with its number, the number of epochs, and its mean loss."""
 MOMENTUM, DECAY = 0.9, 5e-4
 STEPS = (5, 6, 7)
-"""The rate falls to a tenth after so many eighths of the epochs."""
+"""Eighths of the epochs after which the learning rate is divided by 10."""
 MARGIN = 4
 HELD_OUT = 10_000
-"""Rows that the model is tried on, at most."""
+"""Maximum number of test rows."""
 AT_ONCE = 1024
 _LIMITS = Limits(max_bytes=1 << 36)
 _VERSION = 1
-"""Part of every key: raise it when the same settings give other weights."""
+"""Part of every cache key: increase it when the same settings give other weights."""
 log = logging.getLogger("fedloom.pretraining")
 
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """What to train on what.
+    """A training of a model on the server's rows.
 
     Attributes:
-        dataset: with the shift and scale that the model's inputs get: they are fixed, or of the server's own rows, so
-            that no run's seed moves them.
-        rows: (n,) the server's.
+        dataset: with the standardisation of the model's inputs, which must not depend on a run's seed.
+        rows: (n,) indices of the server's rows.
         model: a name of `models.MODELS`, or `package.module:factory`.
-        norm: of its layers; None for its default.
+        norm: normalisation; None for the model's default.
         epochs, lr, batch_size, seed: of the training.
         device: where it runs.
     """
@@ -84,18 +83,18 @@ class Training:
 
     @property
     def resolved_norm(self) -> Norm | None:
-        """The norm that the layers have; None for a network of the user's own."""
+        """The model's normalisation; None for a network of the user."""
         return self.norm or (None if ":" in self.model else models.MODELS[self.model].norm)
 
     def build(self) -> torch.nn.Module:
-        """The network with its first weights."""
+        """The network with its initial weights."""
         first = int(stream(self.seed, "pretrained initial weights").integers(2**31))
         classes = len(self.dataset.classes)
         return models.build(self.model, self.dataset.input_shape, classes, norm=self.norm, seed=first)
 
     @cached_property
     def facts(self) -> dict[str, object]:
-        """What a file's card says of it."""
+        """The values of a file's card."""
         return {
             "model": self.model,
             "norm": self.resolved_norm,
@@ -115,13 +114,13 @@ class Training:
 
     @cached_property
     def key(self) -> str:
-        """Of all that moves a weight; the name of the data set does not."""
+        """Digest of everything that affects the weights; the name of the data set does not."""
         moving = {k: v for k, v in self.facts.items() if k != "dataset"}
         parts = [_VERSION, sorted(moving.items()), self._source()]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
     def _source(self) -> str:
-        """Of a network of the user's own: a digest of the file that defines it."""
+        """Digest of the file that defines a network of the user; "" for other networks."""
         if ":" not in self.model:
             return ""
         with suppress(TypeError, OSError):
@@ -131,19 +130,19 @@ class Training:
 
 
 def cached(training: Training) -> Path:
-    """Where a model is kept that a run trains for itself: beside the decoded data sets."""
+    """The path of a trained model in the cache."""
     return cache_folder("models") / f"{training.key}.safetensors"
 
 
 def trained(training: Training) -> Path:
-    """The kept model's file; it is trained first if there is none. Progress is logged.
+    """The path of the trained model in the cache; it is trained first if missing. Progress is logged.
 
     Raises:
-        ConfigError, ModelError: as `train` does.
+        ConfigError, ModelError: see `train`.
     """
     file = cached(training)
     with _only_one(file):
-        with suppress(CheckpointError):  # one that can't be read counts as absent
+        with suppress(CheckpointError):  # a corrupt file is trained again
             card = weights.read_card(file)
             if card is not None:
                 weights.fill(file, training.build(), training.model, card)
@@ -154,27 +153,27 @@ def trained(training: Training) -> Path:
             f"{len(training.rows):,}",
             file,
         )
-        card = train(training, file, _told)
+        card = train(training, file, _log_epoch)
         log.info("pretrained %s: accuracy %.1f%% on rows it has not seen", training.model, 100 * card.accuracy)
     return file
 
 
-def _told(epoch: int, epochs: int, loss: float) -> None:
+def _log_epoch(epoch: int, epochs: int, loss: float) -> None:
     if 10 * epoch // epochs > 10 * (epoch - 1) // epochs:  # ten lines at most
         log.info("pretraining: epoch %d/%d, loss %.3f", epoch, epochs, loss)
 
 
 def train(training: Training, file: Path, progress: Progress) -> weights.Card:
-    """Train, and write the file. A training that was stopped goes on after its last epoch, to the same weights.
+    """Train and write the file. An interrupted training resumes after its last epoch, with the same result.
 
     Args:
-        training: what on what.
-        file: to be written; until then `file.part` has what is done.
-        progress: told after each epoch.
+        training: the model, rows and settings.
+        file: to write; `file.part` has the completed epochs until then.
+        progress: called after each epoch.
 
     Raises:
-        ConfigError: it can't be written there.
-        ModelError: the network does not fit the rows, or the training diverged.
+        ConfigError: the file can't be written.
+        ModelError: the network does not fit the rows, or training diverged.
     """
     part = file.with_name(f"{file.name}.part")
     with _writing(file):
@@ -205,7 +204,7 @@ def _optimiser(training: Training, epoch: int) -> SGD:
 
 
 def _begin(part: Path, training: Training) -> tuple[Network, int]:
-    """The network, and the epochs done before a stop, whose weights and momentum it then has."""
+    """The network and the number of completed epochs, with the weights and momentum after these."""
 
     def first() -> Network:
         return Network(training.build().to(training.device), _optimiser(training, 0))
@@ -222,7 +221,7 @@ def _begin(part: Path, training: Training) -> tuple[Network, int]:
             log.info("pretraining goes on after epoch %d", epoch)
             return network, epoch
     log.warning("pretraining begins anew: %s is torn, or of another training", part)
-    return first(), 0  # of the other one some may be loaded
+    return first(), 0  # the other may be partly loaded
 
 
 def _pass(training: Training, network: Network, epoch: int) -> float:
@@ -243,7 +242,7 @@ def _pass(training: Training, network: Network, epoch: int) -> float:
 
 
 def moved(raw: Tensor, rng: np.random.Generator) -> Tensor:
-    """Pictures (B, C, H, W), each moved by chance over a black ground, and colour pictures mirrored by chance."""
+    """Images (B, C, H, W), randomly shifted with zero padding; colour images are also randomly flipped."""
     count, channels, height, width = raw.shape
     margin = min(MARGIN, min(height, width) // 7)
     windows = F.pad(raw, [margin] * 4).unfold(2, height, 1).unfold(3, width, 1)
@@ -256,14 +255,14 @@ def moved(raw: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def standardised(data: Dataset, raw: Tensor) -> Tensor:
-    """Rows (B, ...) as a network gets them."""
+    """Standardise rows (B, ...)."""
     level = (-1, *[1] * (raw.dim() - 2))
     shift, scale = (torch.from_numpy(a).to(raw.device).view(level) for a in (data.shift, data.scale))
     return raw.sub(shift).div_(scale)
 
 
 def _held_out(training: Training, network: Network) -> tuple[float, int]:
-    """Accuracy on the official test rows, or on all rows that the server does not have, and their number."""
+    """Accuracy on the official test rows, or on all rows not at the server; and the number of these rows."""
     data = training.dataset
     others = np.setdiff1d(np.arange(len(data.y)), training.rows) if data.test is None else np.sort(data.test)
     others = others[:: -(-len(others) // HELD_OUT)] if len(others) else others
@@ -285,7 +284,7 @@ def _writing(file: Path) -> Iterator[None]:
 
 @contextmanager
 def _only_one(file: Path) -> Iterator[None]:
-    """Within it no other process does the same: it waits, and then finds the file."""
+    """Lock the file: another process waits, and then finds it."""
     with _writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         held = os.open(file.with_name(f"{file.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)

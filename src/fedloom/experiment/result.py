@@ -1,4 +1,4 @@
-"""The schema of `result.json` and `comparison.json`: runs and comparisons fill it, all that read them parse it."""
+"""The schema of `result.json` and `comparison.json`, for writers and readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedloom.experiment import metrics
 from fedloom.experiment.metrics import ATTACK, GLOBAL, OWN, SCORES, TRAINING
 
 Final: TypeAlias = Mapping[tuple[str, str], float]
-"""The last value of each (metric, party); the party is "" where the value is of the whole federation."""
+"""The last value of each (metric, party); the party is "" for the whole federation."""
 
 
 class FileSchema(BaseModel):
@@ -21,12 +21,12 @@ class FileSchema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     def content(self) -> dict[str, Any]:
-        """What is written to the file: all that was set."""
+        """The values to write to the file: all that were set."""
         return self.model_dump(exclude_unset=True)
 
 
 class Spread(FileSchema):
-    """A metric: mean and standard deviation over clients, and each client's value; of the `clients` listed, or all."""
+    """A metric: mean and standard deviation over clients, and each client's value; over `clients`, or all if None."""
 
     mean: float
     std: float
@@ -36,18 +36,18 @@ class Spread(FileSchema):
     @model_validator(mode="after")
     def _check_lengths(self) -> Spread:
         if self.clients is not None and len(self.clients) != len(self.per_client):
-            raise ValueError(f"it must have as many values as clients, {len(self.clients)}")
+            raise ValueError(f"must have one value for each of {len(self.clients)} clients")
         return self
 
     def over(self, number: int) -> np.ndarray:
-        """(N,) values of so many clients; nan for those without one."""
+        """(N,) values of all clients; nan for those without one."""
         each = np.full(number, np.nan)
         each[list(range(number) if self.clients is None else self.clients)] = self.per_client
         return each
 
 
 class Traffic(FileSchema):
-    """Bytes of tensor data `up` to the home party, `down` from it, and `across` between the others; means over seeds
+    """Bytes of tensor data `up` to the coordinator, `down` from it, and `across` between the others; means over seeds
     in a comparison."""
 
     up: int | float
@@ -56,12 +56,12 @@ class Traffic(FileSchema):
 
     @property
     def sent(self) -> float:
-        """By the clients, to whomever."""
+        """Bytes sent by the clients."""
         return self.up + self.across
 
 
 class EngineUsed(FileSchema):
-    """Where the parties ran; `asked` is the engine of the config."""
+    """The engine of a run; `asked` is that of the config."""
 
     asked: str = ""
     engine: str = "local"
@@ -71,7 +71,7 @@ class EngineUsed(FileSchema):
 
 
 class PretrainedUsed(FileSchema):
-    """The pretrained model of a server: digest, name and norm as far as they are known, and its file."""
+    """The server's pretrained model: digest; name and norm, if known; file, if any."""
 
     digest: str
     model: str | None
@@ -80,14 +80,14 @@ class PretrainedUsed(FileSchema):
 
 
 class SoloAccuracy(FileSchema):
-    """The accuracy of parties that answer alone: on the test rows, and on their unaligned rows if labels are known."""
+    """The accuracy of parties that predict alone: on the test rows, and on their unaligned rows if labels are known."""
 
     test: Spread
     own: Spread | None
 
 
 class AttackSuccess(FileSchema):
-    """The share of labels that an attack finds out: the mean, and by party."""
+    """The share of labels that an attack infers: mean, and by party."""
 
     mean: float
     per_party: dict[str, float]
@@ -97,9 +97,9 @@ ScoreName = Annotated[str, Field(pattern=f"^({'|'.join(SCORES)})$")]
 
 
 class RunSummary(FileSchema):
-    """`result.json`. Standard deviations are over the whole population of clients.
+    """The content of `result.json`. Standard deviations are population ones, over clients.
 
-    A run in progress has no hashes. `scores`, `alone` and `attacks` are of parties with different columns.
+    A run in progress has no hashes. `scores`, `alone` and `attacks` are for the vertical setting.
     """
 
     name: str
@@ -142,54 +142,54 @@ class RunSummary(FileSchema):
     def _check_clients(self) -> RunSummary:
         lists = [self.unseen, *(found.clients or () for found in self.accuracies.values())]
         if not all(0 <= client < self.clients for clients in lists for client in clients):
-            raise ValueError(f"it names other clients than its {self.clients}")
+            raise ValueError(f"client ids must be 0–{self.clients - 1}")
         unseen = [eval_mode for eval_mode in self.eval_modes if not eval_mode.endswith(TRAINING)]
         if self.unseen and not all(eval_mode + TRAINING in self.eval_modes for eval_mode in unseen):
-            raise ValueError("it must have each way of unseen and of training clients")
+            raise ValueError("must have each evaluation mode for unseen and for training clients")
         return self
 
     @property
     def accuracies(self) -> dict[str, Spread]:
-        """By their names in `metrics.csv`, the main one first; where some clients are unseen, those in a way are over
-        these, and those with the suffix `TRAINING` over the others."""
+        """Accuracies by name in `metrics.csv`, the main one first. With held-out clients, an evaluation mode is
+        over these, and those with the suffix `TRAINING` over the others."""
         return metrics.by_name(self.accuracy, self.own_accuracy, self.eval_modes)
 
     @property
     def compared(self) -> dict[str, Spread]:
-        """All that a comparison is about: the scores of one prediction, or the accuracies of the clients."""
+        """The metrics of a comparison: scores of the joint prediction, or accuracies of the clients."""
         if self.scores:
             return {name: Spread(mean=v, std=0.0, per_client=[v]) for name, v in self.scores.items()}
         return self.accuracies
 
     @property
     def main(self) -> str:
-        """The metric that counts."""
+        """The main metric."""
         return next(iter(self.accuracies))
 
     @property
     def tested(self) -> str:
-        """The rows that the accuracy of each client is on."""
+        """The test rows of the accuracy, as text."""
         return "each client's own test rows" if self.apart else "the global test set"
 
     def describe(self, metric: str) -> str:
-        """The rows and the way of an accuracy."""
+        """The rows and evaluation mode of an accuracy, as text."""
         return metrics.described(metric, self.own_accuracy is not None, bool(self.unseen), self.tested)
 
     def chance_of(self, metric: str) -> float | None:
-        """That accuracy of always answering the most frequent class."""
+        """The chance level of an accuracy."""
         if metric == GLOBAL or self.own_accuracy is None:
             return self.chance
         return self.own_chances.get(metrics.group_of(metric), self.own_chance)
 
     def most_frequent(self, metric: str) -> str:
-        """The answer that `chance_of` is about."""
+        """The prediction of `chance_of`, as text."""
         return metrics.most_frequent(metric, self.own_accuracy is not None)
 
 
 def over_clients(
     final: Final, metric: str, names: Sequence[str], clients: Sequence[int] | None = None
 ) -> Spread | None:
-    """A metric over these clients, or over all; of those that have it."""
+    """A metric over those of these clients, or of all, that have it; None if none has."""
     wanted = range(len(names)) if clients is None else clients
     of = [i for i in wanted if (metric, names[i]) in final]
     if not of:
@@ -200,8 +200,8 @@ def over_clients(
 
 
 def joint_scores(final: Final, names: Sequence[str], eval_modes: Sequence[str]) -> dict[str, Any]:
-    """What `RunSummary` has of parties with different columns: the scores of the active party's predictions, each
-    party's own accuracy in further ways, and the labels that attacks find out."""
+    """The fields of `RunSummary` for the vertical setting: scores of the joint prediction, parties alone,
+    and success of attacks."""
     accuracy = final["accuracy mean", ""]
     attacks: dict[str, dict[str, float]] = {}
     for (metric, party), value in final.items():
@@ -241,8 +241,8 @@ class SoloOverSeeds(FileSchema):
 
 
 class NetworkGain(FileSchema):
-    """The mean of the main metric over the clients of one network or black box, in all seeds; and its `gain` over the
-    same clients of the method compared with."""
+    """The mean of the main metric over the clients of one network or black box in all seeds, and its `gain` over the
+    same clients of the baseline."""
 
     clients: int
     mean: float
@@ -271,13 +271,12 @@ class MethodSummary(FileSchema):
 
     @property
     def accuracies(self) -> dict[str, SeedSpread]:
-        """The main one first."""
+        """Accuracies by name, the main one first."""
         return metrics.by_name(self.accuracy, self.own_accuracy, self.eval_modes)
 
 
 class PairedDifference(FileSchema):
-    """The first method minus the other, on the seeds that both have. A client is better where it has more, or less if
-    less is better."""
+    """The first method minus the other, on common seeds. `clients_better`: where the first is better."""
 
     first: str
     other: str
@@ -298,10 +297,10 @@ class ComparedRun(FileSchema):
 
 
 class Comparison(FileSchema):
-    """`comparison.json`.
+    """The content of `comparison.json`.
 
-    `differences` are of the main `measure`, `further` those of all other metrics that every run has. The gains of
-    networks are over the method `gains_over`. `unseen` lists the unseen clients by seed.
+    `differences` are those of the main `measure`, `further` those of the other common metrics. Gains of networks are
+    over the method `gains_over`. `unseen` has the held-out clients by seed.
     """
 
     title: str
@@ -318,23 +317,23 @@ class Comparison(FileSchema):
 
     @property
     def joint(self) -> bool:
-        """Whether parties with different columns give one prediction together."""
+        """Whether the setting is vertical, with a joint prediction."""
         return any(m.scores for m in self.methods)
 
     @property
     def personal(self) -> bool:
-        """Whether a method's parties are evaluated in further ways."""
+        """Whether a method has evaluation modes."""
         return any(m.eval_modes for m in self.methods)
 
     @property
     def several_seeds(self) -> bool:
-        """Whether a method ran with more than one seed."""
+        """Whether a method has more than one seed."""
         return any(len(m.seeds) > 1 for m in self.methods)
 
     @property
     def networks(self) -> list[tuple[str, int, list[tuple[float | None, float | None]]]]:
-        """The networks or black boxes of the clients, if these have several: name, clients in all seeds, and by method
-        the mean of the main metric and the gain over `gains_over`, None for what does not exist."""
+        """For each network or black box, if several: name, clients in all seeds, and by method the mean of the
+        main metric and the gain over `gains_over`, None if missing."""
         found = []
         for name in sorted({name for m in self.methods for name in m.networks}):
             each = [(m.networks.get(name), self.gains_over not in ("", m.name)) for m in self.methods]
@@ -343,17 +342,17 @@ class Comparison(FileSchema):
         return found
 
     def describe(self, metric: str) -> str:
-        """The rows and the way of an accuracy."""
+        """The rows and evaluation mode of an accuracy, as text."""
         unseen = any(eval_mode.endswith(TRAINING) for m in self.methods for eval_mode in m.eval_modes)
         return metrics.described(metric, any(m.own_accuracy for m in self.methods), unseen)
 
     def chance_of(self, metric: str) -> float | None:
-        """That accuracy of always answering the most frequent class, mean over methods."""
+        """The chance level of an accuracy, mean over methods."""
         own, group = metric != GLOBAL and any(m.own_accuracy for m in self.methods), metrics.group_of(metric)
         found = [m.own_chances.get(group, m.own_chance) if own else m.chance for m in self.methods]
         known = [chance for chance in found if chance is not None]
         return sum(known) / len(known) if known else None
 
     def most_frequent(self, metric: str) -> str:
-        """The answer that `chance_of` is about."""
+        """The prediction of `chance_of`, as text."""
         return metrics.most_frequent(metric, any(m.own_accuracy for m in self.methods))

@@ -1,7 +1,7 @@
-"""A network's weights as a safetensors file whose metadata, a card, says what it is and what it was trained on.
+"""A network's weights as a safetensors file, with a card in its metadata that describes model and training data.
 
-A file comes from anywhere, so nothing in it is believed: its size, names, shapes, types, checksum and numbers are
-looked at, and it holds no code. One without a card is a plain `safetensors.torch.save_file` of a state dict.
+Files are untrusted: size, names, shapes, types, checksum and values are checked, and no code is loaded. A file without
+a card is a plain `safetensors.torch.save_file` of a state dict.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.experiment.checkpoint import write_atomically
 
 KEY = "fedloom"
-"""Of the card in the file's metadata. It is the only one: with several, their order would be chance."""
+"""Key of the card, the only one in the metadata: the order of several would not be deterministic."""
 LARGEST, LARGEST_CARD = 1 << 36, 1 << 26
 """Bytes."""
 _TYPES = {
@@ -35,40 +35,40 @@ _HEX = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Card(BaseModel):
-    """What a file of `fedloom pretrain` says of itself."""
+    """The description of a file of `fedloom pretrain`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal["fedloom-pretrained/1"] = "fedloom-pretrained/1"
     fedloom: str
-    """The version that wrote it."""
+    """Version that wrote the file."""
     model: str
     norm: Literal["group", "batch", "none"] | None
     shape: tuple[int, ...] = Field(min_length=1, max_length=3)
-    """Of one input."""
+    """Shape of one input."""
     classes: int = Field(ge=2)
     dataset: str
     content_sha256: str = _HEX
-    """Of the data set: see `content`."""
+    """Digest of the data set, see `content`."""
     rows: int = Field(ge=1)
-    """How many rows it was trained on."""
+    """Number of training rows."""
     rows_sha256: str = _HEX
-    """Of their numbers: see `rows_digest`."""
+    """Digest of their indices, see `rows_digest`."""
     shift: tuple[float, ...]
     scale: tuple[float, ...]
-    """It was given (row - shift) / scale."""
+    """Inputs are (row - shift) / scale."""
     epochs: int
     lr: float
     batch_size: int
     seed: int
     accuracy: float
-    """On `test_rows` rows that it was not trained on."""
+    """On `test_rows` rows outside the training rows."""
     test_rows: int
     weights_sha256: str = _HEX
 
     @model_validator(mode="after")
     def _levels(self) -> Card:
-        shift, scale = torch.tensor(self.shift), torch.tensor(self.scale)  # in the type that they are used in
+        shift, scale = torch.tensor(self.shift), torch.tensor(self.scale)  # as float32, as used
         sound = bool(shift.isfinite().all() and scale.isfinite().all() and (scale > 0).all())
         if not (len(shift) == len(scale) == self.shape[0] and sound):
             raise ValueError("shift and scale must have a finite number for each channel or column, scale above 0")
@@ -85,20 +85,20 @@ def content(dataset: Dataset) -> str:
 
 
 def rows_digest(rows: np.ndarray) -> str:
-    """SHA-256 of row numbers, in rising order."""
+    """SHA-256 of row indices, sorted."""
     return hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
 
 
 def write(file: Path, module: nn.Module, values: Mapping[str, Any]) -> Card:
-    """Write a module's weights and its card, whole or not at all; equal weights give equal bytes.
+    """Write a module's weights and card atomically; equal weights give equal bytes.
 
     Args:
-        file: its folder is made if it is not there.
-        module: whose state dict is written.
-        values: of a `Card`, less the checksum.
+        file: the path; its folder is created if missing.
+        module: its state dict is written.
+        values: of a `Card`, without the checksum.
 
     Raises:
-        OSError: it can't be written there.
+        OSError: the file can't be written.
     """
     tensors = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
     card = Card(**values, weights_sha256=_checksum(tensors))
@@ -108,10 +108,10 @@ def write(file: Path, module: nn.Module, values: Mapping[str, Any]) -> Card:
 
 
 def read_card(file: Path) -> Card | None:
-    """What a file says of itself; None if it is a plain file of weights. Reads its header alone.
+    """The card of a file; None for a plain file of weights. Reads only the header.
 
     Raises:
-        CheckpointError: it is missing, no safetensors file, or its card is not as `write` makes it.
+        CheckpointError: the file is missing or not safetensors, or its card is invalid.
     """
     with _opened(file) as opened:
         text = (opened.metadata() or {}).get(KEY)
@@ -131,8 +131,7 @@ def read_card(file: Path) -> Card | None:
 
 
 def file_digest(file: Path, card: Card | None) -> str:
-    """SHA-256 that tells one file from another: of the header and length, as a card has the weights' checksum; of the
-    whole file where there is none."""
+    """SHA-256 of the header and length of a file with a card, which has a checksum; of the whole file otherwise."""
     with _opened(file), file.open("rb") as raw:
         if card is None:
             return hashlib.file_digest(raw, "sha256").hexdigest()
@@ -141,22 +140,22 @@ def file_digest(file: Path, card: Card | None) -> str:
 
 
 def folder_digest(folder: Path) -> str:
-    """SHA-256 of the names, sizes and times of a folder's files, which are not read."""
+    """SHA-256 of the names, sizes and times of a folder's files."""
     found = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*") if path.is_file()}
     parts = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in sorted(found.items())]
     return hashlib.sha256("\n".join(parts).encode(errors="surrogateescape")).hexdigest()
 
 
 def check(file: Path, module: nn.Module, what: str) -> None:
-    """Refuse a file whose tensors are not those of the module, by names, shapes and types. Reads the header alone.
+    """Check that names, shapes and types of a file's tensors fit a module. Reads only the header.
 
     Args:
         file: of weights.
-        module: the architecture that they should fit.
-        what: its name, for the text.
+        module: the network.
+        what: its name, for error messages.
 
     Raises:
-        CheckpointError: with the first tensor that does not fit.
+        CheckpointError: a tensor does not fit.
     """
     wanted = module.state_dict()
     with _opened(file) as opened:
@@ -180,14 +179,14 @@ def check(file: Path, module: nn.Module, what: str) -> None:
 
 
 def fill(file: Path, module: nn.Module, what: str, card: Card | None = None) -> None:
-    """Read a file's weights into a module.
+    """Load a file's weights into a module.
 
     Raises:
-        CheckpointError: they don't fit, are not finite, or not those that the card was written with.
+        CheckpointError: they don't fit, are not finite, or differ from the card's checksum.
     """
     check(file, module, what)
     with _opened(file) as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - it is no mapping
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
     if card is not None and card.weights_sha256 != _checksum(tensors):
         raise CheckpointError(f"{file} is torn or altered: its checksum is not that of its card; copy it again")
     for name, tensor in tensors.items():
@@ -206,7 +205,7 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A file's header and tensors, which are read when asked for."""
+    """A file's header and tensors, which are read lazily."""
     if not file.is_file():
         raise CheckpointError(f"there is no file {file}; fedloom pretrain makes one")
     if file.stat().st_size > LARGEST:
