@@ -184,19 +184,17 @@ def test_a_file_that_has_changed_is_refused(files: list[Path], tmp_path: Path) -
         run, out = run_of("split", federated(path, mine)), tmp_path / "run"
         execute(run, out)
         mine[2].write_text(mine[2].read_text().replace(",x", ",y", 1))
-        with pytest.raises(
-            ConfigError, match=r"node-1 takes no part: the rows .* have changed since they were matched"
-        ):
+        with pytest.raises(ConfigError, match=r"node-1 refuses the run: this node's rows have changed"):
             execute(run, out, resume=True)
         mine[2].write_text(files[2].read_text())
         mine[0].write_text(mine[0].read_text() + "P0999,1,1,x,well\n")
-        with pytest.raises(DataError, match="has changed since its people were matched"):
+        with pytest.raises(DataError, match="has changed since its rows were aligned"):
             execute(run, out, resume=True)
         mine[0].write_text(files[0].read_text())
         execute(run, out, resume=True)
         id = run_id(run, run.resolve()[1], node_set(federation_of(run)).own, out)
         (nodes[0].host.config.state / f"run-{id}" / "matched").unlink()
-        with pytest.raises(ConfigError, match="does not know whose rows were matched"):
+        with pytest.raises(ConfigError, match="has no alignment of this run"):
             execute(run, out, resume=True)
 
 
@@ -334,7 +332,7 @@ def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[NodeSe
     four = run.model_copy(update={"data": run.data.model_copy(update={"clients": 4})})
     with pytest.raises(ConfigError, match=r"set data\.clients to 3"):
         execute(four)
-    with pytest.raises(ConfigError, match="name the file with labels and columns of party 0"):
+    with pytest.raises(ConfigError, match="set rows to the file of the active party"):
         match(run, None, PrivateData(), node_set(federation_of(run)), resume=False)
     other = table(tmp_path / "other.csv", range(500, 600), 4, id="patient", label="state")
     with pytest.raises(DataError, match="0 people in common"):

@@ -100,7 +100,7 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequ
         (None, {"version": "0"}, {}, "this node has protocol and version"),
         (config(align="plain"), {}, {}, "by openmined, not by plain"),
         (None, {}, {"align": ["plain"]}, "by plain, not by openmined"),
-        (None, {}, {"id": "nobody"}, "can't read its ids"),
+        (None, {}, {"id": "nobody"}, "failed to read its ids"),
         (json.dumps({"method": "split", "data": {"name": "people", "clients": 2}}), {}, {}, "set columns.own=true"),
         ("{}", {}, {}, "does not allow the method fedal"),
         (None, {"rows": "ten"}, {}, "invalid message"),
@@ -227,4 +227,4 @@ def test_a_torn_file_is_no_matching(host: Callable[..., RunRequest]) -> None:
 
 def test_a_node_that_tells_no_evaluation_takes_no_part(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
     asked = hosts(methods=["split"], data={"people": {"rows": tmp_path / "lab.csv"}}, evaluate=False)
-    assert "contributes to no evaluation" in asked.refused("match", begin()).words
+    assert "does not allow evaluation" in asked.refused("match", begin()).words

@@ -1,9 +1,9 @@
-"""`[columns] own`: whose rows are the same person's, found out with the nodes before a run is built.
+"""`[columns] own`: align the rows of the coordinator and of nodes before a run is built.
 
-The coordinator is the active party: it has labels and ids in its own file. It asks each node through a private set
-intersection which of its ids are there, draws who of those whom all have is aligned and who is tested, and tells each
-node by places in the order that both know. What is found is kept in the run's folder, as row numbers: a run that is
-resumed matches nobody again.
+The coordinator is the active party, with labels and ids in its own file. By private set intersection it learns which of
+its ids each node has. It draws aligned and test rows among the ids that all parties have, and sends each node their
+positions in an order that both know. The result is kept in the run's folder as row numbers, so a resumed run does not
+repeat the alignment.
 """
 
 from __future__ import annotations
@@ -43,35 +43,35 @@ if TYPE_CHECKING:
     from fedloom.remote.connections import Connection, NodeAddress
 
 FILE: Final = ".matching"
-"""In a run's folder. Until the run is under way it is the only file there, and makes no run of it."""
+"""A file in the run's folder; the folder is no run until it has others."""
 PARTING: Final = 5.0
-"""Seconds to tell a node that a matching has come to nothing."""
+"""Seconds to cancel an alignment at a node."""
 TRIES: Final = 5
-"""How often a node may be lost in a matching."""
+"""Limit of lost connections to a node in an alignment."""
 _LARGE: Final = message.Limits(max_bytes=1 << 32)
 _log = logging.getLogger("fedloom")
 T = TypeVar("T")
 
 
 def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSet, *, resume: bool) -> PrivateData:
-    """The coordinator's files, with what was found out about their rows.
+    """The coordinator's files, with the alignment of their rows.
 
     Args:
-        run: whose columns are its parties' own.
+        run: a run whose parties hold different columns.
         folder: of the run; None for one that will not be resumed.
         files: the coordinator's own.
-        nodes: where the others are.
-        resume: whether it may have been found before.
+        nodes: the other parties.
+        resume: whether an earlier alignment may be used.
 
     Raises:
-        ConfigError: a file is missing, or a node takes no part.
-        DataError: a file can't be used, or has changed since; or there are too few people whom all have.
-        EngineError: a node can't be reached, or answers what can't be.
-        CheckpointError: what was found before is torn.
+        ConfigError: a file is missing, or a node refuses.
+        DataError: a file is invalid or has changed since the alignment, or there are too few common ids.
+        EngineError: a node is unreachable.
+        CheckpointError: the earlier alignment's file is damaged.
     """
     if files.rows is None:
         raise ConfigError(
-            f"data.{run.data.name}: name the file with labels and columns of party 0 in the federation's file, as rows"
+            f"data.{run.data.name}: set rows to the file of the active party (party 0) in the federation's file"
         )
     check_node_count(run.data.clients - 1, len(nodes.addresses), 1)
     method, cfg, _ = run.resolve()
@@ -79,22 +79,22 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
     try:
         sha256 = file_sha256(files.rows)
     except OSError as error:
-        raise DataError(f"{files.rows} can't be read ({error.strerror}).") from None
+        raise DataError(f"{files.rows} cannot be read ({error.strerror}).") from None
     if folder is not None and resume:
         before = Matched.load(folder / FILE)
     if before is not None and before.run == id:
         if before.file != sha256:
             raise DataError(
-                f"{files.rows} has changed since its people were matched for this run: put the file back that there "
-                "was, or begin the run anew in another folder."
+                f"{files.rows} has changed since its rows were aligned for this run: restore the file, "
+                "or start the run again in another folder."
             )
         return replace(files, matched=before)
     held = PartyFile.active(files.rows, files.id or str(run.columns.id), run.columns.label or "")
     (own,) = digests([held.ids], [str(files.rows)])
     if run.columns.backend == "openmined":
         library()
-    meeting = _MatchingSession(run, sent(run, method, None).model_dump_json(), id, nodes, own, next_start(folder))
-    found = _in_a_loop(meeting.hold(held, sha256))
+    session = _MatchingSession(run, sent(run, method, None).model_dump_json(), id, nodes, own, next_start(folder))
+    found = _in_a_loop(session.run(held, sha256))
     if folder is not None:
         keep_start(folder, found.start)
         found.save(folder / FILE)
@@ -103,13 +103,13 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
 
 @dataclass
 class _RemoteParty:
-    """A node that is matched with.
+    """A node in an alignment.
 
     Attributes:
-        rows: how many ids it says it has.
+        rows: number of ids that it reports.
         cuts: the number of shards.
-        places: in our own list, of ids that it has too.
-        lost: whether it has forgotten what it was asked.
+        places: positions in the coordinator's list of common ids.
+        lost: whether the node lost this alignment.
     """
 
     party: int
@@ -123,13 +123,14 @@ class _RemoteParty:
 
 
 class _MatchingSession:
-    """The active party's side of a matching with all nodes.
+    """The active party's side of an alignment with all nodes.
 
     Args:
-        run: its config, and as nodes are sent it.
+        run: its config.
+        config: the config that nodes receive, as text.
         id: of the run, at nodes.
-        nodes: where they are.
-        own: the hashes of our ids, in the order of the file.
+        nodes: the other parties.
+        own: hashes of the coordinator's ids, in the order of the file.
         start: see `next_start`.
     """
 
@@ -138,48 +139,51 @@ class _MatchingSession:
         self._start = start
         self._numbers = count()
 
-    async def hold(self, held: PartyFile, sha256: str) -> Matched:
-        """All of it; what is left for us."""
-        guests: list[_RemoteParty] = []
+    async def run(self, held: PartyFile, sha256: str) -> Matched:
+        """Align with all nodes; returns the coordinator's rows."""
+        parties: list[_RemoteParty] = []
         try:
             for party, node in enumerate(self._nodes.addresses, 1):
                 link = await self._nodes.wire.connect(node, lambda *_: None)
                 link.run = self._id
-                guests.append(_RemoteParty(party, node, link))
-            await self._all(guests, self._find)
-            common = sorted(frozenset.intersection(*(guest.places for guest in guests)))
+                parties.append(_RemoteParty(party, node, link))
+            await self._all(parties, self._find)
+            common = sorted(frozenset.intersection(*(party_node.places for party_node in parties)))
             key, mark = secrets.token_bytes(32), secrets.token_hex(16)
             marks = await asyncio.to_thread(announce, key, [self._own[place] for place in common])
             mine = await asyncio.to_thread(follow, marks, self._own)
             roles = self._roles(held.labels, mine)
             labelled = held.labels[mine] >= 0
-            told = [_told(roles, guest.party, labelled) for guest in guests]
+            positions = [_positions(roles, party_node.party, labelled) for party_node in parties]
             head: dict[str, Tree] = {"mark": mark, "classes": len(held.classes)}
 
-            async def keep(guest: _RemoteParty) -> None:
-                await self._keep(guest, head, [message.encode(told[guest.party - 1], _LARGE), *marks])
+            async def keep(party_node: _RemoteParty) -> None:
+                await self._keep(party_node, head, [message.encode(positions[party_node.party - 1], _LARGE), *marks])
 
-            await self._all(guests, keep)
-            self._tell(guests)
+            await self._all(parties, keep)
+            self._log_learnt(parties)
         except BaseException:
             goodbyes = (
-                self._ask(guest, "leave", {}, deadline=PARTING) for guest in guests if guest.rows and guest.link.up
+                self._ask(party_node, "leave", {}, deadline=PARTING)
+                for party_node in parties
+                if party_node.rows and party_node.link.up
             )
             await asyncio.gather(*goodbyes, return_exceptions=True)
             raise
         finally:
-            await asyncio.gather(*(guest.link.close() for guest in guests), return_exceptions=True)
+            await asyncio.gather(*(party_node.link.close() for party_node in parties), return_exceptions=True)
         others = [
-            guest.rows - int(labelled.sum()) + len(tree["dealt"]) for guest, tree in zip(guests, told, strict=True)
+            party_node.rows - int(labelled.sum()) + len(tree["dealt"])
+            for party_node, tree in zip(parties, positions, strict=True)
         ]
         rows = roles.aligned[0], roles.unaligned[0], roles.test[0]
         return Matched(self._id, "", self._start, 0, mark, sha256, len(held.classes), *rows, tuple(others))
 
     def _roles(self, y: np.ndarray, mine: np.ndarray) -> VerticalSplit:
-        """Who is aligned, tested, or left to one party: our own rows, and of each other party places in `mine`.
+        """The aligned, test and unaligned rows: row numbers for the coordinator, positions in `mine` for the others.
 
-        Who is tested is drawn class by class. So that nobody who knows the seed can tell classes from it, people then
-        stand in an order that nobody knows, and the draw has another seed. Otherwise they stand as in our file.
+        Test rows are drawn by class. With `secret_draw`, the order of rows and the seed of the draw are secret, so that
+        nobody who knows the run's seed can infer classes. Otherwise rows keep the order of the file.
         """
         secret, data = self._nodes.secret_draw, self._run.data
         order = np.argsort(mine)
@@ -196,117 +200,117 @@ class _MatchingSession:
             balanced=False,
         )
 
-    async def _find(self, guest: _RemoteParty) -> None:
-        """Which of our ids a node has."""
-        begin: dict[str, Tree] = {"protocol": payload.PROTOCOL, "version": __version__, "party": guest.party}
+    async def _find(self, party_node: _RemoteParty) -> None:
+        """Find which of the coordinator's ids a node has."""
+        begin: dict[str, Tree] = {"protocol": payload.PROTOCOL, "version": __version__, "party": party_node.party}
         begin |= {"config": payload.cut(self._config), "rows": len(self._own)}
-        head, _ = await self._ask(guest, "begin", begin, like={"rows": int})
+        head, _ = await self._ask(party_node, "begin", begin, like={"rows": int})
         if not 1 <= head["rows"] <= MOST:
-            raise MessageError(f"a node has 1 to {MOST:,} ids")
-        guest.rows = head["rows"]
+            raise MessageError(f"a node must have 1 to {MOST:,} ids")
+        party_node.rows = head["rows"]
         if self._run.columns.backend == "plain":
-            _, rest = await self._ask(guest, "ids", {})
+            _, rest = await self._ask(party_node, "ids", {})
             shown = bytes(rest[0]) if len(rest) == 1 else b""
-            if len(shown) != 32 * guest.rows:
-                raise MessageError("a node must show as many ids as it says it has")
+            if len(shown) != 32 * party_node.rows:
+                raise MessageError("a node must send as many ids as it reports")
             theirs = {shown[start : start + 32] for start in range(0, len(shown), 32)}
             places = {place for place, digest in enumerate(self._own) if digest in theirs}
         else:
-            guest.cuts, places = shard_count(len(self._own), guest.rows), set()
-            for number, mine in enumerate(shards(self._own, guest.cuts)):
-                client = PSIClient([self._own[place] for place in mine], most=guest.rows)
+            party_node.cuts, places = shard_count(len(self._own), party_node.rows), set()
+            for number, mine in enumerate(shards(self._own, party_node.cuts)):
+                client = PSIClient([self._own[place] for place in mine], most=party_node.rows)
                 request = await asyncio.to_thread(client.request)
-                _, rest = await self._ask(guest, "shard", {"shard": number}, request)
+                _, rest = await self._ask(party_node, "shard", {"shard": number}, request)
                 if len(rest) != 2:
-                    raise MessageError("a node answers a shard by two messages")
+                    raise MessageError("a node must answer a shard by two messages")
                 found = await asyncio.to_thread(client.intersection, bytes(rest[0]), bytes(rest[1]))
                 places |= {mine[place] for place in found}
-        if guest.lost and guest.places != places:
-            raise mismatch("its rows have changed while they were matched")
-        guest.places = frozenset(places)
+        if party_node.lost and party_node.places != places:
+            raise mismatch("its rows changed during the alignment")
+        party_node.places = frozenset(places)
 
-    async def _keep(self, guest: _RemoteParty, head: Mapping[str, Tree], rest: Sequence[bytes]) -> None:
-        """Tell a node which of its rows are whose. One that has forgotten is matched with again."""
-        if guest.lost:
-            await self._find(guest)
-            guest.lost = False
+    async def _keep(self, party_node: _RemoteParty, head: Mapping[str, Tree], rest: Sequence[bytes]) -> None:
+        """Send a node the roles of its rows; a node that lost the alignment repeats it first."""
+        if party_node.lost:
+            await self._find(party_node)
+            party_node.lost = False
         try:
-            await self._ask(guest, "keep", head, *rest)
-        except CallRefused as why:
-            guest.lost = why.code == rpc_errors.UNKNOWN
+            await self._ask(party_node, "keep", head, *rest)
+        except CallRefused as error:
+            party_node.lost = error.code == rpc_errors.UNKNOWN
             raise
 
     async def _ask(
         self,
-        guest: _RemoteParty,
+        party_node: _RemoteParty,
         step: str,
         head: Mapping[str, Tree],
         *rest: bytes,
         like: Any = object,
         deadline: float | None = None,
     ) -> tuple[Any, list[memoryview]]:
-        """A step at one node."""
+        """Make one step at a node."""
         whole: Tree = {"run": self._id, "start": self._start, "step": step, **head}
         body = payload.pack(whole, *rest)
         call = f"{self._id}/{self._start}/match/{next(self._numbers)}"
-        answer = await guest.link.ask("match", body, id=call, deadline=deadline or self._nodes.waiting.call)
+        answer = await party_node.link.ask("match", body, id=call, deadline=deadline or self._nodes.waiting.call)
         return payload.unpack(answer, like)
 
-    async def _all(self, guests: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]) -> None:
-        """Do something with all nodes at the same time; whatever keeps them from it is told at once."""
-        ends = await asyncio.gather(*(self._patiently(g, partial(work, g)) for g in guests), return_exceptions=True)
+    async def _all(self, parties: Sequence[_RemoteParty], work: Callable[[_RemoteParty], Awaitable[None]]) -> None:
+        """Run a step with all nodes at the same time, and report all problems together."""
+        ends = await asyncio.gather(*(self._patiently(g, partial(work, g)) for g in parties), return_exceptions=True)
         away, wrong = [], []
-        for guest, end in zip(guests, ends, strict=True):
-            name = guest.node.name
+        for party_node, end in zip(parties, ends, strict=True):
+            name = party_node.node.name
             if isinstance(end, CallRefused) and end.code == rpc_errors.UNREACHABLE:
-                away.append(f"{name} at {guest.link.where}: {guest.link.problem or 'no answer'}")
+                away.append(f"{name} at {party_node.link.where}: {party_node.link.problem or 'no answer'}")
             elif isinstance(end, CallRefused):
-                wrong.append(f"{name} takes no part: {end.words}")
+                wrong.append(f"{name} refuses: {end.words}")
             elif isinstance(end, MessageError):
-                wrong.append(f"what {name} answers when rows are matched can't be used ({end}): is it of this version?")
+                wrong.append(f"{name} sent an invalid answer ({end}); use the same version of fedloom there")
             elif isinstance(end, BaseException):
                 raise end
         if away:
-            raise EngineError("\n".join(["these nodes can't be reached; is each one running?", *away]))
+            raise EngineError("\n".join(["unreachable nodes; is fedloom node running there?", *away]))
         if wrong:
             raise ConfigError("\n".join(wrong))
 
-    async def _patiently(self, guest: _RemoteParty, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something with a node, again and from the beginning where it was away, or restarted, or busy."""
+    async def _patiently(self, party_node: _RemoteParty, work: Callable[[], Awaitable[None]]) -> None:
+        """Run a step with a node, and repeat it from the start if the node was unreachable, restarted or busy."""
         loop, patience, lost = asyncio.get_running_loop(), self._nodes.waiting.start, 0
         end = loop.time() + patience
         while True:
-            if not await guest.link.wait(max(0.0, end - loop.time())):
-                raise CallRefused(rpc_errors.UNREACHABLE, "no sign of life")
+            if not await party_node.link.wait(max(0.0, end - loop.time())):
+                raise CallRefused(rpc_errors.UNREACHABLE, "unreachable")
             began = loop.time()
             try:
                 return await work()
-            except CallRefused as why:
+            except CallRefused as error:
                 if loop.time() - began > patience:
                     end = loop.time() + patience
-                lost += why.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN)
-                again = why.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN) and lost < TRIES
+                lost += error.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN)
+                again = error.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN) and lost < TRIES
                 if not again or loop.time() >= end:
                     raise
-                _log.warning("matching with %s begins again: %s", guest.node.name, why.words)
+                _log.warning("alignment with %s starts again: %s", party_node.node.name, error.words)
             await asyncio.sleep(0.5)
 
-    def _tell(self, guests: Sequence[_RemoteParty]) -> None:
-        """Write down what each side has learnt."""
-        names = ["the coordinator", *(guest.node.name for guest in guests)]
+    def _log_learnt(self, parties: Sequence[_RemoteParty]) -> None:
+        """Log what each side has learnt."""
+        names = ["the coordinator", *(party_node.node.name for party_node in parties)]
         if self._run.columns.backend == "openmined":
-            said = learnt_privately(names, [guest.cuts for guest in guests])
+            sentences = learnt_privately(names, [party_node.cuts for party_node in parties])
         else:
-            said = [
-                f"The coordinator was shown a hash of every id of {name}, and can try out any id." for name in names[1:]
+            sentences = [
+                f"The coordinator received a hash of every id of {name}, and can guess ids." for name in names[1:]
             ]
-        for sentence in said:
+        for sentence in sentences:
             _log.info("alignment: %s", sentence)
 
 
-def _told(roles: VerticalSplit, party: int, labelled: np.ndarray) -> dict[str, Any]:
-    """What a node is told: places, in the announced order, of those who are aligned, tested, left to it alone, or
-    unused there. Anybody else whom all have has no label."""
+def _positions(roles: VerticalSplit, party: int, labelled: np.ndarray) -> dict[str, Any]:
+    """A node's aligned, test, unaligned (`dealt`) and unused rows, as positions in the announced order. Other common
+    rows have no label."""
     aligned, test, rest = roles.aligned[party], roles.test[party], roles.unaligned[party]
     dealt = rest[labelled[rest]]
     unused = np.setdiff1d(np.flatnonzero(labelled), np.concatenate([aligned, test, dealt]))
@@ -315,7 +319,7 @@ def _told(roles: VerticalSplit, party: int, labelled: np.ndarray) -> dict[str, A
 
 
 def _in_a_loop(work: Coroutine[Any, Any, T]) -> T:
-    """What comes of some work, in an asyncio loop of its own: this thread may have one already."""
+    """Run work in a new asyncio loop in another thread, as this thread may have a loop already."""
     begun: dict[str, Any] = {}
 
     async def whole() -> T:

@@ -1,8 +1,8 @@
-"""The ClientApp: what a SuperNode answers, by the node's own config and beside its own data.
+"""The ClientApp: answers a SuperNode's calls, by the node's own config and beside its own data.
 
-Flower starts a process for each message, and forgets. So everything that must last lies in the folder of the node's
-`fedloom.remote.node.service.NodeService`, and two processes never work on one folder at a time. No text of an exception
-leaves: Flower would send it to the SuperLink.
+Flower starts a process for each message, so all state is in the folder of the node's
+`fedloom.remote.node.service.NodeService`, which processes lock. Exceptions are caught here, as Flower would send their
+texts to the SuperLink.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ app = ClientApp()
 
 
 def answer(message: Any, context: Any) -> Any:
-    """Answer one call of the ServerApp, whatever happens."""
+    """Answer one call of the ServerApp; never raises."""
     from fedloom.remote import rpc_errors
     from fedloom.remote.flower.records import pack
     from fedloom.remote.rpc_errors import CallRefused
@@ -29,8 +29,8 @@ def answer(message: Any, context: Any) -> Any:
         logging.getLogger("fedloom.node").warning("refused: %s. %s", refusal.words, refusal.detail)
         content = pack({"code": refusal.code, "words": refusal.words})
     except Exception:
-        logging.getLogger("fedloom.node").exception("a call could not be answered")
-        content = pack({"code": rpc_errors.FAILED, "words": "this node could not answer; its own log says why"})
+        logging.getLogger("fedloom.node").exception("a call failed")
+        content = pack({"code": rpc_errors.FAILED, "words": "this node failed to answer; the reason is in its log"})
     return Message(content, reply_to=message)
 
 
@@ -38,7 +38,7 @@ app.query("fedloom")(answer)
 
 
 def _answered(content: Any, node_config: Any) -> bytes:
-    """The answer of this SuperNode's node."""
+    """The answer of the SuperNode's node service."""
     import asyncio
 
     from fedloom.remote import rpc_errors
@@ -49,17 +49,21 @@ def _answered(content: Any, node_config: Any) -> bytes:
     from fedloom.remote.rpc_errors import CallRefused, mismatch
 
     if not isinstance(node_config.get("fedloom"), str):
-        raise CallRefused(rpc_errors.FAILED, "this SuperNode was started without the path of its node.toml")
+        raise CallRefused(
+            rpc_errors.FAILED, "this SuperNode needs the path of its node.toml as the setting fedloom of --node-config"
+        )
     config = read(Path(node_config["fedloom"]))
     (kind, to), body = unpack(content, "kind", "to")
     if to != config.name:
-        raise mismatch(f"this node is {config.name}, not {to}: see how its SuperNode was registered")
+        raise mismatch(f"this node is {config.name}, not {to}: check the name that its SuperNode is registered with")
 
     async def ask() -> bytes:
         host = NodeService(config)
         try:
             if len(body) > host.most(CALLER):
-                raise CallRefused(rpc_errors.TOO_LARGE, f"a call has at most {config.largest_mb} MB here")
+                raise CallRefused(
+                    rpc_errors.TOO_LARGE, f"the call has {len(body)} bytes; the limit is {config.largest_mb} MB"
+                )
             return await host.answer(CALLER, kind, body)
         finally:
             await host.close()

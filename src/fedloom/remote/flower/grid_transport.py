@@ -1,7 +1,7 @@
-"""The ServerApp's side of the wire: one thread that uses Flower's grid, and a line to each SuperNode on top of it.
+"""The ServerApp's transport: one thread that uses Flower's grid, and a connection to each SuperNode on top of it.
 
-Flower's own `send_and_receive` looks for replies every three seconds; this one looks more often, and sends a message
-again if its SuperNode was restarted, as Flower hands it out once only. A node does its work once all the same.
+Flower's own `send_and_receive` polls for replies every three seconds; this transport polls more often, and sends a
+message again if its SuperNode was restarted, as Flower delivers it once only. A node still does its work once.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fedloom.remote.frames import printable
 from fedloom.remote.rpc_errors import CallRefused
 
 LOOK: Final = 0.2
-"""Seconds between two looks for replies."""
+"""Seconds between two polls for replies."""
 ROLL: Final = 2.0
-"""Seconds between two looks at who is there."""
+"""Seconds between two polls of the available SuperNodes."""
 GOODBYE: Final = 5.0
-"""Seconds that the post may take to end."""
+"""Seconds for the thread to end."""
 _log = logging.getLogger("fedloom.flower")
 
 
 @dataclass(frozen=True)
 class Presence:
-    """A SuperNode that is there.
+    """An available SuperNode.
 
     Attributes:
         node: Flower's number for it.
-        since: when it came; another value after a restart.
+        since: when it connected; another value after a restart.
     """
 
     node: int
@@ -48,13 +48,13 @@ class Presence:
 
 @dataclass(eq=False)
 class _PendingCall:
-    """A call on its way.
+    """A call without an answer yet.
 
     Attributes:
         to: the node's name.
-        until: when nobody waits for the answer any more.
-        sent: to which SuperNode it went.
-        id: of the message that carries it.
+        until: its deadline.
+        sent: the SuperNode that it was sent to.
+        id: of its message.
     """
 
     to: str
@@ -66,13 +66,13 @@ class _PendingCall:
 
 
 class GridTransport:
-    """Brings calls to SuperNodes and their answers back. Close it at the end.
+    """Sends calls to SuperNodes and receives their answers. Close it at the end.
 
     Args:
-        grid: Flower's. Nobody else uses it meanwhile.
+        grid: Flower's, for exclusive use.
 
     Attributes:
-        twice: names that more than one SuperNode was registered with: none of them counts as there.
+        twice: names with several SuperNodes, none of which is used.
     """
 
     def __init__(self, grid: Any) -> None:
@@ -89,12 +89,12 @@ class GridTransport:
         self._thread.start()
 
     def there(self) -> dict[str, Presence]:
-        """The SuperNodes that are there, by the names that they were registered with."""
+        """The available SuperNodes, by the names that they are registered with."""
         return dict(self._there)
 
-    def watch(self, told: Callable[[], None]) -> None:
-        """Tell when somebody has come or gone, from the post's own thread."""
-        self._watchers.append(told)
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed` from the transport's thread whenever the available SuperNodes change."""
+        self._watchers.append(changed)
 
     def send(self, to: str, content: Any, seconds: float) -> Future[bytes]:
         """The answer to a call, to come; `CallRefused` in its place if there is none. Cancel it to give up."""
@@ -105,7 +105,7 @@ class GridTransport:
         return pending.answer
 
     def close(self) -> None:
-        """Bring nothing any more."""
+        """Stop the thread."""
         self._closed = True
         self._wake.set()
         self._thread.join(GOODBYE)  # Flower tries for ever to reach a SuperLink that is gone
@@ -118,36 +118,36 @@ class GridTransport:
                 messages = list(self._pending)
             try:
                 if monotonic() - self._looked >= ROLL:
-                    self._call_the_roll()
+                    self._find_nodes()
                 self._push(messages)
                 self._pull(messages)
                 problem = ""
-            except Exception as error:  # the SuperLink is not there, or will not do it
+            except Exception as error:  # the SuperLink is unreachable or refuses
                 if str(error) != problem:
-                    _log.warning("the SuperLink could not be used: %s", error)
+                    _log.warning("the SuperLink failed: %s", error)
                 problem = str(error)
                 for pending in messages:
-                    _fail(pending, CallRefused(rpc_errors.UNREACHABLE, "the SuperLink could not be used"))
+                    _fail(pending, CallRefused(rpc_errors.UNREACHABLE, "the SuperLink failed"))
             self._wake.wait(LOOK)
             self._wake.clear()
 
-    def _call_the_roll(self) -> None:
-        """Find out who is there."""
+    def _find_nodes(self) -> None:
+        """Update the available SuperNodes."""
         nodes = [node for node in self._grid.get_nodes() if node.name]
         names = Counter(node.name for node in nodes)
         self.twice = {name for name, count in names.items() if count > 1}
         found = {n.name: Presence(n.node_id, n.last_activated_at) for n in nodes if n.name not in self.twice}
         changed, self._there, self._looked = found.keys() != self._there.keys(), found, monotonic()
-        for told in self._watchers if changed else ():
-            told()
+        for watcher in self._watchers if changed else ():
+            watcher()
 
     def _push(self, messages: list[_PendingCall]) -> None:
-        """Send what is new, and again what went to a SuperNode that was restarted since."""
+        """Send new calls, and again those of SuperNodes restarted since."""
         going = []
         for pending in messages:
             there = self._there.get(pending.to)
             if there is None:
-                _fail(pending, CallRefused(rpc_errors.UNREACHABLE, f"no SuperNode called {pending.to} is there"))
+                _fail(pending, CallRefused(rpc_errors.UNREACHABLE, f"no SuperNode named {pending.to} is available"))
             elif pending.sent != there:
                 pending.sent = there
                 ttl = max(pending.until - monotonic(), 1.0)
@@ -158,10 +158,10 @@ class GridTransport:
         for (pending, _), id in zip(going, ids, strict=True):
             pending.id = id or ""
             if not id:
-                _fail(pending, CallRefused(rpc_errors.TOO_LARGE, "the SuperLink did not take the message"))
+                _fail(pending, CallRefused(rpc_errors.TOO_LARGE, "the SuperLink rejected the message"))
 
     def _pull(self, messages: list[_PendingCall]) -> None:
-        """Hand over the answers that are there."""
+        """Receive the available answers."""
         waiting = {pending.id: pending for pending in messages if not pending.answer.done()}
         for message in self._grid.pull_messages(list(waiting)) if waiting else ():
             pending = waiting.get(message.metadata.reply_to_message_id)
@@ -171,7 +171,7 @@ class GridTransport:
                 if message.has_error():  # its words would be those of an exception
                     _log.warning("%s: Flower's error %d", pending.to, message.error.code)
                     code = _MEANING.get(message.error.code, rpc_errors.FAILED)
-                    raise CallRefused(code, "the SuperNode gave no answer; its own log may say why")
+                    raise CallRefused(code, "the SuperNode did not answer; see its log")
                 (code, words), body = unpack(message.content, "code", "words")
                 if code:
                     raise CallRefused(code if code in rpc_errors.CODES else rpc_errors.FAILED, printable(words))
@@ -182,16 +182,16 @@ class GridTransport:
 
 
 _MEANING: Final = {3: rpc_errors.LATE, 4: rpc_errors.UNREACHABLE, 5: rpc_errors.UNREACHABLE}
-"""What Flower's codes come to: a message that ran out, a reply that was lost, a node that is gone."""
+"""Flower's error codes: message expired, reply lost, node gone."""
 
 
 class GridClient:
     """A connection to one node, as `fedloom.remote.engine` uses it. Made and used in one asyncio loop.
 
     Args:
-        post: brings the calls.
-        name: of the node, as its SuperNode was registered.
-        changed: told when it comes or goes.
+        post: the transport.
+        name: of the node, as its SuperNode is registered.
+        changed: called with whether it is available, whenever that changes.
     """
 
     where = "Flower"
@@ -206,31 +206,31 @@ class GridClient:
 
     @property
     def up(self) -> bool:
-        """Whether its SuperNode is there, as far as the SuperLink knows."""
+        """Whether its SuperNode is available, as far as the SuperLink knows."""
         return self._name in self._post.there()
 
     @property
     def problem(self) -> str:
-        """Why it is not there."""
+        """Why it is not available."""
         if self._name in self._post.twice:
             return "several SuperNodes have this name: unregister all but one"
         others = ", ".join(sorted(self._post.there())) or "none"
-        return f"no SuperNode of this name is there; there are: {others}"
+        return f"no SuperNode of this name; available: {others}"
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until the node is there; whether it is."""
+        """Wait until the node is available, and return whether it is."""
         end = monotonic() + seconds
         while not self.up and monotonic() < end:
             await asyncio.sleep(LOOK)
         return self.up
 
     async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
-        """Make a call; its answer. The id is not needed: what a node has done it knows by the call's number.
+        """Make a call and return its answer. The id is not used, as nodes know a repeated call by its number.
 
         Raises:
-            CallRefused: with `UNREACHABLE` if the node is not there, `LATE` after the deadline, or what the node says.
+            CallRefused: with `UNREACHABLE` for an unavailable node, `LATE` after the deadline, or the node's error.
         """
-        if kind == "close":  # between two calls nothing of a node is in memory
+        if kind == "close":  # a node holds nothing in memory between two calls
             return payload.pack({})
         coming = self._post.send(self._name, pack({"kind": kind, "to": self._name}, body), deadline)
         self.sent += len(body)
@@ -242,7 +242,7 @@ class GridClient:
         return answer
 
     async def close(self) -> None:
-        """Nothing is held but by the post."""
+        """Nothing to close: the transport holds all connections."""
 
     def _look(self) -> None:
         if self.up != self._was:

@@ -1,4 +1,4 @@
-"""Calls and answers as records of Flower's messages: a few words on top, and our own bytes beneath."""
+"""Calls and answers as records of Flower's messages: a few strings, and the body as bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedloom.remote import rpc_errors
 from fedloom.remote.rpc_errors import CallRefused
 
 ACTION: Final = "fedloom"
-"""What messages to a ClientApp are for, beside the apps of others."""
+"""The action of messages to a ClientApp."""
 CALLER: Final = "superlink"
-"""Who calls, to a node: Flower does not tell it which account started a run."""
+"""The caller's name at a node, as Flower does not say which account started a run."""
 _TOP, _BODY, _BYTES = "fedloom", "body", "bytes"
 
 
@@ -23,16 +23,12 @@ def pack(top: dict[str, str], body: bytes = b"") -> Any:
 
 
 def unpack(content: Any, *names: str) -> tuple[list[str], bytes]:
-    """The words of these names on top of a content, and its bytes.
-
-    Raises:
-        CallRefused: it is no such content.
-    """
+    """The strings of these names in a content, and its bytes; raises CallRefused if it has others."""
     try:
         top, body = content[_TOP], content[_BODY][_BYTES].data
         words = [top[name] for name in names]
     except (KeyError, AttributeError, TypeError):
-        raise CallRefused(rpc_errors.MALFORMED, "that is no message of fedloom") from None
+        raise CallRefused(rpc_errors.MALFORMED, "not a message of fedloom") from None
     if not isinstance(body, bytes) or not all(isinstance(word, str) for word in words):
-        raise CallRefused(rpc_errors.MALFORMED, "that is no message of fedloom")
+        raise CallRefused(rpc_errors.MALFORMED, "not a message of fedloom")
     return words, body

@@ -1,4 +1,4 @@
-"""The ServerApp: a run whose parties are at SuperNodes. What it does stands in the app's config."""
+"""The ServerApp: a run with parties at SuperNodes, described by the app's config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fedloom.remote.flower.grid_transport import GridClient, GridTransport
 from fedloom.remote.flower.records import CALLER
 
 OWN: Final = {"experiment": str, "nodes": str, "out": str, "resume": bool, "wait": int, "deadline": int}
-"""Keys of the app's config that are no settings of a run, and their types."""
+"""Keys of the app's config in addition to settings of a run, and their types."""
 T = TypeVar("T")
 _log = logging.getLogger("fedloom.flower")
 
@@ -35,19 +35,19 @@ app = ServerApp()
 
 
 def main(grid: Any, context: Any) -> None:
-    """Do the run that the app's config describes.
+    """Execute the run of the app's config.
 
     Raises:
-        FedloomError: it can't be done. Flower shows the words to who started the run.
+        FedloomError: the run failed. Flower shows the message to the user.
     """
-    _speak()
+    _log_to_stdout()
     asked = RunRequest.of(context.run_config)
     if asked.folder is not None:
         settle(asked.folder, resume=asked.resume)
     post = GridTransport(grid)
     try:
         there = partial(backend, asked=asked, post=post)
-        work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_tell, backend=there)
+        work = partial(execute, asked.run, asked.folder, resume=asked.resume, progress=_log_round, backend=there)
         result = _interruptibly(work)
     finally:
         post.close()
@@ -59,14 +59,14 @@ app.main()(main)
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What an app's config asks for.
+    """The run of an app's config.
 
     Attributes:
-        run: what a TOML file of the run would say.
-        nodes: the names of the SuperNodes, in the order of the parties.
-        folder: where to write on this machine; None writes nothing.
-        resume: whether to go on with the run in it.
-        waiting: how long for SuperNodes.
+        run: its config.
+        nodes: names of the SuperNodes, in the order of the parties.
+        folder: for the results, on this machine; None writes nothing.
+        resume: whether to resume the run in it.
+        waiting: timeouts for SuperNodes.
     """
 
     run: RunConfig
@@ -77,25 +77,23 @@ class RunRequest:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> RunRequest:
-        """What a config asks for: `OWN` keys, and any setting of a run under its dotted name.
+        """Read a config with `OWN` keys and any setting of a run under its dotted name.
 
         Raises:
-            ConfigError: all that is wrong.
+            ConfigError: a key is missing or invalid.
         """
         own = {"out": "", "resume": False, "wait": 120, "deadline": 3600, **{k: config[k] for k in OWN if k in config}}
         for name, kind in OWN.items():
             if type(own.get(name)) is not kind:
-                raise ConfigError(
-                    f"{name}: the app's config must have it, a {kind.__name__}, such as examples/flower has"
-                )
+                raise ConfigError(f"{name}: set this {kind.__name__} in the app's config, as in examples/flower")
         nodes = tuple(own["nodes"].replace(",", " ").split())
         if not nodes:
             raise ConfigError('nodes: name the SuperNodes in the order of the parties, such as nodes = "alpha beta"')
         found = read(own["experiment"], [f"{k}={_spelt(v)}" for k, v in sorted(config.items()) if k not in OWN])
         if found.compare is not None:
-            raise ConfigError("experiment: this compares several runs; name one of them")
+            raise ConfigError("experiment: a comparison has several runs; choose an experiment with one run")
         if found.run.engine not in (EngineConfig(), EngineConfig(name="local")):
-            raise ConfigError("engine: the parties are at SuperNodes; leave the section out")
+            raise ConfigError("engine must be left out, as parties are at SuperNodes")
         run = found.run.model_copy(update={"engine": EngineConfig(name="local")})
         folder = Path(own["out"]) if own["out"] else None
         return cls(run, nodes, folder, own["resume"], Timeouts(own["wait"], own["deadline"]))
@@ -113,8 +111,8 @@ def backend(
     """Parties at SuperNodes.
 
     Raises:
-        ConfigError: the method has peers speak to each other, or a node holds something else than it must.
-        EngineError: a SuperNode is not there, or its node refuses.
+        ConfigError: the method needs peers to reach each other, or a node's facts differ from the expected ones.
+        EngineError: a SuperNode is not available.
     """
 
     async def connect(node: NodeAddress, changed: Callable[[str, bool], None]) -> GridClient:
@@ -123,7 +121,7 @@ def backend(
     def start(plan: RunPlan) -> Engine:
         if plan.method.server is None:
             raise ConfigError(
-                f"{plan.method.name} goes from peer to peer, and SuperNodes know no peers: run it with the engine net"
+                f"{plan.method.name} needs peers to reach each other, which SuperNodes cannot: use the engine net"
             )
         return at_nodes(plan, nodes, folder, resume=resume)
 
@@ -134,12 +132,12 @@ def backend(
 
 
 def _spelt(value: Any) -> str:
-    """A value of Flower's config as `-s` on the command line has it."""
+    """A value of Flower's config as text for `-s`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _interruptibly(work: Callable[[], T]) -> T:
-    """Do work in another thread: this one hears from Flower that a run is stopped, but not while it waits for long."""
+    """Run work in another thread, so that this one can receive Flower's stop signal."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -154,8 +152,8 @@ def _interruptibly(work: Callable[[], T]) -> T:
     return done.result()
 
 
-def _speak() -> None:
-    """Let `flwr log` show what happens."""
+def _log_to_stdout() -> None:
+    """Send the log to standard output, for `flwr log`."""
     log = logging.getLogger("fedloom")
     if not log.handlers:
         handler = logging.StreamHandler(sys.stdout)
@@ -164,5 +162,5 @@ def _speak() -> None:
     log.setLevel(logging.INFO)
 
 
-def _tell(status: Status) -> None:
+def _log_round(status: Status) -> None:
     _log.info("round %d of %d: %s %.3f", status.round, status.rounds, status.measure, status.accuracy)

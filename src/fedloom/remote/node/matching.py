@@ -1,7 +1,7 @@
-"""The node's side of a matching: which of its people the other parties of a run have too, before the run is opened.
+"""The node's side of an alignment, before a run is opened: find the ids that other parties have too.
 
-Step by step, as `fedloom.data.alignment` describes it. What is kept in the end are row numbers, in the run's folder;
-ids are in memory only, as hashes, and neither in a log nor in an answer but by the protocol.
+The steps are those of `fedloom.data.alignment`. The result is kept as row numbers in the run's folder. Ids are in
+memory only, as hashes, and appear in no log, and in no answer except as the protocol requires.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from fedloom.remote.node.store import Store
 from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
 
 FILE: Final = "matched"
-"""In a run's folder: whose rows are whose."""
+"""The file with the alignment, in the run's folder."""
 CLASSES: Final = 100_000
-"""The most classes."""
+"""Limit of the number of classes."""
 _STEP: Final = {"run": str, "start": int, "step": str}
 _STEPS: Final = {
     "begin": {**_STEP, "protocol": int, "version": str, "party": int, "config": object, "rows": int},
@@ -51,15 +51,15 @@ T = TypeVar("T")
 
 @dataclass
 class _MatchingState:
-    """One that is under way.
+    """An alignment in progress.
 
     Attributes:
-        theirs: ids that the coordinator says it has.
-        own: the hashes of our ids, in the order of the file.
-        cut: their places by shard; none where ids are compared in the open.
-        next: the shard that comes next.
-        asked: ids that were asked for so far.
-        told: whether all was answered that finds who is common.
+        theirs: number of ids that the coordinator reports.
+        own: hashes of this node's ids, in the order of the file.
+        cut: their positions by shard; none for the backend `plain`.
+        next: the next shard.
+        asked: number of ids that the coordinator has sent so far.
+        told: whether all steps that find common ids are answered.
     """
 
     caller: str
@@ -78,16 +78,16 @@ class _MatchingState:
 
 
 class Matcher:
-    """Answers the steps of matchings.
+    """Answers the steps of alignments.
 
     Args:
         config: the node's.
         folder: of its state.
         audit: its audit log.
-        read: a run's config from a caller's text, if the policy has it so.
-        work: does something in the thread for work.
-        room: raises CallRefused if there is no place for another run.
-        void: forgets what there was of a run, as its rows are matched anew.
+        read: parses a caller's config of a run, and checks it against the policy.
+        work: runs work in the worker thread.
+        room: raises CallRefused if another run would exceed `most_runs`.
+        void: discards the state of a run, as its rows are aligned again.
     """
 
     def __init__(
@@ -106,13 +106,13 @@ class Matcher:
         self._under_way: dict[str, _MatchingState] = {}
 
     def heard(self, caller: str, run: str) -> None:
-        """A sign of life of a run."""
+        """Record the coordinator's heartbeat for a run."""
         matching = self._under_way.get(run)
         if matching is not None and matching.caller == caller:
             matching.heard = monotonic()
 
     def others(self, run: str) -> set[str]:
-        """The other runs whose rows are being matched."""
+        """The other runs with an alignment in progress."""
         for other, matching in [*self._under_way.items()]:
             if monotonic() - matching.heard > self._config.lease:
                 del self._under_way[other]
@@ -127,17 +127,17 @@ class Matcher:
             rest: further messages.
 
         Raises:
-            CallRefused, MessageError, OSError: it is not answered.
+            CallRefused, MessageError, OSError: the step failed or is not allowed.
         """
         step = request.get("step")
         if step not in _STEPS:
-            raise MessageError("there is no such step of a matching")
+            raise MessageError("unknown step of an alignment")
         message.check_like(request, _STEPS[step])
         if step == "begin":
             return await self._begin(caller, request)
         matching = self._under_way.get(request["run"])
         if matching is None or matching.caller != caller or matching.start < request["start"]:
-            raise CallRefused(rpc_errors.UNKNOWN, "no rows are being matched for this run: begin")
+            raise CallRefused(rpc_errors.UNKNOWN, "no alignment of this run is in progress: begin one")
         if matching.start > request["start"]:
             raise superseded()
         matching.heard = monotonic()
@@ -151,7 +151,7 @@ class Matcher:
             return await (self._shard(matching, request["shard"], rest) if step == "shard" else self._ids(matching))
 
     async def _begin(self, caller: str, request: Mapping[str, Any]) -> bytes:
-        """Read the own ids, and say how many there are."""
+        """Read this node's ids, and answer their number."""
         payload.check_versions(request["protocol"], request["version"])
         run, start = request["run"], request["start"]
         config = self._read(caller, payload.joined(request["config"]))
@@ -177,14 +177,14 @@ class Matcher:
         self._audit.write(
             "began to match", caller, run=run, **facts, ids=len(matching.own), ids_of_caller=matching.theirs
         )
-        _log.info("%s matches %d ids with ours for run %s", caller, matching.theirs, run[:8])
+        _log.info("%s aligns %d ids with this node's for run %s", caller, matching.theirs, run[:8])
         self._under_way[run] = matching
         return payload.pack({"rows": len(matching.own)})
 
     def _allow(self, data: NodeData, backend: str, rows: int) -> None:
-        """Hold a matching to the policy."""
+        """Check an alignment against the policy."""
         if not self._config.evaluate:
-            words = "this run is judged by what all parties contribute, and this node contributes to no evaluation"
+            words = "evaluating this run needs all parties, and this node's policy does not allow evaluation"
             raise refused(words)
         if backend not in data.align:
             raise refused(f"ids are matched here by {' or '.join(data.align)}, not by {backend}")
@@ -192,7 +192,7 @@ class Matcher:
             raise refused(f"1 to {data.most_ids} ids are matched with those here, not {rows}")
 
     def _fence(self, caller: str, run: str, start: int) -> None:
-        """Refuse another's run, and an older start of one."""
+        """Refuse another coordinator's run, and an older start."""
         folder = self._folder / f"run-{run}"
         now, facts = self._under_way.get(run), Store(folder).facts()
         try:
@@ -208,14 +208,14 @@ class Matcher:
             raise superseded()
 
     async def _shard(self, matching: _MatchingState, number: int, rest: Sequence[memoryview]) -> bytes:
-        """Our side of the intersection in one shard: each is answered once, so that nobody asks on and on."""
+        """Answer one shard of the intersection; each is answered once, which limits the ids that a caller can test."""
         if number != matching.next or number >= len(matching.cut) or len(rest) != 1:
-            raise MessageError("the shards of a matching come one after the other, each once")
+            raise MessageError("shards of an alignment must come in order, each once")
         request = bytes(rest[0])
         mine = [matching.own[place] for place in matching.cut[number]]
 
         def work() -> tuple[bytes, bytes, int]:
-            matching.next += 1  # also if it fails; but not for a queue that is full
+            matching.next += 1  # also if it fails, but not if the queue is full
             server = PSIServer(mine, most=matching.theirs - matching.asked)
             response = server.respond(request)
             return server.setup(), response, server.asked
@@ -236,20 +236,20 @@ class Matcher:
         return answer
 
     async def _ids(self, matching: _MatchingState) -> bytes:
-        """The hashes of all our ids, sorted, where the policy allows `plain`."""
+        """The sorted hashes of all ids, where the policy allows `plain`."""
         if matching.cut:
-            raise refused("ids are matched privately in this run")
+            raise refused("this run aligns ids by private set intersection")
         answer = payload.pack({}, b"".join(sorted(matching.own)))
         matching.told = True
         self._audit.write("showed ids", matching.caller, run=matching.run, ids=len(matching.own), bytes_out=len(answer))
         return answer
 
     async def _keep(self, matching: _MatchingState, request: Mapping[str, Any], rest: Sequence[memoryview]) -> bytes:
-        """Keep which of our rows are aligned, tested, and our own."""
+        """Keep the numbers of aligned, test and unaligned rows."""
         if not matching.told:
-            raise MessageError("a matching is kept after its last shard")
+            raise MessageError("an alignment can be kept only after its last shard")
         if not 2 <= request["classes"] <= CLASSES or not 8 <= len(request["mark"]) <= 64:
-            raise MessageError("a matching has a mark, and two classes or more")
+            raise MessageError("an alignment must have a mark, and two classes or more")
 
         def work() -> Matched:
             aligned, unaligned, test = _roles(matching, rest)
@@ -278,60 +278,56 @@ class Matcher:
         return payload.pack({})
 
     async def _try(self, work: Callable[[], T], what: str) -> T:
-        """Do something in the thread for work; what is wrong with our own files is for our own log alone."""
+        """Run work in the worker thread; errors of this node's own files go to its log only."""
         try:
             found: T = await self._work(work)
             return found
         except MessageError:
             raise
         except FedloomError as error:
-            _log.error("this node can't %s: %s", what, error)
-            raise CallRefused(rpc_errors.FAILED, f"this node can't {what}; its log says why") from None
+            _log.error("this node failed to %s: %s", what, error)
+            raise CallRefused(rpc_errors.FAILED, f"this node failed to {what}; the reason is in its log") from None
 
 
 def recall(folder: Path, facts: Mapping[str, Any], data: NodeData) -> Matched:
-    """Which of the rows are whose in a run that is opened.
+    """The kept alignment of a run that is opened.
 
     Args:
         folder: of the run.
         facts: of the run: caller, start and party.
-        data: where the rows are.
+        data: the node's rows.
 
     Raises:
-        CallRefused: nobody matched them, or they have changed since.
-        CheckpointError: what was kept is torn.
+        CallRefused: there is no alignment, or the rows have changed since.
+        CheckpointError: its file is damaged.
     """
     found = Matched.load(folder / FILE)
     if found is None or found.caller != facts["caller"] or found.party != facts["party"]:
-        words = "this node does not know whose rows were matched in this run: begin the run anew"
+        words = "this node has no alignment of this run: start the run again in another folder"
         raise mismatch(words)
     if found.start > facts["start"]:
         raise superseded()
     assert data.rows is not None
     if found.file != file_sha256(data.rows):
-        raise mismatch("the rows of this node have changed since they were matched: begin the run anew")
+        raise mismatch("this node's rows have changed since the alignment: start the run again in another folder")
     return found
 
 
 def _ids(data: NodeData, config: RunConfig) -> tuple[str, Sequence[bytes]]:
-    """The SHA-256 of our file, and the hashes of its ids."""
+    """The SHA-256 of the file, and the hashes of its ids."""
     assert data.rows is not None
     file = file_sha256(data.rows)
     held = PartyFile.passive(data.rows, data.id or str(config.columns.id), config.columns.label or "")
     (own,) = digests([held.ids], [str(data.rows)])
     if file != file_sha256(data.rows) or len(own) > MOST:
-        raise CheckpointError(f"{data.rows} changes while it is read, or has more than {MOST:,} rows")
+        raise CheckpointError(f"{data.rows} changed while it was read, or has more than {MOST:,} rows")
     return file, own
 
 
 def _roles(matching: _MatchingState, rest: Sequence[memoryview]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Our aligned, unaligned and test rows, from positions among those that all have.
-
-    Raises:
-        MessageError: there are no such positions, or no such rows.
-    """
+    """The aligned, unaligned and test rows, from positions among the common ids; raises MessageError if invalid."""
     if len(rest) < 2 or sum(map(len, rest[2:])) > 32 * min(matching.theirs, len(matching.own)):
-        raise MessageError("a matching is kept by positions, a key and the marks of those whom all have")
+        raise MessageError("an alignment must have positions, a key, and the marks of common ids")
     rows = follow([bytes(part) for part in rest[1:]], matching.own)
     found: Any = message.decode(rest[0], _LARGE)
     message.check_like(found, dict.fromkeys(_ROLES, object))
@@ -343,6 +339,6 @@ def _roles(matching: _MatchingState, rest: Sequence[memoryview]) -> tuple[np.nda
     if len(np.unique(people)) < len(people) or not len(aligned) or not len(test):
         raise MessageError("a position must have one role, and some must be aligned and some tested")
     if people.min() < 0 or people.max() >= len(rows):
-        raise MessageError("positions must be of people whom all have")
+        raise MessageError("positions must be those of common ids")
     others = np.setdiff1d(np.arange(len(matching.own)), rows[people])
     return rows[aligned], np.concatenate([others, rows[dealt]]), rows[test]
