@@ -207,7 +207,7 @@ def test_the_command_line_from_end_to_end(
     assert not stop.value.code
     assert "log-loss" in capsys.readouterr().out
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Balanced accuracy" in page and "Who holds what" in page and "Each party alone" in page
+    assert "Balanced accuracy" in page and "Data of each party" in page and "Each party alone" in page
 
 
 def test_rare_classes_are_judged_apart() -> None:

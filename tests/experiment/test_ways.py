@@ -120,7 +120,7 @@ def test_mixing_is_written_at_the_rounds_that_are_evaluated(page: str, tmp_path:
     measures = {row[4] for row in table(tmp_path / "a" / "metrics.csv")}
     assert "taken" in measures and not measures & {"mixing", "other vector"}
     text = report.write(tmp_path / "a").read_text(encoding="utf-8")
-    assert "Who learns from whom" in text and "as they are" in text
+    assert "Mixing weights" in text and "as they are" in text
     execute(run("local", params={}), tmp_path / "local")
     assert not (tmp_path / "local" / "mixing.csv").exists()
 

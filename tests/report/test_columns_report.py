@@ -156,12 +156,13 @@ def write_comparison(folder: Path, accuracies: dict[str, Sequence[float]], **mor
 def test_numbers_of_a_run_land_in_its_page(tmp_path: Path) -> None:
     page = written(write_columns(tmp_path / "run", failures=[(0, "party-1", "improve", "late")]))
     text = checked(page).text
-    assert "Three parties with different columns of the same rows, of whom one knows the labels, gave the right" in text
-    assert "one of two classes to 75.0 % of 16 test rows of wine (balanced accuracy 50.0 %, AUC 0.875, log-loss" in text
+    assert "Three parties with different columns of the same rows, one of which holds the labels" in text
+    assert "reached an accuracy of 75.0 % on 16 test rows of wine with two classes (balanced" in text
+    assert "accuracy 50.0 %, AUC 0.875, log-loss" in text
     assert "0.250) after 10 iterations; always answering the most frequent class gives 62.5 %." in text
     # The classes' frequencies are 3/4 and 1/4: their entropy is 0.562. √(3/4 · 1/4 / 16) = 10.8 %.
-    assert "the classes' frequencies give 0.562" in text and "standard error 10.8" in text
-    assert "guessing gives 50.0 %" in text and "guessing gives 0.5" in text
+    assert "class frequencies give 0.562" in text and "standard error 10.8" in text
+    assert "chance gives 50.0 %" in text and "chance gives 0.5" in text
     assert "8.00 MB" in text and "by the parties" in text and "client" not in text.replace("clients = 3", "")
     assert "Calls without a usable reply" in text and "fedloom run config.toml" in text
 
@@ -169,11 +170,11 @@ def test_numbers_of_a_run_land_in_its_page(tmp_path: Path) -> None:
 def test_who_holds_what(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run"))).text
     assert "age, income" in text and "each party's network is mlp-5" in text
-    assert all(mark in text for mark in ("3.00", "0.189", "0.894", "cos is 0.912 in all"))
-    assert "Aligned rows by class, then unaligned rows where" in text
+    assert all(mark in text for mark in ("3.00", "0.189", "0.894", "cos weighted by rows is 0.912"))
+    assert "Aligned rows by class, then unaligned rows, whose classes no party knows" in text
     many = [f"a rather long column {i}" for i in range(9)]
     text = checked(written(write_columns(tmp_path / "many", columns=many))).text
-    assert "nine columns" in text and "The columns by name" in text and many[8] in text
+    assert "nine columns" in text and "Column names" in text and many[8] in text
     text = checked(written(write_columns(tmp_path / "pictures", columns=None))).text
     assert "1 × 4 × 6" in text
 
@@ -197,14 +198,14 @@ def test_parties_are_called_by_their_files(tmp_path: Path) -> None:
 
 def test_labels_that_nobody_knows_are_not_shown(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run", known=False))).text
-    assert "MID" not in text and "Aligned rows by class. Beside them there are 16 test rows" in text
+    assert "MID" not in text and "Aligned rows by class. All parties also hold 16 test rows" in text
     assert "Accuracy of each party alone at the end" in text and "pseudo-label accuracy" in text
     assert "On its own unaligned rows" not in text
 
 
 def test_each_party_alone(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run"))).text
-    assert "known only where somebody has the labels, as in a simulation" in text and "all together, at the end" in text
+    assert "which only a simulation has" in text and "joint, at the end" in text
     for number in ("56.2 %", "37.5 %", "75.0 %"):  # party 1 on the test, party 2 on its own, their most frequent class
         assert number in text
     assert "Each party alone" not in checked(written(write_columns(tmp_path / "split", alone=False))).text
@@ -212,19 +213,19 @@ def test_each_party_alone(tmp_path: Path) -> None:
 
 def test_what_could_be_found_out(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run", attacks=True))).text
-    assert "What parties could infer about labels" in text and "the class of each; no label" in text
-    assert "Always guessing the most frequent class is right at 37.5 %." in text and "62.5 %" in text
+    assert "Label inference attacks" in text and "and their classes; no label" in text
+    assert "Always guessing the most frequent class gives 37.5 %." in text and "62.5 %" in text
     assert "Prototypes by iteration; at the end party-1 50.0 % and party-2 75.0 %." in (
         (tmp_path / "run" / "report.html").read_text().replace("\u00a0", " ")
     )
-    assert "could find out" not in checked(written(write_columns(tmp_path / "none"))).text
+    assert "Label inference" not in checked(written(write_columns(tmp_path / "none"))).text
 
 
 def test_a_class_that_nobody_could_learn(tmp_path: Path) -> None:
     run = write_columns(tmp_path / "run", classes=("red", "white", "rosé"), aligned=(12, 8, 0))
     text = checked(written(run)).text
-    assert "No aligned row is of the class rosé, so nothing teaches the active party to give it." in text
-    assert "On test rows of the other classes it is right at 50.0 %, on those of this one at 0.0 %." in text
+    assert "No aligned row has the class rosé, so the active party cannot learn it." in text
+    assert "The accuracy is 50.0 % on test rows of the other classes and 0.0 % on those of this one." in text
 
 
 def test_a_collapse_is_told(tmp_path: Path) -> None:
@@ -239,14 +240,14 @@ def test_traffic_of_each_round(tmp_path: Path) -> None:
     assert "Tensor data by round: active → party: improve at most 1.00 MB and party → active: improve at most" in page
     assert "Messages between them are not counted" in checked(page).text
     silent = checked(written(write_columns(tmp_path / "silent", unit=0))).text
-    assert "with no message between them" in silent and "Tensor data of each round" not in silent
-    assert "what it cost" not in silent
+    assert "without any message between them" in silent and "Tensor data of each round" not in silent
+    assert "by bytes sent" not in silent
 
 
 def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run", finished=False, attacks=True))).text
-    assert "This run is unfinished" in text and "to 75.0 % of 16 test rows" in text and "AUC 0.875" in text
-    assert "Each party alone" in text and "Always guessing the most frequent class is right at 37.5 %." in text
+    assert "This run is unfinished" in text and "of 75.0 % on 16 test rows" in text and "AUC 0.875" in text
+    assert "Each party alone" in text and "Always guessing the most frequent class gives 37.5 %." in text
 
 
 def test_an_unfinished_run_of_files_is_called_by_its_parties(tmp_path: Path) -> None:
@@ -255,7 +256,7 @@ def test_an_unfinished_run_of_files_is_called_by_its_parties(tmp_path: Path) -> 
     assert "clients = 3" in config
     (folder / "config.toml").write_text(config.replace("clients = 3", "clients = 4"))
     assert "Three parties" in checked(written(folder)).text
-    assert "of 16 test rows of wine (" in checked(written(folder)).text
+    assert "on 16 test rows of wine with" in checked(written(folder)).text
 
 
 def test_guessing_is_among_the_classes_that_are_tested(tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_guessing_is_among_the_classes_that_are_tested(tmp_path: Path) -> None:
     held = json.loads(path.read_text())
     held["parties"]["test_counts"] = [12, 4, 0]
     _dump(path, held)
-    assert "mean over classes; guessing gives 50.0 %" in checked(written(folder)).text
+    assert "mean over classes; chance gives 50.0 %" in checked(written(folder)).text
 
 
 def test_a_run_that_was_only_looked_at(tmp_path: Path) -> None:
@@ -334,7 +335,7 @@ def test_a_comparison_of_two_seeds(tmp_path: Path) -> None:
         and comparison_page.ONE_SEED not in text
     )
     assert "−0.062" in text and "+0.062" in text and "1/2" in text and "2/2" in text
-    assert "in favour of the first" in text and "active-only, which sends nothing" in text
+    assert "in favour of the first" in text and "active-only (sends nothing)" in text
     assert "the band is ± one s.d. over seeds" in text and "in the run proto-evfl, seed 0" in text
     assert "On their unaligned rows" in text and "31.2 % ± 0.0" in text and "62.5 % ± 0.0" in text
     assert reader.links == ["split-seed1/report.html"]

@@ -235,7 +235,7 @@ def test_exact_bytes_are_in_titles(tmp_path: Path) -> None:
 
 def test_a_run_that_sends_nothing_and_fails_nowhere(tmp_path: Path) -> None:
     text = checked(written(write_run(tmp_path / "run", unit=0, stages=("local",)))).text
-    assert "0 B" in text and "Calls without" not in text and "what it cost" not in text
+    assert "0 B" in text and "Calls without" not in text and "by bytes sent" not in text
     assert "after the local stage" not in text
 
 
@@ -357,7 +357,7 @@ def test_a_comparison_with_one_seed_claims_nothing(tmp_path: Path) -> None:
     assert "fedal is 25.0 points above local in the one seed, and better at 3 of 3 clients." in text
     assert comparison_page.ONE_SEED in text
     assert "s.d. over seeds" not in text and "95 %" not in text
-    assert "+25.0" in text and "3/3" in text and "local, which sends nothing" in text
+    assert "+25.0" in text and "3/3" in text and "local (sends nothing)" in text
     assert reader.links == ["fedal-seed0/report.html"]
 
 
@@ -553,7 +553,7 @@ def test_own_accuracy_leads_where_there_is_a_way(tmp_path: Path) -> None:
     assert "37.5 % ± 5.1 as they are" in text and "one's own most frequent class gives 43.8 %" in text
     assert "On own class mix, tuned" in text and "as they are" in text
     assert "+18.8 points over as they are; better at 3 of 3 clients, worse at 0." in text
-    assert "Who learns from whom" not in text
+    assert "Mixing weights" not in text
 
 
 def test_an_unfinished_run_knows_its_ways(tmp_path: Path) -> None:
@@ -566,14 +566,14 @@ def test_who_learns_from_whom(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", counts=counts, mixing=CHOICES)
     text = checked(written(folder)).text
     # In round 2 client 0 takes one other, with whom it shares a quarter; the three pairs share 0, 1/4 and 3/4.
-    assert "takes the models of 1.0 others" in text and "at a weight of 0.50" in text
-    assert "overlap with its own by 25.0 %; if all were taken alike, it would be 33.3 %" in text
+    assert "averages the models of 1.0 others" in text and "which has weight 0.50" in text
+    assert "own is 25.0 %; equal weights would give 33.3 %" in text
     assert "round 1" in text and "round 2" in text
 
 
 def test_nobody_takes_anything(tmp_path: Path) -> None:
     text = checked(written(write_run(tmp_path / "run", mixing=[(1, "client-0", "0:1"), (1, "client-1", "")]))).text
-    assert "no client took another's model" in text
+    assert "no client used another's model" in text
 
 
 @pytest.mark.parametrize("clients", [60, 230])
@@ -632,7 +632,7 @@ def test_a_comparison_of_personal_methods(tmp_path: Path) -> None:
     assert "Accuracy on own class mix, tuned: alike 51.6 % ± 6.6 and all 32.8 % ± 6.6 (s.d. over seeds)" in text
     assert "On own class mix, tuned: Over two seeds, alike is on average 18.8 points above all" in text
     assert "On the global test set: accuracy of the first minus the other" in text
-    assert "Who learns from whom" in text and "If everybody alike" in text
+    assert "Mixing weights" in text and "Overlap at equal weights" in text
 
 
 def test_a_way_leads_only_if_all_methods_have_it(tmp_path: Path) -> None:

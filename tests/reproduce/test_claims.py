@@ -16,8 +16,8 @@ from tests.reproduce.conftest import Made, value
 
 NEAR = [1.9, 2.0, 2.1]
 """Mean 2, s.d. 0.1: the interval is 2 ± 4.303 · 0.1 / √3 = 1.752 to 2.248."""
-SOME = "infinite in some seeds alone, or not to one side, as where a level is not always reached"
-NEITHER = "a difference is no number, as where neither reaches a level"
+SOME = "a difference is infinite in some seeds only, for example because a level is not always reached"
+NEITHER = "a difference is not a number, for example because no side reaches the level"
 FAR = [1.0, 2.0, 3.0]
 """Ten times as wide: −0.484 to 4.484."""
 
@@ -27,7 +27,7 @@ FAR = [1.0, 2.0, 3.0]
     [
         (NEAR, "more", 0, "held", ""),
         (NEAR, "more", 1.75, "held", ""),
-        (NEAR, "more", 1.76, "not seen", "these seeds do not tell"),
+        (NEAR, "more", 1.76, "not seen", "not significant"),
         (NEAR, "more", 2.3, "not seen", "less than that"),
         (NEAR, "less", 0, "not seen", "the opposite"),
         ([-d for d in NEAR], "less", 1.75, "held", ""),
@@ -35,15 +35,15 @@ FAR = [1.0, 2.0, 3.0]
         ([-d for d in NEAR], "more", 0, "not seen", "the opposite"),
         (NEAR, "within", 2.25, "held", ""),
         ([-d for d in NEAR], "within", 2.25, "held", ""),
-        (NEAR, "within", 2, "not seen", "these seeds do not tell"),
+        (NEAR, "within", 2, "not seen", "not significant"),
         (NEAR, "within", 1.7, "not seen", "they differ by more"),
-        (FAR, "more", 0, "not seen", "these seeds do not tell"),
-        ([0.0, 0.0, 0.0], "more", 0, "not seen", "these seeds do not tell"),
+        (FAR, "more", 0, "not seen", "not significant"),
+        ([0.0, 0.0, 0.0], "more", 0, "not seen", "not significant"),
         ([0.0, 0.0, 0.0], "within", 0, "held", ""),
         ([2.0, 2.0, 2.0], "more", 1, "held", ""),
         ([2.0, 2.0], "more", 1, "not seen", "seen, but 2 seeds are too few"),
-        ([2.0], "more", 1, "not testable here", "one seed says nothing about chance"),
-        ([], "more", 0, "not testable here", "no seed has all of its runs"),
+        ([2.0], "more", 1, "not testable here", "one seed cannot show significance"),
+        ([], "more", 0, "not testable here", "no seed is complete"),
         ([1.0, 2.0, math.inf], "more", 0, "not testable here", SOME),
         ([math.inf, math.inf, -math.inf], "more", 0, "not testable here", SOME),
         ([math.inf] * 3, "more", 9, "held", "the first is infinite in every seed"),
@@ -52,7 +52,7 @@ FAR = [1.0, 2.0, 3.0]
         ([-math.inf] * 3, "more", 0, "not seen", "the opposite: the second is infinite in every seed"),
         ([math.inf] * 3, "within", 9, "not seen", "they differ by more: the first is infinite in every seed"),
         ([math.inf] * 2, "more", 0, "not seen", "seen, but 2 seeds are too few: the first is infinite in every seed"),
-        ([math.inf], "more", 0, "not testable here", "one seed says nothing about chance"),
+        ([math.inf], "more", 0, "not testable here", "one seed cannot show significance"),
         ([math.inf, 2.0, math.nan], "more", 0, "not testable here", NEITHER),
     ],
 )
@@ -111,7 +111,7 @@ def test_times_multiply_the_right(made: Made) -> None:
     found = claims(made, numbers, times=49)
     assert found.seeds == pytest.approx({0: 2, 1: 3, 2: 1})
     assert found.ratio == pytest.approx(50)
-    assert found.found == "these seeds do not tell: +2.0\u00a0points (−0.5 to +4.5), 50 times"
+    assert found.found == "not significant: +2.0\u00a0points (−0.5 to +4.5), 50 times"
 
 
 def test_an_end_near_an_edge_shows_on_which_side_it_lies(made: Made) -> None:
@@ -135,7 +135,7 @@ def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -
         moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)})
         by_rows, by_cells = (Claim(text="So it is.", left=A, right=right) for right in (LOCAL, "Local @ α = 5"))
         said = {check_claim(claim, moved).found for claim in (by_rows, by_cells)}
-        assert said == {"the runs of a seed have other test rows"}
+        assert said == {"runs of one seed have different test rows"}
         across = Claim(text="So it is.", left="Local @ α = 5", right="Local @ α = 0.1")
         assert check_claim(across, moved).mean is not None and "paired by seed only" in RULE
 
@@ -206,7 +206,7 @@ def test_a_cell_without_runs_is_named(made: Made) -> None:
     rest = {at: place for at, place in found.places.items() if at != (LOCAL, "α = 5")}
     some = TableResults(found.name, found.reproduction, found.scale, rest)
     claim = Claim(text="So it is.", left=A, right=LOCAL)
-    assert check_claim(claim, some).found == "Local @ α = 5 was not asked for"
+    assert check_claim(claim, some).found == "Local @ α = 5 is not selected"
 
 
 def test_another_measure_has_a_unit_of_its_own(made: Made) -> None:

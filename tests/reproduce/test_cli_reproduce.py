@@ -32,10 +32,10 @@ def table(tmp_path: Path) -> None:
 def test_a_plan_runs_nothing(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     shown = fedloom("reproduce", "tiny.toml", "--plan").stdout
     assert "4 of 6     8     0" in shown and "8 runs, 0 finished, 8 to do" in shown
-    assert "2 cells of tiny not at this scale: " in shown
+    assert "2 cells of tiny cannot be run at this scale: " in shown
     assert "sample passes, about" in shown
     shown = fedloom("reproduce", "tiny.toml", "--plan", "--scale", "paper").stdout
-    assert "data not here: svhn" in shown
+    assert "missing data: svhn" in shown
     shown = fedloom("reproduce", "tiny.toml", "--plan", "-s", "models.pool=['liner']", code=2).stdout
     assert shown.startswith("can't be run here") and "linear" in shown
     assert [p.name for p in tmp_path.iterdir()] == ["tiny.toml"]
@@ -54,14 +54,14 @@ def test_a_full_disk_is_a_line(fedloom: Callable[..., Done], monkeypatch: pytest
     ("arguments", "text"),
     [
         ([], "fedloom list reproductions"),
-        (["fedal-table-99"], "no reproduction 'fedal-table-99'"),
-        (["nothing"], "no reproduction 'nothing'. fedloom list reproductions shows all"),
-        (["."], ". is a folder: name a .toml file"),
-        (["tiny.toml", "--scale", "big"], "--scale is small or paper"),
+        (["fedal-table-99"], "unknown table or figure 'fedal-table-99'"),
+        (["nothing"], "unknown table or figure 'nothing'. List all with: fedloom list reproductions"),
+        (["."], ". is a folder. Name a .toml file"),
+        (["tiny.toml", "--scale", "big"], "--scale must be small or paper"),
         (["tiny.toml", "--only", "FedAll"], "Did you mean 'FedAL'"),
         (["tiny.toml", "-s", "seed=3"], "--seeds"),
         (["tiny.toml", "-s", "roundss=3"], "roundss"),
-        (["tiny.toml", "--gpus", "1"], "belongs to --ray"),
+        (["tiny.toml", "--gpus", "1"], "--gpus needs --ray"),
         (["tiny.toml", "--out", "tiny.toml"], "is a file"),
         (["tiny.toml", "--out", "tiny.toml/a/b"], "tiny.toml is a file; --out takes a folder"),
     ],

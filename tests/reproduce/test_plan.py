@@ -47,7 +47,7 @@ def test_what_is_chosen_may_stand_in_one_of_them(two: Mapping[str, Reproduction]
     }
     assert len(found.runs) == 1
     assert [one.name for one in plan(two, tmp_path, "small", only=["α = 2"]).planned] == ["one"]
-    with pytest.raises(ConfigError, match=r"--only 'α = 3' is no row, column or cell\. Did you mean"):
+    with pytest.raises(ConfigError, match=r"--only 'α = 3' matches no row, column or cell\. Did you mean"):
         plan(two, tmp_path, "small", only=["α = 3"])
 
 
@@ -127,7 +127,7 @@ def test_roman_numbers_and_any_case() -> None:
     assert [canonical(f"evfl-table-{number}") for number in ("IV", "xi", "12")] == [
         f"evfl-table-{number}" for number in (4, 11, 12)
     ]
-    with pytest.raises(ConfigError, match="no reproduction 'fedal-table-XL'"):
+    with pytest.raises(ConfigError, match="unknown table or figure 'fedal-table-XL'"):
         canonical("fedal-table-XL")
 
 
@@ -149,7 +149,7 @@ def test_data_that_is_not_here_is_told_before_any_work(
 
     monkeypatch.setattr(planning, "load", offline)
     fetch([("digits", None)])
-    with pytest.raises(DataError, match=r"not here: svhn\. .*hub.*FEDLOOM_DATA/ufldl-stanford/svhn"):
+    with pytest.raises(DataError, match=r"missing data: svhn\. .*hub.*FEDLOOM_DATA/ufldl-stanford/svhn"):
         fetch([("svhn", None), ("digits", None)])
     (tmp_path / "ufldl-stanford" / "svhn").mkdir(parents=True)
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
@@ -161,6 +161,6 @@ def test_a_list_of_pictures_that_is_not_here_is_told_before_any_work(tmp_path: P
     text = text.replace('models = { pool = ["linear"] }\n', "")
     found = plan({"one": parsed(text, "one")}, tmp_path, "small", only=["Local"])
     assert [Path(path).name for path in unlisted(found.runs)] == ["no.csv"]
-    with pytest.raises(DataError, match=r"no\.csv: not here\. Make such a list"):
+    with pytest.raises(DataError, match=r"missing manifest: .*no\.csv\. Create it"):
         run_plan(found)
     assert not (tmp_path / "runs").exists()

@@ -1,4 +1,4 @@
-"""The command that repeats the tables and figures of papers: `fedloom reproduce`."""
+"""`fedloom reproduce`, which repeats the tables and figures of papers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def reproduce(
     costs = show_plan(plan, workers)
     if plan_only:
         for name, reason in plan.problems.items():
-            out.print(f"[bold red]can't be run here[/]  {escape(name)}: {escape(reason)}", soft_wrap=True)
+            out.print(f"[bold red]cannot be run[/]  {escape(name)}: {escape(reason)}", soft_wrap=True)
         raise typer.Exit(2 if plan.problems else 0)
     from fedloom.api import execute
     from fedloom.reproduce.plan import run_plan
@@ -120,33 +120,33 @@ def _plan(
     ray: str | None,
     gpus: float,
 ) -> Plan:
-    """What the command line asks for."""
+    """The plan of the command line."""
     from fedloom.experiment.reading import override
     from fedloom.reproduce.plan import plan, reproductions
     from fedloom.reproduce.spec import SCALES
 
     if not names and not every:
-        raise ConfigError("which table or figure? fedloom list reproductions shows all; --all takes them all")
+        raise ConfigError("no table or figure given. List them with fedloom list reproductions, or use --all.")
     chosen = next((one for one in SCALES if one == scale), None)
     if chosen is None:
-        raise ConfigError(f"--scale is small or paper, not {scale!r}")
+        raise ConfigError(f"--scale must be small or paper, not {scale!r}")
     if gpus and ray is None:
-        raise ConfigError("--gpus belongs to --ray; on this machine: -s engine.device=cuda")
+        raise ConfigError("--gpus needs --ray. To use a GPU of this machine: -s engine.device=cuda")
     refuse_file(folder)
     change: dict[str, Any] = {}
     for text in settings:
         override(change, text)
     if "seed" in change:
-        raise ConfigError("each cell is run with several seeds: say how many with --seeds")
+        raise ConfigError("seed cannot be set, as each cell has several seeds. Set their number with --seeds.")
     found = reproductions(names, every)
     return plan(found, folder, chosen, seeds=seeds, only=only, change=change, device="cuda" if gpus else None)
 
 
 def show_plan(plan: Plan, workers: int | None) -> list[float]:
-    """What would be run, and what it costs.
+    """Print the runs of a plan and their cost.
 
     Returns:
-        The seconds of each of the plan's runs; empty where they can't be told.
+        The estimated seconds of each run; empty if unknown.
     """
     from fedloom.experiment.pool import usual_workers
     from fedloom.reproduce.cost import describe
@@ -164,7 +164,7 @@ def show_plan(plan: Plan, workers: int | None) -> list[float]:
     out.print(table)
     for one in plan.planned:
         for why, count in Counter(cell.untestable for cell in one.cells if cell.untestable).items():
-            which = f"{count} cell{'s' * (count != 1)} of {one.name} not at this scale"
+            which = f"{count} cell{'s' * (count != 1)} of {one.name} cannot be run at this scale"
             out.print(f"{which}: {escape(why)}", soft_wrap=True)
     left = {key: run for key, run in runs.items() if key not in finished}
     shared = sum(len(one.runs) for one in plan.planned) - len(runs)
@@ -176,25 +176,24 @@ def show_plan(plan: Plan, workers: int | None) -> list[float]:
         out.print(describe(todo, min(hands, len(todo))), soft_wrap=True)
     if lacking := absent(left):
         out.print(
-            f"data not here: {', '.join(sorted({name for name, _ in lacking}))}; it is got from the Hugging Face hub "
-            "first (extra hub), or lay it into FEDLOOM_DATA",
+            f"missing data: {', '.join(sorted({name for name, _ in lacking}))}. It will be downloaded from the Hugging "
+            "Face hub first (extra hub). Alternatively, put it into FEDLOOM_DATA.",
             soft_wrap=True,
         )
     if lists := unlisted(left):
-        out.print(f"not here: {', '.join(lists)}; docs/vertical.md says how such a list is made", soft_wrap=True)
+        out.print(f"missing manifest: {', '.join(lists)}. Create it (see docs/vertical.md).", soft_wrap=True)
     return [cost.seconds for cost in costs.values()]
 
 
 def _counts(one: Planned, finished: set[str]) -> tuple[str, str, str]:
-    """How many cells can be run, of how many; how many runs; how many of them are finished."""
+    """Numbers of cells that can be run, of runs, and of finished runs."""
     able = sum(bool(cell.runs) for cell in one.cells)
     cells = str(able) if able == len(one.cells) else f"{able} of {len(one.cells)}"
     return cells, str(len(one.runs)), str(len(finished & one.runs.keys()))
 
 
 def _costs(plan: Plan) -> dict[str, Cost]:
-    """What each run comes to, by digest; that of one seed stands for all. Empty if a run can't be done: whoever does it
-    says why."""
+    """The cost of each run by digest, estimated for one seed; empty if a run is invalid, as its start reports."""
     from fedloom.experiment.pool import digest
     from fedloom.reproduce.cost import cost, unmeasured
 
@@ -202,7 +201,7 @@ def _costs(plan: Plan) -> dict[str, Cost]:
     try:
         runs = {digest(run): run for run in alike.values()}
         if number := unmeasured(runs.values()):
-            out.print(f"timing a few small rounds of {number} kind{'s' * (number != 1)} of run, once on this machine")
+            out.print(f"timing a few small rounds of {number} kind{'s' * (number != 1)} of run (cached afterwards)")
         shown = track(runs.items(), "timing", console=out, transient=True, disable=not (number and out.is_terminal))
         known = {key: cost(run) for key, run in shown}
         return {key: known[digest(run)] for key, run in alike.items()}
@@ -211,7 +210,7 @@ def _costs(plan: Plan) -> dict[str, Cost]:
 
 
 def _show(done: PlanOutcome) -> None:
-    """Each claim and whether it held; what failed was told; the page."""
+    """Print the verdict of each claim and the page."""
     table = Table("", "claim", box=None, header_style="bold", pad_edge=False)
     table.columns[0].no_wrap = True
     for outcome in done.outcomes:

@@ -1,4 +1,4 @@
-"""The command that searches for settings of one's own: `fedloom sweep`."""
+"""`fedloom sweep`, which searches for settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 out = Console(highlight=False)
 BEST = 10
-"""So many settings are shown in the terminal; the page has all."""
+"""Number of settings shown in the terminal; the page shows all."""
 
 
 def register(app: typer.Typer) -> None:
@@ -97,7 +97,7 @@ def sweep(
 
 
 def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
-    """What is varied, how many runs that makes, and about how long they take."""
+    """Print the varied settings, the number of runs and their estimated time."""
     from fedloom.experiment.pool import usual_workers
     from fedloom.reproduce.cost import cost, describe
     from fedloom.reproduce.sweep.config import Range, shown
@@ -108,7 +108,7 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     for number, over in enumerate(config.over):
         for key, values in over.items():
             if isinstance(values, Range):
-                kind = "whole numbers " * values.int + "on a logarithmic scale" * values.log
+                kind = "integers " * values.int + "on a logarithmic scale" * values.log
                 text = f"{shown(values.low)} to {shown(values.high)} {kind}".strip()
             else:
                 text = ", ".join(map(shown, values))
@@ -129,7 +129,7 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     done = 0 if there is None else sum(one.state == "kept" for one in there.ended.values())
     try:
         each = cost(sweep.own())
-    except FedloomError:  # whatever is wrong is told by who runs it
+    except FedloomError:  # the run will report the error
         return
     left = planned(sweep) - done
     hands = min(workers or usual_workers([sweep.own()]), left)
@@ -137,7 +137,7 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
 
 
 def _show(found: SweepResults, page: Path) -> None:
-    """The best settings, what the best is worth, and what to think of it."""
+    """Print the best settings and warnings."""
     from fedloom.reproduce.sweep.config import shown
     from fedloom.reproduce.sweep.page import lead, warning, worth
 

@@ -1,4 +1,4 @@
-"""What one run measured over its iterations."""
+"""Learning curves and diagnostics of a run."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from fedloom.report.read import START, Run
 from fedloom.report.styles import DASHES, SeriesStyle, series_style
 
 ACROSS = "iterations of a client"
-"""What the iterations of clients with different rows count."""
-ITERATION = "One iteration is one local step of a client, or one pass over its rows where a method counts passes."
+"""Label of the x axis in horizontal learning."""
+ITERATION = "One iteration is one local step of a client, or one pass over its rows if the method counts passes."
 JOINT_ITERATION = "One iteration is one pass of the active party over the aligned rows."
 STANDARD = ("accuracy", "own accuracy", "balanced accuracy", "auc", "attack", "loss", "agreement", "recall", "bytes")
-"""Prefixes of the metrics of every run; all others are notes of its parties."""
+"""Prefixes of the metrics of every run; all others are notes of parties."""
 
 MEANINGS = {
-    "agreement": "How often two different clients give the same answer to a test row.",
+    "agreement": "Share of test rows on which two clients predict the same class.",
     "loss mean": "Cross-entropy on the test rows in nats, mean over clients.",
-    "discriminator loss": "At ln N the server can't distinguish the answers of the N clients.",
-    "discriminator accuracy": "How often the server names the author of an answer; guessing is right at 1/N.",
-    "gamma": "γ, the weight of the mean class prior of all in a party's own, mean over parties.",
-    "largest pseudo-class": "The share of a party's rows that look like one and the same class, mean over parties; "
-    "near 1 its extractor has collapsed.",
-    "likeness of pseudo-classes": "Mean cosine of the mean embeddings of two pseudo-classes at a party, mean over "
-    "parties; near 1 its extractor has collapsed.",
+    "discriminator loss": "At ln N the server cannot tell the outputs of the N clients apart.",
+    "discriminator accuracy": "Share of outputs that the server attributes to the right client; chance is 1/N.",
+    "gamma": "γ, the weight of the global class prior in a party's own prior, mean over parties.",
+    "largest pseudo-class": "The share of a party's rows with the most frequent pseudo-label, mean over parties; near "
+    "1 the extractor has collapsed.",
+    "likeness of pseudo-classes": "Mean cosine of the mean embeddings of two pseudo-classes of a party, mean over "
+    "parties; near 1 the extractor has collapsed.",
     "likeness of prototypes": "Mean cosine of two class prototypes of a party, mean over parties.",
     "length of prototypes": "Mean length of the class prototypes, mean over parties.",
     "collapsed": "The share of parties whose embeddings collapsed in a round.",
@@ -43,14 +43,14 @@ MEANINGS = {
 
 
 def learning(run: Run) -> PageSection:
-    """Accuracy by iteration, stage by stage, and by what it cost to send; and every other score of a prediction."""
+    """Accuracy by iteration and by bytes sent, and all other scores by iteration."""
     s = run.summary
     levels = [] if s.chance is None else [Level("chance", s.chance)]
     lines = [_curve(run, number, stage) for number, stage in enumerate(reversed(run.stages or [START]))]
     if s.scores:
         balanced = SCORES["balanced accuracy"]
         lines[1:1] = [Line(balanced.title.lower(), *run.curve(balanced.column, run.last), _dashed(1, "diamond"))]
-    main, caption = lines[0], "Tensor data" + ("" if s.scores else " that the clients sent") + ", without framing."
+    main, caption = lines[0], "Tensor data" + ("" if s.scores else " sent by clients") + ", without framing."
     alt = f"Mean accuracy by iteration, {_ends(main)}."
     svg, legend = plots.chart("learning", alt, lines, levels, across=iteration_axis(run))
     where = "the test rows" if s.scores else s.tested
@@ -62,23 +62,22 @@ def learning(run: Run) -> PageSection:
         caption += f" The accuracy is {s.describe(s.main)}."
     label = main.label if s.scores else "mean over clients ± s.d."
     cost = cost_figures([replace(main, label=label)], [sent(run)], levels, senders(run), caption)
-    details = [Details("The numbers behind the curves", table=_evaluations(run))]
+    details = [Details("Data of the curves", table=_evaluations(run))]
     return PageSection("Learning", figures=figures + cost, details=details)
 
 
 def iteration_axis(run: Run) -> str:
-    """What the iterations of a run count."""
+    """The label of the iteration axis."""
     return "iterations" if run.summary.scores else ACROSS
 
 
 def senders(run: Run) -> str:
-    """Whose bytes `sent` counts."""
+    """The label of the axis of bytes sent."""
     return "sent by all, up and down" if run.summary.scores else "sent by all clients"
 
 
 def sent(run: Run) -> np.ndarray:
-    """Bytes (n,) that had been sent at each evaluation after the last stage: by the clients, to whomever; or by all
-    parties with different columns."""
+    """Cumulative bytes (n,) at each evaluation: sent by clients; in vertical learning, sent by all parties."""
     directions = ("up", "down", "across") if run.summary.scores else ("up", "across")
     total: np.ndarray = np.sum([run.curve(f"bytes {direction}", run.last)[1] for direction in directions], axis=0)
     return total
@@ -87,11 +86,11 @@ def sent(run: Run) -> np.ndarray:
 def cost_figures(
     curves: Sequence[Line], spent: Sequence[np.ndarray], levels: Sequence[Level], across: str, caption: str
 ) -> list[Figure]:
-    """Accuracy by bytes `spent`, if any were; a curve that sends nothing is a level."""
+    """Accuracy by bytes `spent`. A curve without bytes becomes a horizontal line."""
     pairs = list(zip(curves, spent, strict=True))
     lines = [replace(line, x=x) for line, x in pairs if x[-1] > 0]
     silent = [
-        Level(f"{line.label}, which sends nothing", float(line.y[-1]), SeriesStyle(line.style.colour, dash=(6, 3)))
+        Level(f"{line.label} (sends nothing)", float(line.y[-1]), SeriesStyle(line.style.colour, dash=(6, 3)))
         for line, x in pairs
         if x[-1] == 0
     ]
@@ -100,21 +99,20 @@ def cost_figures(
     ends = fmt.together(
         [f"{line.label} {fmt.size(line.x[-1])}" for line in lines] if pairs[1:] else [fmt.size(lines[0].x[-1])]
     )
-    alt = f"Mean accuracy by bytes {across}; in all {ends}."
+    alt = f"Mean accuracy by bytes {across}; in total {ends}."
     levels = [*levels, *silent]
     svg, legend = plots.chart("bytes", alt, lines, levels, across=across, form_x=plots.volume)
-    return [Figure("Accuracy by what it cost to send", svg, legend, caption)]
+    return [Figure("Accuracy by bytes sent", svg, legend, caption)]
 
 
 def _curve(run: Run, number: int, stage: str) -> Line:
-    """The mean after a stage; after the last one, number 0, with its band over clients."""
+    """The mean accuracy after a stage; for number 0, the last stage, with the deviation over clients."""
     x, y = run.curve("accuracy mean", stage)
     if run.summary.scores:
-        return (
-            Line(f"accuracy after the {stage} stage", x, y, _dashed(number + 1))
-            if number
-            else Line("accuracy", x, y, series_style(0))
+        label, style = (
+            (f"accuracy after the {stage} stage", _dashed(number + 1)) if number else ("accuracy", series_style(0))
         )
+        return Line(label, x, y, style)
     label = f"after the {stage} stage" if len(run.stages) > 1 else "mean over clients"
     if number:
         return Line(label, x, y, _dashed(number, "square"))
@@ -122,13 +120,13 @@ def _curve(run: Run, number: int, stage: str) -> Line:
 
 
 def _dashed(number: int, shape: str = "") -> SeriesStyle:
-    """The style of a series beside the main one."""
+    """The style of a secondary series."""
     style = replace(series_style(number), dash=(5, 3), filled=False)
     return replace(style, shape=shape) if shape else style
 
 
 def _own(run: Run) -> tuple[Line, list[Level], Figure]:
-    """The main line, its levels and the figure: on own rows in each way and as they are, after the last stage."""
+    """The main line, its levels and the figure of accuracies on own rows, by evaluation mode."""
     s, lines = run.summary, list[Line]()
     for metric in shown(s.accuracies, bool(s.unseen)):
         if metric == GLOBAL:
@@ -143,7 +141,7 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
     main, chance = lines[0], s.chance_of(s.main)
     where = ", at unseen clients" if s.unseen and s.own_accuracy else ""
     levels = [] if chance is None else [Level(f"always {s.most_frequent(s.main)}{where}", chance)]
-    title = "Accuracy on own class mix" if s.own_accuracy else f"Accuracy on {s.tested}, by way"
+    title = "Accuracy on own class mix" if s.own_accuracy else f"Accuracy on {s.tested}, by evaluation mode"
     alt = f"Mean accuracy {s.describe(s.main)}, by iteration, {_ends(main)}."
     svg, legend = plots.chart("own", alt, lines, levels, across=iteration_axis(run))
     caption = "Each client on test rows in its own class mix, mean over clients." if s.own_accuracy else ""
@@ -155,22 +153,22 @@ def _ends(line: Line) -> str:
 
 
 def _score_figure(run: Run, name: str) -> Figure:
-    """A score that is no share; of the loss, also that on the rows which the active party learns from."""
+    """A score by iteration; for the log loss, also the training loss of the active party."""
     score = SCORES[name]
     x, y = run.curve(score.column, run.last)
     lines = [Line("on the test rows", x, y, series_style(0))]
     own = run.curve("loss", run.last, "active")
     if name == "log loss" and len(own[0]):
         style = replace(series_style(1), shape=None)
-        lines.append(Line("on the last batch that the active party learnt from", *own, style))
-    levels = [Level("guessing", 0.5)] if name == "auc" else []
+        lines.append(Line("on the active party's last training batch", *own, style))
+    levels = [Level("chance", 0.5)] if name == "auc" else []
     alt = f"{score.title} by iteration, from {fmt.number(y[0])} at the start to {fmt.number(y[-1])} at the end."
     svg, legend = plots.chart(name, alt, lines, levels, across=iteration_axis(run), form_y=None)
     return Figure(score.title, svg, legend if len(legend) > 1 else (), "Less is better." if score.lower else "")
 
 
 def _evaluations(run: Run) -> PageTable:
-    """Every evaluation, as numbers."""
+    """A table of all evaluations."""
     s = run.summary
     columns: list[tuple[str, str, Callable[[float], str | PageCell]]]
     if s.scores:
@@ -182,7 +180,7 @@ def _evaluations(run: Run) -> PageTable:
         columns = [(fmt.capital(s.describe(metric)), f"{metric} mean", fmt.percent) for metric in own]
         columns += [("Accuracy", "accuracy mean", fmt.percent)]
         columns += [("s.d. over clients", "accuracy std", fmt.standard_deviation), ("Loss", "loss mean", fmt.number)]
-        caption = f"Each evaluation on {s.tested}" + (" and, where a column says so, on own rows" if own else "")
+        caption = f"Each evaluation on {s.tested}" + ("; on own rows in the columns that say so" if own else "")
     columns += [("Sent up", "bytes up", _size_cell), ("Sent down", "bytes down", _size_cell)]
     rows: list[tuple[int, list[PageCell]]] = []
     for stage in (START, *run.stages):
@@ -201,7 +199,7 @@ def _size_cell(count: float) -> PageCell:
 
 
 def diagnostics(run: Run) -> PageSection | None:
-    """Agreement, loss and accuracy by class of clients; the notes of parties, and whether an extractor collapsed."""
+    """Agreement, loss, accuracy by class, notes of parties, and collapses of extractors."""
     joint, points = bool(run.summary.scores), []
     figures = _panels(run, () if joint else ("agreement", "loss mean"))
     if joint and not figures:
@@ -211,15 +209,15 @@ def diagnostics(run: Run) -> PageSection | None:
         bad = sum(value > 0 for value in collapsed)
         seen = f"In {fmt.times(bad, 'round')} an extractor collapsed" if bad else "No extractor collapsed"
         points = [
-            f"{seen}. In a collapse most rows of a party, or all its classes, come to look alike, which is the "
-            "cheapest way to be near prototypes."
+            f"{seen}. A collapsed extractor maps most rows or all classes of a party to similar embeddings, which "
+            "minimises the distance to prototypes trivially."
         ]
     figures += [] if joint else _classes(run, run.last)
     return PageSection("Diagnostics", points=points, figures=figures, small=True)
 
 
 def _panels(run: Run, first: Sequence[str]) -> list[Figure]:
-    """A small chart of each of the `first` metrics, and of each note of the parties."""
+    """A small chart of each of the `first` metrics and of each note of parties."""
     groups: dict[str, list[tuple[str, str, str]]] = {name: [] for name in first}
     for key in run.measured:
         measure, party, stage = key
@@ -232,20 +230,24 @@ def _panels(run: Run, first: Sequence[str]) -> list[Figure]:
 
 
 def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
-    """A small chart of one measure, or of several of a kind."""
+    """A small chart of one or several related metrics."""
     lines = []
     for number, (measure, party, stage) in enumerate(keys):
         x, y = run.curve(measure, stage, party)
         thin = SeriesStyle(series_style(number).colour, dash=DASHES[number % len(DASHES)])
         lines.append(Line(measure.removeprefix(f"{name} "), x, y, thin))
     ends = fmt.together([f"{line.label} is {line.y[-1]:.3g}" for line in lines])
-    shares = "accuracy" in name or name == "agreement"
+    shares, clients = "accuracy" in name or name == "agreement", run.summary.clients
+    levels = {
+        "discriminator loss": (f"ln {clients}", math.log(clients)),
+        "discriminator accuracy": (f"1 / {clients}", 1 / clients),
+    }
     title = fmt.capital(name.removesuffix(" mean"))
     svg, legend = plots.chart(
         f"note {name}",
         f"{title} by iteration; at the end {ends}.",
         lines,
-        _reference(name, run.summary.clients),
+        [Level(*levels[name])] if name in levels else [],
         across=iteration_axis(run),
         form_y=plots.share if shares else None,
         width="small",
@@ -253,14 +255,8 @@ def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
     return Figure(title, svg, legend if len(legend) > 1 else (), MEANINGS.get(name, ""))
 
 
-def _reference(name: str, clients: int) -> list[Level]:
-    """The value of a metric at random guessing."""
-    known = {"discriminator loss": ("ln", math.log(clients)), "discriminator accuracy": ("1 /", 1 / clients)}
-    return [Level(f"{known[name][0]} {clients}", known[name][1])] if name in known else []
-
-
 def _classes(run: Run, stage: str) -> list[Figure]:
-    """Accuracy by class at the end, where there are not too many classes."""
+    """Accuracy by class at the end, for up to `plots.ROWS` classes."""
     found = [run.measured.get((f"recall {name}", "", stage)) for name in run.partition.classes]
     if not any(found) or len(found) > plots.ROWS:
         return []
@@ -269,5 +265,5 @@ def _classes(run: Run, stage: str) -> list[Figure]:
     series = Dots("mean over clients", values, replace(series_style(0), dash=None))
     alt = f"Accuracy by class, {low} to {high}."
     svg, _ = plots.dots("classes", alt, run.partition.classes, [series], width="small")
-    caption = "Share of a class's rows in the global test set recognised at the end, mean over clients."
+    caption = "Recall by class on the global test set at the end, mean over clients."
     return [Figure("Accuracy by class", svg, (), caption)]

@@ -1,4 +1,4 @@
-"""Who learns from whom: the weights with which clients mix each other's models."""
+"""Mixing weights: whose models each client averages."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from fedloom.report.styles import series_style
 from fedloom.report.svg import HEAT, INK, SERIES, SOFT, TEXT, canvas, drawing, inline, panel
 
 MAPS = 4
-"""Rounds that have a map of their own."""
+"""Maximum number of rounds with a map."""
 MOST = 100
-"""With more clients, a map shows means over blocks of them."""
-MEASURES = ("Own weight", "Effective others", "Overlap of those", "If everybody alike")
+"""With more clients, maps show means over blocks of clients."""
+MEASURES = ("Own weight", "Effective number of others", "Overlap", "Overlap at equal weights")
 MIX = SERIES[2]
-"""The colour of class mixes."""
+"""Colour of class mixes."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The models that clients took from others in one round; nan for a client that took none.
+    """Statistics (N,) of the models that clients took from others in a round; nan for a client without any.
 
     Attributes:
-        overlap: (N,) share of the own class mix that the models taken have too, by weight.
-        number: (N,) how many they are: 1 / Σw² of the weights of others, which sum to 1; 0 for nothing.
-        own: (N,) weight of the own model; nan for a client that did not mix.
+        overlap: weighted mean overlap of the client's class mix with those of the others.
+        number: effective number of others, 1 / Σw² with their weights scaled to sum to 1; 0 for none.
+        own: weight of the client's own model; nan for a client that did not mix.
     """
 
     overlap: np.ndarray
@@ -44,19 +44,19 @@ class Taken:
 
 
 def overlaps(counts: np.ndarray) -> np.ndarray:
-    """(N, N) Σ over classes of the smaller share in two clients' class mixes, of their rows (N, K)."""
+    """Overlaps (N, N) of class mixes, Σ over classes of the smaller share, from rows (N, K) by class."""
     mixes = counts / np.maximum(1, counts.sum(1, keepdims=True))
     return np.stack([np.minimum(mixes, mix).sum(1) for mix in mixes])
 
 
 def everybody(alike: np.ndarray) -> float:
-    """The mean overlap with all others, of overlaps (N, N): that of a client that takes everybody alike."""
+    """The mean overlap with all other clients, given overlaps (N, N): that at equal weights."""
     others = ~np.eye(len(alike), dtype=bool)
     return float(alike[others].mean()) if len(alike) > 1 else float("nan")
 
 
 def taken(weights: np.ndarray, alike: np.ndarray) -> Taken:
-    """What was taken with weights (N, N), where the class mixes have these overlaps (N, N)."""
+    """Statistics of mixing weights (N, N), given overlaps of class mixes (N, N)."""
     others = weights * ~np.eye(len(weights), dtype=bool)
     total = others.sum(1)
     takes = total > 0
@@ -71,9 +71,9 @@ def taken(weights: np.ndarray, alike: np.ndarray) -> Taken:
 
 
 def side_by_side(alike: np.ndarray) -> np.ndarray:
-    """(N,) an order of the clients that puts those with most overlap (N, N) next to each other.
+    """An order (N,) of clients that places similar ones, by overlap (N, N), next to each other.
 
-    It starts at the client least like the others and continues with the one most like the last.
+    It starts at the client with the least overlap and continues with the client most similar to the last.
     """
     order = [int(alike.sum(1).argmin())]
     left = np.ones(len(alike), dtype=bool)
@@ -85,7 +85,7 @@ def side_by_side(alike: np.ndarray) -> np.ndarray:
 
 
 def chosen(run: Run) -> PageSection | None:
-    """The section of a run whose clients mix models; None for others."""
+    """The section of a run whose clients mix models; None for other runs."""
     if not run.mixing or len(run.names) < 2 or run.partition.apart:
         return None
     alike = overlaps(np.array(run.partition.counts))
@@ -93,12 +93,12 @@ def chosen(run: Run) -> PageSection | None:
     base = everybody(alike)
     last = list(found.values())[-1]
     figures = [_maps(run, side_by_side(alike)), _overlap(found, base), _number(found, len(alike))]
-    details = Details("The numbers by round", table=_table(found, base))
-    return PageSection("Who learns from whom", text=[_said(last, base)], figures=figures, details=[details])
+    details = Details("Values by round", table=_table(found, base))
+    return PageSection("Mixing weights", text=[_sentence(last, base)], figures=figures, details=[details])
 
 
 def of_methods(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
-    """What the methods of a comparison took from others in the last round, mean over clients and seeds, if any did."""
+    """Mixing statistics of methods in the last round, mean over clients and seeds."""
     rows = []
     for method in found.methods:
         mixed = [run for run in runs if run.summary.name == method.name and run.mixing and run.partition.counts]
@@ -109,32 +109,31 @@ def of_methods(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
         last = [taken(list(run.mixing.values())[-1], near) for run, near in zip(own, alike, strict=True)]
         rows.append(_row(method.name, last, float(np.mean([everybody(near) for near in alike]))))
     columns = ("Method", *MEASURES)
-    caption = "Models taken in the last round, mean over clients: how much of its own class mix a client finds there"
-    return [PageSection("Who learns from whom", tables=[PageTable(caption, columns, rows)])] if rows else []
+    caption = "Models of other clients in the last round, mean over clients; overlap of class mixes"
+    return [PageSection("Mixing weights", tables=[PageTable(caption, columns, rows)])] if rows else []
 
 
 def _mean(values: Sequence[np.ndarray]) -> float:
-    """The mean of what is a number; nan if nothing is."""
+    """The mean of finite values; nan without any."""
     every = np.concatenate(values)
     return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
 
 
 def _row(name: str, found: Sequence[Taken], base: float) -> list[PageCell]:
-    """A row under MEASURES."""
+    """A table row with the columns MEASURES."""
     own, number, overlap = (_mean([getattr(one, key) for one in found]) for key in ("own", "number", "overlap"))
     texts = [(own, f"{own:.3f}"), (number, f"{number:.2f}"), (overlap, fmt.percent(overlap)), (base, fmt.percent(base))]
     return cells(name, *(text if np.isfinite(value) else fmt.NONE for value, text in texts))
 
 
-def _said(last: Taken, base: float) -> str:
-    """The last round in a sentence."""
+def _sentence(last: Taken, base: float) -> str:
+    """The result of the last round in a sentence."""
     if np.isnan(last.overlap).all():
-        return "In the last round no client took another's model."
+        return "In the last round no client used another's model."
     return (
-        f"At the end a client takes the models of {np.nanmean(last.number):.1f} others (their effective number, mean "
-        f"over clients), beside its own at a weight of {np.nanmean(last.own):.2f}. The class mixes of those others "
-        f"overlap with its own by {fmt.percent(np.nanmean(last.overlap))}; if all were taken alike, it would be "
-        f"{fmt.percent(base)}."
+        f"At the end a client averages the models of {np.nanmean(last.number):.1f} others (effective number, mean "
+        f"over clients) with its own, which has weight {np.nanmean(last.own):.2f}. The overlap of their class mixes "
+        f"with its own is {fmt.percent(np.nanmean(last.overlap))}; equal weights would give {fmt.percent(base)}."
     )
 
 
@@ -148,32 +147,32 @@ def _line(label: str, found: Mapping[int, Taken], values: Sequence[np.ndarray], 
 
 
 def _overlap(found: Mapping[int, Taken], base: float) -> Figure:
-    line = _line("models taken", found, [one.overlap for one in found.values()], 2)
+    line = _line("models of others", found, [one.overlap for one in found.values()], 2)
     alt = f"Overlap of class mixes by round: at the end {fmt.percent(line.y[-1])}, against {fmt.percent(base)}."
-    svg, legend = plots.chart("overlap", alt, [line], [Level("everybody alike", base)], across="rounds")
+    svg, legend = plots.chart("overlap", alt, [line], [Level("equal weights", base)], across="rounds")
     caption = (
-        "How much of its own class mix a client finds at those whose models it takes: Σ over classes of the smaller of "
-        "the two shares, by weight, without its own model."
+        "Overlap of class mixes, Σ over classes of the smaller of two shares, between a client and those whose models "
+        "it uses, weighted, without its own model."
     )
-    return Figure("Do the alike find each other?", svg, legend, caption)
+    return Figure("Class overlap with the models used", svg, legend, caption)
 
 
 def _number(found: Mapping[int, Taken], clients: int) -> Figure:
-    line = _line("others taken", found, [one.number for one in found.values()], 0)
-    alt = f"Effective number of others whose models a client takes: {line.y[-1]:.1f} of {clients - 1} at the end."
+    line = _line("other clients", found, [one.number for one in found.values()], 0)
+    alt = f"Effective number of others whose models a client uses: {line.y[-1]:.1f} of {clients - 1} at the end."
     svg, legend = plots.chart("others", alt, [line], across="rounds", form_y=None)
-    caption = f"1 / Σw² over the weights of others, which are scaled to sum to 1; {clients - 1} if all count alike."
-    return Figure("From how many others does a client learn?", svg, legend, caption)
+    caption = f"1 / Σw² over the weights of others, scaled to sum to 1; {clients - 1} at equal weights."
+    return Figure("Effective number of other models", svg, legend, caption)
 
 
 def _table(found: Mapping[int, Taken], base: float) -> PageTable:
     rows = [_row(fmt.whole(round), [one], base) for round, one in found.items()]
     columns = ("Round", *MEASURES)
-    return PageTable("Means over clients; whose models each client took is in mixing.csv", columns, rows)
+    return PageTable("Means over clients; all weights are in mixing.csv", columns, rows)
 
 
 def _maps(run: Run, order: np.ndarray) -> Figure:
-    """Class mixes and the weights at some rounds, clients in one order."""
+    """Class mixes, and weights at some rounds, with clients in one order."""
     rounds = list(run.mixing)
     at = sorted({round((len(rounds) - 1) * part) for part in (0, 0.2, 0.5, 1)})
     shown = {f"round {fmt.whole(rounds[k])}": run.mixing[rounds[k]][np.ix_(order, order)] for k in at}
@@ -183,29 +182,26 @@ def _maps(run: Run, order: np.ndarray) -> Figure:
     diagonal = np.eye(len(order), dtype=bool)
     most = max(float(weights[~diagonal].max()) for weights in shown.values())
     keys = [shade_legend("class mix, 0 to 100 %", MIX)]
-    caption = (
-        "Rows are the clients that mix, columns those whose models they take; clients with similar class mixes are "
-    )
-    caption += "next to each other."
+    caption = "Rows are clients, columns the owners of the models. Clients with similar class mixes are adjacent."
     if block > 1:
         shown = {name: _blocks(np.where(diagonal, 0.0, weights), block) for name, weights in shown.items()}
         mixes = _mean_rows(mixes, block)
         most = max(float(weights.max()) for weights in shown.values())
         keys.append(shade_legend(f"weight of a block of others, 0 to {most:.2g}"))
         caption += (
-            f" A cell stands for {block} × {block} clients: what one of the row's takes from all of the column's, "
+            f" A cell covers {block} × {block} clients: the weight that a client of the row gives to all clients of "
         )
-        caption += "on average, without its own model."
+        caption += "the column, on average, without its own model."
     else:
         keys += [shade_legend(f"weight of another's model, 0 to {most:.2g}"), shade_legend("of its own, 0 to 1", SOFT)]
     names = [fmt.whole(i) for i in order] if block == 1 else []
     alt = f"Mixing weights of {len(order)} clients at {fmt.together(list(shown))}."
     svg = _draw("mixing", alt, mixes, shown, most or 1.0, names)
-    return Figure("Whose models each client takes", svg, tuple(keys), caption, wide=True)
+    return Figure("Mixing weights between clients", svg, tuple(keys), caption, wide=True)
 
 
 def _mean_rows(values: np.ndarray, block: int) -> np.ndarray:
-    """(⌈N / block⌉, K) means over blocks of rows (N, K)."""
+    """Means (⌈N / block⌉, K) over blocks of rows (N, K)."""
     starts = np.arange(0, len(values), block)
     sizes = np.diff([*starts, len(values)])
     means: np.ndarray = np.add.reduceat(values, starts) / sizes[:, None]
@@ -213,7 +209,7 @@ def _mean_rows(values: np.ndarray, block: int) -> np.ndarray:
 
 
 def _blocks(weights: np.ndarray, block: int) -> np.ndarray:
-    """(B, B) weights (N, N) summed over the columns of a block, mean over its rows."""
+    """Weights (B, B) of blocks: sums over the columns, means over the rows, of weights (N, N)."""
     return _mean_rows(np.add.reduceat(weights, np.arange(0, len(weights), block), axis=1), block)
 
 
@@ -221,20 +217,20 @@ def _blocks(weights: np.ndarray, block: int) -> np.ndarray:
 def _draw(
     slug: str, alt: str, mixes: np.ndarray, maps: Mapping[str, np.ndarray], most: float, names: Sequence[str]
 ) -> Markup:
-    """Class mixes (N, K), then maps (N, N) in [0, most], side by side; `names` number the rows, if they are to be."""
+    """Class mixes (N, K) and maps (N, N) in [0, most], side by side; `names` label the rows, if not empty."""
     left, gap, top, bottom, narrow = 46.0, 16.0, 28.0, 42.0, 130.0
     side = (1080 - left - narrow - gap * MAPS - 6) / MAPS
     width = left + narrow + (gap + side) * len(maps) + 6
     figure, axes = canvas(width, top + side + bottom, left=left, right=width - left - narrow, top=top, bottom=bottom)
     draw_shades(axes, mixes, MIX, most=400)
     _frame(axes, mixes.shape, "class mix", "class", (narrow, side), names, [str(k) for k in range(mixes.shape[1])])
-    axes.set_ylabel("who mixes", loc="top", fontsize=TEXT - 1)
+    axes.set_ylabel("client", loc="top", fontsize=TEXT - 1)
     for number, (title, weights) in enumerate(maps.items()):
         axes = panel(figure, left + narrow + gap + (gap + side) * number, bottom, side, side)
         own = np.diag(weights.diagonal()) if names else np.zeros_like(weights)
         draw_shades(axes, np.clip((weights - own) / most, 0, 1), HEAT, most=400)
         draw_shades(axes, np.clip(own, 0, 1), SOFT, ground=False)
-        _frame(axes, weights.shape, title, "whose model", (side, side), [], names)
+        _frame(axes, weights.shape, title, "owner of the model", (side, side), [], names)
     return inline(figure, slug, alt)
 
 
@@ -247,7 +243,7 @@ def _frame(
     rows: Sequence[str],
     columns: Sequence[str],
 ) -> None:
-    """Limits, ticks where each name has room, and fmt."""
+    """Limits, labels, and ticks if all names fit."""
     axes.set(xlim=(-0.5, shape[1] - 0.5), ylim=(shape[0] - 0.5, -0.5))
     axes.spines["bottom"].set_visible(False)
     ticks = (columns, size[0], 16, axes.set_xticks), (rows, size[1], 12, axes.set_yticks)

@@ -1,6 +1,6 @@
-"""Lines over an axis, and dots in rows.
+"""Line charts and dot plots.
 
-Legends are part of the page, above the figure, where they cover no data and wrap on a narrow screen.
+Legends are HTML above the figure, so that they cover no data and wrap on narrow screens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedloom.report.styles import LEVEL, SeriesStyle
 from fedloom.report.svg import GRID, INK, SOFT, TEXT, canvas, drawing, inline
 
 ROWS = 40
-"""At most so many names have a row of their own."""
+"""Maximum number of rows with names."""
 WIDTHS = {"small": 360, "normal": 460, "wide": 1080}
 """In pixels."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A series of (n,) x and y, with a band of half height `band` (n,) around it."""
+    """A series with x and y (n,), and a band of half height `band` (n,)."""
 
     label: str
     x: np.ndarray
@@ -36,13 +36,13 @@ class Line:
 
     @property
     def key(self) -> Key:
-        """Its entry in the legend."""
+        """The legend entry."""
         return self.style.key(self.label, band=self.band is not None)
 
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line across the figure."""
+    """A horizontal reference line."""
 
     label: str
     y: float
@@ -77,16 +77,16 @@ def chart(
     joined: bool = False,
     ticks: Mapping[float, str] | None = None,
 ) -> tuple[Markup, tuple[Key, ...]]:
-    """Lines over one axis, and their legend; the first line lies on top.
+    """A line chart and its legend; the first line is on top.
 
     Args:
         slug, alt: see `inline`.
-        across: what the x axis counts.
-        form_x, form_y: how ticks are written; None for plain numbers, on a logarithmic axis where they span
-            more than a factor of 30.
+        across: label of the x axis.
+        form_x, form_y: formatters of ticks; None for plain numbers, on a logarithmic axis if they span more than a
+            factor of 30.
         width: a key of `WIDTHS`.
-        joined: whether upright lines join the first two lines, point by point.
-        ticks: places of the x axis and their names; None for round values.
+        joined: whether vertical lines connect the points of the first two lines.
+        ticks: labels by position on the x axis; None for round values.
     """
     small = width == "small"
     if _orders_apart(lines):
@@ -115,8 +115,7 @@ def chart(
 
 
 def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Form | None) -> None:
-    """Limits and ticks that hold all values: in tens of percent, from 0 if they are written in a form, or as they
-    come."""
+    """Limits and ticks: shares in tens of percent, other formatted values from 0, plain numbers as they are."""
     ends = [line.y for line in lines] + [np.array([level.y for level in levels])]
     ends += [line.y + sign * line.band for line in lines if line.band is not None for sign in (-1, 1)]
     values = np.concatenate(ends)
@@ -138,7 +137,7 @@ def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Fo
 
 
 def tens(values: np.ndarray) -> tuple[float, float]:
-    """The tens of percent, at least two apart, between which all shares lie."""
+    """Limits in tens of percent, at least 20 % apart, that contain all shares."""
     found = values[np.isfinite(values)]
     if not len(found):
         return 0.0, 1.0
@@ -157,13 +156,13 @@ def _ticks(axis: Any, form: Form) -> None:
 
 
 def _orders_apart(lines: Sequence[Line]) -> bool:
-    """Whether a line ends within the first fifth of a linear axis, where it can't be read."""
+    """Whether a line would end within the first fifth of a linear axis, where it is not legible."""
     last = [line.x[-1] for line in lines if len(line.x) and line.x[-1] > 0]
     return bool(last) and bool(max(last) > 5 * min(last))
 
 
 def _scale_x(axes: Any, lines: Sequence[Line], form: Form) -> None:
-    """From the first value to the last; on a logarithmic axis where the lines end orders apart."""
+    """Limits from the first value to the last, on a logarithmic axis if `_orders_apart`."""
     values = np.concatenate([line.x for line in lines])
     values = values[np.isfinite(values)]
     if _orders_apart(lines):
@@ -178,7 +177,7 @@ def _scale_x(axes: Any, lines: Sequence[Line], form: Form) -> None:
 
 @dataclass(frozen=True)
 class Dots:
-    """One value (n,) for each row of a dot plot, with a bar of half length `spread` (n,) through it; nan for none."""
+    """Values (n,) of the rows of a dot plot, with bars of half length `spread` (n,); nan for none."""
 
     label: str
     values: np.ndarray
@@ -187,7 +186,7 @@ class Dots:
 
     @property
     def key(self) -> Key:
-        """Its entry in the legend."""
+        """The legend entry."""
         return replace(self.style, dash=None).key(self.label)
 
 
@@ -202,10 +201,10 @@ def dots(
     joined: bool = False,
     form: Form = share,
 ) -> tuple[Markup, tuple[Key, ...]]:
-    """Values as dots, one row for each name, from the top; shares, unless they are written in another form.
+    """A dot plot with one row per name, and its legend.
 
-    Where there are one or two series, the values of the first are printed beside the rows. Beyond `ROWS` names
-    the rows become ranks along the x axis. `joined` draws a line between the first two series of each row.
+    With one or two series, the values of the first are printed beside the rows. With more than `ROWS` names, names
+    become ranks on the x axis. `joined` connects the first two series in each row.
     """
     if len(names) > ROWS:
         ranks = np.arange(1.0, len(names) + 1)
@@ -216,7 +215,7 @@ def dots(
     sides = {"left": 24 + 6.3 * max(map(len, labels)), "right": 54 if beside else 24, "top": 6, "bottom": 32}
     figure, axes = canvas(WIDTHS[width], 38 + (26 if beside else 30) * len(names), **sides)
     rows = np.arange(len(names))
-    reach = 0.0 if beside else 0.28  # so that no dot hides another
+    reach = 0.0 if beside else 0.28  # so that dots do not overlap
     for s, shift in zip(series, np.linspace(-reach, reach, len(series)), strict=True):
         style = replace(s.style, dash=None).options(8)
         axes.plot(s.values, rows + shift, zorder=4 if s.style.filled else 3, **style)
@@ -242,6 +241,6 @@ def dots(
 
 
 def note(axes: Any, at: Any, frame: Any, shift: tuple[float, float], text: str, side: str) -> None:
-    """A small text, shifted by pixels from a place of the axes."""
+    """A small text, shifted by pixels from a position in the axes."""
     place = {"xytext": shift, "textcoords": "offset points"}
     axes.annotate(text, at, xycoords=frame, ha=side, va="center", fontsize=TEXT - 1, color=SOFT, **place)

@@ -1,4 +1,4 @@
-"""Parties with different columns: their prediction together, and each party's data, solo accuracy and attacks."""
+"""Sections on vertical learning: the joint prediction, each party's data, accuracy alone, and attacks."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from fedloom.report.styles import SeriesStyle, series_style
 from fedloom.report.svg import INK
 
 MARKS = (
-    "Γ is the number of unaligned rows of a party's largest class to that of its smallest; S, how many classes it has; "
-    "MID, how uneven they are, from 0 (all alike) to 1 (one class has all); cos, how like its class mix is to that of "
-    "all parties together. They need the classes of unaligned rows, known only where somebody has the labels, as in a "
-    "simulation."
+    "Γ is the ratio of a party's largest class to its smallest in unaligned rows; S, its number of classes; MID, their "
+    "imbalance from 0 (uniform) to 1 (one class); cos, the cosine similarity of its class mix and that of all parties. "
+    "They need labels of unaligned rows, which only a simulation has."
 )
 PSEUDO = (
-    "Each party also answers by itself, from its own columns and what it was sent. What it answers on its unaligned "
-    "rows are its pseudo-labels, which it may learn from. The pseudo-label accuracy is the share of these that are "
-    "right; it is known only where the labels are, as in a simulation: no party without labels can measure it."
+    "Each party also predicts alone, from its own columns and the messages it received. Its predictions on unaligned "
+    "rows are its pseudo-labels, which it may learn from. The pseudo-label accuracy is the share of correct ones. It "
+    "needs labels of unaligned rows, which only a simulation has."
 )
-LEAKS = "What parties could infer about labels"
+LEAKS = "Label inference attacks"
 GUESSES = (
-    "A party without labels that follows the protocol may infer the class of each aligned row from what it receives. "
-    "The attack is scored on rows whose class the party does not know; where it knows some, they are evaluate.attacks "
+    "A passive party that follows the protocol may infer the class of each aligned row from the messages it receives. "
+    "The attack is scored on rows whose class the party does not know; if it knows some, these are evaluate.attacks "
     "rows of each class. Attackers with different knowledge are not comparable."
 )
 KNOWS = {
-    "gradients direct": "The gradient of each row's loss by the logits that it sent, and that all logits are added up.",
-    "gradients nearest": "The gradient that it was sent for each row, and the class of a few rows.",
-    "prototypes": "Its own embeddings, the prototypes that it was sent, and the class of each; no label.",
-    "embeddings nearest": "Its own embeddings and the class of a few rows. A control: what these labels alone reveal.",
-    "completion": "Its own embeddings, the class of a few rows, and many rows without.",
+    "gradients direct": "The gradient of each row's loss by the logits it sent, and that all logits are summed.",
+    "gradients nearest": "The gradient it received for each row, and the class of a few rows.",
+    "prototypes": "Its own embeddings, the prototypes it received, and their classes; no label.",
+    "embeddings nearest": "Its own embeddings and the class of a few rows. A control without messages.",
+    "completion": "Its own embeddings, the class of a few rows, and many unlabelled rows.",
 }
-"""What an attacker is assumed to know, by the attack's name."""
+"""The assumed knowledge of the attacker, by attack."""
 CHANCE_ATTACK = "chance"
-"""Always guessing the most frequent class: listed among the attacks, and what they are held against."""
+"""Always guessing the most frequent class: listed among the attacks as their baseline."""
 TOGETHER = SeriesStyle(INK, dash=(8, 3, 2, 3))
-"""What all parties reach together, beside what each reaches alone."""
+"""The style of the joint accuracy, beside those of single parties."""
 
 
 def lead(run: Run, length: str) -> str:
-    """Who predicted what, and how well, after a length of training."""
+    """The result in a sentence, after a length of training."""
     s = run.summary
     more = [f"{_inside(name)} {fmt.metric(v, SCORES[name].share)}" for name, v in s.scores.items() if name != GLOBAL]
-    alone = "" if s.messages else ", with no message between them"
+    alone = "" if s.messages else ", without any message between them"
     return (
-        f"{fmt.capital(fmt.times(s.clients, 'party', 'parties'))} with different columns of the same rows, of whom one "
-        "knows the labels, gave the right one of "
-        f"{fmt.times(len(run.partition.classes), 'class', 'classes')} to {fmt.percent(s.accuracy.mean)} of "
-        f"{fmt.whole(run.partition.test)} test rows of {s.dataset} ({', '.join(more)}) after {length}{alone}"
+        f"{fmt.capital(fmt.times(s.clients, 'party', 'parties'))} with different columns of the same rows, one of "
+        f"which holds the labels, reached an accuracy of {fmt.percent(s.accuracy.mean)} on "
+        f"{fmt.whole(run.partition.test)} test rows of {s.dataset} with "
+        f"{fmt.times(len(run.partition.classes), 'class', 'classes')} "
+        f"({', '.join(more)}) after {length}{alone}"
     )
 
 
@@ -70,18 +70,18 @@ def _inside(name: str) -> str:
 
 
 def tiles(run: Run) -> Iterable[Tile]:
-    """The scores, each with what it is without knowledge."""
+    """The scores, each with its value at chance."""
     s, number = run.summary, len(run.partition.classes)
     error = 100 * math.sqrt(s.accuracy.mean * (1 - s.accuracy.mean) / max(1, run.partition.test))
     frequent = np.array(run.partition.parties.test_counts if run.partition.parties else (1,), dtype=float)
     shares = frequent[frequent > 0] / frequent.sum()
     notes = {
         "accuracy": f"of {fmt.whole(run.partition.test)} test rows; standard error {error:.1f}",
-        "balanced accuracy": f"mean over classes; guessing gives {fmt.percent(1 / len(shares))}",
-        "auc": "guessing gives 0.5" + ("; mean over classes, each against all others" if number > 2 else ""),
-        "log loss": f"less is better; the classes' frequencies give {-(shares * np.log(shares)).sum():.3f}",
-        "seen accuracy": "on test rows of classes that the aligned people have many of",
-        "rare recall": "on test rows of the others",
+        "balanced accuracy": f"mean over classes; chance gives {fmt.percent(1 / len(shares))}",
+        "auc": "chance gives 0.5" + ("; mean over classes, each against all others" if number > 2 else ""),
+        "log loss": f"less is better; class frequencies give {-(shares * np.log(shares)).sum():.3f}",
+        "seen accuracy": "on test rows of classes that are frequent in aligned rows",
+        "rare recall": "on test rows of the other classes",
     }
     for name, value in s.scores.items():
         yield Tile(SCORES[name].title, fmt.metric(value, SCORES[name].share), notes[name])
@@ -90,7 +90,7 @@ def tiles(run: Run) -> Iterable[Tile]:
 
 
 def classes(run: Run) -> PageSection | None:
-    """How many rows of each class are recognised, and classes that nobody could learn."""
+    """Recall by class, and classes without aligned rows."""
     held, s = run.partition.parties, run.summary
     assert held is not None
     found = [run.measured.get((f"recall {name}", "", run.last)) for name in run.partition.classes]
@@ -105,8 +105,8 @@ def classes(run: Run) -> PageSection | None:
         )
         for name, known, tested, share in zip(run.partition.classes, aligned, test, recall, strict=True)
     ]
-    heading = ("Class", "Aligned rows", "Test rows", "Recognised")
-    table = PageTable("Share of each class's test rows that is recognised at the end", heading, rows)
+    heading = ("Class", "Aligned rows", "Test rows", "Recall")
+    table = PageTable("Recall by class at the end", heading, rows)
     points = []
     missing = (aligned == 0) & (test > 0)
     if missing.any() and not missing.all():
@@ -114,9 +114,8 @@ def classes(run: Run) -> PageSection | None:
         right = np.nan_to_num(recall) * test
         seen, unseen = (fmt.percent(right[which].sum() / max(1, test[which].sum())) for which in (~missing, missing))
         points.append(
-            f"No aligned row is of the class {names}, so nothing teaches the active party to give it. On test rows of "
-            f"the other classes it is right at {seen}, on those of {'this one' if missing.sum() == 1 else 'these'} at "
-            f"{unseen}."
+            f"No aligned row has the class {names}, so the active party cannot learn it. The accuracy is {seen} on "
+            f"test rows of the other classes and {unseen} on those of {'this one' if missing.sum() == 1 else 'these'}."
         )
     few = len(rows) <= plots.ROWS
     details = [] if few else [Details(f"All {s.dataset} classes", table=table)]
@@ -124,21 +123,21 @@ def classes(run: Run) -> PageSection | None:
 
 
 def holdings(run: Run, which: str = "") -> PageSection:
-    """Who holds which columns of how many rows, and how uneven the classes are; `which` run, if there are several."""
+    """Columns, rows and class imbalance of each party; `which` names the run if there are several."""
     held = run.partition.parties
     assert held is not None
     known = [p for p in held.parties if p.unaligned_counts is not None]
     together = held.all.weighted_cosine
     text = [
-        "Aligned rows are the same people, or things, at all parties; unaligned ones only one party has. Only the "
-        f"active party, whose own columns are those of {held.parties[0].name}, knows labels: those of the aligned rows."
+        "Aligned rows are shared by all parties; an unaligned row belongs to one party. Only the active party, which "
+        f"holds the columns of {held.parties[0].name}, has labels, for aligned rows only."
     ]
     if any(p.gamma is not None for p in held.parties):
-        text.append(MARKS + ("" if together is None else f" Weighted by rows, cos is {together:.3f} in all."))
+        text.append(MARKS + ("" if together is None else f" The mean cos weighted by rows is {together:.3f}."))
     tables = [_table(run, held.parties, which)]
     details = [_columns(held.parties)] if any(_long(p) for p in held.parties) else []
     figures = [_picture(run, held, known)] if len(run.partition.classes) <= plots.ROWS else []
-    return PageSection("Who holds what", text=text, tables=tables, figures=figures, details=details)
+    return PageSection("Data of each party", text=text, tables=tables, figures=figures, details=details)
 
 
 def _table(run: Run, parties: Sequence[PartyData], which: str) -> PageTable:
@@ -156,7 +155,7 @@ def _table(run: Run, parties: Sequence[PartyData], which: str) -> PageTable:
         name = p.name if p.name == id else f"{id}: {p.name}"
         rows.append(cells(name, _holds(p), *([network] if networks else []), *counts, *values))
     network = "" if networks else f"; each party's network is {run.partition.architectures[0]}"
-    return PageTable(f"What each party holds{which}{network}", headings, rows, words=3 if networks else 2)
+    return PageTable(f"Data of each party{which}{network}", headings, rows, words=3 if networks else 2)
 
 
 def _long(p: PartyData) -> bool:
@@ -164,9 +163,9 @@ def _long(p: PartyData) -> bool:
 
 
 def _holds(p: PartyData) -> PageCell:
-    """Its columns by name, or how many they are; or the shape of its pictures."""
+    """The column names or their number, or the shape of images."""
     if p.columns is None and not p.input_shape:
-        return PageCell("columns of its own", title="Nobody else knows them.")
+        return PageCell("private columns", title="Known to the party only.")
     if p.columns is None:
         return PageCell(" × ".join(map(str, p.input_shape)))
     names = ", ".join(p.columns)
@@ -174,34 +173,32 @@ def _holds(p: PartyData) -> PageCell:
 
 
 def _columns(parties: Sequence[PartyData]) -> Details:
-    """All columns by name."""
+    """The names of all columns."""
     rows = [cells(p.name, ", ".join(p.columns or ())) for p in parties]
-    return Details("The columns by name", table=PageTable("Each party's columns", ("Party", "Columns"), rows, words=2))
+    return Details("Column names", table=PageTable("Each party's columns", ("Party", "Columns"), rows, words=2))
 
 
 def _picture(run: Run, held: VerticalPartition, known: Sequence[PartyData]) -> Figure:
-    """Rows by class: the aligned ones, and each party's unaligned ones where their classes are known."""
+    """Rows by class: aligned rows, and each party's unaligned rows if their classes are known."""
     shown = [p for p in known if p.unaligned]
     counts = np.array([held.aligned_counts, *(p.unaligned_counts for p in shown)], dtype=int)
     most = int(counts.max())
     alt = f"Rows of {counts.shape[1]} classes, aligned and unaligned; a cell stands for at most {most}."
     svg = heatmaps.class_counts("partition", alt, counts, run.partition.classes, ["aligned", *(p.name for p in shown)])
-    caption = "Aligned rows by class" + (
-        ", then unaligned rows where their classes are on record; no party knows these." if shown else "."
-    )
-    caption += f" Beside them there are {fmt.whole(run.partition.test)} test rows, which all parties hold."
+    caption = "Aligned rows by class" + (", then unaligned rows, whose classes no party knows." if shown else ".")
+    caption += f" All parties also hold {fmt.whole(run.partition.test)} test rows."
     return Figure("Rows by class", svg, (heatmaps.rows_legend(most),), caption, len(shown) > 4)
 
 
 def alone(run: Run) -> PageSection | None:
-    """What each party answers by itself, in each way in which it can."""
+    """The accuracy of each party alone, in each evaluation mode."""
     if not run.summary.alone:
         return None
     figures, tables = [], []
     for eval_mode, found in run.summary.alone.items():
         prefix = "" if eval_mode == "alone" else f"{fmt.capital(eval_mode)}: "
         chance = [] if run.summary.chance is None else [Level("chance", run.summary.chance)]
-        levels = [Level("all together, at the end", run.summary.accuracy.mean, TOGETHER), *chance]
+        levels = [Level("joint, at the end", run.summary.accuracy.mean, TOGETHER), *chance]
         figures.append(_by_party(run, f"{GLOBAL} {eval_mode}", f"{prefix}On the test rows", levels))
         if found.own is not None:
             title = f"{prefix}On its own unaligned rows: pseudo-label accuracy"
@@ -211,7 +208,7 @@ def alone(run: Run) -> PageSection | None:
         for n, name in enumerate(run.called):
             others = [fmt.NONE, fmt.NONE] if own is None else [fmt.percent(own[n]), _most(run, n)]
             rows.append(cells(name, fmt.percent(test[n]), *others))
-        headings = ("Party", "On the test rows", "On its unaligned rows", "Most frequent class of these")
+        headings = ("Party", "On the test rows", "On its unaligned rows", "Most frequent class of those")
         tables.append(PageTable(f"{prefix}Accuracy of each party alone at the end", headings, rows))
     return PageSection("Each party alone", text=[PSEUDO], tables=tables, figures=figures)
 
@@ -235,7 +232,7 @@ def _by_party(run: Run, measure: str, title: str, levels: list[Level]) -> Figure
 
 
 def attacks(run: Run) -> PageSection | None:
-    """The labels of aligned rows that parties could infer."""
+    """Attacks on the labels of aligned rows."""
     found = {kind: attack for kind, attack in run.summary.attacks.items() if kind != CHANCE_ATTACK}
     if not found:
         return None
@@ -251,10 +248,8 @@ def attacks(run: Run) -> PageSection | None:
         )
         for kind, attack in found.items()
     ]
-    heading = ("Attack", "What the attacker knows", *names, "Mean")
-    level = (
-        "" if chance is None else f" Always guessing the most frequent class is right at {fmt.percent(chance.mean)}."
-    )
+    heading = ("Attack", "Attacker's knowledge", *names, "Mean")
+    level = "" if chance is None else f" Always guessing the most frequent class gives {fmt.percent(chance.mean)}."
     levels = [] if chance is None else [Level("most frequent class", chance.mean)]
     figures = [
         _by_party(run, f"attack {kind}", fmt.capital(kind), levels)
@@ -266,7 +261,7 @@ def attacks(run: Run) -> PageSection | None:
 
 
 def alone_by_method(found: Comparison) -> PageSection | None:
-    """What parties answer by themselves, for the methods in which they can."""
+    """The accuracy of parties alone, by method."""
     rows = []
     for m in found.methods:
         for eval_mode, on in m.alone.items():
@@ -290,6 +285,6 @@ def attacks_by_method(found: Comparison, runs: Sequence[Run]) -> PageSection | N
             chance = fmt.percent(float(np.mean(guess))) if guess else fmt.NONE
             mean = fmt.spread(float(np.mean(means)), deviation)
             rows.append(cells(m.name, kind, KNOWS.get(kind, fmt.NONE), mean, chance))
-    columns = ("Method", "Attack", "What the attacker knows", "Labels inferred", "Most frequent class")
+    columns = ("Method", "Attack", "Attacker's knowledge", "Labels inferred", "Most frequent class")
     table = PageTable("Share of labels inferred at the end, mean over parties", columns, rows, words=3)
     return PageSection(LEAKS, text=[GUESSES], tables=[table]) if rows else None

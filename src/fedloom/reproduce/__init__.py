@@ -1,1 +1,1 @@
-"""Published tables and figures, each from one file: what the paper printed beside what comes out here."""
+"""Reproduce published tables and figures, each from one TOML file, and sweeps of settings."""

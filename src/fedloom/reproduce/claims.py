@@ -1,4 +1,4 @@
-"""Whether what a paper claims of its numbers is seen in ours: paired differences over seeds."""
+"""Test a paper's claims on our runs, by paired differences over seeds."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from fedloom.reproduce.spec import AT, Claim
 Verdict = Literal["held", "not seen", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("held", "not seen", "not testable here")
 SEEDS = 3
-"""With fewer no claim is held."""
+"""Minimum number of seeds for the verdict `held`."""
 ROUNDING = 1e-12
-"""Two sides that differ by no more than this share of the larger are equal: the rest is what sums were rounded by."""
+"""Relative difference below which two sides are equal up to rounding."""
 RULE = (
-    f"A claim is held if, over at least three seeds, the whole 95{fmt.NBSP}% interval (Student's t) of the mean "
-    "paired difference lies on the side that is claimed, beyond the margin if the claim has one; differences that are "
-    "infinite to one side in all seeds, as where one of the two never reaches a level, lie on that side beyond any "
-    "margin. It is not testable here if its runs can't be made, any planned seed is missing, there is but one, or a "
-    "difference is no number or infinite in some seeds alone; otherwise it is not seen, and the words say whether the "
-    "opposite is. In one column the runs of a seed must have the same test rows; columns differ by design, so what is "
-    "compared across them is paired by seed only."
+    f"A claim is held if, over at least three seeds, the whole 95{fmt.NBSP}% confidence interval (Student's t) of the "
+    "mean paired difference lies on the claimed side, beyond the margin if the claim has one. Differences that are "
+    "infinite to one side in all seeds, because one method never reaches a level, lie beyond any margin. A claim is "
+    "not testable here if its runs cannot be executed, a planned seed is missing, there is only one seed, or a "
+    "difference is not a number or is infinite in some seeds only. Otherwise it is not seen, and the text says "
+    "whether the opposite is. Within a column, the runs of a seed must have the same test rows. Columns differ by "
+    "design, so comparisons across columns are paired by seed only."
 )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What paired differences say.
+    """A verdict on paired differences.
 
     Attributes:
-        mean: of the differences; None where they are infinite.
-        ends: of the 95 % interval of their mean; None there too, and below two seeds.
-        words: why, if it is not held; and which side is infinite, if one is.
+        mean: mean difference; None if infinite.
+        ends: ends of its 95 % confidence interval; None if infinite or below two seeds.
+        words: the reason if the claim is not held, and the infinite side if any.
     """
 
     verdict: Verdict
@@ -52,15 +52,15 @@ class Decision:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim and what became of it.
+    """A claim and its verdict.
 
     Attributes:
-        compared: whose difference it is.
-        seeds: the difference in each, in the unit; None where it is not finite.
-        ratio: left over right, where the claim speaks of times.
-        left_out: columns that can't be run here, where the claim names none.
-        found: in a few words.
-        evidence: equal for claims that the same runs decide in the same way; empty where some can't be made.
+        compared: the two sides of the difference.
+        seeds: difference by seed, in the unit; None if not finite.
+        ratio: left divided by right, if the claim has a factor.
+        left_out: columns without runs, if the claim names no columns.
+        found: the result in a few words.
+        evidence: equal for claims decided by the same runs in the same way; empty if runs are missing.
     """
 
     text: str
@@ -84,15 +84,17 @@ def decide(differences: Sequence[float], rule: Literal["more", "less", "within"]
         rule, by: see `Claim`.
     """
     if not len(differences):
-        return _untested("no seed has all of its runs")
+        return _untested("no seed is complete")
     if np.isnan(differences).any():
-        return _untested("a difference is no number, as where neither reaches a level")
+        return _untested("a difference is not a number, for example because no side reaches the level")
     infinite = bool(np.isinf(differences).any())
     if infinite and len({*differences}) > 1:
-        return _untested("infinite in some seeds alone, or not to one side, as where a level is not always reached")
+        return _untested(
+            "a difference is infinite in some seeds only, for example because a level is not always reached"
+        )
     mean = None if infinite else float(np.mean(differences))
     if len(differences) < 2:
-        return Decision("not testable here", mean, None, "one seed says nothing about chance")
+        return Decision("not testable here", mean, None, "one seed cannot show significance")
     ends = None if infinite else confidence_interval(differences)
     low, high = ends or (differences[0], differences[0])
     if rule == "less":
@@ -105,7 +107,7 @@ def decide(differences: Sequence[float], rule: Literal["more", "less", "within"]
         against = "the opposite" if high < 0 else "less than that" if by and high < by else ""
     held = seen and len(differences) >= SEEDS
     few = f"seen, but {len(differences)} seeds are too few" if seen and not held else ""
-    why = "" if held else few or against or "these seeds do not tell"
+    why = "" if held else few or against or "not significant"
     if infinite:
         side = f"the {'first' if differences[0] > 0 else 'second'} is infinite in every seed"
         why = f"{why}: {side}" if why else side
@@ -117,13 +119,13 @@ def _untested(why: str) -> Decision:
 
 
 def _minus(left: float, right: float) -> float:
-    """The difference, without what is rounding alone; nan where both are infinite to one side."""
+    """The difference without rounding errors; nan if both sides are equally infinite."""
     alike = math.isfinite(left) and math.isclose(left, right, rel_tol=ROUNDING)
     return 0.0 if alike else left - right
 
 
 def check_claim(claim: Claim, found: TableResults) -> ClaimResult:
-    """A claim by the runs of a reproduction."""
+    """Test a claim on the runs of a reproduction."""
     unit = found.unit if claim.unit is None else Unit(claim.unit)
     columns, left_out = _columns(claim, found)
     left, right = _cells(claim.left, columns), _cells(claim.right, columns)
@@ -152,14 +154,13 @@ def check_claim(claim: Claim, found: TableResults) -> ClaimResult:
         unit=unit.name,
         ratio=ratio,
         left_out=left_out,
-        found=_told(decision, unit, claim.by, ratio),
+        found=_outcome_text(decision, unit, claim.by, ratio),
         evidence=_evidence(claim, left, right, found, unit),
     )
 
 
 def _columns(claim: Claim, found: TableResults) -> tuple[list[str], tuple[str, ...]]:
-    """Over which the mean is taken: those that the claim names, or all in which its rows can be run; and those in which
-    they can't."""
+    """The columns to average over, those of the claim or all with runs of its rows; and those without runs."""
     if claim.columns is not None:
         return list(claim.columns), ()
     rows = [side for side in (claim.left, claim.right) if isinstance(side, str) and AT not in side]
@@ -174,7 +175,7 @@ def _untestable(found: TableResults, row: str, column: str) -> str:
 
 
 def _cells(side: str | float, columns: Sequence[str]) -> list[tuple[str, str]]:
-    """The cells of a side; none if it is a number."""
+    """The cells of a side; empty for a number."""
     if not isinstance(side, str):
         return []
     row, _, column = side.partition(AT)
@@ -182,11 +183,11 @@ def _cells(side: str | float, columns: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _missing(cells: Sequence[tuple[str, str]], found: TableResults) -> str:
-    """Why a cell has no number, if one hasn't."""
+    """Why a cell has no value; empty if all have one."""
     for at in cells:
         place, name = found.places.get(at), AT.join(at)
         if place is None:
-            return f"{name} was not asked for"
+            return f"{name} is not selected"
         if place.cell.untestable:
             return f"{name}: {place.cell.untestable}"
         if not place.runs:
@@ -195,21 +196,21 @@ def _missing(cells: Sequence[tuple[str, str]], found: TableResults) -> str:
 
 
 def _unpaired(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: TableResults) -> str:
-    """Why two cells of a column can't be compared seed by seed, if they can't."""
+    """Why cells of a column cannot be paired by seed; empty if they can."""
     for pair in ((at, other) for at in left for other in right if at[1] == other[1]):
         ours, theirs = (
             {run.summary.seed: (run.summary.dataset, run.summary.test_sha256) for run in found.places[at].runs}
             for at in pair
         )
         if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
-            return "the runs of a seed have other test rows"
+            return "runs of one seed have different test rows"
     return ""
 
 
 def _evidence(
     claim: Claim, left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: TableResults, unit: Unit
 ) -> str:
-    """A hash of the runs of both sides and what is asked of them."""
+    """A hash of the claim's runs, measure and rule."""
     places = [[found.places.get(at) for at in side] for side in (left, right)]
     if not left or any(place is None or not place.attempts for side in places for place in side):
         return ""
@@ -221,13 +222,13 @@ def _evidence(
 
 
 def _reason(found: TableResults) -> str:
-    """Why no column is left."""
+    """Why no column remains."""
     why = [place.cell.untestable for place in found.places.values() if place.cell.untestable]
-    return why[0] if why else "no column is left to compare"
+    return why[0] if why else "no column to compare"
 
 
 def _by_seed(cells: Sequence[tuple[str, str]], claim: Claim, found: TableResults, unit: Unit) -> dict[int, float]:
-    """The mean over cells in each seed that all of them have."""
+    """The mean over cells, for each seed that all cells have."""
     if claim.measure is None and claim.unit is None:
         each = [found.numbers[at].by_seed for at in cells]
     else:
@@ -238,13 +239,13 @@ def _by_seed(cells: Sequence[tuple[str, str]], claim: Claim, found: TableResults
 
 
 def _ratio(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Of the means; None where there is none."""
+    """The ratio of the means; None if undefined."""
     above, below = float(np.sum(left)), float(np.sum(right))
     return above / below if below and math.isfinite(above) and math.isfinite(below) else None
 
 
 def _compared(claim: Claim, columns: Sequence[str], left_out: Sequence[str], unit: Unit) -> str:
-    """`FedAL − FedMD, mean of 3 columns`, without those that can't be run here."""
+    """`FedAL − FedMD, mean of 3 columns`, without columns that have no runs."""
     right = claim.right if isinstance(claim.right, str) else f"{as_printed(claim.right, None)}{unit.apart}"
     times = f"{claim.times:g} × " if claim.times != 1 else ""
     rows = [side for side in (claim.left, claim.right) if isinstance(side, str) and AT not in side]
@@ -257,7 +258,7 @@ def _compared(claim: Claim, columns: Sequence[str], left_out: Sequence[str], uni
     return f"{measure}{claim.left} {fmt.MINUS} {times}{right}{over}{margin}"
 
 
-def _told(decision: Decision, unit: Unit, by: float, ratio: float | None) -> str:
+def _outcome_text(decision: Decision, unit: Unit, by: float, ratio: float | None) -> str:
     """`the opposite: −2.1 points (−3.0 to −1.2)`."""
     if decision.mean is None:
         return decision.words
@@ -267,7 +268,7 @@ def _told(decision: Decision, unit: Unit, by: float, ratio: float | None) -> str
     while decimals < 4 and any(
         e != edge and round(e, decimals) == round(edge, decimals) for e in ends for edge in edges
     ):
-        decimals += 1  # on which side of it an end lies must be seen
+        decimals += 1  # show on which side of the edge the end lies
     mean, *others = (fmt.number(value, f"+,.{decimals}f") for value in (decision.mean, *ends))
     text = f"{mean}{unit.apart}" + (f" ({' to '.join(others)})" if others else "")
     text += f", {ratio:,.3g} times" if ratio is not None else ""

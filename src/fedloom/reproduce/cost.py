@@ -1,10 +1,9 @@
-"""What a run will cost, before it is begun and without its data: passes, operations, hours.
+"""Estimate the cost of a run before it starts and without its data: passes, operations, hours.
 
-Three rounds of a miniature of the run are done and timed: the same method with the same settings, on random rows and
-with a small network that counts what is sent through it. What a round and an evaluation came to is scaled to the run's
-rounds and clients, and to its own networks by timing a few steps of each (`fedloom.reproduce.speed`). So a method costs
-what it does, whoever wrote it. An estimate, to choose a scale by: within a factor of two where all clients fit into the
-miniature; rounds that are unlike the first three are not seen.
+A miniature of the run is timed for three rounds: the same method and settings, on random rows, with a small network
+that counts its rows. Its cost per round and evaluation is scaled to the run's rounds and clients, and to its networks
+by timing a few steps of each (`fedloom.reproduce.speed`), so that it covers every method. The estimate is within a
+factor of two if all clients fit into the miniature; it does not see rounds that differ from the first three.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from fedloom.models.parts import Classifier
 from fedloom.reproduce.speed import NetworkSpeed, Passes, Shape, speed
 
 CLIENTS = 16
-"""The most clients of a miniature; more cost in proportion."""
+"""Maximum number of clients of a miniature; the cost of more is proportional."""
 ROUNDS = 3
-"""Of a miniature: the second is timed without an evaluation, and the third with one."""
+"""Rounds of a miniature: the second is timed without evaluation, the third with it."""
 DataSize = tuple[Shape, int, int, int]
 KNOWN: dict[str, DataSize] = {
     "digits": ((1, 8, 8), 10, 1_797, 0),
@@ -70,11 +69,11 @@ KNOWN: dict[str, DataSize] = {
 }
 """Shape of a row, classes, training rows, and rows of the official test split, of each registered data set."""
 OWNERS = {"femnist": 226, "celeba": 20}
-"""Rows that one owner has on average, where the partition is by owner."""
+"""Mean number of rows per owner, for natural partitions."""
 UNSEEN: DataSize = ((64,), 10, 5_000, 0)
-"""In place of data that lies elsewhere."""
+"""The assumed size of data that is not available here."""
 COUNTED_COLUMNS = {"aligned", "unaligned", "held", "grid"}
-"""Settings of `[columns]` that move a cost; the others say of which classes rows are."""
+"""Settings of `[columns]` that affect the cost; the others select classes."""
 STAND_IN = "fedloom.reproduce.cost:stand_in"
 """The network of a miniature."""
 
@@ -84,11 +83,11 @@ class Cost:
     """Passes, operations and seconds of runs.
 
     Attributes:
-        passes: of one row forward through a network; a row in a training step counts 3.
-        flops: floating-point operations of matrix products and convolutions, a product and its addition as two.
-        seconds: on one core of this machine.
-        gpu: seconds on one GPU, roughly: see `GPU_RATE`, `GPU_STEP` of `fedloom.reproduce.speed`.
-        once: a pretraining that other runs may share, by what it is.
+        passes: forward passes of one row; a row in a training step counts 3.
+        flops: floating-point operations of matrix products and convolutions; a multiply-add counts 2.
+        seconds: seconds on one core of this machine.
+        gpu: rough seconds on one GPU: see `GPU_RATE` and `GPU_STEP` of `fedloom.reproduce.speed`.
+        once: costs of pretraining by key; runs may share one.
     """
 
     passes: float = 0.0
@@ -98,27 +97,21 @@ class Cost:
     once: tuple[tuple[str, Cost], ...] = ()
 
     def __add__(self, other: Cost) -> Cost:
-        """Both; a pretraining that they share counts once."""
-        mine, theirs = self, other
-        return Cost(
-            mine.passes + theirs.passes,
-            mine.flops + theirs.flops,
-            mine.seconds + theirs.seconds,
-            mine.gpu + theirs.gpu,
-            tuple(sorted({**dict(mine.once), **dict(theirs.once)}.items(), key=lambda item: item[0])),
-        )
+        """The sum; a shared pretraining counts once."""
+        once = tuple(sorted(dict(self.once + other.once).items(), key=lambda item: item[0]))
+        passes, flops = self.passes + other.passes, self.flops + other.flops
+        return Cost(passes, flops, self.seconds + other.seconds, self.gpu + other.gpu, once)
 
     def whole(self) -> Cost:
-        """With the pretraining."""
+        """The cost including pretraining."""
         return sum((cost for _, cost in self.once), replace(self, once=()))
 
 
 def cost(run: RunConfig) -> Cost:
-    """What a run will cost; it is not begun, and no data is read but files of one's own. What was measured for it is
-    kept in the user's cache.
+    """Estimate the cost of a run from its miniature. Timings are kept in the user's cache.
 
     Raises:
-        FedloomError: the run is not valid, or its method fails.
+        FedloomError: the run is invalid, or its method fails.
     """
     method, cfg, rounds = run.resolve()
     size = _size(run)
@@ -144,18 +137,18 @@ def cost(run: RunConfig) -> Cost:
 
 
 def _cost(real: NetworkSpeed, work: Passes, small: NetworkSpeed | None = None) -> Cost:
-    """What passes of a network come to, over what they came to with a small one that was timed in its place."""
+    """The cost of passes through a network, less that of the small network that was timed in its place."""
     flops = work.asked * real.forward + work.trained * real.training
     seconds = real.seconds(work) - (small.seconds(work) if small else 0.0)
     return Cost(work.asked + 3 * work.trained, flops, max(0.0, seconds), real.gpu(work))
 
 
 def describe(costs: Iterable[Cost], workers: int = 1) -> str:
-    """Runs, passes and hours in one sentence.
+    """Runs, passes and hours in a sentence.
 
     Args:
-        costs: one of each run.
-        workers: cores that work at once.
+        costs: the cost of each run.
+        workers: number of cores in use.
     """
     every = list(costs)
     total = sum(every, Cost()).whole()
@@ -182,19 +175,19 @@ def _lasting(seconds: float) -> str:
 
 
 class _CountRows(nn.Module):
-    """Passes rows (B, ...) on, and counts them."""
+    """The identity, which counts rows (B, ...)."""
 
     total = Passes()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same rows."""
+        """Returns x."""
         new = Passes(trained=len(x), steps=1) if torch.is_grad_enabled() else Passes(asked=len(x), asks=1)
         _CountRows.total += new
         return x
 
 
 def stand_in(input_shape: Shape, classes: int) -> Classifier:
-    """A network of one hidden layer that counts the rows it is given."""
+    """A network with one hidden layer that counts its rows."""
     network = mlp(input_shape, classes, "none", (64,))
     network.body = nn.Sequential(_CountRows(), *network.body.children())
     return network
@@ -261,8 +254,8 @@ def mini_shape(shape: Shape) -> Shape:
 
 
 def measured(mini: RunConfig) -> tuple[Passes, Passes, Passes, Passes]:
-    """What a miniature came to here: what comes before its rounds, its first round with the evaluation before it, the
-    mean of those between, and its last with the evaluation behind it. Kept in the user's cache."""
+    """Time a miniature: setup, the first round with the evaluation before it, the mean of the middle rounds, and the
+    last round with the evaluation after it. Kept in the user's cache."""
     kept = _kept(mini)
     with suppress(OSError, ValueError, TypeError):
         found = [Passes(**each) for each in json.loads(kept.read_text(encoding="utf-8"))]
@@ -282,7 +275,7 @@ def measured(mini: RunConfig) -> tuple[Passes, Passes, Passes, Passes]:
         marks.append(_now())
 
     log = logging.getLogger("fedloom")
-    silent, log.disabled = log.disabled, True  # what is to be said of the run it will say itself
+    silent, log.disabled = log.disabled, True  # the run itself will log its warnings
     try:
         execute(mini, progress=mark, backend=lambda *_, **__: Backend(start=begin))
     finally:
@@ -303,10 +296,10 @@ def _kept(mini: RunConfig) -> Path:
 
 
 def unmeasured(runs: Iterable[RunConfig]) -> int:
-    """How many miniatures must be timed to tell the cost of runs.
+    """The number of miniatures without a timing in the cache.
 
     Raises:
-        FedloomError: a run is not valid.
+        FedloomError: a run is invalid.
     """
     return sum(not file.is_file() for file in {_kept(miniature(run)) for run in runs})
 
@@ -319,7 +312,7 @@ def _now() -> Passes:
 
 
 def _size(run: RunConfig) -> DataSize:
-    """Of the run's data; of files that are not here, a guess."""
+    """The size of the run's data; a guess if the files are not available."""
     if run.data.form is not None:
         form = run.data.form.form()
         return form.input_shape, len(form.classes), run.data.clients * 500, 0
@@ -334,8 +327,8 @@ def _size(run: RunConfig) -> DataSize:
 
 
 def _shared_out(run: RunConfig, method: Method, even: int) -> tuple[int, dict[str, Any]]:
-    """Rows that there are for each client of a miniature, and how they are shared out. Only peers, who may choose whom
-    they ask by their rows, get an uneven mix of classes."""
+    """Rows per client of a miniature, and their partition. Only peers, who may choose neighbours by their rows, get an
+    uneven mix of classes."""
     options, name = run.data.options, run.data.partition
     if name == "natural":
         return OWNERS.get(run.data.name, max(1, even)), {"partition": "iid"}
@@ -356,7 +349,7 @@ def _networks(run: RunConfig, method: Method, shape: Shape) -> tuple[str, ...]:
 
 
 def _part(run: RunConfig, shape: Shape) -> Shape:
-    """What a party of a vertical federation sees of a row."""
+    """The shape of a party's part of a row in vertical learning."""
     if run.columns.own_data:
         return shape
     parties = run.data.clients
@@ -368,14 +361,14 @@ def _part(run: RunConfig, shape: Shape) -> Shape:
 
 
 def _teacher(run: RunConfig, shape: Shape) -> str:
-    """The server's pretrained network, if it is one of ours; else a small one in its place."""
+    """The server's pretrained network if fedloom has it, otherwise a small substitute."""
     pool = {*(run.models.pool or ())}
     usual = pool.pop() if len(pool) == 1 else COMMON["image" if len(shape) == 3 else "table"][0]
     return run.pretrained.model if run.pretrained.model in MODELS else usual
 
 
 def _pretraining(run: RunConfig, method: Method, cfg: Any, size: DataSize) -> tuple[tuple[str, Cost], ...]:
-    """Of the server's model, which is kept: once for all runs that share it."""
+    """The cost of pretraining the server's model, by a key that runs share."""
     own, (shape, classes, rows, _) = run.pretrained, size
     needed = getattr(cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs}))
     if not needed or own.file or own.model not in {*MODELS, AUTO}:

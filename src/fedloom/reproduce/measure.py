@@ -1,10 +1,10 @@
-"""What a cell of a published table shows: one number of a run's folder, and how people write it.
+"""Measures: the number that a cell shows of a run, and its unit.
 
 A measure is named as in a run's files:
 
 accuracy, own accuracy, own accuracy WAY    as `result.json` has them, mean over clients
 accuracy, balanced accuracy, AUC, log loss  the scores of parties with different columns
-attack NAME                                 the share of labels that an attack finds out, mean over parties
+attack NAME                                 the share of labels that an attack infers, mean over parties
 bytes up, bytes down, bytes across          tensor data; `bytes sent` is up and across, `bytes` all three
 seconds                                     wall time of the run
 best MEASURE                                its best value at any evaluation
@@ -14,12 +14,11 @@ first MEASURE, gain of MEASURE              at the first evaluation after the st
 MEASURE of client N                         of that client alone, at the end
 bytes until 60 % [MEASURE]                  what clients had sent at the evaluation at which the accuracy, or another
 rounds until 60 % [MEASURE]                 measure, first reached a level, infinite if it never did; or its `best`
-attack told                                 the most that an attack finds out by what a party is told
+attack told                                 the largest share of labels found by an attack on received messages
 skew                                        total variation between a client's class mix and that of all, mean
 
-A run without ways, such as one of a method that tunes nothing, shows its own accuracy as it is in the place of that
-which is tuned or after some steps. Any other measure is looked up in `metrics.csv`: its last value, or the mean of its
-parties' where there is none of all.
+A run without evaluation modes shows its own accuracy in place of the tuned one or the one after some steps. Any other
+measure is the last value in `metrics.csv`, or the mean over parties if the federation has none.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from fedloom.reproduce.spec import FACTORS, Reproduction
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
 TOLD = ("gradients direct", "gradients nearest", "prototypes")
-"""Attacks that use what a party is told: see `fedloom.experiment.settings.attacks`."""
+"""Attacks on received messages: see `fedloom.experiment.settings.attacks`."""
 ATTACK = "attack "
 _UNTIL = re.compile(r"(bytes|rounds|iterations) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
 _CLIENT = re.compile(r"(.+) of client (\d+)")
@@ -55,7 +54,7 @@ _BYTES = {
 
 
 def of(run: Run, measure: str) -> float | None:
-    """A measure of a finished run: shares in [0, 1], bytes, seconds or as it is; None if it did not measure it."""
+    """A measure of a finished run: shares in [0, 1], bytes, seconds, or raw values; None if not measured."""
     s = run.summary
     name = _named(run, measure)
     if name in s.scores:
@@ -74,7 +73,7 @@ def of(run: Run, measure: str) -> float | None:
 
 
 def _named(run: Run, measure: str) -> str:
-    """As the run calls it."""
+    """The measure's name in the run."""
     s = run.summary
     if measure.casefold() in s.scores:
         return measure.casefold()
@@ -82,7 +81,7 @@ def _named(run: Run, measure: str) -> str:
 
 
 def _derived(run: Run, measure: str) -> float | None:
-    """What follows from the values at evaluations."""
+    """A measure derived from the values at evaluations."""
     if found := _UNTIL.fullmatch(measure):
         return _until(run, found[1], float(found[2]) / 100 if found[2] else None, found[3] or GLOBAL)
     inner = _plain(measure)
@@ -101,7 +100,7 @@ def _derived(run: Run, measure: str) -> float | None:
 
 
 def _plain(measure: str) -> str:
-    """A measure without what is asked of its values."""
+    """The measure without `best`, `first` and the like."""
     for before in (BEST, MEAN, LARGEST, FIRST, GAIN):
         measure = measure.removeprefix(before)
     return measure
@@ -122,21 +121,22 @@ def skew(run: Run) -> float | None:
 
 
 def lower(measure: str) -> bool:
-    """Whether less of it is better."""
+    """Whether less is better."""
     return "loss" in measure or _plain(measure).startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
 
 
 def drawn(measure: str) -> str:
-    """What a curve of a measure by iteration shows: the measure itself, or the accuracy that it is about."""
+    """The measure that a curve shows: the measure itself, or the accuracy it depends on."""
     if found := _UNTIL.fullmatch(measure):
         return found[3] or GLOBAL
     return GLOBAL if measure in (*_BYTES, "seconds") else _plain(measure)
 
 
 def curve(run: Run, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations (n,) and values (n,) of a measure after the last stage that has it; empty if none has."""
+    """Iterations (n,) and values (n,) of a measure after the last stage that has it; empty if not measured."""
     if found := _CLIENT.fullmatch(measure):
-        return _of_client(run, _named(run, found[1]), int(found[2]))
+        name, client = _named(run, found[1]), int(found[2])
+        return _of_party(run, name, run.names[client]) if client < len(run.names) else (np.array([]), np.array([]))
     name = _named(run, measure)
     if name in run.summary.scores:
         name = SCORES[name].column
@@ -152,19 +152,14 @@ def curve(run: Run, measure: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(sorted(at)), np.array([np.mean(at[x]) for x in sorted(at)])
 
 
-def _of_client(run: Run, name: str, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """A measure of the client or party of a number."""
-    return _of_party(run, name, run.names[client]) if client < len(run.names) else (np.array([]), np.array([]))
-
-
 def _of_party(run: Run, name: str, party: str) -> tuple[np.ndarray, np.ndarray]:
-    """A measure as `metrics.csv` names it, of a party, after the last stage that has it."""
+    """A metric of a party, by its name in `metrics.csv`, after the last stage that has it."""
     stages = [stage for what, of, stage in run.measured if (what, of) == (name, party)]
     return run.curve(name, run.last if run.last in stages or not stages else stages[-1], party)
 
 
 def _until(run: Run, what: str, level: float | None, measure: str) -> float | None:
-    """What was spent at the first evaluation at which a measure had reached a level, or its best value if None."""
+    """The cost until a measure first reached a level, or its best value if None."""
     x, y = curve(run, measure)
     if not np.isfinite(y).any():
         return None
@@ -180,27 +175,27 @@ def _until(run: Run, what: str, level: float | None, measure: str) -> float | No
 
 @dataclass(frozen=True)
 class Unit:
-    """How the numbers of a table are written. Arguments of its methods are in the unit.
+    """The unit and format of a table's numbers. Arguments of the methods are in the unit.
 
     Attributes:
-        name: as a reproduction's file has it: shares become %, bytes kB, MB or GB; all else stays as it is.
+        name: %, kB, MB or GB, which scale raw values, or any other name.
     """
 
     name: str
 
     @property
     def factor(self) -> float:
-        """By which a raw value is multiplied."""
+        """The factor of raw values."""
         return FACTORS.get(self.name, 1.0)
 
     @property
     def apart(self) -> str:
-        """What differences are in, behind a number."""
+        """The unit of differences, as a suffix."""
         noun = "points" if self.name == "%" else self.name
         return f"{fmt.NBSP}{noun}" if noun else ""
 
     def number(self, value: float, like: float | None = None) -> str:
-        """`81.2`, with as many decimals as a value `like` it has; `never` for what is infinite."""
+        """`81.2`, with the decimals of a value `like` it; `never` for infinity."""
         return (
             "never" if math.isinf(value) else fmt.number(value, f",.{self.decimals(value if like is None else like)}f")
         )
@@ -216,7 +211,7 @@ class Unit:
         return fmt.number(value, f"+,.{self.decimals(value if like is None else like)}f")
 
     def decimals(self, size: float) -> int:
-        """How many a number of that size has: one for percent; else so that it has three digits in all."""
+        """Number of decimals: one for percent, otherwise three significant digits."""
         if self.name == "%" or not math.isfinite(size):
             return 1
         return 2 if size == 0 else min(4, max(0, 2 - math.floor(math.log10(abs(size)))))
@@ -228,6 +223,6 @@ def unit_of(reproduction: Reproduction) -> Unit:
 
 
 def as_printed(mean: float, deviation: float | None) -> str:
-    """A number of a paper, with the digits it has there: `74.4 ± 0.7`."""
+    """A published number with its original digits: `74.4 ± 0.7`."""
     texts = [f"{value:,.10g}".replace("-", fmt.MINUS) for value in (mean, deviation) if value is not None]
     return f"{fmt.NBSP}±{fmt.NBSP}".join(texts)

@@ -1,4 +1,4 @@
-"""The runs that tables and figures need, each once: data first, then the runs, then the pages."""
+"""Plan and execute the runs of tables and figures: fetch data, run each run once, write pages."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Planned:
     """One table or figure at one scale.
 
     Attributes:
-        cells: those that were chosen.
-        runs: what they need, by digest; cells, and other tables, may share some.
-        asked: what was asked for beyond the file.
+        cells: the selected cells.
+        runs: their runs by digest; cells and tables may share runs.
+        asked: the selection on the command line.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """Several of them.
+    """Several tables and figures.
 
     Attributes:
-        out: the folder of all that is written.
-        pages: that of all pages; where settings were changed or a part was chosen it is not that of the whole tables.
-        digests: of every run of every cell, by its settings as JSON. What counts is what they were when it was planned:
-            a page of one's own may be edited while runs are under way.
-        problems: by name, why one can't be run here.
+        out: the output folder.
+        pages: the folder of all pages; changed settings or a selection have a separate one.
+        digests: digest of every run by its settings as JSON, taken at planning time, because a method page may be
+            edited while runs are in progress.
+        problems: reasons why a table or figure cannot be run, by name.
     """
 
     out: Path
@@ -59,11 +59,11 @@ class Plan:
 
     @property
     def runs(self) -> dict[str, RunConfig]:
-        """All different runs by digest, in the order in which they are first needed."""
+        """All distinct runs by digest, in order of first use."""
         return {key: run for one in self.planned for key, run in one.runs.items()}
 
     def folder(self, run: RunConfig) -> Path:
-        """Where a run writes to, whichever tables show it."""
+        """The output folder of a run, shared by all tables."""
         return self.out / "runs" / self.digests[run.model_dump_json()]
 
     def target(self, name: str) -> Path:
@@ -72,11 +72,11 @@ class Plan:
 
     @property
     def finished(self) -> set[str]:
-        """The digests of runs whose results are there."""
+        """The digests of finished runs."""
         return {key for key, run in self.runs.items() if is_finished(run, self.out / "runs" / key)}
 
     def titles(self) -> dict[str, str]:
-        """What a person calls each run, by digest: the first cell that needs it, and its seed."""
+        """Display names of runs by digest: the first cell that needs it, and its seed."""
         titles: dict[str, str] = {}
         for one in self.planned:
             for cell in one.cells:
@@ -86,14 +86,14 @@ class Plan:
 
 
 def reproductions(names: Sequence[str], every: bool = False) -> dict[str, Reproduction]:
-    """The tables and figures that names stand for, by their own names, in the order given.
+    """Tables and figures by name, in the given order.
 
     Args:
-        names: of one, such as `fedal-table-6`; of a paper, such as `fedal`, for all of it; or a file.toml.
-        every: all that come with fedloom, too.
+        names: of a table or figure, such as `fedal-table-6`; of a paper, such as `fedal`; or a TOML file.
+        every: whether to add all that fedloom ships.
 
     Raises:
-        ConfigError: a name stands for none, or a file is not valid; all of them at once.
+        ConfigError: names are unknown or files invalid; the message lists all problems.
     """
     known = shipped()
     found: dict[str, Reproduction] = {}
@@ -101,13 +101,13 @@ def reproductions(names: Sequence[str], every: bool = False) -> dict[str, Reprod
     for name in [*names, *(known if every else ())]:
         of = [n for n in known if n.startswith(f"{name}-")] if name in SYSTEMS else [name]
         if not of:
-            wrong.append(f"there is no table or figure of {name} here")
+            wrong.append(f"fedloom ships no table or figure of {name}")
         for one in of:
             try:
                 if not one.endswith(".toml"):
                     found[one if one in known else canonical(one)] = read(one)
                 elif (title := Path(one).stem) in known or title in found:
-                    wrong.append(f"{one}: {title} is the name of another one: call the file otherwise")
+                    wrong.append(f"{one}: the name {title} is taken. Rename the file.")
                 else:
                     found[title] = parsed(_text(Path(one)), one)
             except ConfigError as error:
@@ -121,8 +121,8 @@ def _text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise ConfigError(f"{file} can't be read: {reason}") from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"cannot read {file}: {reason}") from None
 
 
 def plan(
@@ -135,20 +135,20 @@ def plan(
     change: Mapping[str, Any] | None = None,
     device: str | None = None,
 ) -> Plan:
-    """What to run for these tables and figures.
+    """Plan the runs of tables and figures.
 
     Args:
         found: by name.
-        out: the folder of all that is written.
+        out: the output folder.
         scale: small or paper.
-        seeds: how many, from 0; None for as many as each scale has.
-        only: names of rows, columns or `row @ column`, with * and ?; each must be in one of them. Those that have none
-            are left away. Empty for all.
-        change: settings over all others.
-        device: a torch device that only those have who do the runs; None for what the settings say.
+        seeds: number of seeds, from 0; None for that of the scale.
+        only: patterns of rows, columns or `row @ column`, with * and ?; empty for all. Each must match; tables without
+            a match are dropped.
+        change: settings that override all others.
+        device: torch device of the workers; None for that of the settings.
 
     Raises:
-        ConfigError: an `only` fits nowhere.
+        ConfigError: a pattern of `only` matches nothing.
     """
     fitting = {
         name: [pattern for pattern in only if any(match(each, pattern) for each in one.names)]
@@ -157,7 +157,7 @@ def plan(
     for pattern in only:
         if not any(pattern in each for each in fitting.values()):
             names = {name for one in found.values() for name in one.names}
-            raise ConfigError(f"--only {pattern!r} is no row, column or cell.{did_you_mean(pattern, names)}")
+            raise ConfigError(f"--only {pattern!r} matches no row, column or cell.{did_you_mean(pattern, names)}")
     asked = Selection((*flat(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds)
     pages = out / asked.folder(scale, max((one.scale(scale).seeds for one in found.values()), default=1))
     planned, digests, problems = [], dict[str, str](), dict[str, str]()
@@ -188,21 +188,19 @@ def _moved(cell: Cell, device: str | None) -> Cell:
 
 
 def absent(runs: Mapping[str, RunConfig]) -> list[tuple[str, str | None]]:
-    """The data sets of runs, each with its root, that are in no folder here: they are to be had from the hub, or from
-    what was kept of it."""
-    sets = {(run.data.name, run.data.root): None for run in runs.values() if not run.data.own and not _listed(run)}
+    """Data sets, each with its root, that no local folder holds, so that they come from the hub or its cache."""
+    sets = {
+        (run.data.name, run.data.root): None
+        for run in runs.values()
+        if not (run.data.own or run.columns.own or run.columns.manifest or run.columns.files)
+    }
     return [(name, root) for name, root in sets if name in SOURCES and not _here(name, root)]
 
 
 def unlisted(runs: Mapping[str, RunConfig]) -> list[str]:
-    """The manifests that runs name and that are not there."""
+    """The manifests of runs that do not exist."""
     named = {run.columns.manifest for run in runs.values() if run.columns.manifest}
     return sorted(path for path in named if not Path(path).exists())
-
-
-def _listed(run: RunConfig) -> bool:
-    """Whether its rows are in files that its columns name."""
-    return bool(run.columns.own or run.columns.manifest or run.columns.files)
 
 
 def _here(name: str, root: str | None) -> bool:
@@ -211,10 +209,10 @@ def _here(name: str, root: str | None) -> bool:
 
 
 def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
-    """Get data sets once, before many processes want them at the same time.
+    """Fetch data sets once, before many processes read them.
 
     Raises:
-        DataError: some can't be had; how they can be.
+        DataError: a data set is not available; the message says how to get it.
     """
     wrong: dict[str, str] = {}
     for name, root in sets:
@@ -226,18 +224,18 @@ def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
         places = ", ".join(f"$FEDLOOM_DATA/{SOURCES[name].hub}" for name in wrong)
         raise DataError(
             "\n".join(f"{name}: {reason}" for name, reason in wrong.items())
-            + f"\nnot here: {', '.join(wrong)}. Install the extra (pip install 'fedloom[hub]') and run with a network "
-            f"once, or put their files into {places}"
+            + f"\nmissing data: {', '.join(wrong)}. Install the extra (pip install 'fedloom[hub]') and run once with "
+            f"network access, or put the files into {places}."
         )
 
 
 @dataclass(frozen=True)
 class PlanOutcome:
-    """What came of a plan.
+    """The result of a plan.
 
     Attributes:
-        ended: how each run ended.
-        outcomes: what each table or figure comes to, with what there is of it.
+        ended: the end state of each run.
+        outcomes: the outcome of each table or figure, from its finished runs.
         page: the page to open.
     """
 
@@ -257,17 +255,17 @@ def run_plan(
     stop: Callable[[], bool] = lambda: False,
     execute: Callable[..., Result] = execute,
 ) -> PlanOutcome:
-    """Do the runs that are not finished, and write the pages of all tables and figures.
+    """Execute unfinished runs, and write the pages of all tables and figures.
 
     Args:
-        plan: what to do.
+        plan: the plan.
         workers, ray, gpus, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
-        costs: how long each of the plan's runs takes, in any unit; empty for alike.
+        costs: relative duration of each run of the plan; empty for equal durations.
 
     Raises:
-        ConfigError: something of the plan can't be run here.
-        DataError: a data set can't be had.
-        EngineError: no process can be started.
+        ConfigError: a table or figure cannot be run.
+        DataError: a data set is not available.
+        EngineError: no worker process can be started.
     """
     if plan.problems:
         raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in plan.problems.items()))
@@ -275,8 +273,8 @@ def run_plan(
     left = {key: run for key, run in runs.items() if key not in kept}
     if lists := unlisted(left):
         raise DataError(
-            f"{', '.join(lists)}: not here. Make such a list of pictures first (docs/vertical.md), or leave its "
-            "columns out with --only"
+            f"missing manifest: {', '.join(lists)}. Create it (see docs/vertical.md), or exclude its columns with "
+            "--only."
         )
     fetch(absent(left))
     each = costs or [1.0] * len(runs)
@@ -293,8 +291,7 @@ def run_plan(
 
 
 def write_pages(plan: Plan, problems: Mapping[Path, str]) -> list[Outcome]:
-    """The pages of a plan's tables and figures, from the runs that are finished. Of others it is said why they failed,
-    by folder."""
+    """Write the pages of a plan from its finished runs. `problems` says why others failed, by folder."""
     from fedloom.reproduce import page
 
     return [

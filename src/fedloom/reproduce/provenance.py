@@ -1,4 +1,4 @@
-"""How the numbers of a reproduction were made: what they may depend on, and what they cost."""
+"""The provenance of a reproduction's numbers: versions, machine and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the runs of a reproduction came to: read once, then asked by its table, its claims and its pictures."""
+"""The results of a reproduction's runs, read once for its table, claims and figures."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Attempt:
     """One run of a cell.
 
     Attributes:
-        run: what it left; None if it is not finished.
-        problem: why not.
+        run: its results; None if unfinished.
+        problem: the reason for that.
     """
 
     config: RunConfig
@@ -44,12 +44,12 @@ class CellResults:
 
     @property
     def runs(self) -> list[Run]:
-        """Those that are finished."""
+        """The finished runs."""
         return [one.run for one in self.attempts if one.run is not None]
 
     @property
     def missing(self) -> list[Attempt]:
-        """Those that are not."""
+        """The unfinished runs."""
         return [one for one in self.attempts if one.run is None]
 
 
@@ -72,7 +72,7 @@ class CellValue:
 
     @property
     def deviation(self) -> float | None:
-        """The sample's standard deviation over seeds; None for fewer than two, or where one is infinite."""
+        """The sample standard deviation over seeds; None below two seeds or if a value is infinite."""
         values = [*self.by_seed.values()]
         return float(np.std(values, ddof=1)) if len(values) > 1 and np.isfinite(values).all() else None
 
@@ -122,7 +122,7 @@ class TableResults:
 
     @cached_property
     def runs(self) -> dict[Path, Run]:
-        """The finished ones, each once, by folder."""
+        """The distinct finished runs by folder."""
         return {one.folder: one.run for _, one in self.attempts if one.run is not None}
 
     def number(self, row: str, column: str, measure: str | None = None, unit: str | None = None) -> CellValue:

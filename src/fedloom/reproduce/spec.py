@@ -1,4 +1,4 @@
-"""The file of one published table or figure: its rows and columns, the paper's numbers, and what it claims."""
+"""The TOML file of a published table or figure: rows, columns, published numbers and claims."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ AT = " @ "
 def _in_its_case(unit: str) -> str:
     for known in FACTORS:
         if unit != known and unit.casefold() == known.casefold():
-            raise ValueError(f"a unit {unit!r} would leave numbers as they are: did you mean {known!r}?")
+            raise ValueError(f"unknown unit {unit!r}. Did you mean {known!r}?")
     return unit
 
 
@@ -50,23 +50,23 @@ class _SpecModel(BaseModel):
 
 
 class _RowOrColumn(_SpecModel):
-    """What a row and a column have in common."""
+    """Fields shared by rows and columns."""
 
     name: str = Field(min_length=1)
     run: dict[str, Any] = Field(default_factory=dict)
-    """Settings of a run, as in a run's file, at both scales."""
+    """Settings of the run at both scales."""
     small: dict[str, Any] = Field(default_factory=dict)
-    """Settings at the small scale alone."""
+    """Settings at the small scale only."""
     paper: dict[str, Any] = Field(default_factory=dict)
-    """Settings at the paper's scale alone."""
+    """Settings at the paper's scale only."""
     untestable: dict[Scale, str] = Field(default_factory=dict)
-    """Why it can't be run at a scale; then it has the paper's numbers alone."""
+    """Why it cannot be run at a scale; the table then shows the published numbers only."""
 
     @field_validator("name")
     @classmethod
     def _plain(cls, name: str) -> str:
         if AT in name:
-            raise ValueError(f"a name can't hold {AT!r}, which joins a row and a column")
+            raise ValueError(f"a name must not contain {AT!r}, which joins a row and a column")
         return name
 
 
@@ -74,59 +74,59 @@ class Row(_RowOrColumn):
     """A method, or a variant of one."""
 
     published: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
-    """The paper's number in each column, or its mean and standard deviation, in the file's unit."""
+    """The published value, or mean and standard deviation, by column, in the file's unit."""
 
 
 class Column(_RowOrColumn):
-    """A data set, a degree of skew, a setting that is varied."""
+    """A data set, a degree of skew or a value of a setting."""
 
     value: float | None = None
-    """Where it lies on an axis, if columns are numbers."""
+    """Its position on an axis, if columns are numbers."""
 
 
 class Claim(_SpecModel):
-    """What the paper says of its numbers, as a difference that seeds can decide."""
+    """A statement of the paper, as a difference that can be tested over seeds."""
 
     text: str = Field(min_length=1)
-    """In a sentence."""
+    """The claim in a sentence."""
     left: str
-    """A row, over `columns`; or a single cell, as `row @ column`."""
+    """A row, averaged over `columns`, or a cell, `row @ column`."""
     right: str | float
-    """Another one, or a number in the unit of the measure."""
+    """A row, a cell, or a number in the unit of the measure."""
     rule: Literal["more", "less", "within"] = "more"
     """Left is more than right by at least `by`, less by at least `by`, or differs by no more than `by`."""
     by: float = Field(0.0, ge=0)
-    """In the unit of the measure: percentage points of a share."""
+    """The margin, in the unit of the measure; percentage points for shares."""
     times: float = Field(1.0, gt=0)
-    """Right counts so many times."""
+    """A factor of the right side."""
     columns: tuple[str, ...] | None = None
-    """Over which the mean is taken; None for all that both have."""
+    """The columns to average over; None for all that both rows have."""
     measure: str | None = None
-    """None for the file's."""
+    """The measure; None for the file's."""
     unit: _Unit | None = None
-    """Of another measure; None for the file's."""
+    """The unit; None for the file's."""
     untestable: dict[Scale, str] = Field(default_factory=dict)
-    """Why it can't be tested at a scale."""
+    """Why it cannot be tested at a scale."""
 
 
 class ScaleConfig(_SpecModel):
-    """What a scale has in common: data, models, length, seeds."""
+    """Settings shared by all cells of a scale."""
 
     about: str = ""
-    """What differs from the paper, in a sentence or two."""
+    """Differences from the paper, in a sentence or two."""
     seeds: int = Field(3, ge=1)
-    """How many, from 0."""
+    """Number of seeds, from 0."""
     run: dict[str, Any] = Field(default_factory=dict)
-    """Settings of a run that all cells share."""
+    """Settings of the run, shared by all cells."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the table at one scale.
+    """A cell of the table at one scale.
 
     Attributes:
-        runs: one for each seed; none where it can't be run.
-        untestable: why not.
+        runs: one run per seed; empty if the cell cannot be run.
+        untestable: the reason for that.
     """
 
     row: Row
@@ -136,12 +136,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As claims and `--only` call it."""
+        """Its name in claims and `--only`."""
         return f"{self.row.name}{AT}{self.column.name}"
 
     @property
     def published(self) -> tuple[float, float | None] | None:
-        """The paper's mean, and its standard deviation if it has one."""
+        """The published mean and, if known, standard deviation."""
         found = self.row.published.get(self.column.name)
         if found is None or isinstance(found, tuple):
             return found
@@ -152,21 +152,21 @@ class Reproduction(_SpecModel):
     """One published table or figure."""
 
     title: str = Field(min_length=1)
-    """What it shows, in a line."""
+    """The content in a line."""
     system: System
     """The paper: a key of `SYSTEMS`."""
     place: str
-    """Where it stands in the paper, such as `Table VI`."""
+    """Its place in the paper, such as `Table VI`."""
     about: str = ""
-    """What a reader should know: what the paper did and does not say."""
+    """Notes for the reader, such as what the paper leaves open."""
     measure: str = "accuracy"
-    """What a cell shows: see `fedloom.reproduce.measure`."""
+    """The measure of a cell: see `fedloom.reproduce.measure`."""
     unit: _Unit = "%"
-    """Of the numbers as published and shown; shares become percent, and bytes MB, where it says so."""
+    """The unit of published and shown numbers, such as % for shares or MB for bytes."""
     better: Literal["more", "less"] = "more"
-    """Which is better."""
+    """Whether more or less is better."""
     across: str = ""
-    """What the columns are."""
+    """The quantity that columns vary."""
     pictures: tuple[str, ...] = ()
     """Some of `PICTURES`. curves: the measure by iteration. bytes: by bytes sent. columns: rows as lines over the
     columns' values. bars: rows side by side. holdings: who holds what. choices: who chose whom."""
@@ -181,32 +181,32 @@ class Reproduction(_SpecModel):
         rows, columns = [r.name for r in self.rows], [c.name for c in self.columns]
         for kind, names in (("row", rows), ("column", columns)):
             if twice := sorted({n for n in names if names.count(n) > 1}):
-                raise ValueError(f"two {kind}s are called {twice[0]!r}")
+                raise ValueError(f"two {kind}s have the name {twice[0]!r}. Rename one.")
         for row in self.rows:
             if unknown := sorted(row.published.keys() - {*columns}):
-                raise ValueError(f"{row.name} has a published number in {unknown[0]!r}, which is no column")
+                raise ValueError(f"{row.name} has a published number for the unknown column {unknown[0]!r}")
         for claim in self.claims:
             for side in (claim.left, claim.right):
                 if isinstance(side, str):
                     of, _, at = side.partition(AT)
                     if of not in rows or (at and at not in columns):
-                        raise ValueError(f"the claim {claim.text!r} speaks of {side!r}, which is no row or cell")
+                        raise ValueError(f"the claim {claim.text!r} names the unknown row or cell {side!r}")
             if unknown := sorted({*(claim.columns or ())} - {*columns}):
-                raise ValueError(f"the claim {claim.text!r} speaks of {unknown[0]!r}, which is no column")
+                raise ValueError(f"the claim {claim.text!r} names the unknown column {unknown[0]!r}")
         if unknown := sorted({*self.pictures} - {*PICTURES}):
-            raise ValueError(f"there is no picture {unknown[0]!r}; there are {', '.join(PICTURES)}")
+            raise ValueError(f"unknown picture {unknown[0]!r}. Valid pictures are {', '.join(PICTURES)}.")
         if "columns" in self.pictures and any(c.value is None for c in self.columns):
-            raise ValueError("the picture 'columns' needs a value of each column")
+            raise ValueError("the picture 'columns' needs a value in each column")
         return self
 
     @property
     def names(self) -> list[str]:
-        """Of all rows, columns and cells, as `--only` calls them."""
+        """The names of all rows, columns and cells."""
         every = (name for row in self.rows for column in self.columns for name in _called(row, column))
         return [*dict.fromkeys(every)]
 
     def scale(self, scale: Scale) -> ScaleConfig:
-        """What the cells of a scale share."""
+        """The settings of a scale."""
         return self.small if scale == "small" else self.paper
 
     def cells(
@@ -216,12 +216,12 @@ class Reproduction(_SpecModel):
 
         Args:
             scale: small or paper.
-            seeds: how many, from 0; None for as many as the scale has.
-            only: names of rows, columns or `row @ column`, with * and ?; empty for all.
-            change: settings over all others.
+            seeds: number of seeds, from 0; None for that of the scale.
+            only: patterns of rows, columns or `row @ column`, with * and ?; empty for all.
+            change: settings that override all others.
 
         Raises:
-            ConfigError: a cell is no valid run.
+            ConfigError: the settings of a cell are invalid.
         """
         for row in self.rows:
             for column in self.columns:
@@ -251,13 +251,12 @@ def _called(row: Row, column: Column) -> tuple[str, str, str]:
 
 
 def match(name: str, pattern: str) -> bool:
-    """Whether a name is what a pattern with * and ? says, in any case."""
+    """Whether a name matches a pattern with * and ?, ignoring case."""
     return fnmatch.fnmatchcase(name.casefold(), pattern.casefold())
 
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """One table of settings over another: tables within are merged too. `rounds` and `iterations` replace each other
-    (of both in one table, whoever checks the run tells), and a partition drops the options of the one before."""
+    """Merge settings recursively. `rounds` and `iterations` replace each other; a new partition drops old options."""
     found = dict(under)
     for key, value in over.items():
         below = found.get(key)
@@ -271,7 +270,7 @@ def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shipped() -> dict[str, str]:
-    """The files that come with fedloom: their text by name, in the order of the papers."""
+    """The shipped files: text by name, in the order of the papers."""
     folder = resources.files("fedloom") / "experiments" / "papers"
     texts = {
         entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
@@ -282,7 +281,7 @@ def shipped() -> dict[str, str]:
 
 
 def _order(name: str) -> tuple[int, int, int]:
-    """Paper by paper, tables first, each by number."""
+    """Sort key: by paper, tables before figures, by number."""
     system, kind, number = name.split("-")
     return [*SYSTEMS].index(system), "table figure".index(kind), int(number)
 
@@ -291,26 +290,26 @@ def read(name: str) -> Reproduction:
     """A published table or figure by its name, such as `fedal-table-6`.
 
     Raises:
-        ConfigError: there is none of the name, or the file is not valid.
+        ConfigError: the name is unknown, or the file is invalid.
     """
     called = canonical(name)
     return parsed(shipped()[called], called)
 
 
 def canonical(name: str) -> str:
-    """What fedloom calls a published table or figure that a paper may number with Roman numerals.
+    """The name of a shipped table or figure, whose number may be Roman.
 
     Raises:
-        ConfigError: there is none of the name.
+        ConfigError: the name is unknown.
     """
     known = shipped()
     plain = re.sub(r"-([ivxl]+)$", lambda number: f"-{_arabic(number[1])}", name.casefold())
     if plain in known:
         return plain
     if Path(name).is_dir():
-        raise ConfigError(f"{name} is a folder: name a .toml file, or one of fedloom list reproductions")
+        raise ConfigError(f"{name} is a folder. Name a .toml file, or a name from: fedloom list reproductions")
     hint = did_you_mean(plain, get_close_matches(plain, known, n=1))
-    raise ConfigError(f"there is no reproduction {name!r}.{hint} fedloom list reproductions shows all")
+    raise ConfigError(f"unknown table or figure {name!r}.{hint} List all with: fedloom list reproductions")
 
 
 def _arabic(roman: str) -> int:
@@ -323,7 +322,7 @@ def parsed(text: str, where: str) -> Reproduction:
     """The text of a file.
 
     Raises:
-        ConfigError: it is not valid; all problems at once.
+        ConfigError: the file is invalid; the message lists all problems.
     """
     try:
         return Reproduction(**tomllib.loads(text))

@@ -1,4 +1,4 @@
-"""What a pass through a network costs: its operations, counted once, and its seconds, timed here."""
+"""The cost of a pass through a network: counted operations and timed seconds."""
 
 from __future__ import annotations
 

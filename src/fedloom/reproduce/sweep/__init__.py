@@ -1,1 +1,1 @@
-"""Search for settings of one's own: a grid, grids one after the other, random draws, or Optuna's TPE."""
+"""Hyperparameter search: grids, random search or Optuna's TPE."""

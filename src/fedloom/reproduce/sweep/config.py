@@ -1,4 +1,4 @@
-"""A run's file with a table `[sweep]`: what is varied, over which values, and by what it is judged."""
+"""The table `[sweep]` of a run's file: varied settings, their values, and the measure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fedloom.reproduce.spec import merged
 Setting: TypeAlias = dict[str, Any]
 """Values by dotted keys, such as `params.lr`."""
 CHECKED = 2000
-"""Up to so many combinations of all tables are checked before any work; else those of each table by itself."""
+"""Maximum number of combinations checked in advance; beyond, only those within each table are."""
 SHOWN = 20
-"""At most so many combinations of values are named that make no run."""
+"""Maximum number of invalid combinations listed."""
 
 
 class _SweepModel(BaseModel):
@@ -32,27 +32,27 @@ class _SweepModel(BaseModel):
 
 
 class Range(_SweepModel):
-    """Numbers between two ends, for random and tpe."""
+    """An interval, for random and tpe."""
 
     low: float = Field(allow_inf_nan=False)
     high: float = Field(allow_inf_nan=False)
     log: bool = False
-    """Whether they are drawn evenly on a logarithmic scale."""
+    """Whether to draw uniformly on a logarithmic scale."""
     int: bool = False
-    """Whether they are whole numbers."""
+    """Whether to draw integers."""
 
     @model_validator(mode="after")
     def _order(self) -> Range:
         if self.low >= self.high:
-            raise ValueError(f"low must be less than high, but {self.low:g} is not less than {self.high:g}")
+            raise ValueError(f"low must be less than high, but low is {self.low:g} and high {self.high:g}")
         if self.log and self.low <= 0:
-            raise ValueError(f"on a logarithmic scale low must be above 0, not {self.low:g}")
+            raise ValueError(f"low must be above 0 on a logarithmic scale, not {self.low:g}")
         if self.int and (self.low % 1 or self.high % 1):
-            raise ValueError("low and high of whole numbers must be whole")
+            raise ValueError("low and high must be integers if int = true")
         return self
 
     def samples(self) -> list[float]:
-        """The ends and a value between, which show whether it is a range of valid settings."""
+        """The ends and a value between, to check that the interval is valid."""
         between = (self.low * self.high) ** 0.5 if self.log else self.low + 0.37 * (self.high - self.low)
         found = [self.low, between, self.high]
         return [round(value) for value in found] if self.int else found
@@ -63,30 +63,30 @@ Values: TypeAlias = Annotated[
     Discriminator(lambda value: "range" if isinstance(value, Mapping | Range) else "values"),
 ]
 Over: TypeAlias = dict[str, Values]
-"""What is varied: values or a range by dotted key."""
+"""Varied settings: values or an interval by dotted key."""
 
 
 class SweepConfig(_SweepModel):
     """`[sweep]`."""
 
     search: Literal["grid", "random", "tpe"] = "grid"
-    """`grid`: all combinations. `random`: draws. `tpe`: Optuna's, draws where earlier ones did well."""
+    """`grid`: all combinations. `random`: random search. `tpe`: Optuna's tree-structured Parzen estimator."""
     over: list[Over] = Field(min_length=1)
-    """What is varied. Several tables are searched one after the other, each with the best values of those before."""
+    """Varied settings. Several tables are searched in sequence, each with the best values of the earlier ones."""
     trials: int | None = Field(None, ge=1)
-    """Random and tpe: how many settings are tried, of each table; None for 20."""
+    """random and tpe: number of trials per table; None for 20."""
     together: int = Field(4, ge=1)
-    """tpe: how many settings are chosen at once, so that they can run side by side. More learn less from each other."""
+    """tpe: number of trials proposed at a time, which can run in parallel; more make the search less informed."""
     seed: int = Field(0, ge=0, lt=2**32)
-    """Random and tpe: of the draws. Runs have `seeds`."""
+    """random and tpe: seed of the draws. Seeds of runs are `seeds`."""
     measure: str = Field("accuracy", min_length=1)
-    """What a setting is judged by: see docs/sweep.md."""
+    """The measure to optimise: see docs/sweep.md."""
     better: Literal["more", "less"] | None = None
-    """Which is better; None for less of a loss, bytes, seconds or an attack, and more of all else."""
+    """Direction; None for less of a loss, bytes, seconds or an attack, and more of all others."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
-    """Each setting is run with each of them, and judged by the mean."""
+    """Seeds of each trial, which is ranked by its mean."""
     confirm: tuple[int, ...] = ()
-    """Further seeds with which the best setting and the file's own are run at the end."""
+    """Further seeds, to run the best and the file's own setting with at the end."""
 
     @field_validator("over", mode="before")
     @classmethod
@@ -98,79 +98,81 @@ class SweepConfig(_SweepModel):
     @classmethod
     def _once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
         if twice := sorted({s for s in seeds if seeds.count(s) > 1}):
-            raise ValueError(f"holds {twice[0]} twice")
+            raise ValueError(f"lists {twice[0]} twice")
         return seeds
 
     @model_validator(mode="after")
     def _belongs(self) -> SweepConfig:
         keys = [key for over in self.over for key in over]
         if not all(self.over):
-            raise ValueError("over holds a table without a setting: name what is varied, or leave it out")
+            raise ValueError("over has an empty table. List settings to vary, or remove it.")
         if twice := sorted({k for k in keys if keys.count(k) > 1}):
-            raise ValueError(f"over has {twice[0]} in two tables: vary it in one")
+            raise ValueError(f"over lists {twice[0]} in two tables. Keep one.")
         if {"rounds", "iterations"} <= {*keys}:
-            raise ValueError("over has rounds and iterations, of which a run has one: vary one of them")
+            raise ValueError("over lists both rounds and iterations. Keep one.")
         for key, inner in product(keys, keys):
             if inner.startswith(f"{key}."):
-                raise ValueError(f"over has {key} and {inner}, which is a part of it: vary one of them")
+                raise ValueError(f"over lists {key} and {inner}, which is part of it. Keep one.")
         for key in keys:
             if key.partition(".")[0] in NOT_VARIED:
-                raise ValueError(f"over can't vary {key}: {NOT_VARIED[key.partition('.')[0]]}")
+                raise ValueError(f"over cannot vary {key}: {NOT_VARIED[key.partition('.')[0]]}")
         for key, values in ((key, values) for over in self.over for key, values in over.items()):
             if isinstance(values, Range):
                 if self.search == "grid":
-                    raise ValueError(f"{key} is a range, which a grid has no values of: list them, or search at random")
+                    raise ValueError(
+                        f"{key} is an interval, but a grid needs a list of values. List them, or set search = 'random'."
+                    )
             elif not values:
-                raise ValueError(f"{key} has no values: list at least one")
+                raise ValueError(f"{key} has no values. List at least one.")
             elif any(value in values[:i] for i, value in enumerate(values)):
                 raise ValueError(f"{key} lists a value twice")
         if self.search == "grid" and self.trials is not None:
-            raise ValueError("trials belongs to random and tpe: a grid has as many as it has combinations")
+            raise ValueError("trials is valid for random and tpe only; a grid runs all combinations. Remove it.")
         if both := sorted({*self.seeds} & {*self.confirm}):
-            raise ValueError(f"confirm needs seeds that the search does not see, but {both[0]} is one of its seeds")
+            raise ValueError(f"confirm must not share seeds with seeds, but both list {both[0]}")
         return self
 
     @property
     def less(self) -> bool:
-        """Whether less of the measure is better."""
+        """Whether less is better."""
         return lower(self.measure) if self.better is None else self.better == "less"
 
     @property
     def unit(self) -> Unit:
-        """In which the measure is written."""
+        """The unit of the measure."""
         if "accuracy" in self.measure and not self.measure.startswith(("rounds", "iterations", "bytes")):
             return Unit("%")
         return Unit("MB" if self.measure.startswith("bytes") else "%" if self.measure.endswith("recall") else "")
 
     @property
     def keys(self) -> list[str]:
-        """All that is varied, in order."""
+        """All varied settings, in order."""
         return [key for over in self.over for key in over]
 
     def trials_of(self, over: Over) -> int:
-        """How many settings are tried of a table."""
+        """The number of trials of a table."""
         if self.search != "grid":
             return self.trials or 20
         return prod(len(values) for values in over.values() if isinstance(values, list))
 
 
 NOT_VARIED = {
-    "seed": "a setting is judged over several seeds, which `seeds` lists",
+    "seed": "list seeds in `seeds`",
     "name": "it moves no number",
     "title": "it moves no number",
     "engine": "it moves no number",
-    "compare": "a sweep is of one run",
+    "compare": "a sweep has one run",
 }
-"""Keys that can't be varied, and why."""
+"""Keys that cannot be varied, and why."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep that is valid.
+    """A validated sweep.
 
     Attributes:
-        name: of its file.
-        values: the run's own table, as in the file.
+        name: the file's name without suffix.
+        values: the run's settings in the file.
     """
 
     name: str
@@ -179,40 +181,41 @@ class Sweep:
     config: SweepConfig
 
     def run(self, setting: Setting, seed: int) -> RunConfig:
-        """The run with a setting over the file's own.
+        """The run with a setting over the file's values.
 
         Raises:
-            ConfigError: it is no valid run.
+            ConfigError: the run is invalid.
         """
         return check({"run": {**merged(self.values, nested(setting)), "seed": seed, "name": ""}}).run
 
     def own(self) -> RunConfig:
-        """The run as the file has it."""
+        """The run with the file's own setting."""
         return self.run({}, self.config.seeds[0])
 
     @property
     def moves_data(self) -> list[str]:
-        """What of that which is varied changes who holds which rows, so that runs of one seed are not on the same."""
+        """Varied settings that change the data, so that runs of one seed have different rows."""
         return [key for key in self.config.keys if key.partition(".")[0] in ("data", "columns")]
 
 
 def read(source: str, overrides: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Sweep:
-    """The sweep of a TOML file, with changes over it.
+    """Read a sweep from a TOML file.
 
     Args:
-        source: its path.
-        overrides: `dotted.key=value`, of the run or of `sweep.…`.
-        seeds: in place of the file's.
+        source: path of the file.
+        overrides: `dotted.key=value`, for the run or for `sweep.…`.
+        seeds: override the file's seeds.
 
     Raises:
-        ConfigError: with everything that is wrong, one problem a line: keys, values, and the combinations of values
-            that make no run.
+        ConfigError: keys, values or combinations of values are invalid; the message lists all problems, one per line.
     """
     values = table(source, overrides)
     if "compare" in values:
-        raise ConfigError("[compare] and [sweep] don't go together: leave one out")
+        raise ConfigError("[compare] and [sweep] cannot be combined. Remove one.")
     if "sweep" not in values:
-        raise ConfigError(f"{source} has no table [sweep], which says what is varied: see docs/sweep.md")
+        raise ConfigError(
+            f"{source} has no table [sweep]. Add one that lists the settings to vary (see docs/sweep.md)."
+        )
     given, title = values.pop("sweep"), str(values.pop("title", ""))
     if seeds is not None and isinstance(given, dict):
         given = {**given, "seeds": list(seeds)}
@@ -222,17 +225,12 @@ def read(source: str, overrides: Sequence[str] = (), seeds: Sequence[int] | None
         raise ConfigError("\n".join(_plain(p) for p in problems(error, SweepConfig, "sweep"))) from None
     found = Sweep(Path(source).stem, title, values, config)
     found.own()
-    if config.search != "grid":
-        _needs_optuna(config.search)
+    if config.search != "grid" and find_spec("optuna") is None:
+        raise ConfigError(f"sweep.search: {config.search} needs Optuna. Install it: pip install 'fedloom[sweep]'")
     if wrong := [*_invalid(found)]:
         more = [f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else []
         raise ConfigError("\n".join([*wrong[:SHOWN], *more]))
     return found
-
-
-def _needs_optuna(search: str) -> None:
-    if find_spec("optuna") is None:
-        raise ConfigError(f"sweep.search: {search} needs an extra: pip install 'fedloom[sweep]'")
 
 
 def told(setting: Setting) -> str:
@@ -241,12 +239,12 @@ def told(setting: Setting) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a few digits."""
+    """A value in at most four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def nested(setting: Setting) -> dict[str, Any]:
-    """Dotted keys as tables within tables."""
+    """Dotted keys as nested tables."""
     found: dict[str, Any] = {}
     for key, value in setting.items():
         *path, last = key.split(".")
@@ -258,7 +256,7 @@ def nested(setting: Setting) -> dict[str, Any]:
 
 
 def _flat(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Tables within tables as dotted keys. A table with an end of a range is one."""
+    """Nested tables as dotted keys. A table with `low` or `high` is an interval."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{at}.{key}" if at else key
@@ -268,12 +266,12 @@ def _flat(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 
 
 def _plain(problem: str) -> str:
-    """A problem of a value that may be a list or a range, without the word for which of both it was taken for."""
-    return problem.replace(".range", "").replace(".values", "").replace("a valid list", "a list, or a table of a range")
+    """A validation message without the tag of the union of lists and intervals."""
+    return problem.replace(".range", "").replace(".values", "").replace("a valid list", "a list or an interval")
 
 
 def _invalid(sweep: Sweep) -> Iterator[str]:
-    """The values, or combinations of values, that make no run, each with the reason."""
+    """Invalid values or combinations of values, each with the reason."""
     tables = [
         {key: one.samples() if isinstance(one, Range) else one for key, one in over.items()}
         for over in sweep.config.over
@@ -295,7 +293,7 @@ def _invalid(sweep: Sweep) -> Iterator[str]:
 
 
 def _fewest(values: Mapping[str, Sequence[Any]], wrong: Sequence[tuple[int, ...]]) -> Iterator[Setting]:
-    """The least that one must say of combinations to name those that are wrong and no other."""
+    """The smallest sets of values that describe exactly the invalid combinations."""
     keys = [*values]
     for size in range(1, len(keys) + 1):
         for of in combinations(range(len(keys)), size):

@@ -1,4 +1,4 @@
-"""Do a sweep: the file's own setting first, then what the search proposes, then the best on seeds of its own."""
+"""Execute a sweep: the file's own setting, the proposed trials, then the best one on further seeds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fedloom.reproduce.sweep.search import proposals
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting and what it came to.
+    """A setting and its results.
 
     Attributes:
-        number: from 1 in the order in which they were proposed; 0 is the file's own setting.
-        stage: by which table of `over` it was proposed, from 0.
-        setting: all that it has other than the file.
-        folders: of its runs, by seed.
-        values: of the measure, of those seeds whose run is finished.
+        number: from 1 in order of proposal; 0 is the file's own setting.
+        stage: index of the table of `over` that proposed it.
+        setting: its differences from the file.
+        folders: folders of its runs by seed.
+        values: values of the measure by seed, for finished runs.
     """
 
     number: int
@@ -41,30 +41,30 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its display name."""
         return f"trial {self.number}" if self.number else "the file's own"
 
     @property
     def mean(self) -> float:
-        """Over seeds; nan where a run is missing."""
+        """The mean over seeds; nan if a run is missing."""
         return float(np.mean([*self.values.values()])) if len(self.values) == len(self.folders) else math.nan
 
     @property
     def deviation(self) -> float | None:
-        """Over seeds, of a sample; None where that has no meaning."""
+        """The sample standard deviation over seeds; None if undefined."""
         known = [*self.values.values()]
         return float(np.std(known, ddof=1)) if len(known) > 1 and np.isfinite(known).all() else None
 
 
 @dataclass
 class SweepResults:
-    """What a sweep came to.
+    """The results of a sweep.
 
     Attributes:
         own: the file's own setting.
-        trials: those that were proposed, in that order; one may be like another.
-        confirmed: the best and the file's own on the seeds that confirm, once these are run.
-        ended: how runs ended, by folder.
+        trials: the proposed trials in order, possibly with duplicates.
+        confirmed: the best and the file's own setting on the confirming seeds, if run.
+        ended: end states of runs by folder.
     """
 
     sweep: Sweep
@@ -75,7 +75,7 @@ class SweepResults:
 
     @property
     def ranked(self) -> list[Trial]:
-        """The different settings with a finite value, the best first; of those alike the file's own, then the first."""
+        """Distinct settings with a finite value, best first; ties favour the file's own, then the earliest."""
         sign = 1 if self.sweep.config.less else -1
         every = [self.own, *reversed(self.trials)]
         known = {tuple(t.folders.values()): t for t in every if math.isfinite(t.mean)}
@@ -83,22 +83,22 @@ class SweepResults:
 
     @property
     def own_is_best(self) -> bool:
-        """Whether nothing that was tried is better than the file's own setting."""
+        """Whether no trial is better than the file's own setting."""
         return bool(self.ranked) and self.ranked[0].folders == self.own.folders
 
     @property
     def failed(self) -> list[Ended]:
-        """Runs that failed."""
+        """The failed runs."""
         return [one for one in self.ended.values() if one.state == "failed"]
 
     @property
     def stopped(self) -> bool:
-        """Whether some runs were stopped, or left."""
+        """Whether runs were stopped or skipped."""
         return any(one.state in ("stopped", "left") for one in self.ended.values())
 
 
 def planned(sweep: Sweep) -> int:
-    """How many runs a sweep has at most."""
+    """The maximum number of runs of a sweep."""
     trials = sum(sweep.config.trials_of(over) for over in sweep.config.over)
     return (1 + trials) * len(sweep.config.seeds) + 2 * len(sweep.config.confirm)
 
@@ -112,17 +112,17 @@ def run_sweep(
     stop: Callable[[], bool] = lambda: False,
     execute: Callable[..., Result] = execute,
 ) -> SweepResults:
-    """Do what is not finished of a sweep. When it is stopped, what there is so far.
+    """Execute the unfinished runs of a sweep. Returns partial results if stopped.
 
     Args:
-        sweep: what to do.
-        out: its folder; each run has one in `out/runs`, by its digest.
+        sweep: the sweep.
+        out: its folder; each run has a folder in `out/runs`, named by its digest.
         workers, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
 
     Raises:
-        ConfigError: no run has the measure; or a setting that was drawn is no valid run.
-        DataError: a data set can't be had.
-        EngineError: no process can be started; or every setting that was tried failed, or none has a finite value.
+        ConfigError: no run has the measure, or a drawn setting is invalid.
+        DataError: a data set is not available.
+        EngineError: no worker process can be started, or no trial has a finite value.
     """
     runner = _TrialRunner(sweep, out, workers, progress, stop, execute)
     config, best = sweep.config, Setting()
@@ -144,7 +144,7 @@ def run_sweep(
             return found
         if not found.ranked or all(math.isnan(trial.mean) for trial in found.trials):
             reason = found.failed[0].reason if found.failed else f"none has a finite {config.measure}"
-            raise EngineError(f"no setting has a result that could be the best ({reason}): see {out / 'runs'}")
+            raise EngineError(f"no trial has a valid result ({reason}). See the logs in {out / 'runs'}.")
         best = found.ranked[0].setting
     if config.confirm:
         winner = found.ranked[0]
@@ -155,7 +155,7 @@ def run_sweep(
 
 @dataclass
 class _TrialRunner:
-    """Does settings, and remembers how far the whole is."""
+    """Runs trials and tracks the progress of the sweep."""
 
     sweep: Sweep
     out: Path
@@ -166,7 +166,7 @@ class _TrialRunner:
     ended: dict[Path, Ended] = field(default_factory=dict)
 
     def try_all(self, settings: Sequence[tuple[int, int, Setting]], seeds: Sequence[int]) -> list[Trial]:
-        """Run settings, each with its number and stage, with all seeds."""
+        """Run settings, given with number and stage, on all seeds."""
         jobs: dict[Path, Job] = {}
         folders: list[dict[int, Path]] = []
         for number, _, setting in settings:
@@ -200,7 +200,7 @@ class _TrialRunner:
             raise ConfigError(f"{told(setting)}: {error}") from None
 
     def _whole(self, now: Standing, before: Counter[str]) -> Standing:
-        """How far the whole sweep is. How long it takes is known where nothing else follows."""
+        """The progress of the whole sweep; the time left is known for its last batch only."""
         over = before.total()
         of = max(planned(self.sweep), over + now.of)
         return replace(
@@ -212,7 +212,7 @@ class _TrialRunner:
         )
 
     def _values(self, folders: Mapping[int, Path]) -> dict[int, float]:
-        """The measure in each folder that has a result."""
+        """The measure of each finished run."""
         found, measure = {}, self.sweep.config.measure
         for seed, folder in folders.items():
             if self.ended[folder].state not in ("kept", "finished"):
@@ -220,7 +220,9 @@ class _TrialRunner:
             run = read_run(folder)
             value = of(run, measure)
             if value is None:
-                there = sorted({*run.summary.scores, *run.summary.accuracies} | {what for what, _, _ in run.measured})
-                raise ConfigError(f"sweep.measure: runs have no {measure!r}; they have {', '.join(there)}")
+                known = sorted({*run.summary.scores, *run.summary.accuracies} | {what for what, _, _ in run.measured})
+                raise ConfigError(
+                    f"sweep.measure: runs have no measure {measure!r}. Valid measures are {', '.join(known)}."
+                )
             found[seed] = value
         return found

@@ -1,8 +1,8 @@
-"""Which settings are tried next, given how good the ones before were.
+"""Search algorithms: propose the next trials, given the values of earlier ones.
 
-A search is a generator: it gives settings to be tried side by side, and is sent what each came to. What it gives
-depends on its config and on these values alone, not on how many workers there are. So a sweep that was stopped goes on
-by beginning again: what is finished answers at once.
+A search is a generator that yields settings to run in parallel and receives their values. Its proposals depend only on
+the config and on these values, not on the number of workers, so a stopped sweep is resumed by a replay in which
+finished runs return at once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from optuna import Study
 
 Proposals: TypeAlias = Generator[list[Setting], Sequence[float], None]
-"""Gives settings, and is sent their values; nan where there is none."""
+"""Yields settings and receives their values; nan for missing ones."""
 
 
 def proposals(config: SweepConfig, stage: int) -> Proposals:
-    """The settings to try of one table of `over`."""
+    """The proposals for one table of `over`."""
     over = config.over[stage]
     return _grid(over) if config.search == "grid" else _drawn(config, stage, over)
 
@@ -34,7 +34,7 @@ def _grid(over: Over) -> Proposals:
 
 
 def _drawn(config: SweepConfig, stage: int, over: Over) -> Proposals:
-    """Optuna's draws, a few at a time; those of one time know nothing of each other's values."""
+    """Optuna's proposals in batches; those of one batch do not see each other's values."""
     from optuna.trial import TrialState
 
     study, space = _study(config, stage), {key: _distribution(one) for key, one in over.items()}
@@ -55,7 +55,7 @@ def _study(config: SweepConfig, stage: int) -> Study:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = (config.seed + stage) % 2**32
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # versions differ in which options they call experimental
+        warnings.simplefilter("ignore")  # about experimental options, which differ between versions
         samplers = optuna.samplers
         sampler = (
             samplers.TPESampler(seed=seed, constant_liar=True)
@@ -69,7 +69,7 @@ def _distribution(one: Range | list[Any]) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(one, list):
-        return CategoricalDistribution([*range(len(one))])  # by number: a value may be a list
+        return CategoricalDistribution([*range(len(one))])  # by index, as a value may be a list
     if one.int:
         return IntDistribution(int(one.low), int(one.high), log=one.log)
     return FloatDistribution(one.low, one.high, log=one.log)
