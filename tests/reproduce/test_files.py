@@ -126,8 +126,8 @@ def test_a_cell_that_is_no_valid_run_is_named() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('name = "B"', 'name = "A"', "two rows are called 'A'"),
-        ('name = "two"', 'name = "one"', "two columns are called 'one'"),
+        ('name = "B"', 'name = "A"', "two rows have the name 'A'"),
+        ('name = "two"', 'name = "one"', "two columns have the name 'one'"),
         ('"two" = [71.5', '"three" = [71.5', "published number for the unknown column 'three'"),
         ('right = "B"', 'right = "C"', "names the unknown row or cell 'C'"),
         ('left = "A"', 'left = "A @ four"', "names the unknown row or cell 'A @ four'"),
