@@ -274,7 +274,7 @@ def test_small_things() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "fedal", "-s", "models.pool=[mlp]"], "a shell needs quotes, as in -s 'models.pool="),
+        (["run", "fedal", "-s", "models.pool=[mlp]"], "quote it in a shell, as in -s 'models.pool="),
         (["compare", "fedal", "local", "--seeds", "3-1"], "--seeds takes numbers"),
         (["run", "search.toml"], "use fedloom sweep search.toml"),
         (["run", "folder.toml"], "folder.toml is a folder, not a file"),
