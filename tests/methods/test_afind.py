@@ -489,7 +489,7 @@ def test_afind_is_afind_plus_with_equal_weights_and_the_host_without_a_head_shar
 
 
 def test_a_network_without_a_layer_before_its_head_is_refused() -> None:
-    with pytest.raises(ModelError, match="last layer before"):
+    with pytest.raises(ModelError, match="a layer before"):
         proxy_names({"head.weight": torch.zeros(2, 3), "head.bias": torch.zeros(2)})
     found = proxy_names(
         {"body.0.weight": torch.zeros(3, 3), "body.1.weight": torch.zeros(3), "head.weight": torch.zeros(2, 3)}

@@ -228,7 +228,7 @@ def test_the_rate_falls_along_a_cosine() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     for params, text in (
         ({"local_ratio": 0, "constraint_ratio": 0}, "local_ratio or constraint_ratio"),
-        ({"features": "concatenated", "top": "sum"}, "features = mean"),
+        ({"features": "concatenated", "top": "sum"}, "params.features"),
     ):
         with pytest.raises(ConfigError, match=text):
             find("fedhssl").configure(params=params)
@@ -238,7 +238,7 @@ def test_a_network_without_a_last_layer_is_refused_only_where_it_is_averaged() -
     toy = Vertical("fedhssl", **FEW)
     context = replace(toy.parties[0].context, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 8)))
     kind = toy.world.method.client
-    with pytest.raises(MethodError, match="module `head`"):
+    with pytest.raises(MethodError, match="layer `head`"):
         kind(toy.cfg, context)
     party: Any = kind(toy.cfg.model_copy(update={"aggregate": False}), context)
     party.improve(t=0)

@@ -62,7 +62,7 @@ def test_from_the_clients_own_network_it_is_fedavg() -> None:
 
 @pytest.mark.parametrize("other", [lambda: pretrained(width=9), lambda: pretrained(norm=True)])
 def test_another_architecture_is_refused(other: Any) -> None:
-    with pytest.raises(ModelError, match=r"differ in 'body.*network of models\.pool in pretrained\.model"):
+    with pytest.raises(ModelError, match=r"'body.*' differs: set pretrained\.model to the network in models\.pool"):
         Toy(FEDLP, home={"pretrained": other})
 
 

@@ -243,7 +243,7 @@ def test_alone_it_does_not_take_another_s_columns_while_its_own_are_away() -> No
 
 
 def test_a_sum_needs_a_number_for_each_class() -> None:
-    with pytest.raises(MethodError, match=r"set params\.width to 3, one for each class"):
+    with pytest.raises(MethodError, match=r"needs params\.width=3"):
         Columns(SPLIT, top="sum", width=4)
 
 
