@@ -70,6 +70,28 @@ def test_the_table_has_no_circle_and_names_every_folder() -> None:
     TopologicalSorter(ALLOWED).prepare()  # raises CycleError
 
 
+def test_no_module_imports_itself_through_others() -> None:
+    """Also not inside functions; imports for types alone do not count."""
+    modules = {
+        ".".join(("fedloom", *f.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): f for f in FILES
+    }
+    graph: dict[str, set[str]] = {name: set() for name in modules}
+
+    def walk(node: ast.AST, name: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.ImportFrom) and child.module in modules:
+                paths = {f"{child.module}.{a.name}" for a in child.names}
+                graph[name] |= (paths & modules.keys()) or {child.module}
+            walk(child, name)
+
+    for name, file in modules.items():
+        walk(ast.parse(file.read_text()), name)
+        graph[name].discard(name)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
+
+
 def classes(file: Path) -> list[ast.ClassDef]:
     """Every class that a file defines."""
     return [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ClassDef)]

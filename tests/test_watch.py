@@ -60,7 +60,7 @@ def view(round: int = 12, **changes: Any) -> View:
         "of": 5,
         "bytes": {"up": 3_840_000, "down": 7_680_000, "across": 0},
         "failures": 17,
-        "mishaps": [RecentFailure(round=9, party="client-3", kind="logits", reason="unreachable")],
+        "recent_failures": [RecentFailure(round=9, party="client-3", kind="logits", reason="unreachable")],
         "engine": "local, 1 worker, cpu",
         "process": own_process(),
     }
@@ -138,9 +138,9 @@ def test_a_small_terminal_shows_those_who_are_down(tmp_path: Path) -> None:
 
 def test_names_can_not_move_the_cursor(tmp_path: Path) -> None:
     name = "a\x1b[2Jb\n[red]c[/red]"
-    mishap = RecentFailure(round=1, party=name, kind=name, reason=name)
+    failure = RecentFailure(round=1, party=name, kind=name, reason=name)
     changes = {"name": name, "dataset": name, "engine": name, "measure": name}
-    shown = {"parties": [Member(name=name)], "mishaps": [mishap]}
+    shown = {"parties": [Member(name=name)], "recent_failures": [failure]}
     folder = put(tmp_path, view(state="failed", words=name, **changes, **shown))
     text = drawn(folder) + screen.line(take(folder, NOW))
     assert "\x1b" not in text and "[red]c[/red]" in text
@@ -529,7 +529,7 @@ def test_a_run_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert text_of(dom, "ways") == "3.84 MB up, 7.68 MB down"
     parties = " ".join(text_of(dom, "parties").split())
     assert "client-2 ● up 52.0 % 2.00 kB 0 B client-3 ○ down 53.0 % 3.00 kB 0 B" in parties
-    assert "9 client-3 logits unreachable" in " ".join(text_of(dom, "mishaps").split())
+    assert "9 client-3 logits unreachable" in " ".join(text_of(dom, "recent_failures").split())
     curve = re.search(r'class="curve" d="M([^"]+)"', dom)
     assert curve and curve[1].count("L") == 13
     heights = [float(place.split()[1]) for place in curve[1].split("L")]
@@ -601,9 +601,9 @@ def test_a_comparison_in_a_browser(tmp_path: Path) -> None:
 @in_a_browser
 def test_names_are_text_in_a_browser(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    mishap = RecentFailure(round=1, party=EVIL, kind=EVIL, reason=EVIL)
+    failure = RecentFailure(round=1, party=EVIL, kind=EVIL, reason=EVIL)
     evil = {"name": EVIL, "method": EVIL, "dataset": EVIL, "engine": EVIL, "measure": EVIL, "words": EVIL}
-    put(folder, view(state="failed", parties=[Member(name=EVIL, up=False)], mishaps=[mishap], **evil))
+    put(folder, view(state="failed", parties=[Member(name=EVIL, up=False)], recent_failures=[failure], **evil))
     dom = seen(folder, tmp_path / "profile", 2000)
     assert "<img" not in dom and "<title>owned" not in dom
     assert dom.count("&lt;img src=x") >= 9

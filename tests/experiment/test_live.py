@@ -56,7 +56,7 @@ def test_the_end_of_a_run(tmp_path: Path) -> None:
     assert view.bytes == summary["bytes"] and view.bytes["up"] > 0
     assert sum(m.sent for m in view.parties) == sum(m.received for m in view.parties) == sum(view.bytes.values())
     assert view.parties[0].received == view.bytes["up"]
-    assert (view.up, view.of, view.failures, view.mishaps) == (4, 4, 0, [])
+    assert (view.up, view.of, view.failures, view.recent_failures) == (4, 4, 0, [])
     assert view.started <= view.updated and view.ends is None
     assert not list(tmp_path.glob(".live*"))
 
@@ -136,8 +136,8 @@ def test_the_net_s_own_words_for_a_stop() -> None:
 def test_failures_have_reasons_and_no_trace(tmp_path: Path) -> None:
     summary = execute(small(rounds=8, faults={"crash": 0.5}), tmp_path).summary
     view = read(tmp_path)
-    assert view.failures == summary["failures"] > live.MISHAPS == len(view.mishaps)
-    assert "raised" in {m.reason for m in view.mishaps} and view.mishaps[-1].round == 8
+    assert view.failures == summary["failures"] > live.RECENT_FAILURES == len(view.recent_failures)
+    assert "raised" in {m.reason for m in view.recent_failures} and view.recent_failures[-1].round == 8
     assert "Traceback" in (tmp_path / "trouble.log").read_text()
     assert "Traceback" not in (tmp_path / FILE).read_text()
 

@@ -17,9 +17,10 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.private import Matched, PrivateData
 from fedloom.experiment.reading import check
 from fedloom.methods import registry
-from fedloom.remote.coordinator import federation_of, node_set, run_id
+from fedloom.remote.coordinator import federation_of, node_set
 from fedloom.remote.matching import FILE, _MatchingSession, match
 from fedloom.remote.node.server import NodeServer
+from fedloom.remote.starts import run_id
 from fedloom.report import write
 from tests.net.nodes import federation
 from tests.net.processes import Machines, machines

@@ -31,7 +31,7 @@ SHARE = 0.02
 """Maximum share of a run's time spent on writing."""
 SOON = 0.2
 """Seconds from a change of presence to its write; changes within them are written together."""
-POINTS, MEMBERS, MISHAPS = 200, 1000, 8
+POINTS, MEMBERS, RECENT_FAILURES = 200, 1000, 8
 """Maximum numbers of points of the curve, of parties and of failures in the file."""
 WINDOW = 20
 """Rounds over which the pace is averaged."""
@@ -176,9 +176,9 @@ class Live:
             accuracy=[*self._points.values()][-1] if self._points else None,
             points=thinned([*self._points.items()]),
             failures=len(self._fed.failures),
-            mishaps=[
+            recent_failures=[
                 RecentFailure(round=t.round + 1, party=t.party, kind=t.kind, reason=t.reason)
-                for t in self._fed.failures[-MISHAPS:]
+                for t in self._fed.failures[-RECENT_FAILURES:]
             ],
             **self._traffic(),
         )

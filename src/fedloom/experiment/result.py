@@ -118,7 +118,7 @@ class RunSummary(FileSchema):
     unseen: list[int] = []
     accuracy: Spread
     own_accuracy: Spread | None
-    eval_modes: dict[str, Spread] = {}
+    eval_modes: dict[str, Spread]
     scores: dict[ScoreName, float] = {}
     alone: dict[str, SoloAccuracy] = {}
     attacks: dict[str, AttackSuccess] = {}

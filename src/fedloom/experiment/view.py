@@ -74,7 +74,7 @@ class View(_Shown):
         parties: the server first; at most 1,000, preferring unreachable ones.
         up, of: number of reachable parties, and of all.
         bytes: of tensor data: `up` to the coordinator, `down` from it, and `across` between the others.
-        failures: calls without a usable reply; `mishaps` are the last of them.
+        failures: calls without a usable reply; `recent_failures` are the last of them.
         engine: engine, workers and device, as text.
     """
 
@@ -99,7 +99,7 @@ class View(_Shown):
     of: int = 0
     bytes: dict[str, int] = {}
     failures: int = 0
-    mishaps: list[RecentFailure] = []
+    recent_failures: list[RecentFailure] = []
     engine: str = ""
     process: Process
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -103,6 +103,25 @@ class Timeouts:
         """Raise `Interrupted` if `stop` returns True."""
         if self.stop():
             raise Interrupted("stopped while waiting for nodes")
+
+
+@dataclass(frozen=True)
+class NodeSet:
+    """The nodes of a run's federation.
+
+    Attributes:
+        addresses: in the order of the parties.
+        wire: how to reach them.
+        waiting: how long to wait for them.
+        own: the coordinator's name at the nodes.
+        secret_draw: see `fedloom.remote.federation`.
+    """
+
+    addresses: Sequence[NodeAddress]
+    wire: Transport
+    waiting: Timeouts
+    own: str
+    secret_draw: bool = True
 
 
 class NodeClient(RPCClient):

@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import time_ns
-from typing import Any, Final
 
 from fedloom.core.errors import ConfigError
 from fedloom.engines import Engine
-from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import FEDERATION, RunConfig
 from fedloom.experiment.engine import Backend, check
-from fedloom.experiment.node_party import config_sha256, differences, expected, for_nodes
+from fedloom.experiment.node_party import differences, expected, for_nodes
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.private import PrivateData
-from fedloom.remote.connections import NodeAddress, Timeouts, Transport, connect
+from fedloom.remote.connections import NodeSet, Timeouts, Transport, connect
 from fedloom.remote.engine import NetEngine
 from fedloom.remote.federation import FederationConfig, read
+from fedloom.remote.matching import match
 from fedloom.remote.secret import secret
-
-START: Final = ".start"
-"""In a run's folder: the number of its newest start."""
-
-
-@dataclass(frozen=True)
-class NodeSet:
-    """The nodes of a run's federation.
-
-    Attributes:
-        addresses: in the order of the parties.
-        wire: how to reach them.
-        waiting: how long to wait for them.
-        own: the coordinator's name at the nodes.
-        secret_draw: see `fedloom.remote.federation`.
-    """
-
-    addresses: Sequence[NodeAddress]
-    wire: Transport
-    waiting: Timeouts
-    own: str
-    secret_draw: bool = True
+from fedloom.remote.starts import check_node_count, keep_start, next_start, run_id
 
 
 def backend(
@@ -63,8 +38,6 @@ def backend(
     own = federation.data.get(run.data.name)
     files = PrivateData() if own is None else PrivateData(rows=own.rows, public=own.public)
     if run.columns.own:
-        from fedloom.remote.matching import match
-
         files = match(run, folder, files, nodes, resume=resume)
     noise = secret(federation.secret) if federation.secret_noise else None
     return Backend(partial(at_nodes, nodes=nodes, folder=folder, resume=resume), files, noise)
@@ -127,34 +100,3 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
     if folder is not None:
         keep_start(folder, number)
     return engine
-
-
-def check_node_count(parties: int, nodes: int, colocated: int) -> None:
-    """Refuse a number of nodes that differs from the number of parties not colocated with the coordinator.
-
-    Raises:
-        ConfigError: with what to change.
-    """
-    if parties != nodes:
-        raise ConfigError(
-            f"the run has {parties} parties at nodes, but the federation has {nodes} nodes: "
-            f"set data.clients to {nodes + colocated}, or list {parties} nodes"
-        )
-
-
-def run_id(run: RunConfig, cfg: Any, own: str, folder: Path | None) -> str:
-    """The run's id at nodes: the same if it is resumed in its folder; without a folder, a new one each time."""
-    place = str(folder.absolute()) if folder is not None else secrets.token_hex(16)
-    return hashlib.sha256(f"{own}\n{place}\n{config_sha256(run, cfg)}".encode()).hexdigest()[:32]
-
-
-def next_start(folder: Path | None) -> int:
-    """A number for this start of a run: the time in nanoseconds, but above that of the previous start in any case."""
-    before = folder / START if folder is not None else None
-    return max(time_ns(), int(before.read_text()) + 1 if before is not None and before.exists() else 0)
-
-
-def keep_start(folder: Path, start: int) -> None:
-    """Save the number of a start, once nodes take part in it: an earlier failure leaves no folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / START, str(start).encode())

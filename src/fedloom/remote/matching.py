@@ -36,8 +36,9 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import sent
 from fedloom.experiment.private import Matched, PrivateData, file_sha256
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.coordinator import NodeSet, check_node_count, keep_start, next_start, run_id
+from fedloom.remote.connections import NodeSet
 from fedloom.remote.rpc_errors import CallRefused, mismatch
+from fedloom.remote.starts import check_node_count, keep_start, next_start, run_id
 
 if TYPE_CHECKING:
     from fedloom.remote.connections import Connection, NodeAddress

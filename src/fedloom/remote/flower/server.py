@@ -21,8 +21,8 @@ from fedloom.experiment.engine import Backend
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import read
 from fedloom.experiment.run import Status, execute, settle
-from fedloom.remote.connections import NodeAddress, Timeouts, Transport
-from fedloom.remote.coordinator import NodeSet, at_nodes
+from fedloom.remote.connections import NodeAddress, NodeSet, Timeouts, Transport
+from fedloom.remote.coordinator import at_nodes
 from fedloom.remote.flower.grid_transport import GridClient, GridTransport
 from fedloom.remote.flower.records import CALLER
 

@@ -149,7 +149,7 @@ def _failures(view: View) -> list[RenderableType]:
         return []
     last = [
         Text(f"  round {m.round}, {_clean(m.party)}, {_clean(m.kind)}: {_clean(m.reason)}", "dim", no_wrap=True)
-        for m in view.mishaps[: -FAILED - 1 : -1]
+        for m in view.recent_failures[: -FAILED - 1 : -1]
     ]
     return [Text(f"failed calls: {view.failures}; most recent:", "yellow"), *last]
 
