@@ -227,7 +227,7 @@ def test_the_rate_falls_along_a_cosine() -> None:
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     for params, text in (
-        ({"local_ratio": 0, "constraint_ratio": 0}, "local_ratio or constraint_ratio"),
+        ({"local_ratio": 0, "constraint_ratio": 0}, "params.local_ratio or params.constraint_ratio"),
         ({"features": "concatenated", "top": "sum"}, "params.features"),
     ):
         with pytest.raises(ConfigError, match=text):
