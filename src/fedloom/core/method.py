@@ -193,7 +193,8 @@ def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> li
         else:
             text = item["msg"].removeprefix("Value error, ")
             given = "" if isinstance(item["input"], dict | list) else f", not {item['input']!r}"
-            found.append(f"{where}: {text[0].lower() + text[1:]}{given}")
+            named = text.startswith(f"{where}.")  # a check of several settings names them in full
+            found.append(text if named else f"{where}: {text[0].lower() + text[1:]}{given}")
     return found
 
 
