@@ -281,7 +281,7 @@ def test_small_things() -> None:
         (["run", "fedal", "--out", "runs", "--resume"], "runs has files but no run to resume"),
         (["data", "digits", "--plot", "who.xyz"], "--plot must end in .png, .svg or .pdf, not who.xyz"),
         (["data", "digits", "--plot", "nowhere/who.png"], "the folder nowhere does not exist"),
-        (["certs", "--revoke", "--out", "fed"], "name those whose certificates"),
+        (["certs", "--revoke", "--out", "fed"], "names of the nodes whose certificates"),
         (["certs", "a", "--out", "file"], "file is a file"),
     ],
 )

@@ -60,7 +60,7 @@ def test_what_goes_wrong_at_a_node_is_told_in_fixed_words(flower: Federation) ->
     finally:
         config.write_text(sound)
     assert status == "finished:failed"
-    assert "beta takes no part: this node could not answer; its own log says why" in log
+    assert "beta refuses the run: this node failed to answer; the reason is in its log" in log
     assert "private" not in log and "private" not in flower.log("superlink")
     assert "private" in flower.log("beta")
 
@@ -69,7 +69,7 @@ def test_peers_are_refused_before_any_work(flower: Federation) -> None:
     before = flower.log("alpha").count("Receiving")
     status, log = flower.run(experiment="gossip")
     assert status == "finished:failed"
-    assert "gossip goes from peer to peer, and SuperNodes know no peers: run it with the engine net" in log
+    assert "gossip needs peers to reach each other, which SuperNodes cannot: use the engine net" in log
     assert flower.log("alpha").count("Receiving") == before
 
 

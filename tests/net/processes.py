@@ -166,7 +166,7 @@ class Node:
     def ready(self) -> None:
         """Wait until it takes calls."""
         assert self.process is not None
-        self.process.says("takes calls at")
+        self.process.says("listens at")
 
     def kill(self) -> None:
         """kill -9."""

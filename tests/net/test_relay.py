@@ -186,7 +186,7 @@ def test_a_relay_or_another_node_can_not_pose_as_the_node(fed: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await made.call(address, b"", target="other")
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            with pytest.raises(EngineError, match="can't be believed to be other"):
+            with pytest.raises(EngineError, match="is not trusted as other"):
                 await holder(fed, "coordinator").check_server(address, "other")
             assert made.heard == []
 

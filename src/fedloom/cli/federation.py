@@ -38,24 +38,24 @@ def certs(
     behind: Collection[str] = (),
     renew: bool = False,
 ) -> None:
-    """Make certificates and configs: a folder for each node, one for the coordinator, one for a relay if there is one.
+    """Create certificates and configs: a folder for each node, for the coordinator, and for a relay.
 
-    The first call makes the CA, further ones add nodes, or a relay, to the same federation.
+    The first call creates the CA; further calls add nodes or a relay to the same federation.
 
     Args:
         names: of the nodes.
         folder: of the federation.
-        methods: names that the nodes' configs allow.
-        out: where to say what was made.
-        days: until the certificates end.
-        addresses: `host:port` by name, of nodes and the relay; the others are given ports of 127.0.0.1.
+        methods: names of the methods that the nodes' configs allow.
+        out: for the summary.
+        days: until the certificates expire.
+        addresses: `host:port` by name, of nodes and the relay; others get ports of 127.0.0.1.
         port: the first of these.
         relay: the relay's name.
         behind: nodes that are reached through it.
-        renew: make new certificates for names that have one; their configs stay.
+        renew: create new certificates for existing names and keep their configs.
 
     Raises:
-        ConfigError: a name can't be one, is there already, or is not there to renew; nothing has been written then.
+        ConfigError: a name is invalid, exists already, or does not exist to renew; nothing was written.
     """
     addresses = addresses or {}
     refuse_file(folder)
@@ -71,47 +71,47 @@ def certs(
     others = [name for name in (COORDINATOR, relay) if name is not None and not (folder / name).exists()]
     made = list(dict.fromkeys([*others, *names]))
     for name in made:
-        _hand_out(authority, name, days)
+        _write_credentials(authority, name, days)
     places = before | new
     for name in places.keys() & set(made):
-        _once(folder / name / NODE, files.node_toml(name, places, methods, through))
+        _write_new(folder / name / NODE, files.node_toml(name, places, methods, through))
     if through is not None:
-        _once(folder / through.name / RELAY, files.relay_toml(through, places))
+        _write_new(folder / through.name / RELAY, files.relay_toml(through, places))
     text = (folder / FEDERATION).read_text(encoding="utf-8") if (folder / FEDERATION).exists() else ""
     write(folder / FEDERATION, files.federation_toml(text, new).encode())
-    _tell(folder, places, made, through, out)
+    _print_summary(folder, places, made, through, out)
     if before and new:
-        _tell_older(folder, before, new, out)
+        _print_updates(folder, before, new, out)
 
 
 def revoke(names: Sequence[str], folder: Path, out: Console) -> None:
-    """Take back all certificates of these names, and put the new list into every folder here.
+    """Revoke all certificates of these names, and copy the new list to every folder here.
 
     Raises:
-        ConfigError: the CA is not here, or knows no such name; nothing has been written then.
+        ConfigError: the CA is not here, or has issued no certificate for a name; nothing was written.
     """
     authority = CertificateAuthority(folder)
     known = {one.name for one in authority.issued()}
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name!r} has no certificate of this CA; it signed for {', '.join(sorted(known))}")
+            raise ConfigError(f"{name!r} has no certificate of this CA; names with one: {', '.join(sorted(known))}")
     if not names:
-        raise ConfigError("name those whose certificates you take back")
+        raise ConfigError("give the names of the nodes whose certificates to revoke")
     for name in names:
         count = authority.revoke(name)
         out.print(f"{name}: {count} certificate{'s' * (count != 1)} revoked" if count else f"{name} is revoked already")
     listed = (folder / REVOKED).read_bytes()
     for copy in sorted(folder.glob(f"*/{REVOKED}")):
         write(copy, listed)
-    out.print(f"Copy {folder / REVOKED} to all other machines; it counts as soon as it is there.", soft_wrap=True)
+    out.print(f"Copy {folder / REVOKED} to all other machines; each uses it as soon as it is copied.", soft_wrap=True)
 
 
 def relay(config: Path, out: Console) -> None:
-    """Run a relay until it is told to stop.
+    """Run a relay until SIGINT or SIGTERM.
 
     Raises:
-        ConfigError: its config or its certificate can't be used.
-        EngineError: its port is taken.
+        ConfigError: its config or its certificate is invalid.
+        EngineError: its port is in use.
     """
     read = relays.read(config)
     asyncio.run(_serve(relays.Relay(read), f"{read.credentials.name} relays at {read.listen}", out))
@@ -130,28 +130,30 @@ async def _serve(server: relays.Relay, words: str, out: Console) -> None:
 
 def _check_names(names: Sequence[str], folder: Path, relay: str | None) -> None:
     if not names and relay is None:
-        raise ConfigError("name the nodes, such as: fedloom certs hospital-a hospital-b --out fed")
+        raise ConfigError("give the names of the nodes, such as: fedloom certs hospital-a hospital-b --out fed")
     for name in filter(None, [*names, relay]):
         if not re.fullmatch(rf"{_LABEL}(\.{_LABEL})*", name) or (folder / name).is_file():
-            raise ConfigError(f"a name has lower-case letters, digits and hyphens, such as hospital-a, not {name!r}")
+            raise ConfigError(
+                f"a name must have lower-case letters, digits and hyphens, such as hospital-a, not {name!r}"
+            )
     if relay in names or relay == COORDINATOR or len(set(names)) < len(names):
         raise ConfigError(f"the {COORDINATOR}, the relay and the nodes need different names")
 
 
 def _check_new(names: Sequence[str], folder: Path, authority: CertificateAuthority | None) -> None:
     if COORDINATOR in names:
-        raise ConfigError(f"the {COORDINATOR} gets a certificate without being named; --renew gives it another")
+        raise ConfigError(f"remove {COORDINATOR} from the names: it gets a certificate anyway; renew it with --renew")
     issued = {one.name for one in authority.issued()} if authority is not None else set()
     for name in names:
         if name in issued or (folder / name).exists():
-            raise ConfigError(f"{name} has a certificate or a folder already; --renew gives it a new certificate")
+            raise ConfigError(f"{name} has a certificate or a folder already; renew its certificate with --renew")
 
 
 def _check_there(names: Sequence[str], folder: Path, authority: CertificateAuthority | None) -> None:
     issued = {one.name for one in authority.issued()} if authority is not None else set()
     for name in names:
         if name not in issued:
-            raise ConfigError(f"there is no {name} in {folder} to renew; without --renew it is made anew")
+            raise ConfigError(f"{folder} has no certificate of {name} to renew; create one without --renew")
 
 
 def _check_options(
@@ -160,12 +162,12 @@ def _check_options(
     if not 0 < days <= 3650:
         raise ConfigError(f"days must be from 1 to 3650, not {days}")
     for name in {*addresses, *behind} - {*names, relay}:
-        raise ConfigError(f"{name!r} has an address or a relay, but is not among the names")
+        raise ConfigError(f"{name!r} has an address or a relay, but is not among the names; add it")
     for address in addresses.values():
         if isinstance(endpoint(address), str):
-            raise ConfigError(f"others must be able to connect to {address}; give host:port")
+            raise ConfigError(f"{address} cannot be reached from other machines; give host:port")
     if behind and relay is None:
-        raise ConfigError("nodes behind a relay need one: --relay NAME")
+        raise ConfigError("--behind needs a relay: give --relay NAME")
 
 
 def _places(
@@ -176,7 +178,7 @@ def _places(
     relay: RelayAddress | None,
     behind: Collection[str],
 ) -> dict[str, NodeLocation]:
-    """Where the new nodes are reached."""
+    """The addresses of the new nodes."""
     taken = {place.address for place in before.values()} | set(addresses.values())
     new = {}
     for name in nodes:
@@ -191,13 +193,13 @@ def _places(
 
 
 def _relay_address(before: Mapping[str, NodeLocation], relay: str) -> str:
-    """That nodes use already, or else the usual one."""
+    """The relay's address in existing configs, or else the default."""
     known = {place.relay.name: place.relay.address for place in before.values() if place.relay is not None}
     return known.get(relay, RELAY_ADDRESS)
 
 
-def _hand_out(authority: CertificateAuthority, name: str, days: int) -> None:
-    """Put a new certificate and what belongs to it into the folder of a name."""
+def _write_credentials(authority: CertificateAuthority, name: str, days: int) -> None:
+    """Write a new certificate, its key, the CA and the revocation list to the folder of a name."""
     folder = authority.folder / name
     folder.mkdir(mode=0o700, exist_ok=True)
     certificate, key = authority.issue(name, days)
@@ -207,13 +209,13 @@ def _hand_out(authority: CertificateAuthority, name: str, days: int) -> None:
         write(folder / shared, (authority.folder / shared).read_bytes())
 
 
-def _once(path: Path, text: str) -> None:
-    """Write a config; once it is there, it is its owner's."""
+def _write_new(path: Path, text: str) -> None:
+    """Write a config, unless it exists."""
     if not path.exists():
         write(path, text.encode())
 
 
-def _tell(
+def _print_summary(
     folder: Path, places: Mapping[str, NodeLocation], made: Sequence[str], relay: RelayAddress | None, out: Console
 ) -> None:
     table = Table("name", "reached at", "folder", box=None, header_style="bold", pad_edge=False)
@@ -224,14 +226,14 @@ def _tell(
     out.print(table)
     out.print(f"written  {folder / FEDERATION}", soft_wrap=True)
     out.print(
-        f"Copy each folder to its own machine, and remove it here. {folder / CA_KEY} stays with you: whoever has it "
-        "can be anybody.",
+        f"Copy each folder to its own machine, and remove it here. Keep {folder / CA_KEY} to yourself: whoever has it "
+        "can impersonate any party.",
         soft_wrap=True,
     )
 
 
-def _tell_older(folder: Path, before: Collection[str], new: Collection[str], out: Console) -> None:
-    """What is on other machines already has to be told of new nodes there."""
+def _print_updates(folder: Path, before: Collection[str], new: Collection[str], out: Console) -> None:
+    """Print the changes that earlier nodes and relays need for new nodes."""
     names = ", ".join(new)
     out.print(f"Add {names} to peers in node.toml of {', '.join(before)}, and start these again.", soft_wrap=True)
     for file in sorted(folder.glob(f"*/{RELAY}")):

@@ -22,22 +22,22 @@ def register(app: typer.Typer) -> None:
 
 
 def certs(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NODE...", help="What the nodes are called.")] = None,
-    folder: Annotated[Path, typer.Option("--out", help="Where everything goes.")] = Path("federation"),
+    names: Annotated[list[str] | None, typer.Argument(metavar="NODE...", help="Names of the nodes.")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("federation"),
     address: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE=HOST:PORT", help="Where a node takes calls. Default: ports of this machine."),
+        typer.Option(metavar="NODE=HOST:PORT", help="A node's address. Default: ports of this machine."),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The first of these ports.")] = 7443,
-    relay: Annotated[str | None, typer.Option(metavar="NAME", help="Make a certificate for a relay, too.")] = None,
+    relay: Annotated[str | None, typer.Option(metavar="NAME", help="Create a certificate for a relay, too.")] = None,
     behind: Annotated[
         list[str] | None, typer.Option(metavar="NODE", help="A node that is reached through the relay. Repeatable.")
     ] = None,
-    days: Annotated[int, typer.Option(min=1, help="How long certificates are good.")] = 365,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take back the certificates of these nodes.")] = False,
-    renew: Annotated[bool, typer.Option("--renew", help="Make new certificates for nodes that are there.")] = False,
+    days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke the certificates of these nodes.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="Create new certificates for existing nodes.")] = False,
 ) -> None:
-    """Make what a small federation needs: a CA, a certificate and a config for each node and for the coordinator.
+    """Create a CA, and a certificate and a config for each node and for the coordinator.
 
     [bold]fedloom certs hospital-a hospital-b --out fed[/]
 
@@ -47,9 +47,9 @@ def certs(
 
     [bold]fedloom certs hospital-c --out fed[/]  adds a node. Keep fed/ca.key to yourself.
 
-    [bold]fedloom certs hospital-b --revoke --out fed[/]  takes its certificate back: copy revoked.pem to all machines.
+    [bold]fedloom certs hospital-b --revoke --out fed[/]  revokes its certificate: copy revoked.pem to all machines.
 
-    Organisations with a PKI of their own use that instead: docs/net.md says what a certificate must have.
+    An existing PKI can replace the CA: see docs/net.md for what a certificate must have.
     """
     work = _net("fedloom.cli.federation")
     if revoke:
@@ -77,18 +77,18 @@ def node(
         Path, typer.Argument(metavar="NODE.toml", help="The node's config, or its folder: see fedloom certs.")
     ],
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Take calls without certificates, at a loopback address only.")
+        bool, typer.Option("--insecure", help="Run without certificates, at a loopback address only.")
     ] = False,
-    log: Annotated[str, typer.Option(metavar="text|json", help="How log lines look.")] = "text",
+    log: Annotated[str, typer.Option(metavar="text|json", help="Format of log lines.")] = "text",
 ) -> None:
     """Take part in runs, beside your own data, until Ctrl-C.
 
     [bold]fedloom node fed/hospital-a/node.toml[/]
 
-    The file says which methods and data a run may use, who may start one, and how long, how small and how noisy its
-    steps must be. What does not fit is refused with a reason. No code comes over the wire, and no row leaves.
+    The file lists allowed methods, data and callers, and conditions on settings. Runs that violate them are refused
+    with a reason. Nodes receive no code and send no row.
 
-    What was answered to whom is in STATE/audit.jsonl. A node that was killed goes on from its own state.
+    Every answer is recorded in STATE/audit.jsonl. A node that was killed continues from its own state.
     """
     _net("fedloom.remote.engine")
     import asyncio
@@ -101,14 +101,14 @@ def node(
     cfg = read(config)
     if cfg.insecure != insecure:
         raise ConfigError(
-            f"{config}: insecure must be asked for twice, in the file and by --insecure; or in neither, with "
-            "certificates, which fedloom certs makes"
+            f"{config}: set insecure = true in the file and give --insecure, or neither, and create certificates with "
+            "fedloom certs"
         )
     methods, data = brief(tuple(cfg.methods)), ", ".join(cfg.data)
 
     def ready(there: server.NodeServer) -> None:
         where = f"127.0.0.1:{there.port}" if cfg.relay is None and (cfg.listen or "").endswith(":0") else cfg.listen
-        out.print(f"[bold]{cfg.name}[/] takes calls at {where or f'{cfg.relay} (relay)'} from {', '.join(cfg.callers)}")
+        out.print(f"[bold]{cfg.name}[/] listens at {where or f'{cfg.relay} (relay)'} from {', '.join(cfg.callers)}")
         out.print(
             f"methods  {methods}\ndata     {data}\nstate    {cfg.state}\naudit    {there.host.audit.path}",
             soft_wrap=True,
@@ -121,9 +121,9 @@ def relay(
     config: Annotated[
         Path, typer.Argument(metavar="RELAY.toml", help="The relay's config, or its folder: see fedloom certs --relay.")
     ],
-    log: Annotated[str, typer.Option(metavar="text|json", help="How log lines look.")] = "text",
+    log: Annotated[str, typer.Option(metavar="text|json", help="Format of log lines.")] = "text",
 ) -> None:
-    """Let nodes be reached that can't take calls: they keep one connection to here. It sees sealed bytes only.
+    """Relay calls to nodes without an open port, which connect to the relay. It sees encrypted bytes only.
 
     [bold]fedloom certs hospital-a hospital-b --relay relay --behind hospital-b --out fed[/]
 
@@ -135,21 +135,21 @@ def relay(
 
 
 def brief(names: Sequence[str]) -> str:
-    """Names for a person: all of them if they are few, or else the first, and how many they are."""
+    """Names as text: up to 8 of them, or else the first 5 and the number of all."""
     return ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:5])}, … ({len(names)})"
 
 
 def _log_as(how: str) -> None:
-    """Begin the log of a process that is left running."""
+    """Start the log of a long-running process."""
     from fedloom.remote.node import logs  # which needs no PyTorch, as a relay has none
 
     if how not in ("text", "json"):
-        raise ConfigError(f"--log is text or json, not {how!r}")
+        raise ConfigError(f"--log must be text or json, not {how!r}")
     logs.begin(how)
 
 
 def _net(module: str) -> Any:
-    """A module of the net, which needs an extra."""
+    """Import a module that needs the extra `net`."""
     import importlib
 
     try:
@@ -161,5 +161,5 @@ def _net(module: str) -> Any:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, address = text.partition("=")
     if not equals or not name or not address:
-        raise ConfigError(f"--address takes NODE=HOST:PORT, not {text!r}")
+        raise ConfigError(f"--address must be NODE=HOST:PORT, not {text!r}")
     return name, address

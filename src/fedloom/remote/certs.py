@@ -1,7 +1,7 @@
-"""A small certificate authority in a folder, for tests and small federations; a real one makes files of the same kinds.
+"""A certificate authority (CA) in a folder, for tests and small federations; any other CA can replace it.
 
-The folder holds `ca.pem`, `ca.key`, `issued.csv` (what was signed for whom, and taken back when) and `revoked.pem`.
-Whoever has `ca.key` can be anybody, so it stays with one person and on no node.
+The folder holds `ca.pem`, `ca.key`, `issued.csv` (issued certificates with revocation dates) and `revoked.pem`.
+Whoever has `ca.key` can impersonate any party, so keep it on no node.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedloom.core.errors import ConfigError
 CA, CA_KEY, ISSUED, REVOKED = "ca.pem", "ca.key", "issued.csv", "revoked.pem"
 CA_DAYS = 3650
 _AGO = timedelta(hours=1)
-"""Certificates begin a little before they are made, for machines whose clocks are behind."""
+"""How long before its creation a certificate becomes valid, for machines with slow clocks."""
 
 
 class IssuedCertificate(NamedTuple):
-    """A line of `issued.csv`; dates are of UTC, and `revoked` is empty for what still counts."""
+    """A line of `issued.csv`; dates are in UTC, and `revoked` is empty for a valid certificate."""
 
     name: str
     serial: int
@@ -42,10 +42,10 @@ class IssuedCertificate(NamedTuple):
 
 
 class CertificateAuthority:
-    """Signs certificates and lists those taken back.
+    """Issues and revokes certificates.
 
     Raises:
-        ConfigError: the folder holds no whole authority.
+        ConfigError: the folder has no complete CA.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -61,10 +61,10 @@ class CertificateAuthority:
 
     @staticmethod
     def create(folder: Path) -> CertificateAuthority:
-        """A new one, with an empty list of what is revoked.
+        """A new CA, with an empty list of revoked certificates.
 
         Raises:
-            ConfigError: there is one already.
+            ConfigError: the folder has a CA already.
         """
         if (folder / CA).exists() or (folder / CA_KEY).exists():
             raise ConfigError(f"{folder} holds a CA already; choose another folder")
@@ -86,7 +86,7 @@ class CertificateAuthority:
         return authority
 
     def issue(self, name: str, days: int) -> tuple[bytes, bytes]:
-        """A new key and its certificate for `name`, as PEM: (certificate, key). It never outlasts the CA."""
+        """A new certificate for `name` and its key, in PEM: (certificate, key). It never outlasts the CA."""
         key = ec.generate_private_key(ec.SECP256R1())
         ends = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
         both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -104,15 +104,15 @@ class CertificateAuthority:
         return made.public_bytes(Encoding.PEM), _pem(key)
 
     def revoke(self, name: str) -> int:
-        """Take back every certificate that `name` was given, and write the list anew. Returns how many are new in it.
+        """Revoke every certificate of `name`, and write the list. Returns the number of newly revoked ones.
 
         Raises:
-            ConfigError: the CA has signed nothing for that name.
+            ConfigError: the CA has issued no certificate for that name.
         """
         issued = self.issued()
         serials = {one.serial for one in issued if one.name == name}
         if not serials:
-            raise ConfigError(f"{self.folder / ISSUED} knows no certificate of {name!r}, so there is nothing to revoke")
+            raise ConfigError(f"{self.folder / ISSUED} lists no certificate of {name!r}; check the name")
         before = list(self._listed())
         now = datetime.now(UTC)
         new = [
@@ -124,7 +124,7 @@ class CertificateAuthority:
         return len(new)
 
     def issued(self) -> list[IssuedCertificate]:
-        """Everything signed so far. Files of earlier versions don't say what is revoked."""
+        """All issued certificates. Files of earlier versions have no column `revoked`."""
         with (self.folder / ISSUED).open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         return [
@@ -132,7 +132,7 @@ class CertificateAuthority:
         ]
 
     def _record(self, issued: list[IssuedCertificate]) -> None:
-        """Write `issued.csv`; what is revoked, and since when, it has from the list."""
+        """Write `issued.csv`, with revocation dates from the list."""
         since = {one.serial_number: f"{one.revocation_date_utc:%Y-%m-%d}" for one in self._listed()}
         text = io.StringIO()
         lines = csv.writer(text, lineterminator="\n")
@@ -144,12 +144,10 @@ class CertificateAuthority:
         try:
             return x509.load_pem_x509_crl((self.folder / REVOKED).read_bytes())
         except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"{self.folder / REVOKED} can't be read ({error}); take it from a node's folder"
-            ) from None
+            raise ConfigError(f"{self.folder / REVOKED} cannot be read ({error}); copy it from a node") from None
 
     def _list(self, revoked: list[x509.RevokedCertificate]) -> None:
-        """Sign and write the list; it ends when the CA does, for nodes that nobody brings a newer one."""
+        """Sign and write the list, which expires with the CA, so that nodes need no newer one."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
@@ -167,7 +165,7 @@ class CertificateAuthority:
 
 
 def write(path: Path, data: bytes, secret: bool = False) -> None:
-    """Write a file whole or not at all, over what was there; a secret is never readable by others."""
+    """Write or replace a file atomically; a secret is readable by its owner only."""
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644), "wb") as file:

@@ -1,4 +1,4 @@
-"""The configs that `fedloom certs` writes beside its certificates, with comments that teach."""
+"""Templates of the configs that `fedloom certs` writes."""
 
 from __future__ import annotations
 
@@ -18,66 +18,65 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 _NODE_TOML = Template("""\
 # A node of the federation. Run it with: fedloom node node.toml
-# It decides here what others may do. Paths are relative to this file.
+# It is the node's policy. Paths are relative to this file.
 name = "$name"  # as in its certificate
 $place
-# What the node remembers of its runs. Keep it, and let nobody else read it.
+# The state of its runs. Keep this folder, readable by its owner only.
 state = "state"
 
-# Who signs for this federation, the node's own certificate, its key (which leaves this machine never), and the
-# certificates that count no more: this list is read again whenever it changes.
+# The federation's CA, the node's certificate, its key (which never leaves this machine), and the list of revoked
+# certificates, which is read again whenever it changes.
 ca = "ca.pem"
 certificate = "certificate.pem"
 key = "key.pem"
 revoked = "revoked.pem"
 
-# Who may start runs here.
+# Coordinators that may start runs here.
 $callers
-# Who may fetch what a run leaves here for it, and whom this node fetches from.
+# Peers that exchange messages with this node.
 $peers
-# The longest run.
+# Limit of a run's rounds.
 most_rounds = 1000
-# The smallest batch: the fewer rows in a step, the more it tells about each.
+# Smallest batch size: the fewer rows in a step, the more it reveals about each.
 least_batch = 1
-# What may be run here; delete what you do not want. In its place, tables [methods.NAME] say more of each.
+# Allowed methods; delete those that you do not want. Tables [methods.NAME] instead set conditions on settings.
 $methods
 
-# What a run learns from that says data.name = "digits".
+# The data of runs with data.name = "digits".
 [data.digits]
-# A set that everybody has, of which a run gives this node its part.
+# A public data set, of which a run assigns this node its part.
 set = "digits"
-# Or, in place of it, a file with rows of your own, of which nobody else ever sees one.
+# Or, instead, a file with rows of your own, which never leave this node.
 # rows = "mine.csv"
 """)
 _LISTEN = Template("""\
-# Where it takes calls.
+# The address that it listens at.
 listen = "$listen"
 """)
 _OR_RELAY = Template("""\
-# Or, in place of it, a relay that callers reach it through, if nobody can connect to this machine.
+# Or, instead, a relay, if this machine has no open port.
 # relay = "$relay"
 # relay_name = "$relay_name"
 """)
 _RELAYED = Template("""\
-# Nobody can connect to this machine: callers reach it through a relay, which has this name in its certificate.
+# The relay through which callers reach this node, and the name in the relay's certificate.
 relay = "$relay"
 relay_name = "$relay_name"
-# Or, in place of both, where it takes calls.
+# Or, instead of both, the address that it listens at.
 # listen = "0.0.0.0:7443"
 """)
 _FEDERATION_TOML = Template("""\
-# The federation as its coordinator knows it, who is one of its own: fedloom run … with this file as
-# --federation. Paths are relative to it.
+# The coordinator's federation: give this file to fedloom run as --federation. Paths are relative to it.
 ca = "$me/ca.pem"
 certificate = "$me/certificate.pem"
 key = "$me/key.pem"
 revoked = "$me/revoked.pem"
 
-# Party k of a run lives at the k-th node, counted from 0. The names are those in their certificates.
+# Party k of a run is at the k-th node, counted from 0. Names are those in their certificates.
 """)
 _RELAY_TOML = Template("""\
-# A relay for nodes that nobody can connect to. Run it with: fedloom relay relay.toml
-# It learns names, times and sizes; what passes is sealed from end to end. Paths are relative to this file.
+# A relay for nodes without an open port. Run it with: fedloom relay relay.toml
+# It learns names, times and sizes; content is encrypted end to end. Paths are relative to this file.
 listen = "$listen"
 
 ca = "ca.pem"
@@ -85,34 +84,34 @@ certificate = "certificate.pem"
 key = "key.pem"
 revoked = "revoked.pem"
 
-# Who may be reached through it.
+# Nodes that may be reached through it.
 $nodes
-# Who may reach them: the coordinator, and nodes that fetch from each other.
+# Parties that may reach them: the coordinator, and peers.
 $callers
-# Connections of one caller, and connections to one node, at the same time.
+# Limit of open connections of one caller, and to one node.
 most_open = 64
 """)
 
 
 class RelayAddress(NamedTuple):
-    """A relay."""
+    """The address of a relay."""
 
     name: str
     address: str
 
 
 class NodeLocation(NamedTuple):
-    """How a node is reached: at an address, or through a relay."""
+    """The address of a node, or its relay."""
 
     address: str = ""
     relay: RelayAddress | None = None
 
 
 def read(folder: Path) -> dict[str, NodeLocation]:
-    """The nodes in a folder's `federation.toml`, none if there is no such file.
+    """The nodes in a folder's `federation.toml`; none if the file does not exist.
 
     Raises:
-        ConfigError: it can't be read.
+        ConfigError: the file is invalid.
     """
     path = folder / FEDERATION
     if not path.exists():
@@ -121,7 +120,7 @@ def read(folder: Path) -> dict[str, NodeLocation]:
         nodes = tomllib.loads(path.read_text(encoding="utf-8")).get("nodes", [])
         return {node["name"]: _place(node) for node in nodes}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} can't be added to ({error}); mend it first") from None
+        raise ConfigError(f"{path} is invalid ({error}); fix it first") from None
 
 
 def _place(node: Mapping[str, str]) -> NodeLocation:
@@ -131,7 +130,7 @@ def _place(node: Mapping[str, str]) -> NodeLocation:
 
 
 def federation_toml(before: str, new: Mapping[str, NodeLocation]) -> str:
-    """A federation's text with more nodes; what it says already stays."""
+    """The text of a federation's file with further nodes appended."""
     text = before.rstrip("\n") + "\n" if before else _FEDERATION_TOML.substitute(me=COORDINATOR)
     for name, place in new.items():
         where = {"address": place.address}
@@ -142,7 +141,7 @@ def federation_toml(before: str, new: Mapping[str, NodeLocation]) -> str:
 
 
 def node_toml(name: str, places: Mapping[str, NodeLocation], methods: Iterable[str], relay: RelayAddress | None) -> str:
-    """A node's config, by which all others are peers; `relay` is one that it could use."""
+    """A node's config with all other nodes as peers; `relay` is one that it could use."""
     place = places[name]
     if place.relay is not None:
         where = _RELAYED.substitute(relay=place.relay.address, relay_name=place.relay.name)
@@ -156,13 +155,13 @@ def node_toml(name: str, places: Mapping[str, NodeLocation], methods: Iterable[s
 
 
 def relay_toml(relay: RelayAddress, places: Mapping[str, NodeLocation]) -> str:
-    """A relay's config, for all nodes."""
+    """A relay's config for all nodes."""
     lists = {"nodes": [*places], "callers": [COORDINATOR, *places]}
     return _RELAY_TOML.substitute(_lines(lists), listen=listening(relay.address))
 
 
 def listening(address: str) -> str:
-    """Where a server listens that others reach at `address`: on loopback just there, else at all of its machine's."""
+    """The address to listen at for `address`: the same on loopback, otherwise all interfaces."""
     host, _, port = address.rpartition(":")
     if host in _LOOPBACK:
         return address
@@ -170,5 +169,5 @@ def listening(address: str) -> str:
 
 
 def _lines(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Each list's setting as TOML."""
+    """The lists as TOML, by name."""
     return {key: tomli_w.dumps({key: values}).rstrip() for key, values in lists.items()}

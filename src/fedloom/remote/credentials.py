@@ -1,7 +1,7 @@
-"""Who one is and whom one believes: a certificate with its key, the federation's CA, and what it has revoked.
+"""A party's credentials: its certificate and key, the federation's CA, and the list of revoked certificates.
 
-Names come from certificates alone. Both ends of every connection show one, so a certificate needs nothing but a DNS
-name (`hospital-a`); the address it is reached at may be anything.
+Names come from certificates only, and both ends of every connection present one. A certificate needs a DNS name such as
+`hospital-a`; its owner's address may be any.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from fedloom.core.errors import ConfigError, EngineError
 log = logging.getLogger("fedloom.net")
 
 _OTHER_NAME = 62
-"""OpenSSL's number for a certificate that is good, and somebody else's."""
+"""OpenSSL's code for a valid certificate with another name."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The files that open and accept connections, read and checked once, when this is made.
+    """Files for mutual TLS, read and checked on construction.
 
     Args:
-        ca: PEM certificates that everybody's certificate must be signed by.
-        certificate: own one in PEM, followed by those between it and the CA, if there are any.
+        ca: PEM certificates of the CA.
+        certificate: the local certificate in PEM, followed by any intermediate certificates.
         key: its private key in PEM, without a password.
-        revoked: PEM list (CRL) of certificates that the CA has taken back, read again whenever it changes. Without one
-            a stolen key is good until its certificate ends.
+        revoked: PEM list of revoked certificates (CRL), read again whenever it changes. Without a list, a stolen key
+            works until its certificate expires.
 
     Raises:
-        ConfigError: a file is missing or unreadable, the key is of another certificate, or the certificate is out of
-            its time, not of this CA, or too weak for OpenSSL.
+        ConfigError: a file is missing or unreadable, the key does not match, or the certificate is expired, not yet
+            valid, not signed by this CA, or too weak for OpenSSL.
     """
 
     ca: Path
@@ -68,31 +68,29 @@ class Credentials:
         try:
             client.load_cert_chain(self.certificate, self.key)
         except ssl.SSLError as error:
-            why = error.reason or "no reason told"
-            raise ConfigError(
-                f"{self.certificate} and {self.key} can't be used ({why}); ask the CA for new ones"
-            ) from None
+            why = error.reason or "unknown reason"
+            raise ConfigError(f"OpenSSL rejects {self.certificate} ({why}); ask the CA for a new certificate") from None
         client.set_alpn_protocols(["h2"])
         object.__setattr__(self, "_client", client)
 
     @property
     def name(self) -> str:
-        """What others know the owner by: the first DNS name of the certificate, or else its common name."""
+        """The owner's name: the certificate's first DNS name, or else its common name."""
         return _shown(self._certificate).name
 
     def server(self) -> grpc.ServerCredentials:
-        """For a server that talks only to holders of a certificate of the CA; ask `caller` which one it is."""
+        """For a server that requires a certificate of the CA; `caller` gives the caller's name."""
         return grpc.ssl_server_credentials([(self._key, self._certificate)], self._ca, require_client_auth=True)
 
     def channel(self, only: bytes | None = None) -> grpc.ChannelCredentials:
-        """For a channel to a server with a certificate of the CA, or with just the one that `check_server` returned.
+        """For a channel to a server with any certificate of the CA, or with the one that `check_server` returned.
 
-        The channel must also say whom it wants: option `("grpc.ssl_target_name_override", name)`.
+        The channel must also name the server: option `("grpc.ssl_target_name_override", name)`.
         """
         return grpc.ssl_channel_credentials(only or self._ca, self._key, self._certificate)
 
     def caller(self, context: Mapping[str, Iterable[bytes]]) -> str | None:
-        """The name in a caller's certificate; None if it shows none, or one that is revoked or out of its time.
+        """The name in a caller's certificate; None if it is missing, revoked, expired or not yet valid.
 
         Args:
             context: `auth_context()` of the call; gRPC has checked the signatures. Cheap enough for every call.
@@ -100,7 +98,7 @@ class Credentials:
         for pem in context.get("x509_pem_cert", ()):
             try:
                 shown = _shown(pem)
-            except (ValueError, x509.DuplicateExtension):  # OpenSSL forgives more than we do
+            except (ValueError, x509.DuplicateExtension):  # OpenSSL accepts more than this parser
                 return None
             if not shown.begins <= datetime.now(UTC) <= shown.ends:
                 return None
@@ -112,21 +110,21 @@ class Credentials:
     async def check_server(
         self, address: str, name: str, seconds: float = 5.0, listed: str = "federation.toml"
     ) -> bytes:
-        """Connect once, and see that a server is who it should be and not revoked, which gRPC's clients can't check.
+        """Connect once, and check a server's name and revocation, which gRPC's clients cannot check.
 
         Args:
             address: `host:port` or `unix:/path`.
             name: that its certificate must have.
-            seconds: that it may take.
-            listed: where the address and the name are from, for who has to mend them.
+            seconds: timeout.
+            listed: the file with the address and the name, for error messages.
 
         Returns:
-            The server's certificate in PEM. `channel` with it admits no other, so nothing can come in between.
+            The server's certificate in PEM. `channel` with it accepts no other certificate.
 
         Raises:
-            EngineError: nobody answers there, or not who should; the text says why.
+            EngineError: no answer, or an untrusted server; the text gives the reason.
         """
-        unbelieved = f"the server at {address} can't be believed to be {name}"
+        untrusted = f"the server at {address} is not trusted as {name}"
         try:
             async with asyncio.timeout(seconds):
                 der = await _handshake(address, name, self._client)
@@ -134,18 +132,18 @@ class Credentials:
             why = (getattr(error, "verify_message", "") or error.reason or "no TLS").rstrip(".")
             if getattr(error, "verify_code", 0) == _OTHER_NAME:
                 why += f"; correct the name or the address in {listed}"
-            raise EngineError(f"{unbelieved}: {why}") from None
+            raise EngineError(f"{untrusted}: {why}") from None
         except (OSError, TimeoutError) as error:
-            raise EngineError(f"{name} does not answer at {address}: {str(error) or 'too late'}") from None
-        except ValueError as error:  # such as a label too long for the Internet's names
-            raise EngineError(f"{name} can't be reached at {address!r}, which is no address: {error}") from None
+            raise EngineError(f"{name} does not answer at {address}: {str(error) or 'timeout'}") from None
+        except ValueError as error:  # such as a label that is too long for DNS
+            raise EngineError(f"{address!r} is not a valid address of {name}: {error}") from None
         pem = ssl.DER_cert_to_PEM_cert(der).encode()
         try:
             why = "" if self._list is None else self._list.against(_shown(pem))
         except (ValueError, x509.DuplicateExtension):
-            why = "no certificate that we can read"
+            why = "unreadable certificate"
         if why:
-            raise EngineError(f"{unbelieved}: {why}")
+            raise EngineError(f"{untrusted}: {why}")
         return pem
 
 
@@ -153,18 +151,18 @@ def endpoint(address: str) -> tuple[str, int] | str:
     """`host:port` (or `[::1]:port`) as a pair, `unix:/path` as the path.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the address has another form.
     """
     if address.startswith("unix:"):
         return address.removeprefix("unix:")
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
-        raise ConfigError(f"an address is host:port, such as 127.0.0.1:7443, not {address!r}")
+        raise ConfigError(f"an address must be host:port, such as 127.0.0.1:7443, not {address!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 async def _handshake(address: str, name: str, context: ssl.SSLContext) -> bytes:
-    """The certificate that a server shows, in DER, once the context has accepted it."""
+    """The certificate of a server, in DER, once the context has accepted it."""
     place = endpoint(address)
     if isinstance(place, str):
         _, writer = await asyncio.open_unix_connection(place, ssl=context, server_hostname=name)
@@ -179,7 +177,7 @@ async def _handshake(address: str, name: str, context: ssl.SSLContext) -> bytes:
 
 @dataclass(frozen=True)
 class _PresentedCertificate:
-    """What a certificate says."""
+    """The fields of a certificate."""
 
     name: str
     serial: int
@@ -190,7 +188,7 @@ class _PresentedCertificate:
 
 @lru_cache(maxsize=4096)
 def _shown(pem: bytes) -> _PresentedCertificate:
-    """Of the first certificate in a PEM text."""
+    """The fields of the first certificate in a PEM text."""
     found = x509.load_pem_x509_certificate(pem)
     names: list[str] = []
     with suppress(x509.ExtensionNotFound):
@@ -204,7 +202,7 @@ def _shown(pem: bytes) -> _PresentedCertificate:
 
 
 class _RevocationList:
-    """The CA's list on disk. A list that can't be used, once a good one was read, is logged and changes nothing."""
+    """The CA's list on disk. Once a valid list was read, an invalid one is logged and ignored."""
 
     def __init__(self, path: Path, authorities: list[x509.Certificate]) -> None:
         self._path, self._authorities = path, authorities
@@ -212,22 +210,22 @@ class _RevocationList:
         self._take()
 
     def against(self, shown: _PresentedCertificate) -> str:
-        """Why a certificate does not count: it is revoked, or can't be known not to be. "" if it does."""
+        """Why a certificate is not trusted: revoked, or not covered by the list. "" for a trusted one."""
         stamp = self._now()
         if stamp != self._stamp:
             self._stamp = stamp
             try:
                 self._take()
             except ConfigError as error:
-                log.warning("%s; the list read before stays in force", error)
+                log.warning("%s; the previous list stays in force", error)
         if shown.issuer != self._issuer:
-            return "certificate of another CA than the list of revoked ones"
+            return "certificate and list of revoked certificates have different CAs"
         if datetime.now(UTC) > self._ends:
-            return f"the list of revoked certificates ended on {self._ends:%Y-%m-%d}; copy a newer one of the CA"
+            return f"the list of revoked certificates expired on {self._ends:%Y-%m-%d}; copy a newer one from the CA"
         return "certificate revoked" if shown.serial in self._serials else ""
 
     def _now(self) -> tuple[int, ...]:
-        """Changes when the file does."""
+        """A stamp that changes when the file does."""
         try:
             stat = self._path.stat()
         except OSError:
@@ -239,12 +237,14 @@ class _RevocationList:
         try:
             found = x509.load_pem_x509_crl(_read(self._path))
         except ValueError:
-            raise ConfigError(f"{self._path} is no PEM list of revoked certificates; copy the CA's again") from None
+            raise ConfigError(
+                f"{self._path} is not a PEM list of revoked certificates; copy it from the CA again"
+            ) from None
         if not any(a.subject == found.issuer and _signed(found, a) for a in self._authorities):
-            raise ConfigError(f"{self._path} is not signed by the CA; copy the CA's own list again")
+            raise ConfigError(f"{self._path} is not signed by the CA; copy the list from the CA again")
         ends = found.next_update_utc or datetime.max.replace(tzinfo=UTC)
         if ends < datetime.now(UTC):
-            raise ConfigError(f"{self._path} ended on {ends:%Y-%m-%d}; copy a newer list of the CA")
+            raise ConfigError(f"{self._path} expired on {ends:%Y-%m-%d}; copy a newer list from the CA")
         self._serials = frozenset(one.serial_number for one in found)
         self._issuer, self._ends = found.issuer, ends
 
@@ -252,7 +252,7 @@ class _RevocationList:
 def _signed(found: x509.CertificateRevocationList, by: x509.Certificate) -> bool:
     key = by.public_key()
     try:
-        return found.is_signature_valid(key)  # type: ignore[arg-type]  # a CA's key that can't sign is a TypeError
+        return found.is_signature_valid(key)  # type: ignore[arg-type]  # a key that cannot sign is a TypeError
     except TypeError:
         return False
 
@@ -261,30 +261,30 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} can't be read: {error.strerror}; fedloom certs makes it") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; create it with fedloom certs") from None
 
 
 def _certificates(path: Path, pem: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError:
-        raise ConfigError(f"{path} holds no PEM certificate; fedloom certs makes one") from None
+        raise ConfigError(f"{path} is not a PEM certificate; create one with fedloom certs") from None
 
 
 def _check_chain(path: Path, chain: list[x509.Certificate], ca: Path, authorities: list[x509.Certificate]) -> None:
-    """Each is signed by the next, the last by an authority, and all are in their time."""
+    """Check that each is signed by the next, the last by the CA, and that all are currently valid."""
     now = datetime.now(UTC)
     for one in chain:
         if now < one.not_valid_before_utc:
             raise ConfigError(
-                f"{path} is valid from {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; is the clock right?"
+                f"{path} is not valid before {one.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; check the clock"
             )
         if now > one.not_valid_after_utc:
-            raise ConfigError(f"{path} ended on {one.not_valid_after_utc:%Y-%m-%d}; ask the CA for a new certificate")
+            raise ConfigError(f"{path} expired on {one.not_valid_after_utc:%Y-%m-%d}; ask the CA for a new certificate")
     issuers = [[above] for above in chain[1:]] + [authorities]
     for one, above in zip(chain, issuers, strict=True):
         if not any(_issued(one, by) for by in above):
-            raise ConfigError(f"{path} is not signed by the CA in {ca}; both must be of the same federation")
+            raise ConfigError(f"{path} is not signed by the CA in {ca}; use files of one federation")
 
 
 def _issued(one: x509.Certificate, by: x509.Certificate) -> bool:
@@ -298,13 +298,13 @@ def _issued(one: x509.Certificate, by: x509.Certificate) -> bool:
 
 
 def _check_key(path: Path, pem: bytes, of: Path, certificate: x509.Certificate) -> None:
-    """The key is the certificate's, and nobody else's."""
+    """Check that the key is the certificate's, and warn if other users can read it."""
     try:
         public = load_pem_private_key(pem, password=None).public_key()
     except TypeError:
-        raise ConfigError(f"{path} has a password, which a process can't type; store the key without one") from None
+        raise ConfigError(f"{path} has a password; store the key without one") from None
     except ValueError:
-        raise ConfigError(f"{path} holds no PEM key; fedloom certs makes one") from None
+        raise ConfigError(f"{path} is not a PEM key; create one with fedloom certs") from None
     form = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
     if public.public_bytes(*form) != certificate.public_key().public_bytes(*form):
         raise ConfigError(f"{path} is not the key of {of}; copy both from the same folder")
