@@ -198,7 +198,7 @@ def test_a_line_says_who_is_there_instead(grid: Grid, post: GridTransport) -> No
         assert not await line.wait(0.05)
         return line.problem
 
-    assert asyncio.run(look()) == "no SuperNode of this name is there; there are: alpha, beta"
+    assert asyncio.run(look()) == "no SuperNode of this name; available: alpha, beta"
 
 
 def test_to_close_costs_no_message(grid: Grid, post: GridTransport) -> None:

@@ -331,7 +331,7 @@ def test_the_first_round_asks_all_neighbours_and_nobody_else_is_ever_spoken_to(m
     assert pairs == {(f"peer-{i}", f"peer-{j}") for i in range(n) for j in graph[i]}
     toy.run(3, start=1)
     assert {pair for pair in toy.fed.ledger.pairs if "coordinator" not in pair} == pairs
-    with pytest.raises(MethodError, match="no neighbour"):
+    with pytest.raises(MethodError, match="not a neighbour"):
         toy.fed.exchange({0: [1]}, answer="give", take="mix", shared={"t": 9})
 
 

@@ -452,7 +452,7 @@ def test_settings_are_checked(settings: Any, text: str) -> None:
 @pytest.mark.parametrize("pool", [None, ["mlp"]])
 def test_settings_of_black_boxes_that_there_are_not_are_refused(pool: Any) -> None:
     models = {"pool": pool, "black_box": {"refit": 3}}
-    with pytest.raises(ConfigError, match=r"models\.black_box: models\.pool has no black box: name one \(forest, "):
+    with pytest.raises(ConfigError, match=r"models\.black_box: models\.pool has no black box: add one \(forest, "):
         run(models=models)
     run(models={**models, "black_box": {"refit": 25}})  # as in the config.toml of any run
 
@@ -471,7 +471,9 @@ def test_a_floor_that_leaves_nothing_is_refused(tmp_path: Path) -> None:
     rows = [f"{i},{i % 12}" for i in range(600)]
     (tmp_path / "twelve.csv").write_text("\n".join(["x,label", *rows]))
     asked = run(models={"pool": ["forest"], "black_box": {"floor": 0.09}}, data={"name": str(tmp_path / "twelve.csv")})
-    with pytest.raises(ConfigError, match=r"black_box\.floor: 0\.09 for each of 12 classes .* less than 0\.0833"):
+    with pytest.raises(
+        ConfigError, match=r"black_box\.floor: 0\.09 times 12 classes is 1 or more: set less than 0\.0833"
+    ):
         build(asked)
 
 

@@ -499,7 +499,7 @@ def test_errors_come_all_at_once_with_a_suggestion() -> None:
 
 @pytest.mark.parametrize("params", [{"coding": "top-k"}, {"coding": "int8", "top_k": 3}, {"top_k": 3}])
 def test_top_k_and_its_number_belong_together(params: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="give both or neither"):
+    with pytest.raises(ConfigError, match="set both or neither"):
         FEDAL.configure(params=params)
     with pytest.raises(ConfigError, match=r"params\.coding"):
         FEDAL.configure(params={"coding": "int4"})

@@ -170,7 +170,7 @@ def test_who_is_matched_stays_so_when_a_run_goes_on(
         assert before is not None and len(audits(nodes, "matched")) == 2
         for node in nodes:  # as if it was restarted
             node.host._node_runs.clear()
-        monkeypatch.setattr("fedloom.remote.coordinator.time_ns", lambda: 1)
+        monkeypatch.setattr("fedloom.remote.starts.time_ns", lambda: 1)
         result = execute(run, out, resume=True)
         after = Matched.load(out / FILE)
         assert after is not None and after.mark == before.mark and len(audits(nodes, "matched")) == 2
@@ -298,7 +298,7 @@ def test_it_gives_the_numbers_of_a_run_on_one_machine(
     for count in ("aligned", "unaligned", "test"):
         assert [party[count] for party in held["parties"]] == [party[count] for party in known["parties"]], count
     assert held["parties"][1]["columns"] is None and held["parties"][0]["columns"] == known["parties"][0]["columns"]
-    assert "columns of its own" in write(tmp_path / "run").read_text()
+    assert "private columns" in write(tmp_path / "run").read_text()
 
 
 def test_a_node_that_is_killed_in_the_middle_is_matched_again(
