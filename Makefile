@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check -q
 INDEX = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test check bench build clean help
+.PHONY: demo test bench docs build clean help
 
 help: ## show this
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -20,6 +20,10 @@ test: $(VENV)/.dev ## format, lint, types and tests
 
 bench: $(VENV)/.core ## CPU seconds against plain PyTorch
 	$(VENV)/bin/python -m benchmarks
+
+docs: $(VENV)/.dev ## the documentation site, in build/site
+	$(VENV)/bin/python -m sphinx -q -W --keep-going docs build/site
+	@echo "Open build/site/index.html"
 
 build: $(VENV)/.dev ## the wheel, and whether it installs
 	$(VENV)/bin/python -m build --wheel -o dist .

@@ -21,6 +21,9 @@ for file in experiments/quickstart.toml report/page.html py.typed; do
   grep -q "fedloom/$file" <<<"$held" || { echo "the wheel lacks fedloom/$file"; exit 1; }
 done
 
+# The documentation site builds, and no link or reference in it is broken.
+python -m sphinx -q -W --keep-going docs "$wheels/site"
+
 # Every extra installs together with the tested versions. Nothing is downloaded twice, and nothing is installed.
 python -m pip --disable-pip-version-check install --quiet --dry-run -c constraints.txt -e ".[all,dev]"
 

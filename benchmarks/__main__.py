@@ -1,13 +1,24 @@
 """`make bench`: every benchmark, with what it ran on."""
 
-from __future__ import annotations
-
 import platform
 from datetime import UTC, datetime
 
 import torch
 
-from benchmarks import afind, augfl, batched, fedal, fedavg, first_round, growth, net, net_rounds, vertical, workers
+from benchmarks import (
+    afind,
+    augfl,
+    batched,
+    fedal,
+    fedavg,
+    first_round,
+    growth,
+    net,
+    net_rounds,
+    overhead,
+    vertical,
+    workers,
+)
 
 
 def processor() -> str:
@@ -25,6 +36,7 @@ first_round.main(3)
 batched.main(5)
 workers.main(9)
 growth.main()
+overhead.main((10, 100, 1_000))
 afind.main(5)
 vertical.main(5)
 augfl.main(5)

@@ -5,8 +5,6 @@ head pass and body pass with `torch.optim.SGD`, two losses, the weighted mean. T
 probes, messages and bytes, to be held against m (1 + |C|), m (1 + |C|), 2 m |C| and 4 m |C| (2 d_w + d_φ).
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 import time
@@ -70,11 +68,11 @@ def plain(sites_: list[ClientContext]) -> Callable[[], None]:
     layer = list(net.body.parameters())[-2:]
 
     def epoch(parameters: list[Tensor], x: Tensor, y: Tensor) -> None:
-        optimiser = torch.optim.SGD(parameters, lr=LR, momentum=0.9)
+        optimizer = torch.optim.SGD(parameters, lr=LR, momentum=0.9)
         for batch in torch.randperm(ROWS).split(BATCH):
             net.zero_grad()
             F.cross_entropy(net(x[batch]), y[batch]).backward()
-            optimiser.step()
+            optimizer.step()
 
     def work(i: int, j: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         x, y = data[j]
@@ -161,9 +159,9 @@ def main(pairs: int) -> None:
     print("| peers | mode | round | |C| | trainings | probes | messages | MB (4m|C|(2d_w+d_φ)) | CPU s | ms/peer |")
     print("|---|---|---|---|---|---|---|---|---|---|")
     scale(100, "cnn-small", SMALL, None, 3, mode="cheap", upsilon=0.05)
-    scale(100, "cnn-small", SMALL, None, 3, open_k=10, upsilon=0.05)
+    scale(100, "cnn-small", SMALL, None, 3, explore_neighbours=10, upsilon=0.05)
     scale(1_000, "mlp", (64,), 20, 3, mode="cheap")
-    scale(1_000, "mlp", (64,), 20, 2, open_k=5)
+    scale(1_000, "mlp", (64,), 20, 2, explore_neighbours=5)
 
 
 if __name__ == "__main__":

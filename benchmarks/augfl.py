@@ -5,8 +5,6 @@ with the exact product, differentiated through the step as MAML is usually writt
 and backward pass of all clients over a half.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

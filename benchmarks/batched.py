@@ -3,8 +3,6 @@
 `python -m benchmarks.batched` needs nothing but the repository; on a machine with a GPU it runs there as well.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -4,8 +4,6 @@ The bar keeps everything in one function: `torch.optim.Adam`, frozen copies of t
 terms, one forward and one backward pass a step. It has no messages, no ledger, no checks.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable
@@ -27,11 +25,11 @@ CLIENTS, ROWS, BATCH, TAU = 10, 200, 32, 5
 def by_hand(architecture: str, rounds: int) -> Callable[[], None]:
     places = contexts(CLIENTS, ROWS, architecture)
     nets = [s.build() for s in places]
-    optimisers = [torch.optim.Adam(net.parameters(), lr=1e-3) for net in nets]
+    optimizers = [torch.optim.Adam(net.parameters(), lr=1e-3) for net in nets]
     data = [(s.data.every, s.data.y(torch.arange(ROWS))) for s in places if s.data]
     public = places[0].public.rows.every  # type: ignore[union-attr]
     judge = mlp(CLASSES, 32, 256, CLIENTS)
-    judge_optimiser = torch.optim.Adam(judge.parameters(), lr=1e-4)
+    judge_optimizer = torch.optim.Adam(judge.parameters(), lr=1e-4)
     author = torch.arange(CLIENTS).repeat_interleave(BATCH)
 
     def kl(reference: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
@@ -39,36 +37,36 @@ def by_hand(architecture: str, rounds: int) -> Callable[[], None]:
 
     def run() -> None:
         for _ in range(rounds):
-            for net, optimiser, (x, y) in zip(nets, optimisers, data, strict=True):
+            for net, optimizer, (x, y) in zip(nets, optimizers, data, strict=True):
                 frozen = copy.deepcopy(net).eval()
                 for _ in range(TAU):
                     rows = torch.randperm(ROWS)[:BATCH]
                     z = net(x[rows])
                     with torch.no_grad():
                         before = frozen(x[rows])
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     (F.cross_entropy(z, y[rows]) + kl(before, z)).backward()
-                    optimiser.step()
+                    optimizer.step()
             frozen_nets = [copy.deepcopy(net).eval() for net in nets]
             for _ in range(TAU):
                 x = public[torch.randperm(len(public))[:BATCH]]
                 outputs = [net(x) for net in nets]
                 f = torch.stack([z.detach() for z in outputs])
                 p = F.softmax(f / 2, -1).flatten(0, 1)
-                judge_optimiser.zero_grad()
+                judge_optimizer.zero_grad()
                 F.cross_entropy(judge(p), author).backward()
-                judge_optimiser.step()
+                judge_optimizer.step()
                 f.requires_grad_()
                 u = -F.cross_entropy(judge(F.softmax(f / 2, -1).flatten(0, 1)), author, reduction="sum")
                 (g,) = torch.autograd.grad(u, f)
                 mean = f.detach().mean(0)
-                for n, (net, z, optimiser) in enumerate(zip(frozen_nets, outputs, optimisers, strict=True)):
+                for n, (net, z, optimizer) in enumerate(zip(frozen_nets, outputs, optimizers, strict=True)):
                     with torch.no_grad():
                         before = net(x)
                     target = (CLIENTS * mean - z.detach()) / (CLIENTS - 1)
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     (kl(target, z) + (g[n] * z).sum() / BATCH + kl(before, z)).backward()
-                    optimiser.step()
+                    optimizer.step()
 
     return run
 

@@ -4,8 +4,6 @@ The bar is the loop that one writes in plain PyTorch: state dicts, `torch.optim.
 same ten full batches a client and round.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,13 +33,13 @@ def plain(architecture: str) -> Callable[[], None]:
             total = {k: torch.zeros_like(v) for k, v in weights.items()}
             for x, y in data:
                 net.load_state_dict(weights)
-                optimiser = torch.optim.SGD(net.parameters(), lr=LR)
+                optimizer = torch.optim.SGD(net.parameters(), lr=LR)
                 order = torch.randperm(ROWS)
                 order = torch.cat([order, order[: -ROWS % BATCH]])
                 for batch in order.split(BATCH):
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     F.cross_entropy(net(x[batch]), y[batch]).backward()
-                    optimiser.step()
+                    optimizer.step()
                 for k, v in net.state_dict().items():
                     total[k] += v / CLIENTS
             weights = total

@@ -1,7 +1,5 @@
 """From the start of a process to the end of the first round: FedAvg's LeNet-5 anchor, and FedAL on bundled digits."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

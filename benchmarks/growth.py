@@ -4,8 +4,6 @@ Each client is an MLP of 64-64-10 and 20 of scikit-learn's digits, in batches of
 process of its own, with one thread. Memory is the process's peak above what it was before it made the first client.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -4,8 +4,6 @@ Wall milliseconds, the median and the best of some calls one after the other: up
 empty answer, down the other way round, both an echo. A busy machine shows in the distance of the two figures.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics
@@ -40,10 +38,13 @@ class Mirror:
     async def answer(self, caller: str, kind: str, body: bytes) -> bytes:
         return answer(kind, body)
 
-    def heard(self, caller: str, run: str) -> None:
+    def heard(self, caller: str, session: str) -> str:
+        return ""
+
+    def broke(self, caller: str, session: str) -> None:
         pass
 
-    def most(self, caller: str) -> int:
+    def limit(self, caller: str) -> int:
         return 1 << 30
 
 

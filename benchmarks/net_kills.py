@@ -1,12 +1,10 @@
 """Random kills of a federation of real processes: `python -m benchmarks.net_kills MINUTES [SECONDS_BETWEEN] [SEED]`.
 
-Three nodes, one of them behind a relay, and a coordinator run FedAL on digits. Every so often one process, drawn by
-chance, is killed with SIGKILL and started again: nodes and the relay at once, the coordinator with --resume. At the end
+Three nodes and a coordinator run FedAL on digits. Every so often one process, drawn by chance, is killed with SIGKILL
+and started again: nodes at once, the coordinator with --resume. At the end
 the coordinator is told to stop. What is asked then: did any process end without being killed, are all failures of calls
 those of a node that was away, is every node's state readable, did any process grow.
 """
-
-from __future__ import annotations
 
 import csv
 import json
@@ -28,7 +26,6 @@ from fedloom.methods import registry
 from fedloom.remote.node.store import Store
 
 NODES = ("a", "b", "c")
-BEHIND = "c"
 RUN = ["run", "fedal", "--engine", "net", "-s", "data.clients=3", "-s", "models.pool=['mlp']", "-s", "params.tau=2"]
 
 
@@ -71,13 +68,11 @@ def main(minutes: float, between: float, seed: int) -> None:
     rng = random.Random(seed)
     folder = Path(tempfile.mkdtemp(prefix="kills-"))
     quiet = Console(file=(folder / "certs.log").open("w"))
-    addresses = {name: f"127.0.0.1:{free_port()}" for name in (*NODES, "relay") if name != BEHIND}
-    certs(NODES, folder / "fed", list(registry()), quiet, addresses=addresses, relay="relay", behind=[BEHIND])
+    certs(NODES, folder / "fed", list(registry()), quiet, address=f"127.0.0.1:{free_port()}")
     for name in NODES:
         policy = folder / "fed" / name / "node.toml"
-        policy.write_text(policy.read_text().replace("most_rounds = 1000", "most_rounds = 1000000"))
-    places = {"relay": NodeLocation("relay", ["relay", "fed/relay/relay.toml"], folder)}
-    places |= {name: NodeLocation(name, ["node", f"fed/{name}/node.toml"], folder) for name in NODES}
+        policy.write_text(policy.read_text().replace("max_rounds = 1000", "max_rounds = 1000000"))
+    places = {name: NodeLocation(name, ["node", f"fed/{name}/node.toml"], folder) for name in NODES}
     out = ["--out", "run", "-s", "engine.federation=fed/federation.toml", "--rounds", str(int(60 * minutes * 20))]
     end = time.monotonic() + 60 * minutes
     coordinator = [*RUN, *out]

@@ -5,8 +5,6 @@ share the machine's cores with it, so the figure is the whole work of four proce
 machines of their own would show.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess
@@ -51,9 +49,8 @@ def main(method: str = "fedal", count: int = 30) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as home:
         folder = Path(home)
-        addresses = {name: f"127.0.0.1:{free_port()}" for name in NODES}
         with (folder / "log").open("w") as log:
-            certs(NODES, folder / "fed", list(registry()), Console(file=log), addresses=addresses)
+            certs(NODES, folder / "fed", list(registry()), Console(file=log), address=f"127.0.0.1:{free_port()}")
             words = [[sys.executable, "-m", "fedloom", "node", f"fed/{name}/node.toml"] for name in NODES]
             env = {**os.environ, "OMP_NUM_THREADS": "1"}
             nodes = [subprocess.Popen(w, cwd=folder, env=env, stdout=log, stderr=log) for w in words]

@@ -4,8 +4,6 @@ Operations of matrix products and convolutions, counted by torch as they are don
 `--seconds`, CPU seconds of somewhat longer runs. A ratio above 1 means more was done than said.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics
@@ -22,7 +20,7 @@ from fedloom.experiment.run import execute
 from fedloom.methods import registry
 from fedloom.reproduce.cost import cost
 
-SMALL: dict[str, Any] = {"clients": 6, "public": 100, "test_fraction": 0.5, "test_rows": 60, "own_test_rows": 20}
+SMALL: dict[str, Any] = {"clients": 6, "public_rows": 100, "test_fraction": 0.5, "test_rows": 60, "own_test_rows": 20}
 LONGER: tuple[dict[str, Any], ...] = (
     {"method": "fedal", "iterations": 60},
     {

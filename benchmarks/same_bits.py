@@ -12,13 +12,14 @@ of each command. No hash is committed, because hashes differ between makes of pr
 Ends with status 1 if anything differs.
 """
 
-from __future__ import annotations
-
 import argparse
+import copy
+import functools
 import hashlib
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -35,23 +36,33 @@ ENGINES: dict[str, dict[str, Any]] = {
     "memory": {"memory_mb": 0},
     "ray": {"name": "ray", "workers": 2},
 }
+NEW = {"auc", "balanced accuracy", "loss", "calibration error"}
+"""Scores of each client at the end, which earlier versions do not have."""
 USUAL = ("local", "workers", "isolated")
 RUN: dict[str, Any] = {
     "rounds": 2,
     "seed": 9,
-    "data": {"name": "digits", "clients": 4, "public": 60, "test_rows": 50, "own_test_rows": 20, "test_fraction": 0.85},
+    "data": {
+        "name": "digits",
+        "clients": 4,
+        "public_rows": 60,
+        "test_rows": 50,
+        "own_test_rows": 20,
+        "test_fraction": 0.85,
+    },
     "faults": {"dropout": 0.05, "crash": 0.05, "nan": 0.05},
     "models": {"pool": ["mlp"], "norm": "batch"},
 }
 BY_FAMILY: dict[str, dict[str, Any]] = {
     "distillation": {"models": {"pool": ["mlp", "linear", "cnn-small"], "norm": "batch"}},
-    "meta": {"data": {**RUN["data"], "server": 200}, "pretrained": {"model": "mlp", "epochs": 2, "norm": "batch"}},
+    "meta": {"data": {**RUN["data"], "server_rows": 200}, "pretrained": {"model": "mlp", "epochs": 2, "norm": "batch"}},
     "vertical": {"columns": {"aligned": 24, "unaligned": 20}},
 }
 BY_METHOD = {"fedlp": BY_FAMILY["meta"]}
 SMALL = {
-    "tau": 2, "batch_size": 8, "epochs": 1, "neighbours": 2, "first_rounds": 1, "steps": 2, "width": 40,
-    "pretrain": 1, "server_steps": 5,
+    "tau": 2, "batch_size": 8, "epochs": 1, "neighbours": 2, "stage1_rounds": 1, "steps": 2, "embedding_dim": 40,
+    "projection_dim": 40, "pretrain_rounds": 1, "pretrain_steps": 1, "server_steps": 5, "centered": True,
+    "first_rounds": 1, "width": 40, "projection": 40, "pretrain": 1, "centred": True,  # names until November 2026
 }  # fmt: skip
 """Settings by name, for the methods that have them."""
 
@@ -124,11 +135,9 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
     for name, method in registry().items():
         if chosen and name not in chosen:
             continue
-        values = {**RUN, **BY_FAMILY.get(method.family, {}), **BY_METHOD.get(name, {})}
+        values = named({**RUN, **BY_FAMILY.get(method.family, {}), **BY_METHOD.get(name, {})})
         fields = method.config.model_fields
         params: dict[str, Any] = {k: v for k, v in SMALL.items() if k in fields}
-        if "centred" in fields:
-            params["centred"] = True
         for engine in engines:
             try:
                 result = fedloom.run(name, **{**values, "params": params, "engine": ENGINES[engine]})
@@ -139,7 +148,11 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
             numbers = {
                 k: v for k, v in summary.items() if k in ("accuracy", "own_accuracy", "bytes", "messages", "failures")
             }
-            metrics = sorted([*map(str, row)] for row in result.metrics if "second" not in str(row[4]))
+            metrics = sorted(
+                [*map(str, row)]
+                for row in getattr(result, "rows", None) or result.metrics
+                if "second" not in str(row[4]) and not is_new(str(row[4]))
+            )
             yield (
                 f"{name} on {engine}",
                 {
@@ -148,6 +161,28 @@ def cases(engines: list[str], chosen: list[str] | None) -> Iterator[tuple[str, d
                     "keys": sorted(keys(summary)),
                 },
             )
+
+
+def named(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings under the names that they have in the fedloom that this process imports."""
+    try:
+        from fedloom.core.renamed import RENAMED as known
+    except ImportError:  # before any was renamed
+        known = {}
+    values = copy.deepcopy(values)
+    for old, new in runpy.run_path(str(ROOT / "src" / "fedloom" / "core" / "renamed.py"))["RENAMED"].items():
+        *path, last = new.split(".")
+        table = functools.reduce(lambda inner, part: inner.get(part, {}), path, values)
+        if old not in known and last in table:
+            *path, name = old.split(".")
+            functools.reduce(lambda inner, part: inner.setdefault(part, {}), path, values)[name] = table.pop(last)
+    return values
+
+
+def is_new(measure: str) -> bool:
+    """Whether a measure is one of `NEW`, or their mean or deviation over clients."""
+    name = measure.removeprefix("own ").removesuffix(" mean").removesuffix(" std")
+    return name in NEW and measure != "loss mean"
 
 
 def keys(value: object, path: str = "") -> Iterator[str]:

@@ -1,7 +1,5 @@
 """CPU seconds of two ways to do the same work, in turn, so that a busy machine disturbs both alike."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """MNIST-shaped rows and the clients that hold them: no data set is needed to measure speed."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -5,8 +5,6 @@ batches of 64 and `torch.optim.AdamW`. A round of split learning is one pass ove
 25 steps of each party and three passes of the active party over 256 aligned rows.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable
@@ -83,15 +81,15 @@ def joint(job: Job) -> Callable[[], None]:
     x = [s.rows.every[:aligned] for s in job.contexts]
     y = steps.labels(job.active)
     whole = nn.ModuleList([*bottoms, top])
-    optimiser = torch.optim.AdamW(whole.parameters(), lr=1e-3, weight_decay=1e-4)
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=1e-3, weight_decay=1e-4)
 
     def one_pass() -> None:
         whole.train()
         for rows in torch.randperm(aligned).split(BATCH):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             parts = [bottom(each[rows]) for bottom, each in zip(bottoms, x, strict=True)]
             F.cross_entropy(top(torch.stack(parts, 1)), y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
 
     return one_pass
 
@@ -111,7 +109,7 @@ def box(job: Job) -> Callable[[], None]:
     def round() -> None:
         nonlocal mu, overall
         sent = []
-        for m, (extractor, x, optimiser) in enumerate(zip(extractors, data, each, strict=True)):
+        for m, (extractor, x, optimizer) in enumerate(zip(extractors, data, each, strict=True)):
             some = x[torch.randperm(len(x))[: cfg.prior_rows]]
             extractor.eval()
             with torch.no_grad():
@@ -119,10 +117,10 @@ def box(job: Job) -> Callable[[], None]:
             prior[m] = 0.01 * overall + 0.99 * belongs.mean(0)
             extractor.train()
             for _ in range(cfg.steps):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 batch = x[torch.randint(len(x), (BATCH,))]
                 transport_cost(extractor(batch), mu[m], prior[m], cfg).backward()
-                optimiser.step()
+                optimizer.step()
             extractor.eval()
             with torch.no_grad():
                 extractor(some)  # for the monitor

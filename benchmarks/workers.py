@@ -3,8 +3,6 @@
 Wall seconds want a machine with two cores that nobody else uses; a busy one shows in the spread that is printed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

@@ -15,7 +15,7 @@ class Config(MethodConfig):
 
 class Client(Party[Config]):
     STATE = ("params", "buffers", "opt")  # what survives between messages; assigning anything else is refused
-    CALLS = ("receive", "update")  # what a round may call; a node of another organisation answers nothing else
+    CALLS = ("receive", "update")  # what a round may call; a node of another organization answers nothing else
 
     def setup(self):
         self.network(self.context.build(), SGD(self.cfg.lr))

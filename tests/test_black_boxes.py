@@ -114,7 +114,9 @@ def test_without_weights_a_public_row_is_its_most_probable_class() -> None:
 @pytest.mark.parametrize("floor", [1e-3, 0.01, 0.05])
 def test_classes_at_the_floor_are_left_out(floor: float) -> None:
     """Where nobody thinks a class likely, rounding must not make a row of it."""
-    answer = BlackBoxModel("none", lambda: Says(None), K, floor=floor).fit(*some(3, classes=1)).probs(some(1)[0])
+    answer = (
+        BlackBoxModel("none", lambda: Says(None), K, min_probability=floor).fit(*some(3, classes=1)).probs(some(1)[0])
+    )
     mean = torch.stack([answer.log()] * 3).mean(0).softmax(-1)
     for told in (answer, mean, answer.double()):
         assert hard_rows(told.numpy(), floor, True)[1].tolist() == [0]
@@ -170,7 +172,7 @@ def test_soft_labels_teach_what_hard_ones_can_t() -> None:
 
 def test_answers_are_probabilities_with_a_floor_also_of_classes_never_seen() -> None:
     x, y = some(6, classes=2)
-    answer = BlackBoxModel("r", Recorder, K, floor=1e-2).fit(x, y).probs(x)
+    answer = BlackBoxModel("r", Recorder, K, min_probability=1e-2).fit(x, y).probs(x)
     p = torch.tensor([0.49, 0.49, 0.01, 0.01])
     assert answer.dtype == torch.float32 and answer.shape == (6, K)
     assert torch.allclose(answer, p.expand(6, K))
@@ -280,7 +282,7 @@ def test_chance_is_seeded_within_and_untouched_outside() -> None:
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
-def test_a_fit_is_kept_until_another_is_asked_for_and_dies_with_its_box() -> None:
+def test_a_fit_is_kept_until_another_is_asked_for_and_dies_with_its_black_box() -> None:
     made = []
 
     def fit(box: BlackBoxModel) -> CrossFit:
@@ -334,7 +336,7 @@ def test_a_name_is_a_black_box_or_a_network() -> None:
 
 
 def test_no_network_is_built_of_a_black_box() -> None:
-    with pytest.raises(ModelError, match="forest is a black box, and a network is needed here"):
+    with pytest.raises(ModelError, match="forest is a black box, but a network is needed here"):
         build("forest", (6,), K)
     check_name("forest", black_boxes=True)
     with pytest.raises(ModelError, match="Did you mean 'forest'"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import signal
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.reading import seeds_of
-from fedloom.methods import registry
+from fedloom.methods import registry, source_of
 from fedloom.report.formatting import size
 from tests.command import Done
 
@@ -72,6 +73,57 @@ def test_lists(kind: str, fedloom: Callable[..., Done]) -> None:
         assert {row["name"] for row in rows} == set(registry())
 
 
+def test_lists_and_copies_need_no_torch_once_they_are_cached(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    code = "import sys, fedloom.cli; sys.argv = ['fedloom', *{}]\n"
+    code += "try: fedloom.cli.main()\nfinally: print('torch' in sys.modules)"
+
+    def slow(*arguments: str) -> bool:
+        command = [sys.executable, "-c", code.format(list(arguments))]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout.endswith("True\n")
+
+    assert slow("list", "methods")  # reads the pages
+    for arguments in (["list"], ["list", "fedal"], ["list", "experiments"], ["copy", "fedmd", str(tmp_path / "a.py")]):
+        assert not slow(*arguments), arguments
+    assert (tmp_path / "a.py").read_text() == source_of("fedmd").read_text()
+    entry = next(tmp_path.glob("fedloom/lists/*.json"))
+    entry.write_text("torn")
+    assert slow("list", "methods") and json.loads(entry.read_text())["methods"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("run fedpr", {"fedproto", "fedproto-public"}),
+        ("run quick", {"quickstart"}),
+        ("compare fedal fedm", {"fedmd"}),
+        ("run fedal --method afind-p", {"afind-plus"}),
+        ("data brea", {"breast_cancer"}),
+        ("data digits --partition dirich", {"dirichlet"}),
+        ("list partit", {"partitions"}),
+        ("copy fedm", {"fedmd"}),
+        ("run fedal -s params.disc_t", {"params.disc_temperature="}),
+        ("run fedal -s data.name=brea", {"data.name=breast_cancer"}),
+        ("run fedal -s evaluate.po", {"evaluate.points="}),
+        ("reproduce fedal-table-6", {"fedal-table-6"}),
+    ],
+)
+def test_completion_knows_the_names(words: str, expected: set[str]) -> None:
+    line = {"COMP_WORDS": f"fedloom {words}", "COMP_CWORD": str(len(words.split()))}
+    environment = {**os.environ, "_FEDLOOM_COMPLETE": "complete_bash", **line}
+    command = [sys.executable, "-c", "from fedloom.cli import main; import sys; sys.argv = ['fedloom']; main()"]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout.split("\n")
+    assert expected <= set(found), found
+
+
+def test_a_list_of_the_user_page(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    fedloom("copy", "fedmd", "mine.py")
+    own = json.loads(fedloom("list", "mine.py:fedmd", "--json").stdout)
+    assert own == json.loads(fedloom("list", "fedmd", "--json").stdout) != []
+    assert "nowhere.py does not exist" in fedloom("list", "nowhere.py", code=2).stderr
+
+
 def test_the_settings_of_a_method(fedloom: Callable[..., Done]) -> None:
     rows = {row["name"]: row for row in json.loads(fedloom("list", "fedmd", "--json").stdout)}
     assert rows["params.tau"]["default"] == "1" and rows["params.lr"]["default"] == "0.001"
@@ -79,23 +131,66 @@ def test_the_settings_of_a_method(fedloom: Callable[..., Done]) -> None:
     assert "params.disc_temperature" in fedloom("list", "fedal").stdout
 
 
+def test_json_and_quiet(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    shown = json.loads(fedloom("run", "fedal", "--rounds", "1", "--out", "a", "--json", *FAST).stdout)
+    result = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert shown.items() >= result.items() and shown["folder"] == "a" and (tmp_path / "a" / "report.html").is_file()
+    line = fedloom("run", "fedal", "--rounds", "1", "--out", "b", "--quiet", *FAST).stdout
+    assert line == f"fedal: accuracy {result['accuracy']['mean']:.1%}\n"
+    both = "compare", "fedal", "local", "--seeds", "0-1", "--rounds", "1"
+    shown = json.loads(fedloom(*both, "--out", "c", "--json", *FAST).stdout)
+    assert shown["runs"] == json.loads((tmp_path / "c" / "comparison.json").read_text())["runs"]
+    line = fedloom(*both, "--out", "c", "--resume", "--quiet", *FAST).stdout
+    assert line == f"{shown['verdict']}\n" and re.search(r"95% .* to .*, 2 seeds$", shown["verdict"])
+
+
+def test_a_log_is_short(fedloom: Callable[..., Done]) -> None:
+    lines = fedloom("run", "fedal", "--rounds", "40", "--out", "a", *FAST).stdout.splitlines()
+    assert [re.search(r"round (\d+/\d+)", line)[1] for line in lines[:4]] == ["10/40", "20/40", "30/40", "40/40"]
+    assert len(lines) < 15
+    lines = fedloom("compare", "fedal", "local", "--rounds", "8", "--out", "c", *FAST).stdout.splitlines()
+    assert sum("round 8/8" in line for line in lines) == 2 and not any("round 7/8" in line for line in lines)
+
+
+def test_a_folder_alone_is_resumed_and_a_finished_run_keeps_its_length(
+    fedloom: Callable[..., Done], tmp_path: Path
+) -> None:
+    fedloom("run", "fedal", "--rounds", "2", "--seed", "3", "--out", "a", *FAST)
+    before = (tmp_path / "a" / "result.json").read_bytes()
+    assert "report  a/report.html" in fedloom("run", "--resume", "--out", "a").stdout
+    assert (
+        json.loads(before)["state_sha256"] == json.loads((tmp_path / "a" / "result.json").read_text())["state_sha256"]
+    )
+    longer = fedloom("run", "--resume", "--out", "a", "--rounds", "5", code=2).stderr
+    assert "holds a finished run of 2 rounds, which cannot be changed to 5" in longer
+    fedloom("compare", "fedal", "local", "--rounds", "1", "--out", "c", *FAST)
+    assert "c holds several runs: repeat the command" in fedloom("run", "--resume", "--out", "c", code=2).stderr
+
+
+def test_no_round_is_reported(fedloom: Callable[..., Done]) -> None:
+    assert "No round was run: the models are untrained." in fedloom("run", "fedal", "--rounds", "0", *FAST).stdout
+    assert "untrained" not in fedloom("run", "fedal", "--rounds", "1", *FAST).stdout
+
+
 def test_who_holds_what(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     done = fedloom("data", "digits", "--clients", "4", "-s", "data.options.alpha=0.1", "--plot", "who.png")
     assert "1,797 rows" in done.stdout
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")
-    counts = json.loads(fedloom("data", "digits", "--clients", "4", "-s", "data.public=300", "--json").stdout)["counts"]
+    counts = json.loads(fedloom("data", "digits", "--clients", "4", "-s", "data.public_rows=300", "--json").stdout)[
+        "counts"
+    ]
     assert len(counts) == 4 and sum(map(sum, counts)) == 1797 - 300 - 451
 
 
 def test_what_the_server_has_and_who_is_in_no_round(fedloom: Callable[..., Done]) -> None:
-    own = ["-s", "data.server=300", "-s", "data.unseen=0.2"]
+    own = ["-s", "data.server_rows=300", "-s", "data.unseen=0.2"]
     shown = json.loads(fedloom("data", "digits", *own, "--json").stdout)
     assert shown["server"] == 300 and len(shown["unseen"]) == 2
     text = fedloom("data", "digits", *own).stdout
     assert "300 at the server" in text
-    assert f"held out from training: clients {', '.join(map(str, shown['unseen']))}" in text
+    assert f"unseen in training: clients {', '.join(map(str, shown['unseen']))}" in text
     bare = fedloom("data", "digits").stdout
-    assert "at the server" not in bare and "held out" not in bare
+    assert "at the server" not in bare and "unseen in training" not in bare
 
 
 def test_a_comparison_takes_no_method_from_its_config(fedloom: Callable[..., Done], tmp_path: Path) -> None:
@@ -106,7 +201,7 @@ def test_a_comparison_takes_no_method_from_its_config(fedloom: Callable[..., Don
     assert json.loads((tmp_path / "c" / "comparison.json").read_text())["title"] == "T"
     for name in ("fedal", "local"):
         resolved = tomllib.loads((tmp_path / "c" / f"{name}-seed0" / "config.toml").read_text())
-        assert "server" not in resolved["data"] and "model" not in resolved["pretrained"]
+        assert "server_rows" not in resolved["data"] and "model" not in resolved["pretrained"]
 
 
 @pytest.mark.parametrize("name", ["digits", "wine", "breast_cancer"])
@@ -116,24 +211,24 @@ def test_bundled_data_need_no_settings(name: str, fedloom: Callable[..., Done]) 
 
 def test_the_servers_own_model(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     """Trained on the server's rows, then taken by a run on the same data, and by no other."""
-    assert "such as data.server=1000" in fedloom("pretrain", "--model", "mlp", code=2).stderr
-    assert "name one of fedloom list models" in fedloom("pretrain", "-s", "data.server=300", code=2).stderr
+    assert "such as data.server_rows=1000" in fedloom("pretrain", "--model", "mlp", code=2).stderr
+    assert "name one of fedloom list models" in fedloom("pretrain", "-s", "data.server_rows=300", code=2).stderr
     (tmp_path / "my.toml").write_text(
-        'method = "fedavg"\nrounds = 1\n[data]\nclients = 3\nserver = 300\n[pretrained]\nmodel = "mlp"\n'
+        'method = "fedavg"\nrounds = 1\n[data]\nclients = 3\nserver_rows = 300\n[pretrained]\nmodel = "mlp"\n'
     )
     done = fedloom("pretrain", "my.toml", "--epochs", "3", "--out", "own.safetensors")
     assert "mlp: 4,810 parameters, norm none; 300 rows of digits" in done.stdout
     assert re.search(r"epoch 3/3  loss 2\.\d+\naccuracy \d+\.\d% on 1,497 rows", done.stdout)
     shown = done.stdout.partition("on the same data:\n")[2]
     assert tomllib.loads(shown) == {
-        "data": {"name": "digits", "server": 300},
+        "data": {"name": "digits", "server_rows": 300},
         "pretrained": {"file": "own.safetensors"},
     }
     assert "already exists; add --force" in fedloom("pretrain", "my.toml", "--out", "own.safetensors", code=2).stderr
     assert "--out must be a .safetensors file" in fedloom("pretrain", "my.toml", "--out", "own.pt", code=2).stderr
     fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "--seed", "5")
-    other = fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "-s", "data.server=200", code=2)
-    assert "may have seen the clients' or the test rows" in other.stderr
+    other = fedloom("run", "my.toml", "-s", "pretrained.file=own.safetensors", "-s", "data.server_rows=200", code=2)
+    assert "may include client or test rows" in other.stderr
     text = (tmp_path / "my.toml").read_text()
     (tmp_path / "later.toml").write_text(f'{text}epochs = 3\nfile = "b.safetensors"\n')  # as runs to come have it
     fedloom("pretrain", "later.toml", "--out", "b.safetensors")
@@ -141,7 +236,7 @@ def test_the_servers_own_model(fedloom: Callable[..., Done], tmp_path: Path) -> 
     assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "own.safetensors").read_bytes()
 
 
-def test_a_page_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_page_of_the_user(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     done = fedloom("copy", "fedmd", "mine.py")
     assert "fedloom run --method mine.py:fedmd" in done.stdout
     page = tmp_path / "mine.py"
@@ -151,7 +246,15 @@ def test_a_page_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> Non
     assert "already exists" in fedloom("copy", "fedal", "mine.py", code=2).stderr
 
 
-def test_a_network_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_a_page_is_named_by_its_file_without_the_folder(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+    fedloom("copy", "fedmd", "mine.py")
+    page = str(tmp_path / "mine.py")
+    assert fedloom("run", "--method", page, "--rounds", "1", *FAST).stdout.startswith("mine  round 1/1")
+    fedloom("compare", page, f"{page}:fedmd-lf", "local", "--rounds", "1", "--out", "c", *FAST)
+    assert {p.name for p in (tmp_path / "c").iterdir() if p.is_dir()} == {"mine-seed0", "fedmd-lf-seed0", "local-seed0"}
+
+
+def test_a_network_of_the_user(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     (tmp_path / "nets.py").write_text(
         "from torch import nn\n\n"
         "def tiny(shape, classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))\n"
@@ -163,7 +266,7 @@ def test_a_network_of_ones_own(fedloom: Callable[..., Done], tmp_path: Path) -> 
 def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     assert "call failures" not in fedloom("run", "fedmd", "--rounds", "1", *FAST).stdout
     done = fedloom("run", "fedmd", "--rounds", "4", "--out", "r", *FAST, "-s", "faults.crash=0.4")
-    assert "call failures  r/trouble.log" in done.stdout and (tmp_path / "r" / "trouble.log").exists()
+    assert "call failures  r/tracebacks.log" in done.stdout and (tmp_path / "r" / "tracebacks.log").exists()
 
 
 @pytest.mark.parametrize(
@@ -190,6 +293,16 @@ def test_the_end_says_where_the_reasons_of_failures_are(fedloom: Callable[..., D
         (["copy", "fedal", "x.txt"], "must end in .py"),
         (["runn"], "Did you mean 'run'?"),
         (["run", "fedal", "--bogus"], "--bogus"),
+        (["run", "fedal", "--iterations", "20"], "no option --iterations: write -s iterations=VALUE"),
+        (["run", "fedal", "--tau", "3"], "no option --tau: write -s params.tau=VALUE"),
+        (["run", "fedal", "-s", "tau=3"], "tau: there is no such setting. Write params.tau."),
+        (["run", "fedal", "-s", "alpha=3"], "alpha: there is no such setting. Known"),
+        (["run", "fedal", "-s", "clients=3"], "clients: there is no such setting. Write data.clients."),
+        (["run", "fedal", "-s", "models.pool=mlp"], "models.pool: must be a list, such as ['mlp'], not 'mlp'"),
+        (["run", "--resume", "--out", "X"], "X has no config.toml, so there is no run to resume"),
+        (["run", "--resume"], "nothing to run: name a method"),
+        (["node", "node.toml", "--log", "json"], "--log was renamed: write --log-format."),
+        (["reproduce", "--all", "--gpus", "1"], "--gpus was renamed: write --gpus-per-run."),
     ],
 )
 def test_mistakes_get_a_sentence_and_no_traceback(
@@ -210,7 +323,7 @@ def test_help_teaches(command: list[str], fedloom: Callable[..., Done]) -> None:
     assert fedloom("--version").stdout.strip() == "0.1.0"
 
 
-def test_ctrl_c_saves_and_the_same_command_with_resume_goes_on(fedloom: Callable[..., Done], tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_the_same_command_with_resume_continues(fedloom: Callable[..., Done], tmp_path: Path) -> None:
     command = ["run", "fedal", "--rounds", "120", "--out", "r", *FAST]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedloom", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
@@ -230,7 +343,7 @@ def test_ctrl_c_saves_and_the_same_command_with_resume_goes_on(fedloom: Callable
 
 
 def test_ctrl_c_in_a_pretraining_is_answered_and_loses_no_epoch(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    command = ["pretrain", "--model", "mlp", "--epochs", "400", "-s", "data.server=400", "--out", "a.safetensors"]
+    command = ["pretrain", "--model", "mlp", "--epochs", "400", "-s", "data.server_rows=400", "--out", "a.safetensors"]
     with subprocess.Popen(
         [sys.executable, "-m", "fedloom", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -299,7 +412,15 @@ def test_more_mistakes_get_a_sentence(
     assert words in done.stderr.replace("\n", " ") and "Traceback" not in done.stderr
 
 
-def test_a_relay_can_be_added_to_a_federation(fedloom: Callable[..., Done], tmp_path: Path) -> None:
-    fedloom("certs", "a", "b", "--out", "fed")
-    fedloom("certs", "--relay", "relay", "--out", "fed")
-    assert (tmp_path / "fed" / "relay" / "relay.toml").is_file()
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["relay", "relay.toml"],
+        ["certs", "a", "--relay", "relay"],
+        ["certs", "a", "--behind", "a"],
+        ["certs", "a", "--via-relay", "a"],
+    ],
+)
+def test_a_relay_is_not_needed_any_more(fedloom: Callable[..., Done], arguments: list[str]) -> None:
+    done = fedloom(*arguments, code=2)
+    assert "was removed: nodes dial the coordinator and need no open port" in done.stderr.replace("\n", " ")

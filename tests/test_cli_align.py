@@ -62,7 +62,7 @@ def test_two_files(backend: str, fedloom: Callable[..., str], tmp_path: Path) ->
     assert (out / "lab.unaligned.csv").read_bytes() == b"x,subject_no\n3,q9\n"
 
     report = json.loads((out / "alignment.json").read_text())
-    assert report["backend"] == backend and all(sentence in text for sentence in report["learnt"])
+    assert report["backend"] == backend and all(sentence in text for sentence in report["learned"])
     assert report["parties"][1] == {
         "name": "lab", "id": "subject_no", "rows": 3, "aligned": 2, "unaligned": 1,
         "files": ["lab.aligned.csv", "lab.unaligned.csv"],
@@ -91,13 +91,13 @@ def test_force_replaces_and_without_it_nothing_is_touched(fedloom: Callable[...,
     command = ["clinic.csv", "lab.csv", *IDS, "--backend", "plain", "--out", "o"]
     fedloom(*command)
     (tmp_path / "o" / "lab.aligned.csv").write_text("old")
-    assert "is there already; add --force" in fedloom(*command, code=2)
+    assert "already exists: add --force" in fedloom(*command, code=2)
     assert (tmp_path / "o" / "lab.aligned.csv").read_text() == "old"
     fedloom(*command, "--force")
     assert len((tmp_path / "o" / "lab.aligned.csv").read_text().splitlines()) == 3
 
 
-def test_nobody_in_common_is_said(fedloom: Callable[..., str], tmp_path: Path) -> None:
+def test_nobody_in_common_is_reported(fedloom: Callable[..., str], tmp_path: Path) -> None:
     text = fedloom("clinic.csv", "lab.csv", "--id", "patient", "--id", "x", "--out", "o")
     assert "No id is in every file." in text
     assert (tmp_path / "o" / "clinic.aligned.csv").read_bytes() == b"patient,age,note\r\n"
@@ -107,11 +107,11 @@ def test_nobody_in_common_is_said(fedloom: Callable[..., str], tmp_path: Path) -
     ("arguments", "text"),
     [
         (["clinic.csv", "lab.csv", "--id", "patient"], "lab.csv has no column 'patient'; it has: x, subject_no"),
-        (["clinic.csv", "--id", "patient"], "files of two parties or more, not 1"),
-        (["clinic.csv", "lab.csv", *IDS, "--id", "third"], "once for each of the 2, not 3 times"),
+        (["clinic.csv", "--id", "patient"], "files of at least two parties, not 1"),
+        (["clinic.csv", "lab.csv", *IDS, "--id", "third"], "once for each of the 2 files, not 3 times"),
         (["clinic.csv", "nowhere.csv", "--id", "patient"], "there is no file nowhere.csv"),
-        (["clinic.csv", "x/clinic.csv", "--id", "patient"], "more than one is called clinic"),
-        (["clinic.csv", "lab.csv", *IDS, "--backend", "open"], "the backend must be openmined or plain, not 'open'"),
+        (["clinic.csv", "x/clinic.csv", "--id", "patient"], "several are named clinic"),
+        (["clinic.csv", "lab.csv", *IDS, "--backend", "open"], "The backend must be openmined or plain, not 'open'"),
         (["clinic.csv", "lab.csv"], "--id"),
     ],
 )
@@ -146,24 +146,24 @@ def test_files_that_cannot_be_read(content: bytes, text: str, fedloom: Callable[
 def test_an_input_is_never_written_over(fedloom: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "lab.csv").rename(tmp_path / "clinic.aligned.csv")
     said = fedloom("clinic.csv", "clinic.aligned.csv", *IDS, "--out", ".", "--force", code=2)
-    assert "is to be read and to be written" in said
+    assert "is both an input and an output" in said
     assert (tmp_path / "clinic.aligned.csv").read_bytes() == LAB
 
 
-def test_a_place_that_cannot_be_written_is_said_before_anything_is_matched(
+def test_a_place_that_cannot_be_written_is_reported_before_anything_is_matched(
     fedloom: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["clinic.csv", "lab.csv", *IDS, "--backend", "plain", "--force", "--out"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "clinic.aligned.csv").mkdir()
     said = fedloom(*command, "full", code=2)
-    assert "full can't be written" in said and "Traceback" not in said
+    assert "cannot write to" in said and "Traceback" not in said
     monkeypatch.setattr(aligning, "align", lambda *_, **__: pytest.fail("it went on"))
     for out in ("lab.csv", "lab.csv/a/b"):
         said = fedloom(*command, out, code=2)
-        assert "lab.csv is a file, so nothing can be written into" in said and "Traceback" not in said
+        assert "lab.csv is a file" in said and "Traceback" not in said
     monkeypatch.setattr("os.access", lambda place, mode: not mode & os.W_OK)
-    assert "it may not be changed; choose another --out" in fedloom(*command, "o", code=2)
+    assert "which is read-only: choose another --out" in fedloom(*command, "o", code=2)
     assert (tmp_path / "lab.csv").read_bytes() == LAB and not (tmp_path / "o").exists()
 
 

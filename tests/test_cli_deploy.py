@@ -32,8 +32,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs of two methods, and the rows of some people at each party."""
     folder = tmp_path_factory.mktemp("finished")
     data = {"name": "breast_cancer", "clients": 2}
-    fedloom.run("proto-evfl", out=folder / "runs" / "mine", rounds=2, params={"steps": 4, "width": 8}, data=data)
-    fedloom.run("split", out=folder / "runs" / "split", rounds=1, params={"width": 8}, data=data)
+    fedloom.run(
+        "proto-evfl", out=folder / "runs" / "mine", rounds=2, params={"steps": 4, "embedding_dim": 8}, data=data
+    )
+    fedloom.run("split", out=folder / "runs" / "split", rounds=1, params={"embedding_dim": 8}, data=data)
     table = load_raw("breast_cancer")
     assert isinstance(table, RawTable)
     columns = {name: values[:30].tolist() for name, values in table.columns.items()}
@@ -105,7 +107,7 @@ def test_from_a_run_to_predictions(fedloom_: Command) -> None:
     assert [line.split()[0] for line in text.splitlines()[2:12]] == [str(n) for n in range(1, 11)]
 
 
-def test_without_ids_it_is_said_that_nobody_checked(fedloom_: Command) -> None:
+def test_without_ids_it_is_reported_that_nobody_checked(fedloom_: Command) -> None:
     fedloom_("export runs/mine")
     for m, rows in enumerate(("clinic.csv", "lab.csv")):
         assert "No --id" in fedloom_(f"embed runs/mine/export/party-{m} {rows} --out e{m}")
@@ -124,7 +126,7 @@ def test_mistakes_get_a_sentence(fedloom_: Command) -> None:
     for line, text in [
         ("export nowhere", "nowhere is not a run's folder"),
         ("export runs", "choose one of: runs/mine, runs/split"),
-        ("embed parties lab.csv --out x", "name one of its folders, active, party-0, party-1"),
+        ("embed parties lab.csv --out x", "choose one of its folders: active, party-0, party-1"),
         ("embed parties/active lab.csv --out x", "is the folder of the active party"),
         ("embed parties/party-1 no.csv --out x", "no.csv cannot be read"),
         ("embed parties/party-1 lab.csv --id who --out x", "must have a column 'who'"),
@@ -133,12 +135,12 @@ def test_mistakes_get_a_sentence(fedloom_: Command) -> None:
         ("embed parties/party-1 lab.csv --id note --out x", "30 of 30 rows share an id"),
         ("predict parties/party-1", "which predicts from its own rows"),
         ("predict parties/party-1 lab.csv -e 0=e0", "use --embeddings with the active party's folder"),
-        ("predict split/party-1 lab.csv", "split gives no party what it needs to predict alone"),
+        ("predict split/party-1 lab.csv", "parties of split cannot predict alone"),
         ("predict parties/active", "give a file for each"),
         ("predict parties/active lab.csv -e 0=e0", "needs --id"),
         ("predict parties/active -e 0=e0", "Embeddings of party 1 are missing"),
-        ("predict split/active -e 1=s1", "split has no other way"),
-        ("predict parties/active -e 0=e0 -e 1=s1", "was made with a folder of another export"),
+        ("predict split/active -e 1=s1", "Parties of split cannot predict alone"),
+        ("predict parties/active -e 0=e0 -e 1=s1", "were made with a folder of another export"),
         ("predict parties/active -e 1=e0", "holds embeddings of party 0, not of party 1"),
         ("predict parties/active -e 0=e0 -e 1=turned", "in another order"),
         ("predict parties/active -e 0=lab.csv", "is not a valid file of embeddings"),

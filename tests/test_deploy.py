@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,7 @@ from fedloom.core.party import Party
 from fedloom.data.dataset import Dataset
 from fedloom.data.sources import load_raw
 from fedloom.data.split import hold_out
-from fedloom.deploy import Exported, export, load_active, load_party, read_embeddings, write_embeddings
-from fedloom.deploy.embeddings import collect_embeddings
+from fedloom.deploy import Embeddings, Exported, export, load_active, load_party, read_embeddings, write_embeddings
 from fedloom.deploy.folder import MANIFEST, STATE, digest
 from fedloom.deploy.rows import encode_rows
 from fedloom.experiment import checkpoint
@@ -34,12 +33,12 @@ from fedloom.experiment.session import fingerprint
 from fedloom.methods.vertical import steps
 
 SMALL = {
-    "proto-evfl": {"steps": 4, "epochs": 2, "width": 8},
-    "split": {"epochs": 2, "width": 8},
-    "active-only": {"epochs": 1, "width": 4},
-    "fedhssl": {"width": 4, "pretrain": 1, "steps": 1, "features": "concatenated"},
-    "ss-vfl": {"width": 4, "pretrain": 1, "steps": 1, "epochs": 1, "principal": 2},
-    "proto-student": {"width": 8, "principal": 3, "steps": 3, "epochs": 1},
+    "proto-evfl": {"steps": 4, "epochs": 2, "embedding_dim": 8},
+    "split": {"epochs": 2, "embedding_dim": 8},
+    "active-only": {"epochs": 1, "embedding_dim": 4},
+    "fedhssl": {"embedding_dim": 4, "pretrain_rounds": 1, "steps": 1, "features": "concatenated"},
+    "ss-vfl": {"embedding_dim": 4, "pretrain_rounds": 1, "steps": 1, "epochs": 1, "pca_dim": 2},
+    "proto-student": {"embedding_dim": 8, "pca_dim": 3, "steps": 3, "epochs": 1},
 }
 CASES = [(method, data) for method in ("proto-evfl", "split") for data in ("digits", "breast_cancer")]
 
@@ -49,8 +48,8 @@ class Trained:
     """A run, its parties as they ended, its folders, and its raw test rows."""
 
     folder: Path
-    world: RunPlan
-    home: Party[Any]
+    run_plan: RunPlan
+    active_party: Party[Any]
     parties: list[Party[Any]]
     exported: Exported
     test: np.ndarray
@@ -63,7 +62,7 @@ class Trained:
     def joint(self) -> np.ndarray:
         """The run's own probabilities on its test rows."""
         parts = {m: party.contribution(on="test") for m, party in enumerate(self.parties)}
-        return torch.softmax(self.home.decide(parts), -1).numpy()
+        return torch.softmax(self.active_party.decide(parts), -1).numpy()
 
     def alone(self, m: int) -> np.ndarray:
         """The same of one party alone."""
@@ -72,7 +71,7 @@ class Trained:
 
     def raw(self) -> Any:
         """Raw test rows of all columns, or whole pictures."""
-        data = load_raw(self.world.run.data.name)
+        data = load_raw(self.run_plan.run.data.name)
         if isinstance(data, Dataset):
             return data.x[self.test]
         return {name: values[self.test] for name, values in data.columns.items()}
@@ -84,17 +83,17 @@ def trained(folder: Path, method: str, data: str, **settings: Any) -> Trained:
     fedloom.run(method, out=folder, params=SMALL[method], **{"rounds": 2, **values})
     exported = export(folder, folder.with_name(f"{folder.name}-parties"))
     run = read(str(folder / "config.toml")).run
-    world = build(run)
-    found, _ = checkpoint.newest(folder / "checkpoints", fingerprint(world))
-    assert found is not None and world.server is not None
+    run_plan = build(run)
+    found, _ = checkpoint.newest(folder / "checkpoints", fingerprint(run_plan))
+    assert found is not None and run_plan.server is not None
     states = list(found[1].values())
-    world.server.load(states[0])
-    parties = [make() for make in world.clients]
+    run_plan.server.load(states[0])
+    parties = [make() for make in run_plan.clients]
     for party, state in zip(parties, states[1:], strict=True):
         party.load(state)
     raw = load_raw(data)
     _, test = hold_out(raw.y, raw.test, seed=run.seed, fraction=run.data.test_fraction, limit=50)
-    return Trained(folder, world, world.server, parties, exported, test)
+    return Trained(folder, run_plan, run_plan.server, parties, exported, test)
 
 
 @pytest.fixture(scope="module")
@@ -164,18 +163,18 @@ def test_raw_rows_get_the_predictions_of_the_run(
         )
     parties = [load_party(run.out / f"party-{m}") for m in range(4)]
     active = load_active(run.out / "active")
-    found = active.predict({m: party.embed(rows) for m, party in enumerate(parties)})
+    found = active.predict([party.embed(rows) for party in parties])
     np.testing.assert_allclose(found, run.joint(), rtol=0, atol=1e-6)
     np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
-    assert active.classes == run.world.data.classes and found.shape == (50, len(active.classes))
+    assert active.classes == run.run_plan.data.classes and found.shape == (50, len(active.classes))
     measured = fedloom_accuracy(run.folder)
-    assert abs(float((found.argmax(1) == run.world.data.labels["test"][0]).mean()) - measured) < 1e-9
+    assert abs(float((found.argmax(1) == run.run_plan.data.labels["test"][0]).mean()) - measured) < 1e-9
     for m, party in enumerate(parties):
         assert (party.number, party.classes) == (m, active.classes)
         if method == "proto-evfl":
             np.testing.assert_allclose(party.predict_alone(rows), run.alone(m), rtol=0, atol=1e-6)
         else:
-            with pytest.raises(ConfigError, match="split gives no party what it needs to predict alone"):
+            with pytest.raises(ConfigError, match="parties of split cannot predict alone"):
                 party.predict_alone(rows)
 
 
@@ -194,19 +193,19 @@ def test_other_methods_come_back_too(method: str, data: str, tmp_path: Path) -> 
     run = trained(tmp_path / "run", method, data)
     needs = range(1) if method == "active-only" else range(4)
     assert set(run.exported.sizes) == {*(f"party-{m}" for m in needs), "active"}
-    sent = {m: load_party(run.out / f"party-{m}").embed(run.raw()) for m in needs}
+    sent = [load_party(run.out / f"party-{m}").embed(run.raw()) for m in needs]
     np.testing.assert_allclose(load_active(run.out / "active").predict(sent), run.joint(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
 def test_every_folder_stands_on_its_own(data: str, runs: Callable[[str, str], Trained], tmp_path: Path) -> None:
     run = runs("proto-evfl", data)
-    sent = {}
+    sent = []
     for m in range(4):
         place = tmp_path / f"only-{m}"
         shutil.copytree(run.out / f"party-{m}", place)
         party = load_party(place)
-        sent[m] = party.embed(run.raw())
+        sent.append(party.embed(run.raw()))
         np.testing.assert_allclose(party.predict_alone(run.raw()), run.alone(m), rtol=0, atol=1e-6)
         shutil.rmtree(place)
     shutil.copytree(run.out / "active", tmp_path / "classifier")
@@ -222,14 +221,14 @@ def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
     for part in ("params", "buffers"):
         assert all(torch.equal(x, getattr(own, part)[name]) for name, x in party["state"][part].items())
     assert torch.equal(party["state"]["prototypes"], own.prototypes)  # type: ignore[attr-defined]
-    labels, people = steps.labels(proto.home), proto.home.embedded  # type: ignore[attr-defined]
+    labels, people = steps.labels(proto.active_party), proto.active_party.embedded  # type: ignore[attr-defined]
     for folder in proto.out.iterdir():
         assert {file.name for file in folder.iterdir()} == {MANIFEST, STATE}
         for _, leaf in message.leaves(content(folder)):
             assert isinstance(leaf, torch.Tensor)
             assert len(labels) not in leaf.shape  # a number for each of the people who were trained on
         raw = (folder / STATE).read_bytes()
-        every = [(m, p.params) for m, p in enumerate(proto.parties)] + [("active", proto.home.params)]
+        every = [(m, p.params) for m, p in enumerate(proto.parties)] + [("active", proto.active_party.params)]
         for other, params in every:
             weight = max(params.values(), key=torch.numel).contiguous().numpy().tobytes()
             assert (weight in raw) == (folder.name in (f"party-{other}", other))
@@ -237,7 +236,7 @@ def test_a_folder_holds_nothing_of_another_party(proto: Trained) -> None:
     recipes = [json.loads((proto.out / f"party-{m}" / MANIFEST).read_text())["inputs"]["recipe"] for m in range(4)]
     held = [{rule["name"] for rule in recipe["columns"]} | set(recipe["dropped"]) for recipe in recipes]
     assert held == [
-        {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"]) for v in proto.world.data.parties.views
+        {c["name"] for c in v.recipe["columns"]} | set(v.recipe["dropped"]) for v in proto.run_plan.data.parties.views
     ]
 
 
@@ -253,7 +252,7 @@ def test_noise_on_what_leaves_is_drawn_anew(tmp_path: Path) -> None:
     one, two, three = party.embed(rows), party.embed(rows), again.embed(rows)
     assert not np.allclose(one, two) and not np.allclose(one, three)
     np.testing.assert_array_equal(party.predict_alone(rows), again.predict_alone(rows))
-    assert 0.3 < np.std(one - two) < 1.2
+    assert 0.3 < np.std(one.values - two.values) < 1.2
 
 
 # -- rows ----------------------------------------------------------------------------------------------------------
@@ -310,10 +309,10 @@ def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCapt
     """Two parties' own files. "7" is a word in a column of words, and a gap is told apart from a new word."""
     rng = np.random.default_rng(0)
     people = [f"p{i}" for i in range(160)]
-    colour = rng.choice(["red", "blue", "7"], 160)
-    size = np.where(colour == "red", 1.0, 3.0) + rng.normal(size=160) / 4
-    write_rows(tmp_path / "a.csv", {"size": size}, id=people, label=["yes" if c == "red" else "no" for c in colour])
-    write_rows(tmp_path / "b.csv", {"weight": rng.normal(size=160)}, id=people, colour=colour.tolist())
+    color = rng.choice(["red", "blue", "7"], 160)
+    size = np.where(color == "red", 1.0, 3.0) + rng.normal(size=160) / 4
+    write_rows(tmp_path / "a.csv", {"size": size}, id=people, label=["yes" if c == "red" else "no" for c in color])
+    write_rows(tmp_path / "b.csv", {"weight": rng.normal(size=160)}, id=people, color=color.tolist())
     files = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
     columns = {"files": files, "id": "id", "label": "label"}
     fedloom.run(
@@ -325,26 +324,26 @@ def test_words_that_training_did_not_have(tmp_path: Path, caplog: pytest.LogCapt
         columns=columns,
     )
     party = load_party(export(tmp_path / "run").folder / "party-1")
-    new = write_rows(tmp_path / "new.csv", {"colour": np.array(["7", "7"]), "weight": np.array([0.1, 0.2])})
-    words = party.embed({"colour": ["7", "7"], "weight": [0.1, 0.2]})
+    new = write_rows(tmp_path / "new.csv", {"color": np.array(["7", "7"]), "weight": np.array([0.1, 0.2])})
+    words = party.embed({"color": ["7", "7"], "weight": [0.1, 0.2]})
     np.testing.assert_array_equal(party.embed(new), words)
     assert not caplog.records
-    unseen = party.embed({"colour": ["green", "7"], "weight": [0.1, 0.2]})
+    unseen = party.embed({"color": ["green", "7"], "weight": [0.1, 0.2]})
     assert "1 of 2 rows hold words that training did not have, such as 'green'" in caplog.text
-    np.testing.assert_array_equal(unseen[1], words[1])
-    assert np.isfinite(unseen).all() and not np.array_equal(unseen[0], words[0])
-    with pytest.raises(DataError, match=r"'colour' must hold words such as .*, but it holds numbers"):
-        party.embed({"colour": [7, 7], "weight": [0.1, 0.2]})
-    first = party.embed({"colour": [None, "7"], "weight": [None, 0.2]})
-    for colour, weight in [([np.nan, "7"], [np.nan, 0.2]), (["", "7"], ["?", "0.2"])]:
-        both = {"colour": np.array(colour, dtype=object), "weight": np.array(weight, dtype=object)}
+    np.testing.assert_array_equal(unseen.values[1], words.values[1])
+    assert np.isfinite(unseen).all() and not np.array_equal(unseen.values[0], words.values[0])
+    with pytest.raises(DataError, match=r"'color' must hold words such as .*, but it holds numbers"):
+        party.embed({"color": [7, 7], "weight": [0.1, 0.2]})
+    first = party.embed({"color": [None, "7"], "weight": [None, 0.2]})
+    for color, weight in [([np.nan, "7"], [np.nan, 0.2]), (["", "7"], ["?", "0.2"])]:
+        both = {"color": np.array(color, dtype=object), "weight": np.array(weight, dtype=object)}
         np.testing.assert_array_equal(party.embed(both), first)
-    gone = {"colour": [None, None], "weight": [0.1, 0.2]}
-    np.testing.assert_array_equal(party.embed({**gone, "colour": [np.nan] * 2}), party.embed(gone))
+    gone = {"color": [None, None], "weight": [0.1, 0.2]}
+    np.testing.assert_array_equal(party.embed({**gone, "color": [np.nan] * 2}), party.embed(gone))
     for bad in (np.array(["a", 1.0], dtype=object), [10**400, None]):
         with pytest.raises(DataError, match="has other values"):
-            party.embed({"colour": ["7", "7"], "weight": bad})
-    gap = write_rows(tmp_path / "gap.csv", {"colour": np.array(["NA", "7"]), "weight": np.array(["", "0.2"])})
+            party.embed({"color": ["7", "7"], "weight": bad})
+    gap = write_rows(tmp_path / "gap.csv", {"color": np.array(["NA", "7"]), "weight": np.array(["", "0.2"])})
     assert np.isfinite(party.embed(gap)).all()
 
 
@@ -362,9 +361,9 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
     files = [tmp_path / f"{n}.png" for n in range(3)]
     for pixels, file in zip(whole, files, strict=False):
         Image.fromarray(pixels[0]).save(file)
-    np.testing.assert_allclose(party.embed(files), first[:3], atol=1e-4)  # of 3 rows at once
+    np.testing.assert_allclose(party.embed(files), first.values[:3], atol=1e-4)  # of 3 rows at once
     listing = write_rows(tmp_path / "list.csv", {"path": np.array([file.name for file in files])})
-    np.testing.assert_allclose(party.embed(listing), first[:3], atol=1e-4)
+    np.testing.assert_allclose(party.embed(listing), first.values[:3], atol=1e-4)
     for bad, text in [
         (whole.astype(np.float32), "uint8"),
         (whole[:, :, :5], "Images must be"),
@@ -374,7 +373,7 @@ def test_pictures_whole_or_cut_or_in_files(runs: Callable[[str, str], Trained], 
         ([tmp_path / "no.png"], "cannot be decoded"),
         ({"path": ["a"]}, "This party takes images"),
         (write_rows(tmp_path / "x.csv", {"file": np.array(["a"])}), "'path'"),
-        (tmp_path / "list.npy", "can't be read"),
+        (tmp_path / "list.npy", "cannot be read"),
     ]:
         with pytest.raises(DataError) as error:
             party.embed(bad)
@@ -389,25 +388,27 @@ def test_a_missing_party_is_named_with_what_to_do(method: str, runs: Callable[[s
     run = runs(method, "breast_cancer")
     rows = run.raw()
     sent = {m: load_party(run.out / f"party-{m}").embed(rows) for m in (0, 1, 3)}
+    third = replace(sent[0], party=2)
     active = load_active(run.out / "active")
     with pytest.raises(DataError) as error:
-        active.predict(sent)
+        active.predict(sent.values())
     text = str(error.value)
-    assert "Embeddings of party 2 are missing" in text and "those of all 4 parties" in text
+    assert "Embeddings of party 2 are missing" in text and "those of all 4:" in text
     assert ("from its prototypes: fedloom predict party-0" in text) == (method == "proto-evfl")
-    assert ("split has no other way" in text) == (method == "split")
+    assert ("split cannot predict alone" in text) == (method == "split")
     with pytest.raises(DataError, match="parties 1, 2, 3"):
-        active.predict({0: sent[0]})
+        active.predict([sent[0]])
+    values = sent[0].values
     for bad, text in [
-        ({**sent, 2: sent[0][:5]}, "the same people"),
-        ({**sent, 2: sent[0][:, :3]}, r"\(n, 8\)"),
-        ({**sent, 2: sent[0] * np.nan}, "finite"),
-        ({**sent, 2: "abc"}, "array of numbers"),
-        ({**sent, 2: sent[0], 4: sent[0]}, "no party 4"),
-        (dict.fromkeys(range(4), sent[0][:0]), "n >= 1"),
+        (replace(third, values=values[:5]), "the same people"),
+        (replace(third, values=values[:, :3]), r"\(n >= 1, 8\)"),
+        (replace(third, values=values * np.nan), "finite"),
+        (replace(third, values=values.astype(str)), "float32"),
+        (replace(third, values=values[:0]), "n >= 1"),
+        (values, "not ndarray"),
     ]:
         with pytest.raises(DataError, match=text):
-            active.predict(bad)  # type: ignore[arg-type]
+            active.predict([*sent.values(), bad])  # type: ignore[list-item]
 
 
 def test_files_of_embeddings_must_belong_together(
@@ -415,52 +416,47 @@ def test_files_of_embeddings_must_belong_together(
 ) -> None:
     rows, ids = proto.raw(), [f"P {n}" for n in range(50)]
     parties = [load_party(proto.out / f"party-{m}") for m in range(4)]
-    files: dict[Path, int | None] = {}
-    for party in parties:
-        file = tmp_path / f"e{party.number}"
-        write_embeddings(file, party.manifest, party.embed(rows), [i.lower() for i in ids] if party.number else ids)
-        files[file] = party.number
+    sent = [party.embed(rows, [i.lower() for i in ids] if party.number else ids) for party in parties]
+    for one in sent:
+        write_embeddings(tmp_path / f"e{one.party}", one)
+    sent = [read_embeddings(tmp_path / f"e{m}") for m in range(4)]
     active = load_active(proto.out / "active")
-    parts, sure = collect_embeddings(active.manifest, files, ids)
-    assert sure
-    np.testing.assert_allclose(active.predict(parts), proto.joint(), rtol=0, atol=1e-6)
-    found = read_embeddings(tmp_path / "e1")
-    assert b"p 1" not in (tmp_path / "e1").read_bytes() and found.party == 1
+    np.testing.assert_allclose(active.predict(sent, ids), proto.joint(), rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(active.predict(reversed(sent)), active.predict(sent))  # each names its party
+    e1 = tmp_path / "e1"
+    assert b"p 1" not in e1.read_bytes()
 
-    def refused(text: str, files: dict[Path, int | None], ids: list[str] | None = None) -> None:
+    def refused(text: str, *given: Embeddings, ids: list[str] | None = None) -> None:
         with pytest.raises(DataError) as error:
-            collect_embeddings(active.manifest, files, ids)
+            active.predict(given, ids)
         assert text in str(error.value), (text, str(error.value))
 
-    one = parties[1]
-    write_embeddings(tmp_path / "turned", one.manifest, one.embed(rows)[::-1].copy(), ids[::-1])
-    write_embeddings(tmp_path / "bare", one.manifest, one.embed(rows))
-    e0, e1 = tmp_path / "e0", tmp_path / "e1"
-    refused("in another order, than those of party 0", {e0: None, tmp_path / "turned": None})
-    refused("in another order, than the rows given", {e0: None}, ids[::-1])
-    refused("the embeddings of party 1 don't", {e0: None, tmp_path / "bare": None})
-    refused("the embeddings of party 1 don't", {tmp_path / "bare": None}, ids)
-    refused("holds embeddings of party 1, not of party 0", {e1: 0})
-    refused("two files of party 1", {e1: None, tmp_path / "bare": None})
-    refused("can't be read", {tmp_path / "none": None})
-    other = load_party(runs("split", "breast_cancer").out / "party-0")
-    write_embeddings(tmp_path / "other", other.manifest, other.embed(rows), ids)
-    refused("was made with a folder of another export", {tmp_path / "other": None})
+    backwards = {name: values[::-1] for name, values in rows.items()}
+    turned, bare = parties[1].embed(backwards, ids[::-1]), parties[1].embed(rows)
+    refused("in another order, than those of party 0", sent[0], turned, *sent[2:])
+    refused("in another order, than the rows given", *sent, ids=ids[::-1])
+    refused("Party 1's embeddings have no ids", sent[0], bare, *sent[2:])
+    refused("Party 1 has more than one set", *sent, sent[1])
+    refused("of party 2 are missing", sent[0], sent[1], sent[3])
+    refused("another export", load_party(runs("split", "breast_cancer").out / "party-0").embed(rows, ids), *sent[1:])
+    with pytest.raises(DataError, match="share an id"):
+        parties[1].embed(rows, ["a"] * 50)
+    with pytest.raises(DataError, match="one id for each of the 50 rows"):
+        parties[1].embed(rows, ids[1:])
+    with pytest.raises(DataError, match="cannot be read"):
+        read_embeddings(tmp_path / "none")
     data = e1.read_bytes()
     for torn in (data[:-1], data[:40], b"", b"\0" * 64, data + b"x", proto.out.joinpath("active", STATE).read_bytes()):
         (tmp_path / "torn").write_bytes(torn)
-        refused("is not a valid file of embeddings", {tmp_path / "torn": None})
-    with pytest.raises(DataError, match="share an id"):
-        write_embeddings(tmp_path / "twice", one.manifest, one.embed(rows), ["a"] * 50)
+        with pytest.raises(DataError, match="is not a valid file of embeddings"):
+            read_embeddings(tmp_path / "torn")
 
 
 # -- export --------------------------------------------------------------------------------------------------------
 
 
-def test_what_can_not_be_exported(tmp_path: Path, proto: Trained) -> None:
+def test_what_cannot_be_exported(tmp_path: Path, proto: Trained) -> None:
     fedloom.run("local", out=tmp_path / "rows", rounds=1, data={"clients": 2}, models={"pool": ["linear"]})
-    with pytest.raises(ConfigError, match=r"local is a horizontal method.*proto-evfl"):
-        export(tmp_path / "rows", tmp_path / "out")
     with pytest.raises(ConfigError, match="is not a run's folder"):
         export(tmp_path / "nowhere")
     with pytest.raises(ConfigError, match=r"choose one of: .*rows"):
@@ -477,10 +473,10 @@ def test_what_can_not_be_exported(tmp_path: Path, proto: Trained) -> None:
         export(bare)
     shutil.copytree(proto.folder / "checkpoints", bare / "checkpoints")
     (bare / "config.toml").write_text((bare / "config.toml").read_text().replace("seed = 0", "seed = 1", 1))
-    with pytest.raises(CheckpointError, match="can't be exported"):
+    with pytest.raises(CheckpointError, match="cannot be exported"):
         export(bare)
     assert not (bare / "export").exists()
-    with pytest.raises(ConfigError, match="can't be written"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         export(proto.folder, proto.folder / "config.toml")
 
 
@@ -494,7 +490,7 @@ def test_force_removes_other_parties_and_keeps_the_old_folders_if_it_fails(
     (out / "party-1" / STATE).write_bytes(b"old")
     with monkeypatch.context() as patch:
         patch.setattr(sys.modules[export.__module__], "CLOSE", -1.0)
-        with pytest.raises(CheckpointError, match="predicts otherwise"):
+        with pytest.raises(CheckpointError, match="does not predict as the run did"):
             export(proto.folder, out, force=True)
     assert (out / "party-1" / STATE).read_bytes() == b"old" and len(list(out.iterdir())) == 7
     export(proto.folder, out, force=True)
@@ -523,11 +519,11 @@ def test_force_writes_the_same_again_and_a_torn_checkpoint_is_passed_over(proto:
 @pytest.mark.parametrize("reader", [load_party, load_active])
 def test_a_folder_of_the_wrong_kind(reader: Callable[[Path], object], proto: Trained, tmp_path: Path) -> None:
     wrong = "active" if reader is load_party else "party-0"
-    with pytest.raises(CheckpointError, match=f"load_{wrong.partition('-')[0]} reads it"):
+    with pytest.raises(CheckpointError, match=f"load it with load_{wrong.partition('-')[0]}"):
         reader(proto.out / wrong)
-    with pytest.raises(CheckpointError, match="name one of its folders, active, party-0, party-1"):
+    with pytest.raises(CheckpointError, match="choose one of its folders: active, party-0, party-1"):
         reader(proto.out)
-    with pytest.raises(CheckpointError, match="fedloom export writes them"):
+    with pytest.raises(CheckpointError, match="create one with fedloom export"):
         reader(tmp_path)
 
 
@@ -542,18 +538,18 @@ def test_torn_altered_and_oversize_files(folder: Path, monkeypatch: pytest.Monke
         (folder / STATE).write_bytes(state)
 
     (folder / STATE).write_bytes(state[:-1])
-    refused("bytes, but party.json says")
+    refused("is not the file that party.json describes")
     (folder / STATE).write_bytes(state + b"\0" * 1000)
-    refused("bytes, but party.json says")
+    refused("is not the file that party.json describes")
     (folder / STATE).write_bytes(state[:-1] + bytes([state[-1] ^ 1]))
-    refused("torn or altered")
+    refused("is not the file that party.json describes")
     (folder / STATE).unlink()
-    refused("can't be read")
+    refused("cannot be read")
     for text in (b"", b"{", card[:-20], b"\xff\xfe", b"[" * 100_000, b"[1]", b"null", b"9" * 5000):
         (folder / MANIFEST).write_bytes(text)
         refused("party.json")
     monkeypatch.setattr("fedloom.deploy.folder.LARGEST_MANIFEST", 100)
-    refused("larger than the 100 bytes")
+    refused("larger than 100 bytes")
 
 
 CARDS: list[tuple[dict[str, Any], str]] = [
@@ -564,16 +560,16 @@ CARDS: list[tuple[dict[str, Any], str]] = [
     ({"party": None}, "a party needs a number"),
     ({"parties": 10**9}, "parties"),
     ({"classes": ["a"]}, "classes"),
-    ({"classes": ["a", "b", "c"]}, "does not hold together"),
+    ({"classes": ["a", "b", "c"]}, "is inconsistent"),
     ({"method": "no-such"}, "unknown method"),
     ({"method": "fedal"}, "is not a vertical method"),
-    ({"method": "split"}, "does not hold together"),
-    ({"params": {"width": 10**9}}, "width must be"),
+    ({"method": "split"}, "is inconsistent"),
+    ({"params": {"embedding_dim": 10**9}}, "params.embedding_dim must be"),
     ({"params": {"nonsense": 1}}, "nonsense"),
-    ({"params": {"width": 9}}, "does not hold together"),
+    ({"params": {"embedding_dim": 9}}, "is inconsistent"),
     ({"federation": "x"}, "federation"),
     ({"state_bytes": 10**12}, "state_bytes"),
-    ({"state_sha256": "0" * 64}, "torn or altered"),
+    ({"state_sha256": "0" * 64}, "is not the file that party.json describes"),
     ({"width": "wide"}, "width"),
 ]
 INPUTS: list[tuple[dict[str, Any], str]] = [
@@ -590,11 +586,11 @@ INPUTS: list[tuple[dict[str, Any], str]] = [
     ({"recipe": {"kind": "table", "dropped": [], "columns": "abc"}}, "are invalid"),
     (
         {"recipe": {"kind": "table", "dropped": [], "columns": [{"name": "a", "log": 0, "fill": 10**400}]}},
-        "hold together",
+        "is inconsistent",
     ),
     ({"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [10**6, 10**6], "cells": [0]}}, "cells"),
-    ({"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [2, 2], "cells": [7]}}, "hold together"),
-    ({"recipe": {"kind": "pictures", "shape": [3], "views": [], "size": 1}}, "hold together"),
+    ({"recipe": {"kind": "cells", "shape": [1, 8, 8], "grid": [2, 2], "cells": [7]}}, "is inconsistent"),
+    ({"recipe": {"kind": "pictures", "shape": [3], "views": [], "size": 1}}, "is inconsistent"),
 ]
 
 
@@ -637,7 +633,7 @@ def test_states_that_lie(folder: Path) -> None:
         put(folder, bad)
         with pytest.raises(CheckpointError) as error:
             load_party(folder)
-        assert text in str(error.value) and "does not hold together" in str(error.value), str(error.value)
+        assert text in str(error.value) and "is inconsistent" in str(error.value), str(error.value)
     put(folder, good)
     load_party(folder)
 
@@ -648,9 +644,9 @@ def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
     for change_to, text in [
         ({"needs": [0, 9]}, "valid parties are 0–3"),
         ({"needs": []}, "needs"),
-        ({"parties": 3, "needs": [0]}, "does not hold together"),
-        ({"classes": ["a", "b", "c"]}, "does not hold together"),
-        ({"parties": 1024, "params": {"width": 2000}}, "width must be at most 256"),
+        ({"parties": 3, "needs": [0]}, "is inconsistent"),
+        ({"classes": ["a", "b", "c"]}, "is inconsistent"),
+        ({"parties": 1024, "params": {"embedding_dim": 2000}}, "params.embedding_dim must be at most 256"),
         ({"inputs": {}}, "inputs"),
     ]:
         change(folder, **change_to)
@@ -659,7 +655,7 @@ def test_an_active_folder_that_lies(proto: Trained, tmp_path: Path) -> None:
         (folder / MANIFEST).write_bytes(card)
     for bad in ({}, {"state": {}}, {"state": {**good["state"], "embedded": torch.zeros(3)}}, {**good, "labels": 1}):
         put(folder, bad)
-        with pytest.raises(CheckpointError, match="does not hold together"):
+        with pytest.raises(CheckpointError, match="is inconsistent"):
             load_active(folder)
 
 
@@ -697,18 +693,18 @@ def test_code_that_a_folder_names_is_run_only_if_it_is_trusted(
     copy.write_text(page.read_text())
     run = tmp_path / "run"
     data = {"name": "breast_cancer", "clients": 2}
-    fedloom.run(str(copy), out=run, rounds=1, params={"width": 4}, data=data, models={"pool": [name]})
-    out = export(run).folder
+    fedloom.run(str(copy), out=run, rounds=1, params={"embedding_dim": 4}, data=data, models={"pool": [name]})
+    out = export(run, trust=[str(copy), name]).folder
     assert json.loads((out / "party-1" / MANIFEST).read_text())["method"] == "mine.py:split"
-    with pytest.raises(ConfigError, match=r"method page that is not fedloom's, mine\.py, .*--trust mine\.py"):
+    with pytest.raises(ConfigError, match=r"your own method page mine\.py, .*--trust mine\.py"):
         load_party(out / "party-1")
-    with pytest.raises(ConfigError, match="network that is not fedloom's, own_network_of_deploy:network"):
+    with pytest.raises(ConfigError, match="your own network own_network_of_deploy:network"):
         load_party(out / "party-1", trust=[str(copy)])
     rows = proto.raw()
-    sent = {m: load_party(out / f"party-{m}", trust=[str(copy), name]).embed(rows) for m in range(2)}
+    sent = [load_party(out / f"party-{m}", trust=[str(copy), name]).embed(rows) for m in range(2)]
     assert load_active(out / "active", trust=[str(copy)]).predict(sent).shape == (50, 2)
     copy.write_text(page.read_text() + "\n# changed\n")
-    with pytest.raises(ConfigError, match="is not the page that"):
+    with pytest.raises(ConfigError, match="is not the method page of"):
         load_active(out / "active", trust=[str(copy)])
 
 
@@ -721,7 +717,7 @@ class TurnedActive(Party):
     STATE = ("params", "opt", "turned")
 
     def setup(self):
-        self.network(steps.top_model(self, self.context.parties * self.cfg.width), self.cfg.optimise())
+        self.network(steps.top_model(self, self.context.parties * self.cfg.embedding_dim), self.cfg.optimize())
         self.turned = 1.0
 
     def decide(self, contributions):
@@ -738,8 +734,8 @@ METHODS = (replace(split.SPLIT, name="elsewhere", server=TurnedActive, round=rou
 def test_a_method_that_predicts_with_more_than_is_kept_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     data = {"name": "breast_cancer", "clients": 2}
-    fedloom.run(str(tmp_path / "elsewhere.py"), out=tmp_path / "run", rounds=1, params={"width": 4}, data=data)
-    with pytest.raises(CheckpointError, match="the folder active predicts otherwise than the run"):
-        export(tmp_path / "run")
+    fedloom.run(str(tmp_path / "elsewhere.py"), out=tmp_path / "run", rounds=1, params={"embedding_dim": 4}, data=data)
+    with pytest.raises(CheckpointError, match="the folder active does not predict as the run did"):
+        export(tmp_path / "run", trust=[str(tmp_path / "elsewhere.py")])
     with pytest.raises(CheckpointError, match="is not a party's folder"):
         load_active(tmp_path / "run" / "export" / "active")

@@ -85,9 +85,9 @@ def test_a_bad_reply_is_dropped_and_counted(mode: str, reason: str, isolated: bo
     modes = {0: {"mode": "fine"}, 1: {"mode": mode}, 2: {"mode": "fine"}}
     good = fed.call([0, 1, 2], "work", shared={"x": torch.ones(2)}, each=modes, expect=floats(2))
     assert list(good) == [0, 2]
-    (trouble,) = fed.failures
-    assert (trouble.party, trouble.kind, trouble.reason) == ("worker-1", "work", reason)
-    assert "4711" not in trouble.reason
+    (failure,) = fed.failures
+    assert (failure.party, failure.kind, failure.reason) == ("worker-1", "work", reason)
+    assert "4711" not in failure.reason
 
 
 @pytest.mark.parametrize("isolated", [False, True])
@@ -225,7 +225,7 @@ def test_an_exchange_with_a_question(isolated: bool) -> None:
     ],
     ids=["shape", "dtype", "inf"],
 )
-def test_a_malformed_question_is_dropped_and_counted_at_the_asker(bad: Any, reason: str, isolated: bool) -> None:
+def test_a_malformed_question_is_dropped_and_counted_at_the_asking_peer(bad: Any, reason: str, isolated: bool) -> None:
     fed = federation(isolated=isolated)
     fed.engine.load({i: {"seen": torch.full((2,), float(i))} for i in range(3)})
     fed.engine.load({1: {"seen": bad()}})
@@ -268,7 +268,7 @@ def test_an_answer_given_in_groups_is_the_same() -> None:
     assert all((entries, pairs) == found[0][:2] for entries, pairs, _ in found)
 
 
-def test_peers_speak_to_their_neighbours_alone() -> None:
+def test_peers_exchange_messages_with_their_neighbours_alone() -> None:
     ring = {i: [(i - 1) % 5, (i + 1) % 5] for i in range(5)}
     engine = federation(5).engine
     fed, free = Federation(engine, seed=3, graph=ring), Federation(engine, seed=3)
@@ -317,7 +317,7 @@ def on_a_ring(**settings: Any) -> Federation:
     return Federation(fed.engine, graph=RING)
 
 
-def test_neighbours_are_those_of_the_graph_who_are_there() -> None:
+def test_neighbours_are_those_of_the_graph_who_are_present() -> None:
     ring, full = on_a_ring(), federation(5)
     assert [ring.neighbours(i, range(5)) for i in (0, 3)] == [(1, 4), (2, 4)]
     assert ring.neighbours(0, [4, 3, 2, 1]) == (4, 1)  # in the order given
@@ -415,7 +415,7 @@ def test_answers_held_in_groups_are_the_same_answers(
 
 
 @pytest.mark.parametrize("isolated", [False, True])
-def test_what_is_said_in_the_home_s_own_house_is_not_counted(isolated: bool) -> None:
+def test_what_is_reported_between_colocated_parties_is_not_counted(isolated: bool) -> None:
     """Its replies are used and its failures counted all the same."""
     builders = [partial(Worker, None, ClientContext(id=i)) for i in range(3)]
     engine = IsolatedEngine(builders) if isolated else LocalEngine([b() for b in builders])

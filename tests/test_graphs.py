@@ -95,7 +95,7 @@ def test_a_seed_settles_the_graph(draw: Callable[[int], Graph]) -> None:
         (lambda: small_world(2), "a small world needs at least 3 peers, not 2"),
     ],
 )
-def test_a_graph_that_can_not_be_is_refused(make: Callable[[], Graph], text: str) -> None:
+def test_a_graph_that_cannot_be_is_refused(make: Callable[[], Graph], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make()
 

@@ -130,7 +130,7 @@ def test_round_trip(tree: Any) -> None:
 
 
 def test_the_bytes_are_these() -> None:
-    """The format is a promise to other versions: spelt out once, by hand."""
+    """The format is a promise to other versions: spelled out once, by hand."""
     data = encode({"a": torch.tensor([1, 2], dtype=torch.int8), "b": [0.5, torch.tensor(1.0)]})
     header = (
         b'{"__metadata__":{"format":"fedloom/1",'
@@ -195,7 +195,7 @@ def test_nan_travels_in_tensors() -> None:
 # --- what may be sent -------------------------------------------------------------------------
 
 
-class Colour(enum.IntEnum):
+class Color(enum.IntEnum):
     RED = 1
 
 
@@ -209,7 +209,7 @@ BAD: list[tuple[Any, str, str]] = [
     ({"reply": {"weights": [1, 2, 3, object()]}}, "reply.weights[3]", "builtins.object"),
     ({"x": np.float64(1.0)}, "x", "numpy.float64"),
     ({"x": np.ones(2)}, "x", "numpy.ndarray"),
-    ({"x": Colour.RED}, "x", "Colour"),
+    ({"x": Color.RED}, "x", "Color"),
     ({"x": 1j}, "x", "complex"),
     ({"x": b"raw"}, "x", "bytes"),
     ({"x": {1, 2}}, "x", "set"),
@@ -240,10 +240,10 @@ def test_unfit_trees_are_refused_with_their_path(tree: Any, path: str, why: str)
         assert repr(path) in str(caught.value) and why in str(caught.value)
 
 
-def test_quantised_tensors_are_refused() -> None:
+def test_quantized_tensors_are_refused() -> None:
     with pytest.warns(Warning):  # torch deprecates them
         tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)
-    with pytest.raises(MessageError, match="quantised"):
+    with pytest.raises(MessageError, match="quantized"):
         check([tensor])
 
 
@@ -503,7 +503,7 @@ def test_size_is_exact_when_only_numbers_change() -> None:
     assert size({"x": torch.empty(5, 2, device="meta")}) == size({"x": torch.ones(5, 2)})
 
 
-def test_size_tells_similar_structures_apart() -> None:
+def test_size_distinguishes_similar_structures() -> None:
     similar = [[1, [2]], [[1], 2], {"a": [], "b": 1}, {"a": {}, "b": 1}, [True, 1], [1, True], [[], 1]]
     similar += [["a", "b"], {"a": "b"}, [torch.ones(2, 3)], [torch.ones(2), torch.ones(3)]]
     for tree in similar * 2:
@@ -711,3 +711,15 @@ def test_an_empty_tensor_of_numpy_crosses_whatever_its_strides() -> None:
     for shape in ((0,), (3, 0), (0, 2)):
         there = decode(encode(torch.from_numpy(np.zeros(shape, dtype=np.int64))))
         assert isinstance(there, torch.Tensor) and there.shape == shape and there.dtype == torch.int64
+
+
+@pytest.mark.parametrize("piece", [b"[],", b'"",', b"0,", b"{},"])
+def test_a_header_of_millions_of_values_is_refused_before_it_is_parsed(
+    piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each costs a hundred bytes of memory once parsed, at the top or in the text of the tree."""
+    monkeypatch.setattr(json, "loads", lambda text: pytest.fail("it was parsed"))
+    junk = b"[" + piece * 5_000_000 + b"0]"
+    for header in (junk, b'{"__metadata__":' + junk + b"}"):
+        with pytest.raises(MessageError, match="than its leaves can have"):
+            decode(len(header).to_bytes(8, "little") + header)

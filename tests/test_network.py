@@ -1,4 +1,4 @@
-"""The flat network against torch's own modules and optimisers."""
+"""The flat network against torch's own modules and optimizers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def net(norm: bool = False) -> nn.Module:
 )
 def test_steps_are_those_of_torch(ours: Any, theirs: Any, norm: bool) -> None:
     flat, module = Network(net(norm), ours), net(norm)
-    optimiser = theirs(module.parameters())
+    optimizer = theirs(module.parameters())
     for i in range(12):
         rows = slice(i, i + 8)
-        flat.minimise(lambda r: F.cross_entropy(flat(X[r]), Y[r]), rows)
-        optimiser.zero_grad()
+        flat.minimize(lambda r: F.cross_entropy(flat(X[r]), Y[r]), rows)
+        optimizer.zero_grad()
         F.cross_entropy(module(X[rows]), Y[rows]).backward()
-        optimiser.step()
+        optimizer.step()
     for name, value in module.state_dict().items():
         assert torch.allclose(flat.module.state_dict()[name], value, atol=1e-6), name
     assert torch.allclose(flat.infer(X), module.eval()(X), atol=1e-6)
@@ -76,7 +76,7 @@ def test_descend_gives_the_same_with_and_without_its_remembered_pass(norm: bool)
 def test_a_pass_is_not_reused_after_the_weights_moved() -> None:
     network = Network(net(), SGD(0.1))
     network.forward(X)
-    network.minimise(lambda: F.cross_entropy(network(X), Y))
+    network.minimize(lambda: F.cross_entropy(network(X), Y))
     twin = Network(copy.deepcopy(network.module), SGD(0.1))
     gradient = torch.ones(24, 3) * torch.tensor([1.0, -2.0, 1.0])
     network.descend(X, gradient)
@@ -88,7 +88,7 @@ def test_rollback_restores_everything() -> None:
     network = Network(net(norm=True), Adam(0.01))
     before = {part: {k: v.clone() for k, v in tree.items()} for part, tree in network.state().items()}
     network.begin()
-    network.minimise(lambda: F.cross_entropy(network(X), Y))
+    network.minimize(lambda: F.cross_entropy(network(X), Y))
     assert not torch.equal(network.state()["params"]["0.weight"], before["params"]["0.weight"])
     network.rollback()
     for part, tree in network.state().items():
@@ -109,7 +109,7 @@ def test_frozen_parameters_stay_out() -> None:
     module[0].requires_grad_(False)
     network = Network(module, Adam(0.1))
     before = module[0].weight.clone()
-    network.minimise(lambda: F.cross_entropy(network(X), Y))
+    network.minimize(lambda: F.cross_entropy(network(X), Y))
     assert torch.equal(module[0].weight, before)
     assert set(network.state()["params"]) == {"2.weight", "2.bias"}
 
@@ -131,8 +131,8 @@ def test_what_does_not_fit_is_refused_by_name() -> None:
 
 # -- a step of some parameters alone ---------------------------------------------------------------------
 
-OPTIMISERS = pytest.mark.parametrize(
-    "optimiser", [SGD(0.1), SGD(0.1, 0.9), Adam(0.01)], ids=["sgd", "momentum", "adam"]
+OPTIMIZERS = pytest.mark.parametrize(
+    "optimizer", [SGD(0.1), SGD(0.1, 0.9), Adam(0.01)], ids=["sgd", "momentum", "adam"]
 )
 HEAD = ["2.weight", "2.bias"]
 
@@ -142,22 +142,22 @@ def cross_entropy(network: Network, rows: slice = slice(0, 24)) -> Tensor:
 
 
 def values(network: Network) -> dict[str, Tensor]:
-    """A copy of every tensor of the state, with each parameter's part of the optimiser's memory by its name."""
+    """A copy of every tensor of the state, with each parameter's part of the optimizer's memory by its name."""
     state = network.state()
     found = {f"{part}.{k}": v for part in ("params", "buffers") for k, v in state[part].items()}
     found |= {f"{slot} of {k}": v for k, slots in network._moving.items() for slot, v in slots.items()}
     return {k: v.clone() for k, v in found.items()}
 
 
-@OPTIMISERS
-def test_a_step_of_some_parameters_moves_nothing_else(optimiser: Any) -> None:
-    """Neither the others nor their part of the optimiser's memory; and the named ones move as in a whole step."""
-    some, whole = Network(net(), optimiser), Network(net(), optimiser)
+@OPTIMIZERS
+def test_a_step_of_some_parameters_moves_nothing_else(optimizer: Any) -> None:
+    """Neither the others nor their part of the optimizer's memory; and the named ones move as in a whole step."""
+    some, whole = Network(net(), optimizer), Network(net(), optimizer)
     for network in (some, whole):
-        network.minimise(lambda n=network: cross_entropy(n, slice(0, 8)))  # so that the memory holds something
+        network.minimize(lambda n=network: cross_entropy(n, slice(0, 8)))  # so that the memory holds something
     before = values(some)
-    loss = some.minimise(lambda: cross_entropy(some), only=HEAD)
-    assert torch.equal(loss, whole.minimise(lambda: cross_entropy(whole)))
+    loss = some.minimize(lambda: cross_entropy(some), only=HEAD)
+    assert torch.equal(loss, whole.minimize(lambda: cross_entropy(whole)))
     after, expected = values(some), values(whole)
     of_the_head = {k for k in after if k.endswith(tuple(HEAD))}
     assert of_the_head and of_the_head != set(after)
@@ -169,16 +169,16 @@ def test_a_step_of_some_parameters_moves_nothing_else(optimiser: Any) -> None:
             assert torch.equal(v, before[k]), k
 
 
-@OPTIMISERS
-def test_a_mask_lets_single_entries_move(optimiser: Any) -> None:
-    masked, whole = Network(net(), optimiser), Network(net(), optimiser)
+@OPTIMIZERS
+def test_a_mask_lets_single_entries_move(optimizer: Any) -> None:
+    masked, whole = Network(net(), optimizer), Network(net(), optimizer)
     masks = {"0.weight": torch.arange(35).view(7, 5) % 2, "2.bias": torch.tensor([1.0, 0.0, 1.0])}
     before = values(masked)
-    masked.minimise(lambda: cross_entropy(masked), only=masks)
-    whole.minimise(lambda: cross_entropy(whole))
+    masked.minimize(lambda: cross_entropy(masked), only=masks)
+    whole.minimize(lambda: cross_entropy(whole))
     once, moved = values(masked), values(whole)
     for _ in range(2):
-        masked.minimise(lambda: cross_entropy(masked), only=masks)
+        masked.minimize(lambda: cross_entropy(masked), only=masks)
     later = values(masked)
     for name, mask in masks.items():
         k, kept = f"params.{name}", mask == 0
@@ -202,24 +202,24 @@ def test_what_was_frozen_for_a_step_learns_again_after_it() -> None:
         loss()
         raise RuntimeError
 
-    network.minimise(loss, only=HEAD)
+    network.minimize(loss, only=HEAD)
     before = network.flat.clone()
     with pytest.raises(RuntimeError):
-        network.minimise(fails, only=HEAD)
+        network.minimize(fails, only=HEAD)
     with pytest.raises(KeyError):
-        network.minimise(loss, only=["nonsense"])
+        network.minimize(loss, only=["nonsense"])
     assert torch.equal(network.flat, before)
     assert learning[:2] == [HEAD, HEAD]
     assert all(p.requires_grad and p.grad is None for p in network.parameters.values())
-    network.minimise(loss)
+    network.minimize(loss)
     assert learning[-1] == list(network.parameters)
 
 
 def test_statistics_move_with_a_step_of_some_parameters() -> None:
     """The passes are those of training, whatever learns."""
     some, whole = Network(net(norm=True), SGD(0.1)), Network(net(norm=True), SGD(0.1))
-    some.minimise(lambda: cross_entropy(some), only=["3.bias"])
-    whole.minimise(lambda: cross_entropy(whole))
+    some.minimize(lambda: cross_entropy(some), only=["3.bias"])
+    whole.minimize(lambda: cross_entropy(whole))
     for name, b in some.state()["buffers"].items():
         assert torch.equal(b, whole.state()["buffers"][name])
     assert int(some.state()["buffers"]["1.num_batches_tracked"]) == 1
@@ -287,7 +287,7 @@ def test_a_proximal_term_is_differentiated(only: list[str] | None) -> None:
     for k, g in gradients.items():
         assert torch.allclose(g - without[k], torch.full_like(g, 0.7 * 0.3), rtol=0, atol=1e-14)
     start = {k: p.detach().clone() for k, p in network.live.items()}
-    network.minimise(proximal, X.double(), Y, only=only)
+    network.minimize(proximal, X.double(), Y, only=only)
     for k, p in network.live.items():
         expected = start[k] - 0.5 * gradients[k] if k in gradients else start[k]
         assert torch.allclose(p, expected, rtol=0, atol=1e-14)
@@ -298,17 +298,17 @@ def test_a_proximal_term_is_differentiated(only: list[str] | None) -> None:
 
 def wreck(network: Network) -> None:
     """Change all that can be changed."""
-    network.minimise(lambda: cross_entropy(network))
-    network.minimise(lambda: cross_entropy(network), only=["3.bias"])
+    network.minimize(lambda: cross_entropy(network))
+    network.minimize(lambda: cross_entropy(network), only=["3.bias"])
     network.descend(X, torch.ones(24, 3))
     for part, tree in network.state().items():
         network.load(part, {k: torch.ones_like(v) for k, v in tree.items()})
 
 
-@OPTIMISERS
-def test_a_scratch_copy_leaves_no_trace(optimiser: Any) -> None:
-    network = Network(net(norm=True), optimiser)
-    network.minimise(lambda: cross_entropy(network))
+@OPTIMIZERS
+def test_a_scratch_copy_leaves_no_trace(optimizer: Any) -> None:
+    network = Network(net(norm=True), optimizer)
+    network.minimize(lambda: cross_entropy(network))
     before, inside = network.memory.clone(), []
     with network.scratch():
         wreck(network)
@@ -322,10 +322,10 @@ def test_a_scratch_copy_leaves_no_trace(optimiser: Any) -> None:
         wreck(network)
         raise RuntimeError
     assert torch.equal(network.memory, before)
-    twin = Network(net(norm=True), optimiser)
-    twin.minimise(lambda: cross_entropy(twin))
+    twin = Network(net(norm=True), optimizer)
+    twin.minimize(lambda: cross_entropy(twin))
     for n in (network, twin):
-        n.minimise(lambda n=n: cross_entropy(n, slice(3, 11)))
+        n.minimize(lambda n=n: cross_entropy(n, slice(3, 11)))
     assert torch.equal(network.memory, twin.memory)  # it goes on as if nothing had been
 
 
@@ -346,7 +346,7 @@ def test_a_call_that_only_scratches_has_changed_nothing() -> None:
     with network.scratch():
         wreck(network)
     assert not network.changed and not copies
-    network.minimise(lambda: cross_entropy(network))
+    network.minimize(lambda: cross_entropy(network))
     assert network.changed and len(copies) == 1
     after = network.memory.clone()
     with network.scratch():

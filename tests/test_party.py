@@ -95,7 +95,7 @@ def test_a_failing_call_leaves_the_network_as_it_was() -> None:
     assert all(torch.equal(before[k], v) for k, v in {**party.params, **party.opt}.items())
 
 
-def test_mistakes_in_setup_are_told() -> None:
+def test_mistakes_in_setup_are_reported() -> None:
     class Forgets(Party[None]):
         STATE = ("x",)
 
@@ -174,7 +174,7 @@ class Student(Party[None]):
 
 def student() -> Student:
     party = Student(None, ClientContext(id=0, data=rows(40, 0), tests={"test": rows(60, 1)}))
-    party.minimise(party.loss, *party.sample_batch(0, size=8))
+    party.minimize(party.loss, *party.sample_batch(0, size=8))
     return party
 
 
@@ -204,9 +204,9 @@ def test_a_party_passes_on_what_its_network_can() -> None:
     assert gradients.keys() == {"head.bias"} and value.shape == ()
     assert party.live.keys() == party.params.keys() and all(p.requires_grad for p in party.live.values())
     with party.scratch():
-        party.minimise(party.loss, x, y)
+        party.minimize(party.loss, x, y)
     assert all(torch.equal(v, before[k]) for k, v in party.params.items())
-    party.minimise(party.loss, x, y, only=["head.bias"])
+    party.minimize(party.loss, x, y, only=["head.bias"])
     party.train(party.loss, party.batches(0, steps=1, size=8), only={"head.bias": torch.tensor([1.0, 0.0, 1.0, 1.0])})
     assert {k for k, v in party.params.items() if not torch.equal(v, before[k])} == {"head.bias"}
 
@@ -303,7 +303,7 @@ def test_batches_are_gathered_once_while_they_are_recent_and_never_for_another()
 # -- rows that have no labels here -----------------------------------------------------------------------
 
 
-def unlabelled(n: int = 12, aligned: int = 5, **context: Any) -> ClientContext:
+def unlabeled(n: int = 12, aligned: int = 5, **context: Any) -> ClientContext:
     """A place with n rows, of which the first are aligned."""
     data = rows(n, 0)
     hidden = Rows(data.pool, None, data.index, data.shift, data.scale)
@@ -311,7 +311,7 @@ def unlabelled(n: int = 12, aligned: int = 5, **context: Any) -> ClientContext:
 
 
 def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
-    context = unlabelled()
+    context = unlabeled()
     which = torch.tensor([[3, 1], [0, 3]])
     assert torch.equal(context.rows.inputs(which)[1, 0], context.rows.every[0])
     assert context.rows.inputs(torch.zeros(0, 4, dtype=torch.long)).shape == (0, 4, FEATURES)
@@ -323,11 +323,11 @@ def test_without_labels_inputs_can_be_read_and_labels_can_not() -> None:
         with pytest.raises(MethodError, match="no labels here; read labels only at"):
             read()
     with pytest.raises(MethodError, match="no labels here"):
-        predictions(Learner(None, unlabelled(network=common)), on="test")
+        predictions(Learner(None, unlabeled(network=common)), on="test")
 
 
 def test_aligned_batches_are_the_same_people_at_every_place_and_one_object_here() -> None:
-    context, other = unlabelled(), ClientContext(id=0, seed=4, data=rows(7, 1), aligned=5)
+    context, other = unlabeled(), ClientContext(id=0, seed=4, data=rows(7, 1), aligned=5)
     plan = aligned_plan(4, 3, 5, 2)
     assert plan.shape == (3, 2) and set(plan.flatten().tolist()) == set(range(5))
     for step in range(3):
@@ -340,12 +340,12 @@ def test_aligned_batches_are_the_same_people_at_every_place_and_one_object_here(
 
 
 @pytest.mark.parametrize("size", [4, 20])
-def test_unlabelled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int) -> None:
-    context = unlabelled()
+def test_unlabeled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int) -> None:
+    context = unlabeled()
     numbers = {tuple(row): n for n, row in enumerate(context.rows.every.tolist())}
 
     def drawn(t: int, aligned: bool) -> list[list[int]]:
-        batches = context.unlabelled(t, steps=30, size=size, aligned=aligned)
+        batches = context.unlabeled(t, steps=30, size=size, aligned=aligned)
         assert batches.shape == (30, size, FEATURES)
         return [[numbers[tuple(row)] for row in batch] for batch in batches.tolist()]
 
@@ -354,9 +354,9 @@ def test_unlabelled_batches_are_of_all_rows_or_of_the_unaligned_alone(size: int)
     assert {n for batch in own for n in batch} == set(range(5, 12))
     assert size > 7 or all(len(set(batch)) == size for batch in own)  # none twice, unless they are few
     assert drawn(0, False) == own != drawn(1, False)
-    assert context.unlabelled(0, steps=0, size=size).shape == (0, size, FEATURES)
+    assert context.unlabeled(0, steps=0, size=size).shape == (0, size, FEATURES)
     with pytest.raises(MethodError, match="party 2 has no unaligned rows"):
-        unlabelled(5).unlabelled(0, steps=1, size=2, aligned=False)
+        unlabeled(5).unlabeled(0, steps=1, size=2, aligned=False)
 
 
 def test_only_a_method_with_columns_contributes_and_decides() -> None:

@@ -65,39 +65,51 @@ def test_a_secret_has_128_bits() -> None:
     assert np.isfinite(hidden_stream(0, "x", b"").standard_normal())
 
 
-def test_averaging_the_replies_does_not_remove_the_noise_of_a_proxy() -> None:
+def test_the_noise_of_a_proxy_is_fresh_and_each_proxy_is_charged() -> None:
+    """Equal noise for equal content would tell by equality whether a row is there; averaging is for the budget."""
     params = {"dp": {"target": "phi", "sigma": 1.0, "clip": 0.1}, "probe_rows": 1000}  # all rows, in every round
 
+    charges: list[tuple[float, int, float]] = []
+
     def noises(secret: int | None) -> list[torch.Tensor]:
-        places = [replace(context, secret=secret) for context in contexts(3, make=common)]
+        charges.clear()
+        budget = lambda *of: charges.append(of)
+        client_contexts = [
+            replace(context, secret=secret, privacy_budget=budget) for context in contexts(3, make=common)
+        ]
         method = find("afind-plus")
-        peer: Any = method.party_at(places[1])(method.configure("recommended", params), places[1])
+        peer: Any = method.party_at(client_contexts[1])(method.configure("recommended", params), client_contexts[1])
         phi = proxy(peer, 0)[0]
         assert all(torch.equal(proxy(peer, t)[0], phi) for t in range(5))
-        return [private(peer, peer.friends, phi, t, torch.tensor(by))[1] - phi for t in range(5) for by in (0, 2)]
+        return [private(peer, phi, t, torch.tensor(by)) - phi for t in range(5) for by in (0, 2)]
 
-    plain, hidden = noises(None), noises(SECRET)
-    assert len({tuple(noise.tolist()) for noise in plain}) == 10  # each round and asker has its own
-    assert all(torch.equal(noise, hidden[0]) and noise.any() for noise in hidden)
+    plain, again, hidden, other = noises(None), noises(None), noises(SECRET), noises(SECRET)
+    for each in (plain, hidden):
+        assert len({tuple(noise.tolist()) for noise in each}) == 10  # each round and asker has its own
+    assert all(map(torch.equal, plain, again)) and not any(map(torch.equal, hidden, other))
+    assert charges == [(1.0, 1, 1.0)] * 10
 
 
 @pytest.mark.parametrize("target", ["phi", "update"])
-def test_afind_s_noise_can_not_be_made_again_with_the_seed_alone(target: str) -> None:
+def test_afind_s_noise_cannot_be_made_again_with_the_seed_alone(target: str) -> None:
     params = {"dp": {"target": target, "sigma": 1.0, "clip": 0.1}}
     method = find("afind-plus")
 
     def states(secret: int | None) -> dict[int, str]:
-        places = [replace(context, secret=secret) for context in contexts(3, make=common)]
-        return Toy(method, places=places, **params).run(2).engine.digests()
+        client_contexts = [replace(context, secret=secret) for context in contexts(3, make=common)]
+        return Toy(method, client_contexts=client_contexts, **params).run(2).engine.digests()
 
     known, hidden = states(None), states(SECRET)
-    assert hidden == states(SECRET) and all(known[i] != hidden[i] for i in known)
+    again = states(SECRET)
+    assert all(known[i] != hidden[i] for i in known)
+    assert hidden == again if target == "update" else all(again[i] != hidden[i] for i in again)
 
 
 def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     values = {
-        "method": "proto-evfl", "rounds": 1, "params": {"width": 8, "embedding_noise": 0.5},
-        "data": {"name": "breast_cancer", "clients": 3}, "columns": {"aligned": 24, "unaligned": 20, "held": 1},
+        "method": "proto-evfl", "rounds": 1, "params": {"embedding_dim": 8, "embedding_noise": 0.5},
+        "data": {"name": "breast_cancer", "clients": 3},
+        "columns": {"aligned": 24, "unaligned": 20, "blocks_per_party": 1},
     }  # fmt: skip
     sent = for_nodes(build(check({"run": values}).run))
     plain, one, two = (build_party(sent, 1, secret=secret).party for secret in (None, 1, 2))
@@ -108,11 +120,13 @@ def test_proto_evfl_s_embeddings_are_hidden_by_the_node_s_secret() -> None:
     f = one.infer(aligned_rows(one))
     rounds = [with_noise(one, f, "embeddings", t) for t in range(5)]
     assert all(torch.equal(rounds[0], r) for r in rounds)
-    louder = sent.model_copy(update={"params": {"width": 8, "embedding_noise": 1.0}})
+    louder = sent.model_copy(update={"params": {"embedding_dim": 8, "embedding_noise": 1.0}})
     again = build_party(louder, 1, secret=1).party.introduce()  # type: ignore[attr-defined]
     assert float((2 * said[1] - again - f).std()) > 1  # or two runs with two scales would tell f
-    home = build(check({"run": {**values, "params": {"width": 8, "prototype_noise": 0.5}}}).run, secret=7).server
-    assert home is not None and home.context.secret == 7
-    home.prototypes = torch.ones_like(home.prototypes)
-    one, two = (home.prototypes_for(t)[1]["prototypes"] for t in (0, 1))  # type: ignore[attr-defined]
+    active = build(
+        check({"run": {**values, "params": {"embedding_dim": 8, "prototype_noise": 0.5}}}).run, secret=7
+    ).server
+    assert active is not None and active.context.secret == 7
+    active.prototypes = torch.ones_like(active.prototypes)
+    one, two = (active.prototypes_for(t)[1]["prototypes"] for t in (0, 1))  # type: ignore[attr-defined]
     assert torch.equal(one, two) and not torch.equal(one, torch.ones_like(one))

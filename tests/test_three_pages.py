@@ -88,7 +88,7 @@ class Labels(Party[None]):
     def learn(self, parts: dict[int, Tensor], rows: Tensor) -> dict[int, dict[str, Tensor]]:
         joint = torch.cat(list(parts.values()), -1).requires_grad_()
         (cuts,) = torch.autograd.grad(F.cross_entropy(self.model(joint), Y[rows]), joint)
-        self.minimise(lambda: F.cross_entropy(self.model(joint.detach()), Y[rows]))
+        self.minimize(lambda: F.cross_entropy(self.model(joint.detach()), Y[rows]))
         return {m: {"cut": c} for m, c in zip(parts, cuts.chunk(len(parts), -1), strict=True)}
 
 

@@ -58,7 +58,7 @@ def contexts(
     data: Callable[[int], Rows] = lambda i: rows(20 + 10 * i, i),
     graph: Mapping[int, Sequence[int]] | None = None,
 ) -> list[ClientContext]:
-    """The places of n parties; without a graph everybody is everybody's neighbour."""
+    """The client contexts of n parties; without a graph all are neighbours."""
     public, test = PublicSet(rows(64, 77), seed, "toy"), rows(50, 88)
     return [
         ClientContext(
@@ -81,14 +81,14 @@ class Toy:
 
     Args:
         method: any page's.
-        n: how many parties, if no `places` are given.
+        n: how many parties, if no `client_contexts` are given.
         isolated, batched: which engine, if not the loop.
         faults: ordered ones.
         preset: of the method, with `params` over it.
-        places: of the parties; without them the toy's own, all with the `common` network if the method needs one.
-        graph: who may speak to whom; None for everybody with everybody.
+        client_contexts: of the parties; the toy's own if None, all with the `common` network if the method needs one.
+        graph: the links; None for a complete graph.
         make: the parties' networks.
-        home: what the server's place has besides, such as rows of its own and a pretrained model.
+        server_side: further fields of the server's context, such as rows of its own and a pretrained model.
     """
 
     def __init__(
@@ -100,21 +100,21 @@ class Toy:
         batched: bool = False,
         faults: Faults | None = None,
         preset: str = "recommended",
-        places: list[ClientContext] | None = None,
+        client_contexts: list[ClientContext] | None = None,
         graph: Mapping[int, Sequence[int]] | None = None,
         make: Callable[[int], nn.Module] | None = None,
-        home: Mapping[str, Any] | None = None,
+        server_side: Mapping[str, Any] | None = None,
         **params: Any,
     ) -> None:
         make = make or (common if "one network" in method.needs else network)
-        places = places if places is not None else contexts(n, make=make, graph=graph)
-        self.method, self.places = method, places
+        client_contexts = client_contexts if client_contexts is not None else contexts(n, make=make, graph=graph)
+        self.method, self.client_contexts = method, client_contexts
         self.cfg = method.configure(preset, params)
-        first = places[0]
-        at_home = {"parties": len(places), "classes": CLASSES, "network": first.network, **(home or {})}
+        first = client_contexts[0]
+        at_home = {"parties": len(client_contexts), "classes": CLASSES, "network": first.network, **(server_side or {})}
         place = ClientContext(id=0, seed=first.seed, **at_home)
         self.server: Party[Any] | None = method.server(self.cfg, place) if method.server else None
-        builders = [partial(method.party_at(place), self.cfg, place) for place in places]
+        builders = [partial(method.party_at(place), self.cfg, place) for place in client_contexts]
         self.engine: Engine
         if isolated:
             self.engine = IsolatedEngine(builders, faults=faults)
@@ -139,7 +139,7 @@ class Toy:
         return self
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every client's parameters and buffers, and all tensors of the server's state but its optimiser's."""
+        """Every client's parameters and buffers, and all tensors of the server's state but its optimizer's."""
         found = {}
         for i, state in self.engine.states().items():
             for part in ("params", "buffers"):

@@ -6,8 +6,6 @@ work disturbed least. On Linux the registry's torch brings CUDA; PIP_EXTRA_INDEX
 fedloom has one as well, or it would share its pages of memory with whatever else runs in yours.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -1,7 +1,5 @@
 """The job in fedloom: the README's page, on the rows as pixels, from which a client makes its batches each round."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

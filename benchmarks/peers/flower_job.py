@@ -3,8 +3,6 @@
 A client's rows and network are made once per actor and kept, which Flower leaves to its user.
 """
 
-from __future__ import annotations
-
 import functools
 
 import job
@@ -22,12 +20,12 @@ def train(message: Message, context: Context) -> Message:
     net = kept_network()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     x, y = job.clients()[int(context.node_config["partition-id"])]
-    optimiser = torch.optim.SGD(net.parameters(), lr=job.LR)
+    optimizer = torch.optim.SGD(net.parameters(), lr=job.LR)
     order = torch.randperm(len(x))
     for batch in torch.cat([order, order[: -len(x) % job.BATCH]]).split(job.BATCH):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(net(x[batch]), y[batch]).backward()
-        optimiser.step()
+        optimizer.step()
     content = {"arrays": ArrayRecord(net.state_dict()), "metrics": MetricRecord({"num-examples": len(x)})}
     return Message(RecordDict(content), reply_to=message)
 

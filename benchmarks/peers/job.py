@@ -3,8 +3,6 @@
 FedAvg, LeNet-5, 20 clients of 300 MNIST-shaped rows, ten batches of 32 a client and round, SGD, no evaluation.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,7 +1,5 @@
 """One process and all that it starts: how long, how much CPU, how much memory. Linux only."""
 
-from __future__ import annotations
-
 import bisect
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ pfl hands out a client's rows in slices of their stored order and would take 9 b
 here has its first 20 rows once more, which makes the ten full batches that the others take.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -2,17 +2,16 @@
 
 The public names, all of them:
 
-    run, compare, read              do an experiment: a name, a TOML file, or typed config
+    run, compare, read              run a method: by name, file or config; on named data or on your own objects
     Experiment, RunConfig, Result   what goes in and what comes out
     Method, MethodConfig, Party     what a method page is made of
-    Federation, ClientContext                what a round speaks through, and what stands at a party's place
+    Federation, ClientContext       what a round calls parties with, and a party's private resources
+    trial                           should owners of data federate, and who gains
     load, split                     data sets, and who holds which rows
     FedloomError                    base of every error raised on purpose
 
 Names are imported when they are first used, so that `import fedloom` costs nothing.
 """
-
-from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,12 @@ if TYPE_CHECKING:
     from fedloom.core.party import Party
     from fedloom.data.sources import load
     from fedloom.data.split import split
+    from fedloom.experiment.trial import trial
 
 _HOMES = {
     "fedloom.data.sources": ("load",),
     "fedloom.data.split": ("split",),
+    "fedloom.experiment.trial": ("trial",),
     "fedloom.core.errors": ("FedloomError",),
     "fedloom.api": ("Experiment", "Result", "RunConfig", "compare", "read", "run"),
     "fedloom.core.federation": ("Federation",),
@@ -57,6 +58,7 @@ __all__ = [
     "read",
     "run",
     "split",
+    "trial",
 ]
 
 

@@ -16,27 +16,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError, DataError, MessageError
-from fedloom.data.alignment import BACKENDS, Alignment, align, normalise
+from fedloom.data.alignment import BACKENDS, Alignment, align, normalize
 from fedloom.data.alignment import psi as psi_steps
 
 KEY = bytes(range(32))
 LISTS = [["Ann", "bob", " Cy ", "Dee", "7"], ["cy", "ANN", "zed", 7], [7, "ann", "bob", "cy", "zed"]]
 
-some_ids = st.one_of(st.integers(-99, 99), st.text(max_size=6)).filter(normalise)
+some_ids = st.one_of(st.integers(-99, 99), st.text(max_size=6)).filter(normalize)
 
 
 @st.composite
 def parties(draw: st.DrawFn) -> list[list[Any]]:
     """Ids of two to four parties out of one pool, each in an order and with spaces of its own."""
-    pool = draw(st.lists(some_ids, unique_by=normalise, max_size=25))
-    few = st.lists(st.sampled_from(pool), unique_by=normalise) if pool else st.just([])
+    pool = draw(st.lists(some_ids, unique_by=normalize, max_size=25))
+    few = st.lists(st.sampled_from(pool), unique_by=normalize) if pool else st.just([])
     lists = draw(st.lists(few, min_size=2, max_size=4))
     return [[draw(st.sampled_from([i, f" {i}\t"])) for i in draw(st.permutations(ids))] for ids in lists]
 
 
 def people(lists: Sequence[Sequence[Any]], found: Alignment) -> list[list[str]]:
     """Who stands at each place, as each party sees it."""
-    return [[normalise(ids[row]) for row in rows] for ids, rows in zip(lists, found.aligned, strict=True)]
+    return [[normalize(ids[row]) for row in rows] for ids, rows in zip(lists, found.aligned, strict=True)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -44,7 +44,7 @@ def people(lists: Sequence[Sequence[Any]], found: Alignment) -> list[list[str]]:
 @given(lists=parties())
 def test_it_is_the_intersection_with_the_same_person_at_the_same_place(backend: str, lists: list[list[Any]]) -> None:
     found = align(lists, backend=backend)
-    common = set.intersection(*({normalise(i) for i in ids} for ids in lists))
+    common = set.intersection(*({normalize(i) for i in ids} for ids in lists))
     first, *others = people(lists, found)
     assert set(first) == common and len(first) == len(common)
     assert all(other == first for other in others)
@@ -87,7 +87,7 @@ def test_shards_change_nothing_but_the_messages() -> None:
     steps = 2 * 8 * 4  # two passive parties, 8 shards for 70 ids, 4 steps
     assert [(done, of) for done, of, _ in told] == [(n, steps) for n in range(1, steps + 1)]
     assert told[0][2] == "party 1, shard 1 of 8: request" and told[-1][2] == "party 2, shard 8 of 8: intersection"
-    assert "in each of 8 shards" in " ".join(cut.learnt) and "shards" not in " ".join(whole.learnt)
+    assert "in each of 8 shards" in " ".join(cut.learned) and "shards" not in " ".join(whole.learned)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_shards_change_nothing_but_the_messages() -> None:
     ],
 )
 def test_the_same_id_in_another_spelling(one: Any, other: Any) -> None:
-    assert normalise(one) == normalise(other) != ""
+    assert normalize(one) == normalize(other) != ""
     found = align([["x", one], [other, "y"]], backend="plain")
     assert [list(rows) for rows in found.aligned] == [[1], [0]]
 
@@ -113,11 +113,11 @@ def test_the_same_id_in_another_spelling(one: Any, other: Any) -> None:
 @pytest.mark.parametrize(("one", "other"), [("007", 7), ("a b", "ab"), ("1.0", 1), ("a-b", "a_b"), ("nan", "null")])
 def test_what_stays_different(one: Any, other: Any) -> None:
     assert align([[one], [other]], backend="plain").counts == ((1, 0, 1), (1, 0, 1))
-    assert normalise(one) and normalise(other)
+    assert normalize(one) and normalize(other)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_missing_and_repeated_ids_are_counted_for_all_parties_and_shown_of_ones_own_only(backend: str) -> None:
+def test_missing_and_repeated_ids_are_counted_for_all_parties_and_shown_of_the_user_only(backend: str) -> None:
     lists: list[list[Any]] = [
         ["Ann", "ann ", "bob", "BOB", "c", "C", "d", " D", "e"],
         ["secret", "SECRET", None, float("nan"), " ", "", "nan", "None", "null"],
@@ -170,14 +170,14 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     assert align(LISTS, backend="plain").counts[0].aligned == 3
 
 
-def test_the_statement_says_who_learnt_what() -> None:
-    two = align(LISTS[:2], names=["clinic", "lab"]).learnt
-    assert "clinic learnt how many ids lab has, and which of its own ids are among them." in two
-    assert "lab learnt how many ids clinic has, and which of its own ids clinic has." in two
-    three = align(LISTS, names=["clinic", "lab", "shop"]).learnt
-    assert "shop learnt how many ids clinic has, and which of its own ids all parties have." in three
+def test_the_statement_says_who_learned_what() -> None:
+    two = align(LISTS[:2], names=["clinic", "lab"]).learned
+    assert "clinic learned how many ids lab has, and which of its own ids are among them." in two
+    assert "lab learned how many ids clinic has, and which of its own ids clinic has." in two
+    three = align(LISTS, names=["clinic", "lab", "shop"]).learned
+    assert "shop learned how many ids clinic has, and which of its own ids all parties have." in three
     assert any("whom it shares with each party" in sentence for sentence in set(three) - set(two))
-    plain = align(LISTS, backend="plain", names=["clinic", "lab", "shop"]).learnt
+    plain = align(LISTS, backend="plain", names=["clinic", "lab", "shop"]).learned
     assert plain[0].startswith("Nothing was private: one process had the lists of clinic, lab and shop")
 
 
@@ -252,7 +252,7 @@ def test_the_announced_order_is_read_with_suspicion(monkeypatch: pytest.MonkeyPa
     assert key == KEY and len(marks) == 3 * 32
     rows = psi_steps.follow([key, marks], own)
     assert sorted(rows) == [1, 2, 3]
-    with pytest.raises(MessageError, match="cut off"):
+    with pytest.raises(MessageError, match="truncated"):
         psi_steps.follow([key, marks[:-1]], own)
     with pytest.raises(MessageError, match="not ascending"):
         psi_steps.follow([key, marks[32:] + marks[:32]], own)

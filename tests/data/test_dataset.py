@@ -33,8 +33,8 @@ def test_train_is_what_test_leaves() -> None:
     assert table().train.tolist() == [0, 1, 2, 3]
 
 
-def test_standardised_uses_the_given_rows_only() -> None:
-    data = table().standardised(np.array([0, 1, 2]))
+def test_standardized_uses_the_given_rows_only() -> None:
+    data = table().standardized(np.array([0, 1, 2]))
     assert data.shift.tolist() == [3.0, 5.0]
     assert data.scale.tolist() == pytest.approx([np.sqrt(8 / 3), 1.0])  # the constant column keeps scale 1
     assert data.x is not None and data.x[3, 0] == 100.0
@@ -43,24 +43,24 @@ def test_standardised_uses_the_given_rows_only() -> None:
     assert inputs[:, 0].std() == pytest.approx(1)
 
 
-def test_standardised_statistics_are_those_of_64_bits() -> None:
+def test_standardized_statistics_are_those_of_64_bits() -> None:
     """Sums of many float32 numbers would lose the mean of a large column."""
     x = np.full((4000, 2), 1e6 + 0.5, dtype=np.float32)
     x[::2, 0] += 1
-    data = table_dataset("long", x, np.arange(4000) % 2, ("a", "b"), ("u", "v")).standardised(np.arange(4000))
+    data = table_dataset("long", x, np.arange(4000) % 2, ("a", "b"), ("u", "v")).standardized(np.arange(4000))
     assert data.shift.tolist() == [1e6 + 1, 1e6 + 0.5]
     assert data.scale.tolist() == [0.5, 1.0]
     assert data.scale.dtype == data.shift.dtype == np.float32
 
 
-def test_images_are_not_standardised() -> None:
+def test_images_are_not_standardized() -> None:
     data = images()
-    assert data.standardised(np.arange(2)) is data
+    assert data.standardized(np.arange(2)) is data
 
 
-def test_standardising_over_no_rows_is_refused() -> None:
+def test_standardizing_over_no_rows_is_refused() -> None:
     with pytest.raises(DataError, match="at least one row"):
-        table().standardised(np.array([], dtype=np.int64))
+        table().standardized(np.array([], dtype=np.int64))
 
 
 @pytest.mark.parametrize(

@@ -24,30 +24,30 @@ def png(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-GREY = np.array([[0, 10, 20], [30, 40, 255]], dtype=np.uint8)  # (H, W) = (2, 3)
-COLOUR = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+GRAY = np.array([[0, 10, 20], [30, 40, 255]], dtype=np.uint8)  # (H, W) = (2, 3)
+COLOR = np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
 
 
-def test_grey_images_keep_their_pixels() -> None:
-    pixels = decode_images([png(GREY), png(GREY[::-1])])
+def test_gray_images_keep_their_pixels() -> None:
+    pixels = decode_images([png(GRAY), png(GRAY[::-1])])
     assert (pixels.shape, pixels.dtype) == ((2, 1, 2, 3), np.uint8)
-    assert pixels[0, 0].tolist() == GREY.tolist()
-    assert pixels[1, 0].tolist() == GREY[::-1].tolist()
+    assert pixels[0, 0].tolist() == GRAY.tolist()
+    assert pixels[1, 0].tolist() == GRAY[::-1].tolist()
 
 
-def test_colour_images_have_channels_first() -> None:
-    pixels = decode_images([png(COLOUR)])
+def test_color_images_have_channels_first() -> None:
+    pixels = decode_images([png(COLOR)])
     assert pixels.shape == (1, 3, 2, 3)
-    assert pixels[0, 1, 0, 2] == COLOUR[0, 2, 1]
+    assert pixels[0, 1, 0, 2] == COLOR[0, 2, 1]
 
 
-def test_the_majority_decides_between_grey_and_colour() -> None:
-    most_colour = decode_images([png(COLOUR), png(GREY), png(COLOUR)])
-    assert most_colour.shape == (3, 3, 2, 3)
-    assert all((channel == GREY).all() for channel in most_colour[1])
-    most_grey = decode_images([png(np.full((2, 3, 3), 90, np.uint8)), png(GREY), png(GREY)])
-    assert most_grey.shape == (3, 1, 2, 3)
-    assert (most_grey[0] == 90).all()
+def test_the_majority_decides_between_gray_and_color() -> None:
+    most_color = decode_images([png(COLOR), png(GRAY), png(COLOR)])
+    assert most_color.shape == (3, 3, 2, 3)
+    assert all((channel == GRAY).all() for channel in most_color[1])
+    most_gray = decode_images([png(np.full((2, 3, 3), 90, np.uint8)), png(GRAY), png(GRAY)])
+    assert most_gray.shape == (3, 1, 2, 3)
+    assert (most_gray[0] == 90).all()
 
 
 def test_images_are_scaled_only_when_asked_for() -> None:
@@ -60,12 +60,12 @@ def test_images_are_scaled_only_when_asked_for() -> None:
 
 def test_images_of_different_shapes_are_refused() -> None:
     with pytest.raises(DataError, match=r"there are 2: 2x3 \(2\), 3x2 \(1\)"):
-        decode_images([png(GREY), png(GREY.T.copy()), png(GREY)])
+        decode_images([png(GRAY), png(GRAY.T.copy()), png(GRAY)])
 
 
 def test_a_broken_image_is_named() -> None:
     with pytest.raises(DataError, match="Image 1 cannot be decoded"):
-        decode_images([png(GREY), png(GREY)[:40]])
+        decode_images([png(GRAY), png(GRAY)[:40]])
     with pytest.raises(DataError, match="Image 0 cannot be decoded"):
         decode_images([b"nonsense"])
 
@@ -81,11 +81,11 @@ def test_no_images_are_refused() -> None:
 
 
 def class_folders(root: Path, **levels: list[int]) -> Path:
-    """One folder for each class with one 2x3 image for each level of grey."""
-    for label, greys in levels.items():
+    """One folder for each class with one 2x3 image for each level of gray."""
+    for label, grays in levels.items():
         (root / label).mkdir(parents=True)
-        for number, grey in enumerate(greys):
-            (root / label / f"{number}.png").write_bytes(png(np.full((2, 3), grey, np.uint8)))
+        for number, gray in enumerate(grays):
+            (root / label / f"{number}.png").write_bytes(png(np.full((2, 3), gray, np.uint8)))
     return root
 
 
@@ -114,10 +114,10 @@ def test_class_folders_are_decoded_once(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(*_: object, **__: object) -> np.ndarray:
         raise AssertionError("decoded again")
 
-    monkeypatch.setattr("fedloom.data.images.decode_images", refuse)
+    monkeypatch.setattr("fedloom.data.own.decode_images", refuse)
     again = load(str(folder))
     assert (again.x == first.x).all() and again.classes == first.classes
-    (folder / "cat" / "new.png").write_bytes(png(GREY))
+    (folder / "cat" / "new.png").write_bytes(png(GRAY))
     with pytest.raises(AssertionError, match="decoded again"):
         load(str(folder))
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
-from fedloom.data.imbalance import cosine, describe_parties, imbalance_degree, ratio, weighted_cosine
 from fedloom.data.simulation import simulate
+from fedloom.data.stats import cosine, describe_parties, imbalance_degree, ratio, weighted_cosine
 
 COUNTS = st.lists(st.integers(0, 10**6), min_size=2, max_size=12).filter(any)
 
@@ -55,7 +55,7 @@ def test_what_are_no_counts(counts: list[float]) -> None:
 
 
 def test_a_description() -> None:
-    parties = simulate("breast_cancer", parties=4, seed=0, aligned=40, ratio=[5, 2, 3, 4])
+    parties = simulate("breast_cancer", parties=4, seed=0, aligned=40, imbalance_ratio=[5, 2, 3, 4])
     found = json.loads(json.dumps(describe_parties(parties)))
     first = found["parties"][0]
     assert first["gamma"] == pytest.approx(5, rel=0.1) and first["classes_held"] == 2

@@ -14,13 +14,13 @@ from fedloom.data.vertical import VerticalDataset, prepare
 PIL_Image = pytest.importorskip("PIL.Image")
 
 
-def picture(path: Path, level: int, colour: bool = False) -> None:
+def picture(path: Path, level: int, color: bool = False) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    PIL_Image.fromarray(np.full((6, 8, 3) if colour else (6, 8), level, np.uint8)).save(path)
+    PIL_Image.fromarray(np.full((6, 8, 3) if color else (6, 8), level, np.uint8)).save(path)
 
 
 def level_of(number: int, view: int) -> int:
-    """The one grey of a picture: it says which object and view it is."""
+    """The one gray of a picture: it says which object and view it is."""
     return 10 * number + view
 
 
@@ -80,8 +80,8 @@ def test_from_folders_to_parties(folder: Path) -> None:
         who = objects(parties, 0, part)
         assert objects(parties, 1, part) == who and labels.tolist() == [n // 10 for n in who]
         for party, view in enumerate(parties.views):
-            greys = view.x[getattr(view, part)][:, :, 0, 0]
-            assert greys.tolist() == [[level_of(n, 2 * party + 1), level_of(n, 2 * party + 2)] for n in who]
+            grays = view.x[getattr(view, part)][:, :, 0, 0]
+            assert grays.tolist() == [[level_of(n, 2 * party + 1), level_of(n, 2 * party + 2)] for n in who]
     assert sorted(objects(parties, 0, "test")) == [8, 9, 18, 19]
 
 
@@ -135,8 +135,8 @@ def test_an_object_that_lacks_a_view_is_not_the_partys(folder: Path, caplog: pyt
         manifest(folder / "manifest.csv", seed=0, size=4)
 
 
-def test_colour_pictures_and_new_objects(folder: Path) -> None:
-    picture(folder / "lamp" / "train" / "lamp_0000_030_030_001.png", 77, colour=True)  # one among grey ones
+def test_color_pictures_and_new_objects(folder: Path) -> None:
+    picture(folder / "lamp" / "train" / "lamp_0000_030_030_001.png", 77, color=True)  # one among gray ones
     make_manifest(folder, views_to_party={"001": 0, "002": 0, "003": 0, "004": 1})
     parties = manifest(folder / "manifest.csv", seed=0, size=4)
     view = parties.views[0]
@@ -153,7 +153,7 @@ def test_colour_pictures_and_new_objects(folder: Path) -> None:
         read_views(view.recipe, [{name: file for name, file in files.items() if name != "002"}])
 
 
-def test_problems_are_told_together(folder: Path) -> None:
+def test_problems_are_reported_together(folder: Path) -> None:
     make_manifest(folder, views_to_party=2)
 
     def change(rows: list[dict[str, str]]) -> list[dict[str, str]]:

@@ -29,7 +29,7 @@ alphas = st.floats(-4, 4).map(lambda power: 10.0**power)
 
 
 @st.composite
-def labelled(draw: st.DrawFn, least: int = 1) -> np.ndarray:
+def labeled(draw: st.DrawFn, least: int = 1) -> np.ndarray:
     """Labels of two to six classes, of at least so many rows each, in mixed order."""
     sizes = draw(st.lists(st.integers(least, 40), min_size=2, max_size=6))
     labels = np.repeat(np.arange(len(sizes)) * 3, sizes)  # numbers with gaps: only those that occur count
@@ -60,7 +60,7 @@ whole_set = pytest.mark.parametrize("function", [dirichlet, dirichlet_classwise]
 
 
 @whole_set
-@given(labels=labelled(), alpha=alphas, seed=seeds, data=st.data())
+@given(labels=labeled(), alpha=alphas, seed=seeds, data=st.data())
 def test_whole_set_splits_hand_out_every_row_once(
     function: Any, labels: np.ndarray, alpha: float, seed: int, data: st.DataObject
 ) -> None:
@@ -70,7 +70,7 @@ def test_whole_set_splits_hand_out_every_row_once(
     assert len(check(parts, labels, clients, least)) == len(labels)
 
 
-@given(labels=labelled(), alpha=alphas, seed=seeds, data=st.data())
+@given(labels=labeled(), alpha=alphas, seed=seeds, data=st.data())
 def test_fixed_sizes_are_met_to_the_last_row(labels: np.ndarray, alpha: float, seed: int, data: st.DataObject) -> None:
     """Also where the classes run out: with clients * rows = n every row is handed out."""
     clients = data.draw(st.integers(1, len(labels)))
@@ -80,7 +80,7 @@ def test_fixed_sizes_are_met_to_the_last_row(labels: np.ndarray, alpha: float, s
     check(parts, labels, clients)
 
 
-@given(labels=labelled(), seed=seeds, data=st.data())
+@given(labels=labeled(), seed=seeds, data=st.data())
 def test_iid_deals_every_row_evenly(labels: np.ndarray, seed: int, data: st.DataObject) -> None:
     clients = data.draw(st.integers(1, len(labels)))
     parts = iid(labels, clients, rng(seed))
@@ -89,7 +89,7 @@ def test_iid_deals_every_row_evenly(labels: np.ndarray, seed: int, data: st.Data
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(labels=labelled(least=20), seed=seeds, clients=st.integers(1, 20), data=st.data())
+@given(labels=labeled(least=20), seed=seeds, clients=st.integers(1, 20), data=st.data())
 def test_pathological_gives_each_client_exactly_so_many_classes(
     labels: np.ndarray, seed: int, clients: int, data: st.DataObject
 ) -> None:
@@ -320,7 +320,7 @@ def test_options_get_their_types() -> None:
     assert check_options("dirichlet", {"rows": None})["rows"] is None
 
 
-def test_all_wrong_options_are_told_at_once() -> None:
+def test_all_wrong_options_are_reported_at_once() -> None:
     with pytest.raises(DataError) as caught:
         check_options("dirichlet", {"alhpa": 1, "alpha": 0, "rows": 2.5, "min_rows": True})
     lines = str(caught.value).splitlines()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedloom.core.errors import DataError
-from fedloom.data.imbalance import describe_parties
 from fedloom.data.party_files import from_files
+from fedloom.data.stats import describe_parties
 from fedloom.data.tables import class_numbers, column_values, read_csv
 from fedloom.data.vertical import VerticalDataset, prepare
 
@@ -114,7 +114,9 @@ def test_what_cannot_be_gathered(files: list[Path], options: dict[str, Any], mes
         gather(files, **options)
 
 
-def test_a_typo_is_refused_and_a_constant_column_is_told(files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_typo_is_refused_and_a_constant_column_is_reported(
+    files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
     lines = [line + (",clinic" if n else ",site") for n, line in enumerate(files[2].read_text().splitlines())]
     files[2].write_text("\n".join(lines))
     assert [party["dropped"] for party in describe_parties(gather(files))["parties"]] == [[], [], ["site"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -11,6 +12,7 @@ import pytest
 from fedloom.core.errors import DataError
 from fedloom.data.encoder import OneHot, RawNumber
 from fedloom.data.schema import DataSchema, read_public, read_rows
+from fedloom.experiment.sections import SchemaConfig
 
 TABLE = DataSchema("table", ("well", "ill"), "outcome", (RawNumber("age"), OneHot("ward", ("north", "south", "?"))))
 PICTURES = DataSchema("image", ("cat", "dog"), shape=(1, 4, 5))
@@ -50,7 +52,7 @@ def test_a_row_that_does_not_fit_is_named_by_place_alone(row: str, column: str, 
     assert "secret" not in str(refused.value)
 
 
-def test_a_file_that_lacks_a_column_or_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_lacks_a_column_or_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'ward'"):
         read_rows(csv(tmp_path / "rows.csv", "1,ill", header="age,outcome"), TABLE, "wards")
     for missing in ("rows", "rows.parquet"):
@@ -98,7 +100,26 @@ def test_parquet_is_read_by_the_same_schema(tmp_path: Path) -> None:
 
 def test_the_scaling_is_that_of_the_rows_that_are_given() -> None:
     x = np.array([[1, 0, 0, 0], [3, 0, 1, 0]], dtype=np.float32)
-    shift, scale = TABLE.scaling(x)
+    _, shift, scale = TABLE.scaling(x)
     assert shift.tolist() == [2, 0, 0.5, 0] and scale.tolist() == [1, 1, 0.5, 1]
-    assert [v.tolist() for v in TABLE.scaling()] == [[0] * 4, [1] * 4]
-    assert [v.tolist() for v in PICTURES.scaling(x)] == [[127.5], [127.5]]
+    assert [v.tolist() for v in TABLE.scaling()] == [[0] * 4, [0] * 4, [1] * 4]
+    assert [v.tolist() for v in PICTURES.scaling(x)[1:]] == [[127.5], [127.5]]
+
+
+@pytest.mark.parametrize("missing", ["median", "most-frequent", "indicator"])
+def test_missing_numbers_are_filled_by_own_rows_without_a_value_in_an_error(tmp_path: Path, missing: Any) -> None:
+    form = SchemaConfig(columns=("age", "dose"), label="y", classes=("a", "b")).build(missing)
+    (tmp_path / "rows.csv").write_text("age,dose,y\n10,1,a\n,2,b\n30,NA,a\n30,4,b\n")
+    data = read_rows(tmp_path / "rows.csv", form, "wards")
+    width = 4 if missing == "indicator" else 2
+    assert data.x.shape == (4, width) and len(form.columns) == width and data.fill
+    fill, shift, scale = form.scaling(data.x)
+    assert fill[[0, -2 if missing == "indicator" else -1]].tolist() == (
+        [30, 1] if missing == "most-frequent" else [30, 2]
+    )
+    filled = np.where(np.isnan(data.x), fill, data.x)
+    np.testing.assert_allclose((shift, scale), (filled.mean(0), filled.std(0)), rtol=1e-6)
+    (tmp_path / "rows.csv").write_text("age,dose,y\n10,1,a\nsecret,2,b\n")
+    with pytest.raises(DataError, match=r"'age' must hold a number, or nothing, .* 1 of 2") as error:
+        read_rows(tmp_path / "rows.csv", form, "wards")
+    assert "secret" not in str(error.value)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Dataset
 from fedloom.data.encoder import TableEncoder, encode_table
-from fedloom.data.image_grid import crop_cells, default_grid, grid_cells
-from fedloom.data.imbalance import ratio
+from fedloom.data.images import crop_cells, default_grid, grid_cells
 from fedloom.data.simulation import simulate
 from fedloom.data.sources import load, load_raw
 from fedloom.data.split import split
+from fedloom.data.stats import ratio
 from fedloom.data.tables import RawTable
 from fedloom.data.vertical import PartyView, VerticalDataset, prepare
 
@@ -35,7 +35,9 @@ def numbers(parties: VerticalDataset, party: int, part: str) -> list[int]:
 
 def digits(**options: Any) -> VerticalDataset:
     """Digits whose every party sees the whole image, so that a row says who it is."""
-    return simulate("digits", **{"parties": 4, "held": 4, "seed": 3, "aligned": 40, "unaligned": 60} | options)
+    return simulate(
+        "digits", **{"parties": 4, "blocks_per_party": 4, "seed": 3, "aligned": 40, "unaligned": 60} | options
+    )
 
 
 # The grid
@@ -94,12 +96,12 @@ def windows_of(number: int) -> tuple[int, int]:
 
 
 def test_a_finer_grid() -> None:
-    parties = simulate("digits", parties=4, seed=0, aligned=20, unaligned=10, grid=(4, 4), held=5)
+    parties = simulate("digits", parties=4, seed=0, aligned=20, unaligned=10, grid=(4, 4), blocks_per_party=5)
     assert parties.views[3].recipe["cells"] == [3, 4, 5, 6, 7] and parties.views[0].input_shape == (5, 2, 2)
 
 
 def test_nobody_is_in_two_places() -> None:
-    parties = digits(unaligned=None, ratio=3, majority=4)
+    parties = digits(unaligned=None, imbalance_ratio=3, majority_classes=4)
     parts = [numbers(parties, 0, "aligned"), numbers(parties, 0, "test")]
     parts += [numbers(parties, party, "unaligned") for party in range(4)]
     everybody = np.concatenate(parts)
@@ -111,7 +113,7 @@ def test_nobody_is_in_two_places() -> None:
 
 
 def test_neither_parties_nor_aligned_rows_move_the_others() -> None:
-    few, many, eight = digits(), digits(aligned=120), digits(parties=8, grid=(2, 4), held=8, unaligned=60)
+    few, many, eight = digits(), digits(aligned=120), digits(parties=8, grid=(2, 4), blocks_per_party=8, unaligned=60)
     assert numbers(many, 0, "aligned")[:40] == numbers(few, 0, "aligned") == numbers(eight, 0, "aligned")
     assert numbers(many, 0, "test") == numbers(few, 0, "test") == numbers(eight, 0, "test")
     for party in range(4):
@@ -132,17 +134,17 @@ def test_the_test_rows_can_be_cut() -> None:
 
 
 def test_rare_classes_are_rare_among_the_aligned_only() -> None:
-    zero = digits(rare=[3, 7])
+    zero = digits(rare_classes=[3, 7])
     counts = np.bincount(zero.labels, minlength=10)
     assert counts[[3, 7]].tolist() == [0, 0] and counts.sum() == 40 and set(counts[[0, 1, 2, 4]]) == {5}
-    few = np.bincount(digits(rare=[3], rare_rows=2, balanced=False, aligned=200).labels, minlength=10)
+    few = np.bincount(digits(rare_classes=[3], rare_rows=2, balanced=False, aligned=200).labels, minlength=10)
     assert few[3] == 2 and few.sum() == 200
     truth = zero.views[1].truth
     assert truth is not None and {3, 7} <= set(truth.tolist()) and {3, 7} <= set(zero.test_labels.tolist())
 
 
 def test_majority_classes() -> None:
-    parties = digits(unaligned=None, ratio=[4, 4, 2, 1], majority=3)
+    parties = digits(unaligned=None, imbalance_ratio=[4, 4, 2, 1], majority_classes=3)
     counts = [np.bincount(view.truth, minlength=10) for view in parties.views if view.truth is not None]
     for party, wanted in enumerate((4, 4, 2)):
         top = np.sort(counts[party])[::-1]
@@ -153,7 +155,10 @@ def test_majority_classes() -> None:
 
 
 def test_the_upper_boundary_aligns_everything() -> None:
-    parts, whole = digits(ratio=2, majority=2), digits(ratio=2, majority=2, everything=True)
+    parts, whole = (
+        digits(imbalance_ratio=2, majority_classes=2),
+        digits(imbalance_ratio=2, majority_classes=2, everything=True),
+    )
     everybody = numbers(parts, 0, "aligned")
     for party in range(4):
         everybody += numbers(parts, party, "unaligned")
@@ -186,7 +191,7 @@ def test_blocks_of_columns_overlap() -> None:
     assert set().union(*held) == set(load("breast_cancer").columns)
     assert not held[0] & held[2] and not held[1] & held[3]
     assert all(len(held[m] & held[(m + 1) % 4]) in (7, 8) for m in range(4))
-    alone = simulate("breast_cancer", parties=4, seed=1, aligned=60, held=1)
+    alone = simulate("breast_cancer", parties=4, seed=1, aligned=60, blocks_per_party=1)
     assert sum(view.x.shape[1] for view in alone.views) == 30
     assert parties.kind == "table" and parties.labels.mean() != 0.5  # as they come
 
@@ -213,7 +218,7 @@ def test_an_encoder_sees_its_party_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_two_classes_have_a_fixed_majority() -> None:
-    parties = simulate("breast_cancer", parties=4, seed=1, aligned=40, ratio=[5, 2, 3, 4])
+    parties = simulate("breast_cancer", parties=4, seed=1, aligned=40, imbalance_ratio=[5, 2, 3, 4])
     for view, wanted in zip(parties.views, [5, 2, 3, 4], strict=True):
         assert view.truth is not None
         malignant, benign = np.bincount(view.truth)
@@ -242,15 +247,15 @@ def test_raw_tables_are_what_load_encodes() -> None:
         ({"test_rows": 0}, "test_rows"),
         ({"aligned": 5000}, "at most 1346"),
         ({"unaligned": 400}, r"at most 32\d"),
-        ({"unaligned": 200, "ratio": 50}, "at most"),
-        ({"ratio": [2, 2]}, "one for each of 4 parties"),
-        ({"ratio": 0.5}, "at least 1"),
-        ({"ratio": float("nan")}, "at least 1"),
-        ({"ratio": 2, "majority": 10}, "majority must be from 1 to 9"),
-        ({"rare": [10]}, "rare must be"),
-        ({"rare": range(10)}, "rare must be"),
-        ({"held": 5}, "held must be from 1 to 4"),
-        ({"grid": (1, 2), "held": 1}, "at least 4"),
+        ({"unaligned": 200, "imbalance_ratio": 50}, "at most"),
+        ({"imbalance_ratio": [2, 2]}, "one for each of 4 parties"),
+        ({"imbalance_ratio": 0.5}, "at least 1"),
+        ({"imbalance_ratio": float("nan")}, "at least 1"),
+        ({"imbalance_ratio": 2, "majority_classes": 10}, "majority_classes must be from 1 to 9"),
+        ({"rare_classes": [10]}, "rare_classes must be"),
+        ({"rare_classes": range(10)}, "rare_classes must be"),
+        ({"blocks_per_party": 5}, "blocks_per_party must be from 1 to 4"),
+        ({"grid": (1, 2), "blocks_per_party": 1}, "at least 4"),
         ({"grid": (9, 1)}, "does not fit"),
     ],
 )

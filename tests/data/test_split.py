@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom.core.errors import DataError
-from fedloom.data.dataset import Dataset, image_dataset
+from fedloom.data.dataset import Dataset, image_dataset, table_dataset
 from fedloom.data.split import Split, public_hash, split
 
 seeds = st.integers(0, 2**32 - 1)
@@ -58,8 +58,12 @@ def test_server_shards_public_and_test_have_no_row_in_common(
     assert (len(found.server), len(found.public)) == (server, public)
     everything = np.concatenate([*found.shards, found.server, found.public, found.test])
     assert len(set(everything.tolist())) == len(everything)
-    for own in found.own_test:
-        assert len(set(own.tolist())) == len(own) == 10
+    for own, shard in zip(found.own_test, found.shards, strict=True):
+        assert len(set(own.tolist())) == len(own) and 0 < len(own) <= 10
+        if partition == "natural":
+            assert (data.groups is not None and len({*data.groups[own], *data.groups[shard]}) == 1) or official
+        else:
+            assert len(own) == 10
         assert not set(own.tolist()) & set(np.concatenate([*found.shards, found.server, found.public]).tolist())
     for part in (*found.shards, found.server, found.public, found.test, *found.own_test):
         assert part.dtype == np.int64 and (np.diff(part) > 0).all()
@@ -236,7 +240,25 @@ def test_impossible_splits_say_why(arguments: dict[str, Any], message: str) -> N
         split(pool(), **{"clients": 2, "seed": 0, **arguments})
 
 
-def test_all_wrong_numbers_are_told_at_once() -> None:
+def test_all_wrong_numbers_are_reported_at_once() -> None:
     with pytest.raises(DataError) as caught:
         split(pool(), clients=-1, seed=0, public=-1, own_test_rows=-1)
     assert len(str(caught.value).splitlines()) == 3
+
+
+def test_each_owner_has_the_same_share_of_test_rows_in_its_class_mix() -> None:
+    sizes = {0: (30, 10), 1: (4, 40), 2: (2, 2), 3: (1, 0)}  # rows of both classes
+    groups = np.repeat([*sizes], [sum(rows) for rows in sizes.values()])
+    y = np.concatenate([np.repeat([0, 1], rows) for rows in sizes.values()])
+    data = table_dataset("owned", np.zeros((len(y), 1), np.float32), y, ("a", "b"), ("c",), groups=groups)
+    found = split(data, clients=4, seed=3, partition="natural", own_test_rows=None)
+    for owner, rows in sizes.items():
+        tested = found.test[groups[found.test] == owner]
+        assert len(tested) == {0: 10, 1: 11, 2: 1, 3: 0}[owner]
+        share = len(tested) / sum(rows)
+        for label in (0, 1):
+            assert abs((y[tested] == label).sum() - share * rows[label]) < 1
+        if owner < 3:
+            assert same(found.own_test[owner], tested)
+    again = split(data, clients=2, seed=3, partition="iid", own_test_rows=None)
+    assert same(again.test, found.test) and [len(own) for own in again.own_test] == [len(found.test)] * 2

@@ -73,9 +73,9 @@ def test_the_picture_shows_who_holds_what(tmp_path: Path) -> None:
     labels = np.array([0] * 50 + [1])
     plot_counts(describe(labels, [np.array([50]), np.arange(50)], ("few", "many")), buffer)
     pixels = np.asarray(image.open(buffer).convert("RGB")).astype(int)
-    coloured = np.ptp(pixels, axis=2) > 40  # text, lines and grid are grey
-    height, width = coloured.shape
-    inside = coloured[: int(0.85 * height), int(0.15 * width) : int(0.72 * width)]  # without the scale
+    colored = np.ptp(pixels, axis=2) > 40  # text, lines and grid are gray
+    height, width = colored.shape
+    inside = colored[: int(0.85 * height), int(0.15 * width) : int(0.72 * width)]  # without the scale
     halves = np.array_split(inside, 2)
     quarters = [[int(part.sum()) for part in np.array_split(half, 2, axis=1)] for half in halves]
     assert quarters[0][1] == quarters[1][0] == 0

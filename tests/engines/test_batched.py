@@ -52,11 +52,11 @@ def run(
     faults: Faults | None = None,
     **params: Any,
 ) -> tuple[Engine, Federation, Party[Any] | None]:
-    places = contexts(N, make=network, data=data)
+    client_contexts = contexts(N, make=network, data=data)
     cfg = method.configure(params=params)
-    home = ClientContext(id=0, parties=N, classes=CLASSES, network=partial(network, 0))
-    server = method.server(cfg, home) if method.server else None
-    engine = make([method.client(cfg, place) for place in places], faults=faults)
+    server_side = ClientContext(id=0, parties=N, classes=CLASSES, network=partial(network, 0))
+    server = method.server(cfg, server_side) if method.server else None
+    engine = make([method.client(cfg, client_context) for client_context in client_contexts], faults=faults)
     fed = Federation(engine)
     for t in range(rounds):
         fed.round = t
@@ -129,7 +129,7 @@ def test_how_many_at_once_does_not_matter(chunk: int) -> None:
     assert difference(loop, pieces) < 1e-6
 
 
-@pytest.mark.parametrize("fault", list(Faults.model_fields))
+@pytest.mark.parametrize("fault", [name for name, value in Faults() if isinstance(value, float)])
 def test_faults_strike_the_same_parties(fault: str) -> None:
     faults = Faults(**{fault: 0.3})
     loop, fed_a, _ = run(LocalEngine, FEDAL, faults=faults, batch_size=8)
@@ -185,7 +185,7 @@ class Page(Party[Config]):
     def walk(self, *, t: int) -> Tensor:
         total = torch.zeros(())
         for x, y in self.epochs(t, size=8):
-            total = total + self.minimise(lambda a, b: F.cross_entropy(self.model(a), b), x, y)
+            total = total + self.minimize(lambda a, b: F.cross_entropy(self.model(a), b), x, y)
         return total
 
     def peek(self) -> float:
@@ -435,9 +435,9 @@ def test_a_chunk_of_unequal_rows_does_not_condemn_the_others(monkeypatch: pytest
         return replies
 
     monkeypatch.setattr("fedloom.engines.batched.run_vmapped", counted)
-    places = contexts(6, make=net, data=lambda i: rows((40, 30, 30, 20, 20, 10)[i], i))
+    client_contexts = contexts(6, make=net, data=lambda i: rows((40, 30, 30, 20, 20, 10)[i], i))
     cfg = Config()
-    engine = BatchedEngine([Tools(cfg, place) for place in places], chunk_size=3)
+    engine = BatchedEngine([Tools(cfg, client_context) for client_context in client_contexts], chunk_size=3)
     for _ in range(2):
         engine.call(engine.ids, "pick", {"t": 0, "size": 99}, None, (0, 0))
     assert engine.account().remarks == ("6 of 6 parties together, in groups: 1",)
@@ -619,11 +619,11 @@ def test_dropout_is_done_in_turn_with_the_same_draws() -> None:
     assert difference(loop, together) < 1e-6
 
 
-def test_a_run_goes_on_from_another_engine_s_state() -> None:
+def test_a_run_continues_from_another_engine_s_state() -> None:
     whole, *_ = run(LocalEngine, FEDAL, rounds=2, batch_size=8)
-    places = contexts(N, make=net, data=even)
+    client_contexts = contexts(N, make=net, data=even)
     cfg = FEDAL.configure(params={"batch_size": 8})
-    fresh = BatchedEngine([FEDAL.client(cfg, place) for place in places])
+    fresh = BatchedEngine([FEDAL.client(cfg, client_context) for client_context in client_contexts])
     fresh.load(whole.states())
     assert difference(whole, fresh) == 0
     for engine in (whole, fresh):

@@ -6,7 +6,7 @@ after three rounds, and what a client answers to 1e-3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.message import leaves
 from fedloom.core.method import Method
 from fedloom.engines import Engine
+from fedloom.engines.lockstep import Lane, LockstepEngine, in_lockstep
 from fedloom.experiment.build import build
 from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.engine import start
@@ -30,7 +31,7 @@ from fedloom.methods import registry
 ROUNDS = 3
 WORLD: dict[str, Any] = {
     "rounds": ROUNDS,
-    "data": {"name": "digits", "clients": 4, "public": 60, "test_rows": 50, "own_test_rows": 20},
+    "data": {"name": "digits", "clients": 4, "public_rows": 60, "test_rows": 50, "own_test_rows": 20},
     "faults": {"dropout": 0.05, "crash": 0.05, "nan": 0.05},
 }
 COLUMNS: dict[str, Any] = {"seed": 9, "columns": {"aligned": 24, "unaligned": 20}}
@@ -46,11 +47,15 @@ SMALL = {
     "batch_size": 8,
     "epochs": 1,
     "neighbours": 2,
-    "first_rounds": 1,
+    "stage1_rounds": 1,
     "steps": 2,
-    "width": 40,
-    "pretrain": 1,
+    "embedding_dim": 40,
+    "projection_dim": 40,
+    "pretrain_rounds": 1,
+    "pretrain_steps": 1,
     "server_steps": 5,
+    "local_rounds": 2,
+    "aggregator_steps": 3,
 }
 """Settings by name, for the methods that have them as whole numbers."""
 ENGINES: dict[str, dict[str, Any]] = {
@@ -62,12 +67,15 @@ ENGINES: dict[str, dict[str, Any]] = {
     "chunks": {"name": "batched", "chunk_size": 2},
     "auto": {"name": "auto"},
     "ray": {"name": "ray", "workers": 2},
+    "lockstep": {"name": "batched"},
 }
 EXACT = {"two workers", "three workers", "memory", "isolated", "ray"}
 THOROUGH = ("fedal", "fedmd-lf", "local", "fedavg", "gossip", "afind-plus", "proto-evfl", "split")
 """Methods that differ most in what they ask of an engine: these meet every engine."""
-EVERYTHING = [(engine, norm) for engine in ENGINES for norm in ("none", "batch") if (engine, norm) != ("ray", "none")]
-ELSE = [("two workers", "batch"), ("isolated", "batch"), ("batched", "none")]
+LEFT_OUT = {("ray", "none"), ("lockstep", "batch")}
+"""Ray's starts take seconds; and Adam blows up the noise before a BatchNorm (see below), in larger batches the more."""
+EVERYTHING = [(engine, norm) for engine in ENGINES for norm in ("none", "batch") if (engine, norm) not in LEFT_OUT]
+ELSE = [("two workers", "batch"), ("isolated", "batch"), ("batched", "none"), ("lockstep", "none")]
 """What the others meet. Ray's workers do what the two workers do, and each start of them takes seconds."""
 CASES = [
     (engine, method, norm) for method in registry() for engine, norm in (EVERYTHING if method in THOROUGH else ELSE)
@@ -92,9 +100,11 @@ def run_of(name: str, norm: str) -> RunConfig:
     if "one network" in method.needs:
         values["models"]["pool"], values["data"] = ONE_NETWORK, {**WORLD["data"], "test_fraction": FEW_ROWS}
     if method.family == "meta" or "warm_start" in method.fixed:
-        values |= {"pretrained": {**SERVER["pretrained"], "norm": norm}, "data": {**values["data"], "server": 200}}
+        values |= {"pretrained": {**SERVER["pretrained"], "norm": norm}, "data": {**values["data"], "server_rows": 200}}
     if method.setting == "vertical":
-        values |= {**COLUMNS, "params": {**small(method), "centred": norm == "batch"}}
+        values |= {**COLUMNS, "params": {**small(method), "centered": norm == "batch"}}
+        if method.any_contributor:
+            values["columns"] = {**COLUMNS["columns"], "missing": 0.3}
         if "aggregate" in method.config.model_fields:  # what is averaged must be alike
             values["models"]["pool"] = ONE_NETWORK
     return check({"run": values}).run
@@ -104,19 +114,45 @@ def ran(name: str, norm: str, engine: str) -> dict[str, Any]:
     """What a run comes to: all that a report or a resume would need."""
     torch.set_num_threads(1)
     run = run_of(name, norm)
-    world = build(run.model_copy(update={"engine": EngineConfig(**ENGINES.get(engine, {}))}))
-    with start(world) as there:
-        graph = None if world.graph is None else dict(enumerate(world.graph))
-        fed = Federation(there, seed=run.seed, graph=graph, param_shapes=world.param_shapes, colocated=world.colocated)
+    if engine == "lockstep":
+        return beside_another_run(run)
+    run_plan = build(run.model_copy(update={"engine": EngineConfig(**ENGINES.get(engine, {}))}))
+    return measured(run_plan, start(run_plan))
+
+
+def beside_another_run(run: RunConfig) -> dict[str, Any]:
+    """The run in lock-step with one of another seed and, if the method has one, learning rate."""
+    params = {k: 0.7 * run.resolve()[1].lr for k in ("lr",) if isinstance(getattr(run.resolve()[1], k, None), float)}
+    other = run.model_copy(update={"seed": run.seed + 1, "params": {**run.params, **params}})
+
+    def work(run_plan: RunPlan) -> Callable[[Lane[Any]], dict[str, Any]]:
+        own = {"seed": run_plan.run.seed, "faults": run_plan.run.faults}
+        return lambda lane: measured(run_plan, LockstepEngine((make() for make in run_plan.clients), lane, **own))
+
+    first, second = in_lockstep([work(build(one)) for one in (run, other)])
+    for outcome in (first, second):
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return first
+
+
+def measured(run_plan: RunPlan, engine: Engine) -> dict[str, Any]:
+    """Some rounds of a run, and what they come to."""
+    run = run_plan.run
+    with engine as there:
+        graph = None if run_plan.graph is None else dict(enumerate(run_plan.graph))
+        fed = Federation(
+            there, seed=run.seed, graph=graph, param_shapes=run_plan.param_shapes, colocated=run_plan.colocated
+        )
         for t in range(ROUNDS):
             fed.round = t
-            for _ in world.method.round(fed, world.server, there.ids, world.cfg, t):
+            for _ in run_plan.method.round(fed, run_plan.server, there.ids, run_plan.cfg, t):
                 pass
-        answers = answered(world, there)
+        answers = answered(run_plan, there)
         return {
             "sha": state_sha256((str(i), s) for i, s in there.digests().items()),
             "states": {i: tensors(s) for i, s in there.states().items()},
-            "server": tensors(world.server.state()) if world.server else {},
+            "server": tensors(run_plan.server.state()) if run_plan.server else {},
             "ledger": fed.ledger.state(),
             "failures": [(f.round, f.party, f.kind, f.reason) for f in fed.failures],
             "notes": there.notes(),
@@ -125,23 +161,23 @@ def ran(name: str, norm: str, engine: str) -> dict[str, Any]:
         }
 
 
-def answered(world: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
-    """What an evaluation gets to see: everybody's answers in every way, or what the home decides from all of them."""
-    home = world.server
-    broadcast = home.broadcast() if home else {}
+def answered(run_plan: RunPlan, there: Engine) -> list[dict[str, Tensor]]:
+    """What an evaluation sees: all parties' answers in each mode, or the active party's decision from all of them."""
+    active = run_plan.server
+    broadcast = active.broadcast() if active else {}
     looks: list[tuple[str, dict[str, Any]]]
-    if world.method.setting == "vertical":
-        looks = [("predictions_alone", {"on": "own"}) for _ in world.cfg.eval_modes]
+    if run_plan.method.setting == "vertical":
+        looks = [("predictions_alone", {"on": "own"}) for _ in run_plan.cfg.eval_modes]
     else:
         looks = [
             ("predictions", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast})
-            for eval_mode in world.cfg.eval_modes
+            for eval_mode in run_plan.cfg.eval_modes
         ]
         looks = [("predictions", {"on": "test", "broadcast": broadcast}), *looks]
     found = [reply for what, how in looks for reply in there.call(there.ids, what, how, None, None)]
-    if home and world.method.setting == "vertical":
+    if active and run_plan.method.setting == "vertical":
         parts = dict(zip(there.ids, there.call(there.ids, "contribution", {"on": "test"}, None, None), strict=True))
-        logits = home.decide(parts)
+        logits = active.decide(parts)
         found.append({"predicted": logits.argmax(-1), "loss": logits.logsumexp(-1).mean()})
     return found
 
@@ -217,7 +253,7 @@ def test_weights_that_were_decoded_give_the_bits_of_live_ones() -> None:
         "method": "augfl",
         "rounds": 1,
         "models": {"pool": ["cnn-small"]},
-        "data": {**WORLD["data"], "server": 100},
+        "data": {**WORLD["data"], "server_rows": 100},
     }
     run = check({"run": values | {"pretrained": {"model": "mlp", "epochs": 1}}}).run
     shas = [

@@ -35,7 +35,7 @@ FAULTS = Faults(dropout=0.1, crash=0.1, nan=0.1, late=0.1)
 
 
 def spilling(engine: LocalEngine) -> int:
-    return engine._arena.spilled if engine._arena else 0
+    return len(engine._arena.spilled) if engine._arena else 0
 
 
 def everything(engine: LocalEngine) -> bytes:
@@ -53,9 +53,9 @@ def everything(engine: LocalEngine) -> bytes:
 
 def fedal(memory: int | None, params: dict[str, Any] | None = None) -> Toy:
     """FedAL with BatchNorm, momentum of Adam and faults: parties remember a pass between two calls."""
-    places = contexts(4, make=partial(network, norm=True))
-    toy = Toy(methods.find("fedal"), places=places, tau=3, **params or {})
-    parties = (toy.method.client(toy.cfg, place) for place in places)
+    client_contexts = contexts(4, make=partial(network, norm=True))
+    toy = Toy(methods.find("fedal"), client_contexts=client_contexts, tau=3, **params or {})
+    parties = (toy.method.client(toy.cfg, client_context) for client_context in client_contexts)
     toy.engine = LocalEngine(parties, faults=FAULTS, memory=memory)
     toy.fed = Federation(toy.engine)
     return toy

@@ -109,13 +109,15 @@ def alive(pid: int) -> bool:
 
 
 def fedal(
-    make: Callable[..., Engine], places: Sequence[ClientContext], rounds: int, faults: Faults | None
+    make: Callable[..., Engine], client_contexts: Sequence[ClientContext], rounds: int, faults: Faults | None
 ) -> dict[str, Any]:
     method = methods.find("fedal")
     cfg = method.configure(params={"batch_size": 8, "tau": 3})
     assert method.server is not None
-    server = method.server(cfg, ClientContext(id=0, parties=len(places), classes=CLASSES))
-    with make([partial(method.client, cfg, place) for place in places], faults=faults) as engine:
+    server = method.server(cfg, ClientContext(id=0, parties=len(client_contexts), classes=CLASSES))
+    with make(
+        [partial(method.client, cfg, client_context) for client_context in client_contexts], faults=faults
+    ) as engine:
         fed = Federation(engine)
         for t in range(rounds):
             fed.round = t
@@ -134,9 +136,9 @@ def test_a_cluster_of_our_own_gives_the_loops_bits_and_is_gone_after() -> None:
     """All faults, BatchNorm, rows of one pool that parties share, and most of the state on disk."""
     pool = rows(100, 5)
     data = lambda i: Rows(pool.pool, pool.labels, torch.arange(20 + 10 * i).mul(7) % 100, pool.shift, pool.scale)
-    places = lambda: contexts(5, make=partial(network, norm=True), data=data)
-    expected = fedal(local, places(), 4, ALL)
-    found = fedal(on(None, memory=4000), places(), 4, ALL)
+    client_contexts = lambda: contexts(5, make=partial(network, norm=True), data=data)
+    expected = fedal(local, client_contexts(), 4, ALL)
+    found = fedal(on(None, memory=4000), client_contexts(), 4, ALL)
     account, processes = found.pop("account"), found.pop("processes")
     assert len({reason for *_, reason in expected["failures"]}) >= 6
     assert found == expected
@@ -345,10 +347,12 @@ def test_a_page_and_a_network_of_the_users_own_come_along(
     cfg = method.configure()
     found = []
     for make in (local, on(cluster)):
-        places = [ClientContext(id=i, parties=4, classes=CLASSES, data=rows(20, i), network=build) for i in range(4)]
+        client_contexts = [
+            ClientContext(id=i, parties=4, classes=CLASSES, data=rows(20, i), network=build) for i in range(4)
+        ]
         assert method.server is not None
         server = method.server(cfg, ClientContext(id=0, classes=CLASSES, network=build))
-        with make([partial(method.client, cfg, place) for place in places]) as engine:
+        with make([partial(method.client, cfg, client_context) for client_context in client_contexts]) as engine:
             fed = Federation(engine)
             for t in range(2):
                 fed.round = t
@@ -376,7 +380,7 @@ def test_rows_are_cut_from_their_pools_and_keep_their_content() -> None:
 
 
 def test_rows_without_labels_arrive_without_labels() -> None:
-    """Also where another party holds the same pool with labels, as the home of parties with columns does."""
+    """Also where another party holds the same pool with labels, as the active party does."""
     pool = rows(20, 5)
     hidden, known = (
         Rows(pool.pool, labels, torch.tensor([7, 2, 11]), pool.shift, pool.scale) for labels in (None, pool.labels)
@@ -426,7 +430,7 @@ def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     cfg = method.configure(params={"batch_size": 8, "tau": 2})
     assert method.server is not None
     third = cluster.add_node(**NODE)
-    builders = [partial(method.client, cfg, place) for place in contexts(5)]
+    builders = [partial(method.client, cfg, client_context) for client_context in contexts(5)]
     found = []
     for engine in (local(builders, faults=ALL), on(cluster, workers=3)(builders, faults=ALL)):
         server = method.server(cfg, ClientContext(id=0, parties=5, classes=CLASSES))
@@ -462,7 +466,7 @@ def test_a_run_outlives_its_nodes(cluster: Cluster, monkeypatch: pytest.MonkeyPa
     assert found[0] == found[1]
 
 
-def test_a_cluster_without_any_room_left_is_said_in_a_sentence(
+def test_a_cluster_without_any_room_left_is_reported_in_a_sentence(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = cluster.add_node(**{**NODE, "num_cpus": 2})
@@ -501,7 +505,7 @@ def test_a_start_that_timed_out_is_repeated(caplog: pytest.LogCaptureFixture) ->
     assert len(failures) == 1
 
 
-def test_a_bad_address_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_address_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, monkeypatch.context() as patch:
         patch.setattr(_ray_cluster, "KNOCK", 1.0)
         busy = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -524,7 +528,7 @@ def test_a_bad_address_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no Ray cluster at 'bad..name:1'" in refused("bad..name:1")
 
 
-def test_too_small_a_cluster_is_said_with_what_there_is(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_small_a_cluster_is_reported_with_what_there_is(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     text = refused(cluster.address, workers=3)
     assert "2 CPUs and 0 GPUs on 2 nodes, too little for 3 workers of 1 CPU and 0 GPUs each" in text
     assert "too little for 1 worker of 1 CPU and 0.5 GPUs each" in refused(cluster.address, gpus=0.5)
@@ -537,7 +541,7 @@ def test_too_small_a_cluster_is_said_with_what_there_is(cluster: Cluster, monkey
     assert "at least 1, not 0" in refused(cluster.address, workers=0)
 
 
-def test_other_versions_are_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_are_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("ray._private.utils.compute_version_info", lambda: ("2.1.0", "3.9.7"))
         text = refused(cluster.address)
@@ -547,7 +551,7 @@ def test_other_versions_are_said(cluster: Cluster, monkeypatch: pytest.MonkeyPat
     assert "this one fedloom 9.9 and torch 9.8; install the same versions on every node" in text
 
 
-def test_a_node_without_fedloom_is_said(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_fedloom_is_reported(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     away = SimpleNamespace(__name__="not_there", Shard=type("Shard", (), {"about": lambda self: {}}))
     away.Shard.__module__, away.Shard.__qualname__ = "not_there", "Shard"
     monkeypatch.setitem(sys.modules, "not_there", away)  # type: ignore[arg-type]
@@ -556,7 +560,7 @@ def test_a_node_without_fedloom_is_said(cluster: Cluster, monkeypatch: pytest.Mo
     assert "ModuleNotFoundError: No module named 'not_there'" in text and "install fedloom" in text
 
 
-def test_what_cant_be_sent_is_said(cluster: Cluster) -> None:
+def test_what_cannot_be_sent_is_reported(cluster: Cluster) -> None:
     lock = threading.Lock()
     builders = [partial(Talker, None, ClientContext(id=0, network=lambda: lock))]
     with pytest.raises(EngineError, match="keep open files and locks out of its class"):
@@ -566,7 +570,7 @@ def test_what_cant_be_sent_is_said(cluster: Cluster) -> None:
         RayEngine([lambda: Talker(None, ClientContext(id=0))], ids=[0], workers=1)
 
 
-def test_a_missing_extra_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     for name in ("_ray_cluster", "_shard"):
         monkeypatch.delitem(sys.modules, f"fedloom.engines.{name}")

@@ -24,7 +24,7 @@ from fedloom.core.message import floats
 from fedloom.core.optim import SGD, Adam
 from fedloom.core.party import Party
 from fedloom.engines import Engine, LocalEngine, WorkersEngine, _shared_buffer
-from fedloom.engines._queue import Queue
+from fedloom.engines._worker_pool import Queue
 from tests.toy import CLASSES, contexts, network
 
 Make = Callable[..., Engine]
@@ -51,11 +51,17 @@ def outcome(fed: Federation) -> dict[str, Any]:
 # -- the same bits ---------------------------------------------------------------------------------------
 
 
-def fedal(make: Make, places: Sequence[ClientContext], rounds: int = 3, faults: Faults | None = None) -> dict[str, Any]:
+def fedal(
+    make: Make, client_contexts: Sequence[ClientContext], rounds: int = 3, faults: Faults | None = None
+) -> dict[str, Any]:
     method = methods.find("fedal")
     cfg = method.configure(params={"batch_size": 8, "tau": 3})
-    server = method.server(cfg, ClientContext(id=0, parties=len(places), classes=CLASSES)) if method.server else None
-    with make([method.client(cfg, place) for place in places], faults=faults) as engine:
+    server = (
+        method.server(cfg, ClientContext(id=0, parties=len(client_contexts), classes=CLASSES))
+        if method.server
+        else None
+    )
+    with make([method.client(cfg, client_context) for client_context in client_contexts], faults=faults) as engine:
         fed = Federation(engine)
         for t in range(rounds):
             fed.round = t
@@ -112,7 +118,7 @@ class Gossip(Party[None]):
         self.answered += 1
         self.diary["words"] = [*self.diary["words"], f"{self.answered} for {by}"]
         x = self.model(torch.randn(6, 3))
-        self.minimise(lambda: x.square().mean() * boost)
+        self.minimize(lambda: x.square().mean() * boost)
         return {"weights": asked["weights"], "mine": self.params, "count": self.answered}
 
     def share(self, *, boost: float) -> dict[str, Any]:
@@ -165,7 +171,7 @@ def test_parties_on_disk_gossip_with_the_loops_bits() -> None:
     assert gossip(workers(2, memory=1500), ask=True) == gossip(LocalEngine, ask=True)
 
 
-def test_a_run_goes_on_from_a_checkpoint_and_a_load_is_the_only_past() -> None:
+def test_a_run_continues_from_a_checkpoint_and_a_load_is_the_only_past() -> None:
     def rounds(fed: Federation, some: range) -> None:
         for t in some:
             fed.round = t
@@ -174,7 +180,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_a_load_is_the_only_past() -> None:
 
     method = methods.find("fedmd-lf")
     cfg = method.configure(params={"batch_size": 8, "tau": 2})
-    make = lambda: WorkersEngine([method.client(cfg, place) for place in contexts(4)], workers=2)
+    make = lambda: WorkersEngine([method.client(cfg, client_context) for client_context in contexts(4)], workers=2)
     assert method.server is not None
     server = method.server(cfg, ClientContext(id=0, parties=4, classes=CLASSES))  # it does not learn
     with make() as engine:
@@ -321,9 +327,9 @@ def test_a_frame_arrives_whole_or_not_at_all() -> None:
     [None, object, int, [float, {"a": floats(2, None), "b": [str, bool]}], {}, {"items": int}, torch.zeros(2, 3)],
 )
 def test_a_template_survives_its_spelling(template: Any) -> None:
-    spelt = message.decode(message.encode(_shared_buffer.spell(template)))
+    spelled = message.decode(message.encode(_shared_buffer.spell(template)))
     expected = floats(2, 3) if isinstance(template, Tensor) else template
-    assert _shared_buffer.unspell(spelt) == expected
+    assert _shared_buffer.unspell(spelled) == expected
 
 
 @pytest.mark.parametrize("make", [LocalEngine, workers(2)])

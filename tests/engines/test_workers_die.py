@@ -49,7 +49,7 @@ class Fragile(Party[str]):
             self.fall()
         self.steps = self.steps + 1
         x = torch.randn(8, 3)
-        self.minimise(lambda: F.cross_entropy(self.model(x), torch.arange(8) % 2))
+        self.minimize(lambda: F.cross_entropy(self.model(x), torch.arange(8) % 2))
         if die == "after" and at == self.context.id:
             self.fall()
         self.note("steps", self.steps)
@@ -121,7 +121,7 @@ def test_a_worker_killed_in_an_exchange_costs_the_exchange_alone(tmp_path: Path,
     assert found == run(LocalEngine)
 
 
-def test_a_party_that_always_kills_its_worker_fails_and_the_run_goes_on() -> None:
+def test_a_party_that_always_kills_its_worker_fails_and_the_run_continues() -> None:
     with WorkersEngine([Fragile("always", ClientContext(id=i)) for i in range(4)], workers=2) as engine:
         before = message.encode(engine.states()[1])
         fed = Federation(engine)
@@ -135,8 +135,8 @@ def test_a_party_that_always_kills_its_worker_fails_and_the_run_goes_on() -> Non
 
         again(fed, [call])
         assert replies == [0, 2, 3]
-        (trouble,) = fed.failures
-        assert trouble.reason == "its process died" and "signal 9" in trouble.trace
+        (failure,) = fed.failures
+        assert failure.reason == "its process died" and "signal 9" in failure.trace
         assert message.encode(engine.states()[1]) == before
         again(fed, [exchange])
         assert [f.reason for f in fed.failures] == ["its process died"] * 2

@@ -14,10 +14,10 @@ from fedloom.experiment.plan import RunPlan
 
 
 class Nodes(Engine):
-    """Those of a world's parties that live at nodes, each made by `place`, and its house.
+    """The parties of a plan that run at nodes, each built by `build_party`, and the coordinator's.
 
     Args:
-        world: the coordinator's.
+        plan: the coordinator's.
         place: makes the place of a party from the config that it is sent.
         kept: state by round, which outlives this engine as a node's disk does.
         away: whether a party can't be reached at a call of this method in this round, -1 for a look from outside.
@@ -27,22 +27,22 @@ class Nodes(Engine):
 
     def __init__(
         self,
-        world: RunPlan,
-        place: Callable[..., NodeParty],
+        run_plan: RunPlan,
+        context: Callable[..., NodeParty],
         kept: dict[int, dict[int, bytes]],
         away: Callable[[int, int, str], bool] = lambda party, round, method: False,
     ) -> None:
-        sent = type(world.run).model_validate_json(for_nodes(world).model_dump_json())
-        guests = [i for i in world.names if i not in world.colocated]
-        self.places = {i: place(sent, i) for i in guests}
+        sent = type(run_plan.run).model_validate_json(for_nodes(run_plan).model_dump_json())
+        guests = [i for i in run_plan.names if i not in run_plan.colocated]
+        self.places = {i: context(sent, i) for i in guests}
         for i, there in self.places.items():
-            assert there.facts == expected(world, i)
-        colocated = {i: world.clients[i]() for i in world.colocated}
-        every = [colocated[i] if i in colocated else self.places[i].party for i in world.names]
-        self._inner, self._colocated = LocalEngine(every, seed=world.run.seed), tuple(colocated)
+            assert there.facts == expected(run_plan, i)
+        colocated = {i: run_plan.clients[i]() for i in run_plan.colocated}
+        every = [colocated[i] if i in colocated else self.places[i].party for i in run_plan.names]
+        self._inner, self._colocated = LocalEngine(every, seed=run_plan.run.seed), tuple(colocated)
         self._kept, self._away, self._round = kept, away, -1
         self.calls: list[str] = []
-        super().__init__(world.names, seed=world.run.seed, faults=world.run.faults)
+        super().__init__(run_plan.names, seed=run_plan.run.seed, faults=run_plan.run.faults)
         self._mark(0)
 
     def _mark(self, round: int) -> None:

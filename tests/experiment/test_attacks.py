@@ -19,7 +19,7 @@ from fedloom.experiment.build import build
 from fedloom.experiment.engine import start
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
-from fedloom.experiment.run import Result, execute
+from fedloom.experiment.run import RunResult, execute
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import batch_indices, labels, learn
 from fedloom.protect.attacks import known_rows, nearest, success
@@ -35,12 +35,12 @@ def config(method: str, attacks: int | None = 1, rounds: int = 2, **changes: Any
         "data": {"clients": 3, "test_rows": 50},
         "columns": {"aligned": ALIGNED, "unaligned": 40},
         "models": {"pool": ["mlp"]},
-        "evaluate": {} if attacks is None else {"attacks": attacks},
+        "evaluate": {} if attacks is None else {"attack_labels": attacks},
     }
     return check({"run": {**values, **changes}}).run
 
 
-def shares(result: Result, round: int) -> dict[str, dict[str, float]]:
+def shares(result: RunResult, round: int) -> dict[str, dict[str, float]]:
     """By attack and party; the mean has the party ""."""
     found: dict[str, dict[str, float]] = {}
     for at, _, _, party, what, value in result.metrics:
@@ -52,13 +52,13 @@ def shares(result: Result, round: int) -> dict[str, dict[str, float]]:
 @contextmanager
 def begun(run: Any, rounds: int = 1) -> Iterator[tuple[RunPlan, Federation]]:
     """A federation after some rounds."""
-    world = build(run)
-    with start(world) as engine:
-        fed = Federation(engine, coordinator="active", colocated=world.colocated)
+    run_plan = build(run)
+    with start(run_plan) as engine:
+        fed = Federation(engine, coordinator="active", colocated=run_plan.colocated)
         for t in range(rounds):
             fed.round = t
-            assert list(world.method.round(fed, world.server, engine.ids, world.cfg, t)) == ["round"]
-        yield world, fed
+            assert list(run_plan.method.round(fed, run_plan.server, engine.ids, run_plan.cfg, t)) == ["round"]
+        yield run_plan, fed
 
 
 def ask(fed: Federation, method: str, **arguments: Any) -> dict[int, Any]:
@@ -66,7 +66,7 @@ def ask(fed: Federation, method: str, **arguments: Any) -> dict[int, Any]:
 
 
 def test_logits_that_are_added_up_give_all_labels_away() -> None:
-    result = execute(config("split", params={"top": "sum", "width": 10}))
+    result = execute(config("split", params={"top_model": "sum", "embedding_dim": 10}))
     for round in (0, 1, 2):
         found = shares(result, round)
         assert found["gradients direct"] == {"party-1": 1.0, "party-2": 1.0, "": 1.0}
@@ -92,60 +92,60 @@ def test_prototypes_leak_without_any_known_label() -> None:
         assert found["prototypes"][""] > 0.4 > 0.2 > found["chance"][""]
 
 
-def test_who_is_told_nothing_can_only_try_the_controls() -> None:
+def test_who_is_reported_nothing_can_only_try_the_controls() -> None:
     assert set(shares(execute(config("active-only", rounds=1)), 1)) == CONTROL
 
 
 def test_exposed_gradients_are_those_of_the_joint_loss() -> None:
-    with begun(config("split")) as (world, fed):
-        home, parts = world.server, ask(fed, "contribution", on="aligned")
-        exposed = home.exposed(parts)
+    with begun(config("split")) as (run_plan, fed):
+        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        exposed = active.exposed(parts)
         assert set(exposed) == {"gradients"} and set(exposed["gradients"]) == {0, 1, 2}
         sent = [parts[m].clone().requires_grad_() for m in parts]
         loss = torch.zeros(())
-        for row, label in enumerate(labels(home)):
+        for row, label in enumerate(labels(active)):
             joint = torch.stack([f[row] for f in sent])[None]
-            loss = loss + F.cross_entropy(home.net.module(joint), label[None])
-        (loss / world.cfg.batch_size).backward()
+            loss = loss + F.cross_entropy(active.net.module(joint), label[None])
+        (loss / run_plan.cfg.batch_size).backward()
         for m, f in zip(parts, sent, strict=True):
-            assert exposed["gradients"][m].shape == (ALIGNED, world.cfg.width)
+            assert exposed["gradients"][m].shape == (ALIGNED, run_plan.cfg.embedding_dim)
             assert torch.allclose(exposed["gradients"][m], f.grad, atol=1e-7)
 
 
 def test_exposed_gradients_are_what_the_first_batch_brings() -> None:
     """Embeddings and gradients of the attack are, row by row, what crosses in training."""
     run = config("split", params={"batch_size": 16})
-    with begun(run, rounds=0) as (world, fed):
-        home, parts = world.server, ask(fed, "contribution", on="aligned")
-        exposed, rows = home.exposed(parts)["gradients"], batch_indices(home, 0, 0)
+    with begun(run, rounds=0) as (run_plan, fed):
+        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        exposed, rows = active.exposed(parts)["gradients"], batch_indices(active, 0, 0)
         sent = ask(fed, "embed", number=0, step=0)
-        told = learn(home, sent, 0, 0)
+        messages = learn(active, sent, 0, 0)
         for m in parts:
             assert torch.equal(parts[m][rows], sent[m])
-            assert torch.allclose(exposed[m][rows], told[m]["cut"], atol=1e-7)
+            assert torch.allclose(exposed[m][rows], messages[m]["cut"], atol=1e-7)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.5])
 def test_exposed_prototypes_are_those_that_are_sent(noise: float) -> None:
-    changes = {"params": {"prototype_noise": noise, "steps": 1}, "columns": {"aligned": ALIGNED, "rare": [3]}}
-    with begun(config("proto-evfl", **changes)) as (world, fed):
-        home, parts = world.server, ask(fed, "contribution", on="aligned")
-        told = home.exposed(parts)["prototypes"]
+    changes = {"params": {"prototype_noise": noise, "steps": 1}, "columns": {"aligned": ALIGNED, "rare_classes": [3]}}
+    with begun(config("proto-evfl", **changes)) as (run_plan, fed):
+        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        messages = active.exposed(parts)["prototypes"]
         for m in parts:
-            difference = told[m] - home.prototypes[m]
+            difference = messages[m] - active.prototypes[m]
             others = torch.arange(10) != 3
-            assert not told[m][3].any()  # no aligned person is of this class, and the prior says so
+            assert not messages[m][3].any()  # no aligned person is of this class, and the prior says so
             assert float(difference[others].std(correction=0)) == pytest.approx(noise, abs=0.1)
-            assert torch.equal(difference[others], torch.zeros(9, world.cfg.width)) == (noise == 0)
+            assert torch.equal(difference[others], torch.zeros(9, run_plan.cfg.embedding_dim)) == (noise == 0)
 
 
 def test_before_the_first_round_prototypes_are_those_that_it_would_begin_with() -> None:
-    with begun(config("proto-evfl"), rounds=0) as (world, fed):
-        home, parts = world.server, ask(fed, "contribution", on="aligned")
-        told = home.exposed(parts)["prototypes"]
+    with begun(config("proto-evfl"), rounds=0) as (run_plan, fed):
+        active, parts = run_plan.server, ask(fed, "contribution", on="aligned")
+        messages = active.exposed(parts)["prototypes"]
         for m, f in parts.items():
-            assert torch.equal(told[m], class_means(f, labels(home), 10)[0])
-        assert not home.begun and not home.prototypes.any()
+            assert torch.equal(messages[m], class_means(f, labels(active), 10)[0])
+        assert not active.begun and not active.prototypes.any()
         first = ask(fed, "introduce")
         assert all(torch.allclose(parts[m], first[m], atol=1e-6) for m in parts)
 
@@ -162,7 +162,7 @@ def test_a_party_attacks_with_its_own_embeddings_as_it_has_them() -> None:
 
 @pytest.mark.parametrize("method", ["split", "active-only", "proto-evfl", "ss-vfl", "fedhssl"])
 def test_looking_changes_no_state_and_sends_nothing(method: str) -> None:
-    params = {"steps": 1} | ({"pretrain": 1} if method in ("ss-vfl", "fedhssl") else {})
+    params = {"steps": 1} | ({"pretrain_rounds": 1} if method in ("ss-vfl", "fedhssl") else {})
     changes = {} if method in ("split", "active-only") else {"params": params}
     without, with_ = (execute(config(method, attacks, **changes)) for attacks in (None, 3))
     assert with_.summary["state_sha256"] == without.summary["state_sha256"]
@@ -183,16 +183,16 @@ def test_engines_agree(method: str) -> None:
 def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
     """Gradients of other labels than those that are asked for tell nothing about these."""
     run = config("split", columns={"aligned": 600, "unaligned": 40})
-    world = build(run)
-    truth = world.data.parties.labels  # type: ignore[attr-defined]
-    told = labels(world.server).numpy().copy()
-    assert np.array_equal(truth, told)
-    data = world.server.context.data
-    data.labels[data.index] = torch.from_numpy(stream(0, "permuted").permutation(told))
-    with start(world) as engine:
-        fed = Federation(engine, coordinator="active", colocated=world.colocated)
+    run_plan = build(run)
+    truth = run_plan.data.parties.labels  # type: ignore[attr-defined]
+    messages = labels(run_plan.server).numpy().copy()
+    assert np.array_equal(truth, messages)
+    data = run_plan.server.context.data
+    data.labels[data.index] = torch.from_numpy(stream(0, "permuted").permutation(messages))
+    with start(run_plan) as engine:
+        fed = Federation(engine, coordinator="active", colocated=run_plan.colocated)
         parts = ask(fed, "contribution", on="aligned")
-        gradients = world.server.exposed(parts)["gradients"]
+        gradients = run_plan.server.exposed(parts)["gradients"]
     for m in (1, 2):
         known = known_rows(torch.from_numpy(truth), 1, stream(0, "attack", m))
         guesses = nearest(gradients[m], known, torch.from_numpy(truth)[known])
@@ -200,10 +200,8 @@ def test_permuted_labels_are_guessed_no_better_than_by_chance() -> None:
 
 
 def test_a_method_whose_parties_have_labels_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"evaluate\.attacks: fedavg shares rows, .* take a method whose parties hold"
-    ):
-        check({"run": {"method": "fedavg", "evaluate": {"attacks": 1}}})
+    with pytest.raises(ConfigError, match=r"evaluate\.attack_labels: .*: leave it out, or use a vertical method"):
+        check({"run": {"method": "fedavg", "evaluate": {"attack_labels": 1}}})
     with pytest.raises(ConfigError, match="greater than or equal to 1"):
         config("split", 0)
 

@@ -60,7 +60,7 @@ def test_a_comparison_of_codings(tmp_path: Path) -> None:
     assert "fedmd-int8" in page and "sent up by all clients" in page
 
 
-def test_the_shipped_comparison_of_codings_tells_its_runs_apart() -> None:
+def test_the_shipped_comparison_of_codings_distinguishes_its_runs() -> None:
     runs = [run for run in read("fedal-bytes").runs() if run.seed == 0]
     assert len({run.name for run in runs}) == len(runs) == 10
     asked = {(run.method, run.params.get("coding", "float32"), run.params.get("top_k")) for run in runs}

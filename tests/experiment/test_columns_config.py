@@ -11,16 +11,16 @@ import pytest
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.experiment import config
 from fedloom.experiment.build import build, parties_of
-from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.run import execute
+from fedloom.experiment.sections import ColumnsConfig
 from fedloom.experiment.settings.vertical import ALIGNED
 from fedloom.methods import registry, source_of
 
 FILES = {"files": ["a.csv", "b.csv"], "id": "id", "label": "y"}
-CUT: dict[str, Any] = {
-    "unaligned": 5, "held": 1, "grid": [2, 2], "balanced": True, "ratio": 2.0, "majority": 2, "rare": [0],
-    "rare_rows": 3,
+SPLIT_SETTINGS: dict[str, Any] = {
+    "unaligned": 5, "blocks_per_party": 1, "grid": [2, 2], "balanced": True, "imbalance_ratio": 2.0,
+    "majority_classes": 2, "rare_classes": [0], "rare_rows": 3,
 }  # fmt: skip
 VERTICAL = [name for name, method in registry().items() if method.setting == "vertical"]
 
@@ -36,7 +36,7 @@ def problems(**run: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("method", VERTICAL)
-def test_four_parties_share_the_columns_where_nothing_is_said(method: str) -> None:
+def test_four_parties_share_the_columns_where_nothing_is_reported(method: str) -> None:
     assert read(method).run.data.clients == 4
     assert read(method, ["data.name=wine", "rounds=20"]).run.data.clients == 4
     assert read(method, flags={"data": {"name": "wine"}}).run.data.clients == 4
@@ -131,14 +131,26 @@ def test_files_are_matched_by_a_column_of_each(tmp_path: Path, caplog: pytest.Lo
 
 def test_the_usual_section_is_that_of_the_paper() -> None:
     section = ColumnsConfig()
-    assert not section.own_data and section.aligned is None and section.ratio == 1.0 and section.backend == "plain"
+    assert (
+        not section.own_data
+        and section.aligned is None
+        and section.imbalance_ratio == 1.0
+        and section.backend == "plain"
+    )
     parties = parties_of(check({"run": {"method": "split", "data": {"test_rows": 20}}}).run)
     assert len(parties.labels) == ALIGNED == 200 and len(parties.views) == 4
     assert {v.x.shape[1:] for v in parties.views} == {(2, 4, 4)}  # two quadrants of 8x8 digits
 
 
 def test_a_config_goes_through_its_file_and_back(tmp_path: Path) -> None:
-    section = {"aligned": 60, "unaligned": 30, "ratio": [1.0, 2.0, 3.0], "grid": [2, 2], "rare": [3], "rare_rows": 2}
+    section = {
+        "aligned": 60,
+        "unaligned": 30,
+        "imbalance_ratio": [1.0, 2.0, 3.0],
+        "grid": [2, 2],
+        "rare_classes": [3],
+        "rare_rows": 2,
+    }
     run = check({"run": {"method": "split", "data": {"clients": 3}, "columns": section}}).run
     (tmp_path / "x.toml").write_text(config.toml(run))
     assert read(str(tmp_path / "x.toml")).run == run
@@ -151,20 +163,23 @@ def test_a_config_goes_through_its_file_and_back(tmp_path: Path) -> None:
     ("section", "text"),
     [
         ({"alined": 5}, "columns.alined: there is no such setting. Did you mean 'aligned'?"),
-        ({"aligned": 0}, "columns.aligned: input should be greater than or equal to 1"),
-        ({"unaligned": -1}, "columns.unaligned: input should be greater than or equal to 0"),
-        ({"align": "psi"}, "columns.align: input should be 'plain' or 'openmined'"),
-        ({"files": ["a.csv"], "manifest": "m.csv"}, "columns: give files or a manifest, not both"),
-        ({"files": ["a.csv", "b.csv"]}, "columns: files need id, the column that matches rows, and label"),
-        ({"files": ["a.csv", "b.csv"], "id": "id"}, "columns: files need id, the column that matches rows"),
-        ({"label": "y"}, "columns: id and label name columns of files: name these too"),
+        ({"aligned": 0}, "columns.aligned: must be greater than or equal to 1"),
+        ({"unaligned": -1}, "columns.unaligned: must be greater than or equal to 0"),
+        ({"align": "psi"}, "columns.align: must be 'plain' or 'openmined'"),
+        ({"files": ["a.csv"], "manifest": "m.csv"}, "columns: set files or manifest, not both"),
+        ({"files": ["a.csv", "b.csv"]}, "columns: files need id (the column that identifies a row) and label"),
+        ({"files": ["a.csv", "b.csv"], "id": "id"}, "columns: files need id"),
+        ({"label": "y"}, "columns: id and label are columns of files: set files too"),
         ({**FILES, "id": ["id"]}, "columns: id must be one name, or one for each of 2 files, not 1"),
         *(
-            ({**source, name: value}, f"columns: only where a known data set is cut is there a choice of {name}: ")
+            ({**source, name: value}, f"columns: {name} cannot be set with ")
             for source in (FILES, {"manifest": "m.csv"})
-            for name, value in CUT.items()
+            for name, value in SPLIT_SETTINGS.items()
         ),
-        ({**FILES, "held": 1, "rare": [0]}, "columns: only where a known data set is cut is there a choice of held, r"),
+        (
+            {**FILES, "blocks_per_party": 1, "rare_classes": [0]},
+            "columns: blocks_per_party, rare_classes cannot be set",
+        ),
         (3, "columns: "),
     ],
 )
@@ -174,8 +189,8 @@ def test_a_mistake_is_named_with_its_mend(section: Any, text: str) -> None:
 
 
 def test_all_problems_come_at_once() -> None:
-    found = problems(columns={"aligned": 0, "grid": [2]}, rounds=-1, params={"lr": 0, "wdth": 3})
-    for part in ("columns.aligned", "columns.grid", "rounds", "params.lr", "Did you mean 'width'?"):
+    found = problems(columns={"aligned": 0, "grid": [2]}, rounds=-1, params={"lr": 0, "embeding_dim": 3})
+    for part in ("columns.aligned", "columns.grid", "rounds", "params.lr", "Did you mean 'embedding_dim'?"):
         assert any(part in line for line in found), part
 
 
@@ -188,15 +203,18 @@ def test_a_method_that_shares_rows_has_no_columns_to_cut() -> None:
     ("values", "text"),
     [
         ({"columns": {"aligned": 10_000}}, "aligned"),
-        ({"columns": {"held": 9}}, "held must be from 1 to 4"),
-        ({"columns": {"ratio": [2.0, 1.0]}}, "ratio must be one number of at least 1, or one for each of 4"),
-        ({"columns": {"rare": [10]}}, "rare must be a proper subset of the classes"),
+        ({"columns": {"blocks_per_party": 9}}, "blocks_per_party must be from 1 to 4"),
+        (
+            {"columns": {"imbalance_ratio": [2.0, 1.0]}},
+            "imbalance_ratio must be one number of at least 1, or one for each of 4",
+        ),
+        ({"columns": {"rare_classes": [10]}}, "rare_classes must be a proper subset of the classes"),
         ({"columns": {"grid": [2, 2]}, "data": {"name": "wine"}}, "grid applies to images"),
         ({"data": {"clients": 1}}, "parties must be at least 2"),
         ({"data": {"name": "wine", "clients": 30}}, "need at least 30 columns"),
     ],
 )
-def test_numbers_that_the_data_can_t_meet_are_refused_before_any_work(values: dict[str, Any], text: str) -> None:
+def test_numbers_that_the_data_cannot_meet_are_refused_before_any_work(values: dict[str, Any], text: str) -> None:
     with pytest.raises(DataError, match=text):
         build(check({"run": {"method": "split", **values}}).run)
 
@@ -211,10 +229,10 @@ def test_what_is_pooled_must_be_known_in_full(tmp_path: Path) -> None:
 
 
 def test_parties_and_places_are_those_of_the_section() -> None:
-    section = {"aligned": 40, "unaligned": 30, "held": 1}
-    world = build(check({"run": {"method": "proto-evfl", "data": {"test_rows": 20}, "columns": section}}).run)
-    assert world.colocated == (0,) and len(world.clients) == 4 and world.graph is None
-    for make in world.clients:
+    section = {"aligned": 40, "unaligned": 30, "blocks_per_party": 1}
+    plan = build(check({"run": {"method": "proto-evfl", "data": {"test_rows": 20}, "columns": section}}).run)
+    assert plan.colocated == (0,) and len(plan.clients) == 4 and plan.graph is None
+    for make in plan.clients:
         context = make().context
         assert (len(context.rows), context.aligned, context.parties, context.classes) == (70, 40, 4, 10)
         assert (len(context.tests["test"]), len(context.tests["own"])) == (20, 30)
@@ -237,7 +255,7 @@ def test_zero_shot_is_seen_in_the_recall_of_the_class() -> None:
         "method": "proto-evfl",
         "rounds": 2,
         "params": {"epochs": 10, "active_lr": 0.01, "steps": 2},
-        "columns": {"aligned": 60, "unaligned": 20, "rare": [3]},
+        "columns": {"aligned": 60, "unaligned": 20, "rare_classes": [3]},
         "models": {"pool": ["mlp"]},
         "evaluate": {"points": 1},
     }
@@ -245,7 +263,7 @@ def test_zero_shot_is_seen_in_the_recall_of_the_class() -> None:
     assert measures["recall 3"] == 0.0 and measures["accuracy mean"] > 0.3
 
 
-def test_a_page_of_one_s_own_has_few_parties_too(tmp_path: Path) -> None:
+def test_a_page_of_the_user_has_few_parties_too(tmp_path: Path) -> None:
     page = tmp_path / "mine.py"
     page.write_text(source_of("proto-evfl").read_text())
     assert read(str(page)).run.data.clients == 4

@@ -16,30 +16,30 @@ import fedloom
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, MethodError
 from fedloom.experiment.build import build
-from fedloom.experiment.compare import execute_all, summarise
+from fedloom.experiment.compare import execute_all, summarize
 from fedloom.experiment.reading import check, read
 from fedloom.experiment.result import Comparison, RunSummary
-from fedloom.experiment.run import Result, execute
+from fedloom.experiment.run import RunResult, execute
 from fedloom.report.terminal import show_comparison
 
 PARTIES, ALIGNED, WIDTH, CLASSES, ROUNDS = 4, 40, 8, 10, 3
 SMALL: dict[str, Any] = {
     "method": "proto-evfl",
     "rounds": ROUNDS,
-    "params": {"width": WIDTH},
+    "params": {"embedding_dim": WIDTH},
     "data": {"clients": PARTIES, "test_rows": 60},
     "columns": {"aligned": ALIGNED, "unaligned": 30},
     "models": {"pool": ["linear"]},
 }
 
 
-def small(**changes: Any) -> Result:
+def small(**changes: Any) -> RunResult:
     return execute(check({"run": {**SMALL, **changes}}).run)
 
 
 @pytest.fixture(scope="module")
-def proto() -> Result:
-    return small(params={"width": WIDTH, "steps": 4}, evaluate={"attacks": 1})
+def proto() -> RunResult:
+    return small(params={"embedding_dim": WIDTH, "steps": 4}, evaluate={"attack_labels": 1})
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +49,11 @@ def found() -> dict[str, Any]:
     return execute_all(check({"run": {**SMALL, "rounds": 1}, "compare": {"methods": methods, "seeds": [0, 1]}}))
 
 
-def last(result: Result) -> dict[tuple[str, str], float]:
+def last(result: RunResult) -> dict[tuple[str, str], float]:
     return {(row[4], row[3]): row[5] for row in result.metrics if row[0] == ROUNDS}
 
 
-def test_one_answer_of_all_parties_is_the_result(proto: Result) -> None:
+def test_one_answer_of_all_parties_is_the_result(proto: RunResult) -> None:
     s, end = proto.summary, last(proto)
     value = end["accuracy mean", ""]
     assert s["accuracy"] == {"mean": value, "std": 0.0, "per_client": [value]} and proto.accuracy == value
@@ -63,35 +63,36 @@ def test_one_answer_of_all_parties_is_the_result(proto: Result) -> None:
         "balanced accuracy": end["balanced accuracy", ""],
         "auc": end["auc", ""],
         "log loss": end["loss mean", ""],
+        "calibration error": end["calibration error", ""],
     }
     assert s["clients"] == PARTIES and 0.1 <= s["chance"] < 0.3
     json.dumps(s)
 
 
-def test_results_are_what_the_schema_reads_and_writes(proto: Result, found: dict[str, Any]) -> None:
-    rows = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public": 60})
+def test_results_are_what_the_schema_reads_and_writes(proto: RunResult, found: dict[str, Any]) -> None:
+    rows = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
     for content in (proto.summary, rows.summary):
         assert RunSummary(**content).content() == content
     assert Comparison(**found).content() == found
 
 
-def test_each_party_alone_stands_beside(proto: Result) -> None:
+def test_each_party_alone_stands_beside(proto: RunResult) -> None:
     alone, end = proto.summary["alone"]["alone"], last(proto)
     names = [f"party-{m}" for m in range(PARTIES)]
     for on, measure in {"test": "accuracy alone", "own": "own accuracy alone"}.items():
         each = [end[measure, name] for name in names]
         assert alone[on]["per_client"] == each
         assert alone[on]["mean"] == pytest.approx(np.mean(each)) == pytest.approx(end[f"{measure} mean", ""])
-    assert small(method="split", rounds=1, params={"width": WIDTH, "epochs": 1}).summary["alone"] == {}
+    assert small(method="split", rounds=1, params={"embedding_dim": WIDTH, "epochs": 1}).summary["alone"] == {}
 
 
 def test_pseudo_labels_of_nobody_are_not_measured() -> None:
     columns = {"aligned": ALIGNED, "unaligned": 0}
-    alone = small(rounds=1, columns=columns, params={"width": WIDTH, "steps": 1}).summary["alone"]["alone"]
+    alone = small(rounds=1, columns=columns, params={"embedding_dim": WIDTH, "steps": 1}).summary["alone"]["alone"]
     assert alone["own"] is None and len(alone["test"]["per_client"]) == PARTIES
 
 
-def test_attacks_are_of_parties_without_labels(proto: Result) -> None:
+def test_attacks_are_of_parties_without_labels(proto: RunResult) -> None:
     attacks, end = proto.summary["attacks"], last(proto)
     assert {"prototypes", "completion", "chance"} <= set(attacks)
     for name, attack in attacks.items():
@@ -100,7 +101,7 @@ def test_attacks_are_of_parties_without_labels(proto: Result) -> None:
         assert attack["mean"] == pytest.approx(end[f"attack {name} mean", ""])
 
 
-def test_bytes_by_kind_are_the_formula(proto: Result) -> None:
+def test_bytes_by_kind_are_the_formula(proto: RunResult) -> None:
     """Embeddings and a prior up, prototypes and the prior down, each round; embeddings once before. Party 0 is at
     home."""
     s, crossing = proto.summary, PARTIES - 1
@@ -129,33 +130,33 @@ def test_bytes_by_kind_of_methods_that_share_rows() -> None:
 
 def test_scores_are_paired(found: dict[str, Any]) -> None:
     first, other = found["methods"]
-    assert found["measure"] == "accuracy" and found["lower_is_better"] == ["log loss"]
-    assert set(found["further"]) == {"balanced accuracy", "auc", "log loss"}
+    assert found["measure"] == "accuracy" and found["lower_is_better"] == ["log loss", "calibration error"]
+    assert set(found["further"]) == {"balanced accuracy", "auc", "log loss", "calibration error"}
     for name, (d,) in {"accuracy": found["differences"], **found["further"]}.items():
         assert d["mean"] == pytest.approx(first["scores"][name]["mean"] - other["scores"][name]["mean"])
         assert d["std_over_seeds"] == pytest.approx(np.std(d["per_seed"], ddof=1)) and d["clients"] == 2
-        better = np.array(d["per_seed"]) * (-1 if name == "log loss" else 1) > 0
+        better = np.array(d["per_seed"]) * (-1 if name in found["lower_is_better"] else 1) > 0
         assert d["clients_better"] == better.sum()
     assert first["accuracy"] == first["scores"]["accuracy"] and other["alone"] == {}
     assert set(first["alone"]["alone"]) == {"test", "own"}
 
 
-def test_columns_and_rows_are_not_compared(proto: Result, tmp_path: Path) -> None:
+def test_columns_and_rows_are_not_compared(proto: RunResult, tmp_path: Path) -> None:
     mixed = check({"run": {"rounds": 1}, "compare": {"methods": ["split", "fedal"]}})
-    with pytest.raises(ConfigError, match="split can't be compared with fedal: its parties hold different columns"):
+    with pytest.raises(ConfigError, match="split cannot be compared with fedal: its parties hold different columns"):
         execute_all(mixed, tmp_path / "x")
     assert not (tmp_path / "x").exists()  # before any work
-    rows = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public": 60})
+    rows = fedloom.run("local", rounds=0, data={"clients": PARTIES, "public_rows": 60})
     with pytest.raises(ConfigError, match="compare methods of one kind"):
-        summarise("", [proto, rows])
+        summarize("", [proto, rows])
 
 
-def test_other_test_people_are_not_compared(proto: Result) -> None:
+def test_other_test_people_are_not_compared(proto: RunResult) -> None:
     other = small(method="split", rounds=0, data={**SMALL["data"], "test_rows": 50})
     with pytest.raises(ConfigError, match="test_sha256"):
-        summarise("", [proto, other])
+        summarize("", [proto, other])
     same = small(method="pooled", rounds=0)  # holds more, and is tested on the same
-    assert summarise("", [proto, same])["differences"]
+    assert summarize("", [proto, same])["differences"]
 
 
 def shown(found: dict[str, Any]) -> str:
@@ -167,7 +168,7 @@ def shown(found: dict[str, Any]) -> str:
 def test_a_comparison_fits_80_columns(found: dict[str, Any]) -> None:
     text = shown(found)
     lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= 80, [line for line in lines if len(line) > 80]
     row = next(line for line in lines if line.startswith(" split "))
     score = found["methods"][1]["scores"]
     for part in (
@@ -175,9 +176,12 @@ def test_a_comparison_fits_80_columns(found: dict[str, Any]) -> None:
         f"{score['balanced accuracy']['mean']:.1%}",
         f"{score['auc']['mean']:.3f}",
         f"{score['log loss']['mean']:.3f}",
+        f"{score['calibration error']['mean']:.3f}",
     ):
         assert part in row
-    assert "log-loss: less is better" in text and "always answering the most frequent class" in text
+    assert (
+        "log-loss and calibration error: less is better" in text and "always answering the most frequent class" in text
+    )
     assert "proto-evfl - split" in text and "proto-evfl, each party alone: " in text
 
 
@@ -189,8 +193,8 @@ def test_a_difference_that_rounds_to_zero_has_no_minus(found: dict[str, Any]) ->
 
 def test_failures_have_a_column_where_there_are_some(found: dict[str, Any]) -> None:
     failed = [{**m, "failures": 17} for m in found["methods"]]
-    assert "failed" not in shown(found)
-    assert "failed" in shown({**found, "methods": failed}) and " 17 " in shown({**found, "methods": failed})
+    assert "Failures" not in shown(found)
+    assert "Failures" in shown({**found, "methods": failed}) and " 17 " in shown({**found, "methods": failed})
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
@@ -207,12 +211,19 @@ def test_the_command_line_from_end_to_end(
     assert not stop.value.code
     assert "log-loss" in capsys.readouterr().out
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "Balanced accuracy" in page and "Data of each party" in page and "Each party alone" in page
+    assert "Balanced accuracy" in page and "Calibration error" in page
+    assert "Data of each party" in page and "Each party alone" in page
 
 
 def test_rare_classes_are_judged_apart() -> None:
     """No method finds a class that nobody was shown; a mean over all classes would hide it."""
-    overrides = ["rounds=10", "columns.aligned=100", "columns.rare=[3]", "evaluate.points=1", "data.test_rows=200"]
+    overrides = [
+        "rounds=10",
+        "columns.aligned=100",
+        "columns.rare_classes=[3]",
+        "evaluate.points=1",
+        "data.test_rows=200",
+    ]
     scores = execute(read("split", overrides).run).summary["scores"]
     assert scores["rare recall"] == 0 and scores["seen accuracy"] > 0.3
     few = execute(read("split", [*overrides, "columns.rare_rows=5"]).run).summary["scores"]
@@ -223,8 +234,8 @@ def test_rare_classes_are_judged_apart() -> None:
     assert "rare recall" not in execute(read("split", overrides[:2]).run).summary["scores"]
 
 
-def test_training_that_has_diverged_says_so() -> None:
-    wild = ["rounds=2", "params.optimiser=sgd", "params.lr=1e6", "params.centred=false", "data.test_rows=60"]
+def test_training_that_has_diverged_is_reported() -> None:
+    wild = ["rounds=2", "params.optimizer=sgd", "params.lr=1e6", "params.centered=false", "data.test_rows=60"]
     with pytest.raises(MethodError, match="diverged: lower params"):
         execute(read("split", wild).run)
 

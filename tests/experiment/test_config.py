@@ -55,7 +55,7 @@ def test_unknown_sources(source: str, text: str) -> None:
         read(source).run.resolve()
 
 
-def test_broken_toml_names_the_place(tmp_path: Path) -> None:
+def test_broken_toml_names_the_line(tmp_path: Path) -> None:
     file = tmp_path / "x.toml"
     file.write_text("method = fedal\n")
     with pytest.raises(ConfigError, match=r"x\.toml is not valid TOML.*line 1"):
@@ -166,8 +166,8 @@ def test_a_comparison_is_its_runs() -> None:
         ({"method": "local-only"}, None, None),
         ({"method": "fedavg"}, None, None),
         ({"method": "proto-evfl"}, None, None),
-        ({"method": "augfl", "data": {"server": 50}}, 50, "auto"),
-        ({"method": "augfl", "data": {"server": 0}}, 0, None),
+        ({"method": "augfl", "data": {"server_rows": 50}}, 50, "auto"),
+        ({"method": "augfl", "data": {"server_rows": 0}}, 0, None),
         ({"method": "augfl", "pretrained": {"model": "mlp"}}, "auto", "mlp"),
         ({"method": "fedpcl", "pretrained": {"file": "/own.safetensors"}}, None, None),
     ],
@@ -176,14 +176,14 @@ def test_a_server_has_what_its_method_needs(
     values: dict[str, Any], server: int | str | None, model: str | None
 ) -> None:
     run = check({"run": values}).run
-    assert (run.data.server, run.pretrained.model) == (server, model)
+    assert (run.data.server_rows, run.pretrained.model) == (server, model)
     assert check({"run": tomllib.loads(config.toml(run))}).run == run
 
 
 @pytest.mark.parametrize("names", [["augfl", "fedavg"], ["fedavg", "augfl"], ["fedavg", "server-ce-only", "fedlp"]])
 def test_a_comparison_has_one_split_whatever_its_methods_need(names: list[str]) -> None:
     runs = check({"compare": {"methods": names}}).runs()
-    assert {(run.data.server, run.pretrained.model) for run in runs} == {("auto", "auto")}
+    assert {(run.data.server_rows, run.pretrained.model) for run in runs} == {("auto", "auto")}
     alone = check({"run": tomllib.loads(config.toml(runs[names.index("fedavg")]))}).run
     assert alone == runs[names.index("fedavg")]
 
@@ -191,19 +191,19 @@ def test_a_comparison_has_one_split_whatever_its_methods_need(names: list[str]) 
 @pytest.mark.parametrize("server", [-1, 0.5, "lots", True, False])
 def test_the_servers_rows_are_a_number(server: Any) -> None:
     with pytest.raises(ConfigError) as error:
-        check({"run": {"data": {"server": server}}})
-    assert str(error.value) == f'data.server: must be a number of rows of at least 0, or "auto", not {server!r}'
+        check({"run": {"data": {"server_rows": server}}})
+    assert str(error.value) == f'data.server_rows: must be a number of rows of at least 0, or "auto", not {server!r}'
 
 
-@pytest.mark.parametrize("data", [{"server": -3}, {"server": 100, "unseen": 0.01}])
-def test_of_rows_that_are_not_known_nothing_is_said(data: dict[str, Any]) -> None:
+@pytest.mark.parametrize("data", [{"server_rows": -3}, {"server_rows": 100, "unseen": 0.01}])
+def test_of_rows_that_are_not_known_nothing_is_reported(data: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
         check({"run": {"method": "fedavg", "data": data, "pretrained": {"model": "mlp"}}})
     assert len(str(error.value).splitlines()) == 1
     assert str(error.value).startswith("data")
 
 
-def test_flags_speak_for_a_whole_comparison() -> None:
+def test_flags_apply_to_a_whole_comparison() -> None:
     assert {r.seed for r in read("quickstart", flags={"seed": 7}).runs()} == {7}
     assert {r.seed for r in read("quickstart", ["seed=8"]).runs()} == {8}
     one = read("quickstart", flags={"method": "fedmd-lf"})
@@ -244,7 +244,7 @@ def test_every_shipped_experiment_is_valid(name: str) -> None:
         run.resolve()
 
 
-def test_pages_of_ones_own(tmp_path: Path) -> None:
+def test_pages_of_the_user(tmp_path: Path) -> None:
     page = tmp_path / "mine.py"
     page.write_text(methods.source_of("fedal").read_text())
     assert methods.load(page).name == "fedal"

@@ -22,7 +22,7 @@ from fedloom.experiment.run import Stopped, execute
 SMALL: dict[str, Any] = {
     "rounds": 6,
     "params": {"tau": 2, "batch_size": 8},
-    "data": {"clients": 4, "public": 100, "own_test_rows": 30},
+    "data": {"clients": 4, "public_rows": 100, "own_test_rows": 30},
     "models": {"pool": ["mlp"], "norm": "none"},
     "faults": {"nan": 0.1, "dropout": 0.1},
 }
@@ -43,10 +43,10 @@ class Fragile(Engine):
 
     durable = False
 
-    def __init__(self, world: RunPlan, losses: set[int]) -> None:
-        self._make = lambda: LocalEngine([make() for make in world.clients], seed=0, faults=world.run.faults)
+    def __init__(self, run_plan: RunPlan, losses: set[int]) -> None:
+        self._make = lambda: LocalEngine([make() for make in run_plan.clients], seed=0, faults=run_plan.run.faults)
         self._inner = self._make()
-        super().__init__(names((i, type(p)) for i, p in self._inner._parties.items()), faults=world.run.faults)
+        super().__init__(names((i, type(p)) for i, p in self._inner._parties.items()), faults=run_plan.run.faults)
         self._losses, self._calls = losses, 0
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
@@ -75,7 +75,7 @@ class Fragile(Engine):
 
 def fragile(losses: set[int]) -> Any:
     """A backend whose engine loses its parties at the calls of these numbers."""
-    return lambda *_, **__: Backend(lambda world: Fragile(world, losses))
+    return lambda *_, **__: Backend(lambda run_plan: Fragile(run_plan, losses))
 
 
 @pytest.mark.parametrize("losses", [{1}, {2, 3}, {5}, {9, 10, 24}, {30, 31}])
@@ -113,8 +113,8 @@ def test_a_run_records_where_it_was_and_gives_the_loop_s_numbers(
     where = done["engine"]
     name = {"batched": "batched"}.get(engine.get("name", ""), "local")  # four clients are too few for auto
     assert (where["engine"], where["workers"], where["device"]) == (name, engine.get("workers", 1), "cpu")
-    assert where["asked"] == engine.get("name", "local")
-    assert ("picked by auto" in where["remarks"]) == (where["asked"] == "auto")
+    assert where["requested"] == engine.get("name", "local")
+    assert ("picked by auto" in where["remarks"]) == (where["requested"] == "auto")
     line = f"{name}, {where['workers']} worker{'s' * (where['workers'] > 1)}, cpu"
     assert set(seen) == {line}
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["engine"] == line
@@ -130,7 +130,7 @@ def test_auto_batches_many_small_networks() -> None:
     assert where["engine"] == "batched" and "9 of 9 parties together, in groups: 1" in where["remarks"]
 
 
-def test_another_engine_goes_on_where_one_stopped(whole: dict[str, Any], tmp_path: Path) -> None:
+def test_another_engine_continues_where_one_stopped(whole: dict[str, Any], tmp_path: Path) -> None:
     eval_modes: list[dict[str, Any]] = [{"workers": 2}, {"name": "isolated"}, {"memory_mb": 0}, {}]
     for engine in eval_modes[:-1]:
         with pytest.raises(Stopped):
@@ -151,6 +151,6 @@ def test_another_engine_goes_on_where_one_stopped(whole: dict[str, Any], tmp_pat
         ({"device": "meta", "memory_mb": 1}, "leave it out on the device 'meta'"),
     ],
 )
-def test_settings_that_contradict_each_other_are_told(engine: dict[str, Any], text: str) -> None:
+def test_settings_that_contradict_each_other_are_reported(engine: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         small(engine=engine)

@@ -8,15 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import fedloom
 from fedloom.core.engine import Failure
 from fedloom.core.errors import MethodError
 from fedloom.core.party import Note, Party
 from fedloom.experiment import run as runs
 from fedloom.experiment.engine import Backend
-from fedloom.experiment.evaluate import MEASURES
+from fedloom.experiment.evaluate import RESERVED
 from fedloom.experiment.node_party import build_party
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.run import execute
@@ -26,7 +28,7 @@ from tests.experiment.nodes import Nodes
 from tests.experiment.test_nodes import COLUMNS, ROWS, run
 
 LOCAL = {**ROWS, "method": "local"}
-ATTACKED = {**COLUMNS, "evaluate": {"attacks": 2}}
+ATTACKED = {**COLUMNS, "evaluate": {"attack_labels": 2}}
 ZEROS = torch.zeros(60, dtype=torch.int64)
 
 
@@ -45,8 +47,8 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             def notes(self) -> dict[int, dict[str, Note]]:
                 return {**super().notes(), **({liar: notes} if notes else {})}
 
-        def start(world: RunPlan) -> Nodes:
-            return Lying(world, partial(build_party), {})
+        def start(run_plan: RunPlan) -> Nodes:
+            return Lying(run_plan, partial(build_party), {})
 
         monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start))
 
@@ -65,7 +67,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         Failure(rpc_errors.STALE),
     ],
 )
-def test_an_answer_that_can_t_be_is_left_out(reply: Any, nodes: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_that_cannot_be_is_left_out(reply: Any, nodes: Any, caplog: pytest.LogCaptureFixture) -> None:
     nodes(1, lambda task, honest: reply if task.method == "predictions" and task.shared["on"] == "test" else honest)
     found = execute(run(LOCAL)).summary
     assert found["accuracy"]["clients"] == [0, 2] and len(found["own_accuracy"]["per_client"]) == 3
@@ -103,7 +105,7 @@ def test_a_mistake_in_a_page_is_seen_where_it_runs_here(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("values", [ROWS, ATTACKED], ids=["rows", "columns"])
 def test_what_a_run_measures_is_known_by_how_it_begins(values: dict[str, Any]) -> None:
     found = {row[4] for row in execute(run(values, rounds=1)).metrics if row[0] == 0}
-    assert len(found) > 5 and all(name.startswith(MEASURES) for name in found)
+    assert len(found) > 5 and all(name.startswith(RESERVED) for name in found)
 
 
 def test_a_note_is_no_measure(nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -124,3 +126,27 @@ def test_weights_of_all_parties_are_taken(nodes: Any, tmp_path: Path) -> None:
     execute(run(LOCAL), tmp_path)
     with (tmp_path / "mixing.csv").open() as file:
         assert {tuple(row[1:]) for row in csv.reader(file)} == {("party", "weights"), ("client-1", "0:0.5 1:0.5")}
+
+
+def test_every_client_has_its_scores_at_the_end_on_global_and_on_own_rows() -> None:
+    """They are those of scikit-learn for the models that come back, and the same on every engine."""
+    from sklearn.metrics import balanced_accuracy_score, log_loss, roc_auc_score
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((200, 4)).astype(np.float32)
+    y = (x[:, 0] + rng.standard_normal(200) > 0).astype(int)
+    settings: dict[str, Any] = {"rounds": 2, "clients": 2, "partition": "iid", "public_rows": 0, "models": "linear"}
+    result = fedloom.run("local", data=(x[:100], y[:100]), test=(x[100:], y[100:]), **settings)
+    scores = result.summary["client_scores"]
+    for i, model in enumerate(result.models):
+        with torch.no_grad():
+            p = torch.softmax(model(torch.from_numpy(x[100:])), -1).numpy()
+        assert scores["auc"]["per_client"][i] == pytest.approx(roc_auc_score(y[100:], p[:, 1]), abs=1e-6)
+        assert scores["loss"]["per_client"][i] == pytest.approx(log_loss(y[100:], p), abs=1e-5)
+        balanced = balanced_accuracy_score(y[100:], p.argmax(1))
+        assert scores["balanced accuracy"]["per_client"][i] == pytest.approx(balanced, abs=1e-6)
+    assert {"own auc", "own calibration error"} <= scores.keys() and 0 < scores["calibration error"]["mean"] < 1
+    again = fedloom.run("local", data=(x[:100], y[:100]), test=(x[100:], y[100:]), engine={"workers": 2}, **settings)
+    assert again.summary["client_scores"] == scores
+    one_class = fedloom.run("local", data=[(x[y == 0], y[y == 0]), (x[y == 1], y[y == 1])], rounds=1, models="linear")
+    assert "own auc" not in one_class.summary["client_scores"]  # a client's own rows have one class

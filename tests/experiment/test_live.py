@@ -22,13 +22,13 @@ from fedloom.experiment.live import thinned
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Status, Stopped, execute
 from fedloom.experiment.session import Session
-from fedloom.experiment.view import FILE, QUIET, View, _born, read, signs
+from fedloom.experiment.view import FILE, SILENCE, View, _start_time, liveness, read
 
 SMALL: dict[str, Any] = {
     "method": "fedal",
     "rounds": 5,
     "params": {"tau": 1, "batch_size": 8},
-    "data": {"clients": 3, "public": 60},
+    "data": {"clients": 3, "public_rows": 60},
     "models": {"pool": ["linear"]},
 }
 
@@ -40,14 +40,14 @@ def small(**changes: Any) -> Any:
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every round is shown, however quick."""
-    monkeypatch.setattr(live, "PAUSE", 0.0)
-    monkeypatch.setattr(live, "SHARE", float("inf"))
+    monkeypatch.setattr(live, "MIN_INTERVAL", 0.0)
+    monkeypatch.setattr(live, "MAX_SHARE", float("inf"))
 
 
 def test_the_end_of_a_run(tmp_path: Path) -> None:
     summary = execute(small(), tmp_path).summary
     view = read(tmp_path)
-    assert (view.state, view.words, view.round, view.rounds) == ("finished", "", 5, 5)
+    assert (view.state, view.reason, view.round, view.rounds) == ("finished", "", 5, 5)
     assert (view.name, view.method, view.dataset, view.seed) == ("fedal", "fedal", "digits", 0)
     assert view.accuracy == summary["accuracy"]["mean"] == view.points[-1][1] and view.chance == summary["chance"]
     assert [round for round, _ in view.points] == [0, 1, 2, 3, 4, 5]
@@ -69,11 +69,11 @@ def test_after_each_round(tmp_path: Path) -> None:
     assert {view.state for view in seen} == {"running"}
     assert [len(view.points) for view in seen] == [2, 3, 4, 5, 6]
     assert all(view.pace is not None and view.ends is not None and view.pace > 0 for view in seen)
-    assert seen[0].ends > seen[0].updated and all(signs(view, time.time()) == (False, None) for view in seen)
+    assert seen[0].ends > seen[0].updated and all(liveness(view, time.time()) == (False, None) for view in seen)
 
 
 def test_quick_rounds_are_not_all_written_and_the_last_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PAUSE", 1e9)
+    monkeypatch.setattr(live, "MIN_INTERVAL", 1e9)
     seen: list[int] = []
     execute(small(), tmp_path, progress=lambda _: seen.append(read(tmp_path).round))
     assert seen == [0] * 5
@@ -90,7 +90,7 @@ def test_a_stop_and_a_resumed_run(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         execute(small(), tmp_path, stop=lambda: True)
     stopped = read(tmp_path)
-    assert (stopped.state, stopped.round, stopped.words) == ("stopped", 1, "")
+    assert (stopped.state, stopped.round, stopped.reason) == ("stopped", 1, "")
     execute(small(), tmp_path, resume=True)
     ended = read(tmp_path)
     assert (ended.state, ended.round) == ("finished", 5) and ended.points[:2] == stopped.points
@@ -121,7 +121,7 @@ def test_how_a_run_was_cut_short(error: BaseException, state: str, words: str, t
     with pytest.raises(type(error)):
         execute(small(), tmp_path, progress=fail)
     view = read(tmp_path)
-    assert (view.state, view.words, view.round) == (state, words, 2)
+    assert (view.state, view.reason, view.round) == (state, words, 2)
     assert "secret" not in (tmp_path / FILE).read_text()
 
 
@@ -138,7 +138,7 @@ def test_failures_have_reasons_and_no_trace(tmp_path: Path) -> None:
     view = read(tmp_path)
     assert view.failures == summary["failures"] > live.RECENT_FAILURES == len(view.recent_failures)
     assert "raised" in {m.reason for m in view.recent_failures} and view.recent_failures[-1].round == 8
-    assert "Traceback" in (tmp_path / "trouble.log").read_text()
+    assert "Traceback" in (tmp_path / "tracebacks.log").read_text()
     assert "Traceback" not in (tmp_path / FILE).read_text()
 
 
@@ -153,7 +153,7 @@ def test_parties_with_columns(tmp_path: Path) -> None:
     assert [m.accuracy for m in view.parties if m.accuracy is not None] == alone
 
 
-def test_a_run_goes_on_where_it_can_not_be_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_continues_where_it_cannot_be_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / f".{FILE}.draft").mkdir()
     with caplog.at_level(logging.WARNING, "fedloom"):
         execute(small(), tmp_path)
@@ -165,15 +165,15 @@ def test_a_run_goes_on_where_it_can_not_be_shown(tmp_path: Path, caplog: pytest.
 
 def test_who_comes_and_goes_is_shown_between_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine tells it from a thread of its own, while the run's thread is at work."""
-    world = build(small())
-    with start(world) as engine:
+    plan = build(small())
+    with start(plan) as engine:
         there = dict.fromkeys(engine.ids, True)
         monkeypatch.setattr(engine, "presence", lambda: dict(there))
-        session = Session(world, engine, tmp_path)
+        session = Session(plan, engine, tmp_path)
         session.live.touch()  # before there is anything to show
         assert not (tmp_path / FILE).exists()
         session.begin(False)
-        with session.live.until_the_end(0):
+        with session.live.reporting(0):
             assert read(tmp_path).up == 4
             there[1] = False
             threads = [threading.Thread(target=session.live.touch) for _ in range(20)]
@@ -189,16 +189,16 @@ def test_who_comes_and_goes_is_shown_between_rounds(tmp_path: Path, monkeypatch:
         before = (tmp_path / FILE).read_bytes()
         there[1] = False
         session.live.touch()
-        time.sleep(2 * live.SOON)
+        time.sleep(2 * live.DELAY)
         assert (tmp_path / FILE).read_bytes() == before
 
 
 def test_of_many_parties_those_that_are_down_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "MEMBERS", 2)
-    world = build(small())
-    with start(world) as engine:
+    monkeypatch.setattr(live, "PARTIES", 2)
+    plan = build(small())
+    with start(plan) as engine:
         monkeypatch.setattr(engine, "presence", lambda: {0: True, 1: True, 2: False})
-        session = Session(world, engine, tmp_path)
+        session = Session(plan, engine, tmp_path)
         session.begin(False)
         session.live.show(0)
     view = read(tmp_path)
@@ -218,34 +218,36 @@ def test_signs_of_life(tmp_path: Path) -> None:
     execute(small(rounds=1), tmp_path)
     ended = read(tmp_path)
     now = ended.updated
-    assert signs(ended, now + 1e6) == (False, None)  # who has ended need not live
+    assert liveness(ended, now + 1e6) == (False, None)  # who has ended need not live
     own = ended.model_copy(update={"state": "running"})
-    assert signs(own, now + 1e6) == (False, None)  # a round may take long
+    assert liveness(own, now + 1e6) == (False, None)  # a round may take long
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    theirs = own.process.model_copy(update={"id": child.pid, "born": _born(child.pid)})
+    theirs = own.process.model_copy(update={"id": child.pid, "started_at": _start_time(child.pid)})
     of_child = own.model_copy(update={"process": theirs})
-    assert signs(of_child, now + 5) == (False, None)
+    assert liveness(of_child, now + 5) == (False, None)
     child.kill()
-    until(lambda: signs(of_child, now + 5), lambda found: found == (True, 5.0))  # gone, though nobody asked for its end
+    until(
+        lambda: liveness(of_child, now + 5), lambda found: found == (True, 5.0)
+    )  # gone, though nobody asked for its end
     child.communicate()
-    assert signs(of_child, now + 5) == (True, 5.0)
-    reused = own.model_copy(update={"process": own.process.model_copy(update={"born": 1.0})})
-    assert signs(reused, now + 5) == (True, 5.0)
+    assert liveness(of_child, now + 5) == (True, 5.0)
+    reused = own.model_copy(update={"process": own.process.model_copy(update={"started_at": 1.0})})
+    assert liveness(reused, now + 5) == (True, 5.0)
     elsewhere = own.model_copy(update={"process": own.process.model_copy(update={"host": "another"})})
-    assert signs(elsewhere, now + QUIET - 1) == (False, None)
-    assert signs(elsewhere, now + QUIET + 1) == (False, QUIET + 1)
-    slow = elsewhere.model_copy(update={"pace": QUIET})
-    assert signs(slow, now + 2 * QUIET) == (False, None)
+    assert liveness(elsewhere, now + SILENCE - 1) == (False, None)
+    assert liveness(elsewhere, now + SILENCE + 1) == (False, SILENCE + 1)
+    slow = elsewhere.model_copy(update={"pace": SILENCE})
+    assert liveness(slow, now + 2 * SILENCE) == (False, None)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"state": "running"}', '{"state": 3}'])
 def test_a_damaged_file_is_refused(content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(content)
-    with pytest.raises(DataError, match="not as a run writes it"):
+    with pytest.raises(DataError, match="is invalid"):
         read(tmp_path)
 
 
-def test_a_wrong_folder_and_a_process_that_can_not_be(tmp_path: Path) -> None:
+def test_a_wrong_folder_and_a_process_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no live\.json"):
         read(tmp_path)
     execute(small(rounds=1), tmp_path / "run")

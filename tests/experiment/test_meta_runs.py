@@ -25,9 +25,9 @@ def run(method: str = "augfl", **more: Any) -> RunConfig:
             "clients": 8,
             "partition": "random-classes",
             "options": {"rows": 10},
-            "server": 120,
+            "server_rows": 120,
             "unseen": 0.25,
-            "public": 0,
+            "public_rows": 0,
             "test_rows": 40,
             "own_test_rows": 30,
         },
@@ -40,7 +40,7 @@ def run(method: str = "augfl", **more: Any) -> RunConfig:
 
 def test_a_stopped_run_resumes_with_its_duals_banks_and_maps(tmp_path: Path) -> None:
     for name, params in {"all": {}, "some": {"clients_per_round": 3}}.items():
-        config = run(params={"kt_batch_size": 32, "kl": 0.5, **params})
+        config = run(params={"server_batch_size": 32, "kl": 0.5, **params})
         whole = execute(config, tmp_path / name / "a").summary
         asked = iter((False, False, True))
         with pytest.raises(Stopped):
@@ -50,23 +50,23 @@ def test_a_stopped_run_resumes_with_its_duals_banks_and_maps(tmp_path: Path) -> 
 
 
 def test_nobody_else_holds_what_the_server_holds(tmp_path: Path) -> None:
-    world = build(run())
-    shares = world.data.split  # type: ignore[attr-defined]
+    plan = build(run())
+    shares = plan.data.split  # type: ignore[attr-defined]
     parts = [shares.server, shares.test, *shares.shards]
     rows = np.concatenate(parts)
     assert len(np.unique(rows)) == len(rows) and len(shares.server) == 120
-    assert world.server is not None and world.server.context.pretrained is not None
-    clients = [make() for make in world.clients]
+    assert plan.server is not None and plan.server.context.pretrained is not None
+    clients = [make() for make in plan.clients]
     assert all(c.context.pretrained is None and c.context.encoder is None for c in clients)
 
 
 def test_statistics_of_batchnorm_need_a_word_where_clients_are_unseen() -> None:
-    with pytest.raises(ConfigError, match="no statistics for BatchNorm"):
+    with pytest.raises(ConfigError, match="no BatchNorm statistics"):
         build(run(models={"pool": ["mlp"], "norm": "batch"}))
     summary = execute(run(models={"pool": ["mlp"], "norm": "batch"}, params={"batchnorm": "batch"})).summary
     assert set(summary["eval_modes"]) >= {"1 step", "1 step training"} and not summary["failures"]
     several = {"pool": ["mlp"], "norm": "batch"}
-    assert not execute(run(models=several, data={"name": "digits", "server": 120})).summary["failures"]
+    assert not execute(run(models=several, data={"name": "digits", "server_rows": 120})).summary["failures"]
 
 
 def test_the_same_numbers_with_workers_and_nearly_so_batched() -> None:

@@ -35,17 +35,17 @@ from tests.experiment.nodes import Nodes
 ROWS: dict[str, Any] = {
     "rounds": 4,
     "params": {"tau": 2, "batch_size": 8},
-    "data": {"clients": 3, "public": 60, "own_test_rows": 20, "test_rows": 60},
+    "data": {"clients": 3, "public_rows": 60, "own_test_rows": 20, "test_rows": 60},
     "models": {"pool": ["mlp", "linear"]},
 }
 COLUMNS: dict[str, Any] = {
     "method": "proto-evfl",
     "rounds": 4,
-    "params": {"steps": 2, "batch_size": 8, "width": 16},
+    "params": {"steps": 2, "batch_size": 8, "embedding_dim": 16},
     "data": {"name": "breast_cancer", "clients": 3},
-    "columns": {"aligned": 24, "unaligned": 20, "held": 1},
+    "columns": {"aligned": 24, "unaligned": 20, "blocks_per_party": 1},
 }
-"""Party 0 lives with the home."""
+"""Party 0 is colocated with the active party."""
 
 
 def run(values: dict[str, Any], **changes: Any) -> Any:
@@ -60,8 +60,8 @@ def at_nodes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Nodes]]:
         engines: list[Nodes] = []
         disk: dict[int, dict[int, bytes]] = {} if kept is None else kept
 
-        def start(world: RunPlan) -> Nodes:
-            engines.append(Nodes(world, partial(build_party), disk, away))
+        def start(run_plan: RunPlan) -> Nodes:
+            engines.append(Nodes(run_plan, partial(build_party), disk, away))
             return engines[-1]
 
         monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start))
@@ -80,7 +80,7 @@ def test_numbers_are_those_of_one_machine(values: dict[str, Any], at_nodes: Any)
 
 
 @pytest.mark.parametrize("values", [ROWS, COLUMNS], ids=["rows", "columns"])
-def test_a_run_goes_on_where_its_nodes_can_go_back_to(values: dict[str, Any], at_nodes: Any, tmp_path: Path) -> None:
+def test_a_run_continues_where_its_nodes_can_go_back_to(values: dict[str, Any], at_nodes: Any, tmp_path: Path) -> None:
     whole, kept = execute(run(values)).summary, {}
     first = at_nodes(kept=kept)
     with pytest.raises(Stopped):
@@ -169,7 +169,7 @@ def test_an_evaluation_that_lacks_too_many_is_left_out(
     assert {r[0] for r in metrics(tmp_path) if r[4] == "bytes up"} == seen
 
 
-def test_the_last_evaluation_must_be_there_and_resume_makes_up_for_it(at_nodes: Any, tmp_path: Path) -> None:
+def test_the_last_evaluation_must_exist_and_resume_makes_up_for_it(at_nodes: Any, tmp_path: Path) -> None:
     whole, kept, gone = execute(run(COLUMNS)).summary, {}, [True]
     clock = Clock(1, "contribution", 1)
 

@@ -27,14 +27,15 @@ from tests.experiment.nodes import Nodes
 from tests.node.hosts import RunRequest, node, opening
 
 FORM: dict[str, Any] = {
-    "columns": ["a", "b", {"name": "c", "words": ["x", "y"]}],
+    "columns": ["a", "b", {"name": "c", "categories": ["x", "y"]}],
     "label": "kind",
     "classes": ["one", "two"],
 }
+ALLOWED = {"columns": ["a", "b", "c"], "label": "kind"}
 RUN: dict[str, Any] = {
     "rounds": 3,
     "params": {"tau": 2, "batch_size": 8},
-    "data": {"name": "wards", "clients": 3, "form": FORM},
+    "data": {"name": "wards", "clients": 3, "row_schema": FORM},
     "models": {"pool": ["mlp", "linear"]},
 }
 
@@ -76,8 +77,8 @@ def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callab
         def at(sent: Any, number: int) -> NodeParty:
             return build_party(sent, number, PrivateData(rows=disk[str(number)], public=files.public))
 
-        def start(world: RunPlan) -> Nodes:
-            engines.append(Nodes(world, at, {}, **options))
+        def start(run_plan: RunPlan) -> Nodes:
+            engines.append(Nodes(run_plan, at, {}, **options))
             return engines[-1]
 
         monkeypatch.setitem(runs.execute.__kwdefaults__, "backend", lambda *_, **__: Backend(start, files))
@@ -87,17 +88,17 @@ def federation(disk: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Callab
 
 
 def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
-    world = build(run(), PrivateData(public=disk["public"]))
-    sent = type(world.run).model_validate_json(for_nodes(world).model_dump_json())
+    run_plan = build(run(), PrivateData(public=disk["public"]))
+    sent = type(run_plan.run).model_validate_json(for_nodes(run_plan).model_dump_json())
     assert str(disk["public"].parent) not in sent.model_dump_json()
-    assert world.data.labels == {} and world.chance is None and world.server is not None
-    assert world.server.context.data is None
+    assert run_plan.data.labels == {} and run_plan.chance is None and run_plan.server is not None
+    assert run_plan.server.context.data is None
     there = build_party(sent, 1, PrivateData(rows=disk["1"], public=disk["public"]))
     context = there.party.context
     assert context.data is not None and context.public is not None
     assert len(context.data) + len(context.tests["own"]) == 40 and set(context.tests) == {"own"}
     assert not set(context.data.index.tolist()) & set(context.tests["own"].index.tolist())
-    assert there.facts == expected(world, 1) and there.facts["columns"] == ["a", "b", "c=x", "c=y"]
+    assert there.facts == expected(run_plan, 1) and there.facts["columns"] == ["a", "b", "c=x", "c=y"]
     assert "40" not in json.dumps(there.facts["classes"])
     public = context.public.rows
     assert torch.allclose(public.every.mean(0), torch.zeros(4), atol=1e-5)  # what all hold scales the columns of all
@@ -106,11 +107,32 @@ def test_a_party_s_rows_are_at_its_node_alone(disk: dict[str, Path]) -> None:
 
 
 def test_without_public_rows_each_scales_by_its_own(disk: dict[str, Path]) -> None:
-    world = build(run(method="local"), PrivateData())
-    one, two = (build_party(for_nodes(world), n, PrivateData(rows=disk[str(n)])).party.context.data for n in (1, 2))
+    run_plan = build(run(method="local"), PrivateData())
+    one, two = (build_party(for_nodes(run_plan), n, PrivateData(rows=disk[str(n)])).party.context.data for n in (1, 2))
     assert one is not None and two is not None
     assert torch.allclose(one.every.mean(0), torch.zeros(4), atol=1e-5)
     assert not torch.equal(one.shift, two.shift)
+
+
+def test_missing_numbers_are_filled_at_each_node(disk: dict[str, Path]) -> None:
+    for name in ("1", "2", "public"):
+        lines = disk[name].read_text().splitlines()
+        disk[name].write_text("\n".join([*lines[:3], "," + lines[3].partition(",")[2], *lines[4:], ""]))
+    for public in (None, disk["public"]):
+        run_plan = build(run(method="local", data={"missing": "indicator"}), PrivateData(public=public))
+        for n in (1, 2):
+            there = build_party(for_nodes(run_plan), n, PrivateData(rows=disk[str(n)], public=public))
+            context = there.party.context
+            assert there.facts["columns"] == ["a", "a missing", "b", "b missing", "c=x", "c=y"]
+            assert context.data is not None and torch.isfinite(context.data.every).all()
+            assert torch.isfinite(context.tests["own"].every).all()
+            assert context.data.pool[:, 1].sum() == 1 and context.data.pool[:, 3].sum() == 0
+            if public is None:
+                assert torch.allclose(context.data.every.mean(0), torch.zeros(6), atol=1e-5)
+    with pytest.raises(DataError, match=r"'a' must hold a finite number"):
+        build_party(for_nodes(build(run(method="local"), PrivateData())), 1, PrivateData(rows=disk["1"]))
+    with pytest.raises(ConfigError, match="group does not apply with row_schema"):
+        run(data={"group": "a"})
 
 
 @pytest.mark.parametrize("method", ["fedal", "fedmd", "fedavg", "gossip", "feddf", "ditto"])
@@ -127,20 +149,20 @@ def test_a_run_learns_and_is_judged_where_the_rows_are(
     if method not in ("fedavg", "feddf", "ditto"):  # whose clients are handed weights before they are judged
         assert s["accuracy"]["per_client"] == pytest.approx([float(found["accuracy"]) for found in each.values()])
     assert s["chance"] == pytest.approx(np.mean([float(found["chance"]) for found in each.values()]))
-    assert s["own_accuracy"] is None and s["test_sha256"] is None and s["apart"] is True
+    assert s["own_accuracy"] is None and s["test_sha256"] is None and s["private_rows"] is True
     assert "score" in engines[0].calls and "predictions" not in engines[0].calls
     assert read(str(out / "config.toml")).run == run(method=method, params=params, models=one)
     held = json.loads((out / "partition.json").read_text())
-    assert held["apart"] == 3 and "counts" not in held and held["public"] == 50
+    assert held["private_clients"] == 3 and "counts" not in held and held["public"] == 50
     text = write(out).read_text()
-    assert "Only its owner" in text and "global test set" not in text
+    assert "rows of each client are private" in text and "global test set" not in text
 
 
 def test_a_loss_tells_no_row(disk: dict[str, Path]) -> None:
     """Only a coarse number leaves, however loud the model is."""
     party = build_party(for_nodes(build(run(method="local"), PrivateData())), 0, PrivateData(rows=disk["0"])).party
-    exact, told = (found["loss"] for found in (predictions(party, on="own"), score(party, on="own")))
-    assert told != exact and told.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
+    exact, messages = (found["loss"] for found in (predictions(party, on="own"), score(party, on="own")))
+    assert messages != exact and messages.item() == pytest.approx(round(exact.item(), 3), abs=1e-6)
     party.params = {name: 1e6 * value for name, value in party.params.items()}
     assert predictions(party, on="own")["loss"] > 10 == score(party, on="own")["loss"]
     party.params = {name: 1e38 * torch.sign(value) for name, value in party.params.items()}
@@ -163,7 +185,7 @@ def test_a_node_s_policy_has_enough_rows_on_both_sides(
 ) -> None:
     path, text = tmp_path / "own.csv", for_nodes(build(run(method="local", data=data), PrivateData())).model_dump_json()
     rows(path, rows_each, 3)
-    asked = RunRequest(node(tmp_path, methods=["local"], data={"wards": {"rows": path}}))
+    asked = RunRequest(node(tmp_path, methods=["local"], data={"wards": {"rows": path, **ALLOWED}}))
     try:
         if refused:
             found = asked.refused("open", opening(text))
@@ -185,37 +207,40 @@ def test_the_server_has_a_file_of_its_own(federation: Any, disk: dict[str, Path]
     assert found["pretrained"]["model"] == "mlp" and 0 <= found["accuracy"]["mean"] <= 1
     with pytest.raises(ConfigError, match="rows of the server"):
         build(run(**changes), PrivateData(public=disk["public"]))
-    world, other = (
+    run_plan, other = (
         build(run(**changes), files),
         build(run(**changes), PrivateData(rows=disk["2"], public=disk["public"])),
     )
-    assert world.data.digest != other.data.digest and world.data.common == other.data.common
-    assert expected(world, 0) == expected(other, 0)  # the server's rows are no node's affair
+    assert run_plan.data.digest != other.data.digest and run_plan.data.common == other.data.common
+    assert expected(run_plan, 0) == expected(other, 0)  # the server's rows are no node's affair
 
 
-def test_parties_that_hold_other_public_rows_are_told(disk: dict[str, Path], tmp_path: Path) -> None:
-    world = build(run(), PrivateData(public=disk["public"]))
+def test_parties_that_hold_other_public_rows_are_reported(disk: dict[str, Path], tmp_path: Path) -> None:
+    run_plan = build(run(), PrivateData(public=disk["public"]))
     other = build_party(
-        for_nodes(world), 0, PrivateData(rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
+        for_nodes(run_plan), 0, PrivateData(rows=disk["0"], public=rows(tmp_path / "q.csv", 50, 10, labels=False))
     )
-    mine = expected(world, 0)
+    mine = expected(run_plan, 0)
     assert [line.split(":")[0] for line in differences(mine, other.facts)] == ["public", "data"]
     both = f"({mine['public'][:8]}… here, {other.facts['public'][:8]}… there)"
     mend = "copy the file that [data.wards] public names once more"
-    told = f"its public rows are not the coordinator's: {mend} {both}"
-    assert differences(mine, other.facts, "wards") == [told]
-    assert differences(mine, {**other.facts, "role": "X"}, "wards") == [told, f"role: {mine['role']!r} here, 'X' there"]
-    first = build(run(data={"public": 20}), PrivateData(public=disk["public"]))
+    messages = f"its public rows are not the coordinator's: {mend} {both}"
+    assert differences(mine, other.facts, "wards") == [messages]
+    assert differences(mine, {**other.facts, "role": "X"}, "wards") == [
+        messages,
+        f"role: {mine['role']!r} here, 'X' there",
+    ]
+    first = build(run(data={"public_rows": 20}), PrivateData(public=disk["public"]))
     assert (
         len(build_party(for_nodes(first), 0, PrivateData(rows=disk["0"], public=disk["public"])).party.public_set.rows)
         == 20
     )
     with pytest.raises(DataError, match="must hold 51 rows"):
-        build(run(data={"public": 51}), PrivateData(public=disk["public"]))
+        build(run(data={"public_rows": 51}), PrivateData(public=disk["public"]))
 
 
 def test_a_file_or_form_that_is_missing_is_named(disk: dict[str, Path]) -> None:
-    for data in ({}, {"public": 20}):
+    for data in ({}, {"public_rows": 20}):
         with pytest.raises(ConfigError, match=r'^fedal learns .*in federation\.toml, \[data\.wards\] public = "public'):
             build(run(method="fedal", data=data), PrivateData())
     sent = for_nodes(build(run(), PrivateData(public=disk["public"])))
@@ -223,30 +248,30 @@ def test_a_file_or_form_that_is_missing_is_named(disk: dict[str, Path]) -> None:
         build_party(sent, 0, PrivateData(rows=disk["0"]))
     unformed = {**RUN, "data": {"name": "wards", "clients": 3}}
     with pytest.raises(
-        ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, describe them with \[data\.form\]"
+        ConfigError, match=r"neither .* If 'wards' is the nodes' own rows, describe them with \[data\.row_schema\]"
     ):
         check({"run": {**unformed, "engine": {"name": "net"}}})
     with pytest.raises(ConfigError, match="neither") as alone:
         check({"run": unformed})
-    assert "data.form" not in str(alone.value)
+    assert "data.row_schema" not in str(alone.value)
 
 
-def test_what_can_t_be_is_refused(disk: dict[str, Path]) -> None:
+def test_what_cannot_be_is_refused(disk: dict[str, Path]) -> None:
     with pytest.raises(ConfigError, match="--engine net"):
         execute(run())
-    with pytest.raises(ConfigError, match=r"data\.public"):
-        build(run(data={"public": 0}), PrivateData(public=disk["public"]))
+    with pytest.raises(ConfigError, match=r"data\.public_rows"):
+        build(run(data={"public_rows": 0}), PrivateData(public=disk["public"]))
     with pytest.raises(ConfigError, match="rows of party 0"):
         build_party(for_nodes(build(run(method="local"), PrivateData())), 0)
-    with pytest.raises(ConfigError, match=r"set columns\.own=true"):
+    with pytest.raises(ConfigError, match=r"set columns\.private=true"):
         build(run(method="split", params={}, models={}), PrivateData())
     for wrong, why in (
-        ({"partition": "iid"}, "partition does not apply with form"),
-        ({"server": 10}, "come from a file"),
-        ({"form": {**FORM, "classes": ["one"]}}, "at least 2"),
-        ({"form": {**FORM, "classes": ["one", "one"]}}, "has a value twice"),
-        ({"form": {**FORM, "label": "a"}}, "columns without the label"),
-        ({"form": {"kind": "image", "classes": ["one", "two"]}}, "images need a shape"),
+        ({"partition": "iid"}, "partition does not apply with row_schema"),
+        ({"server_rows": 10}, "come from a file"),
+        ({"row_schema": {**FORM, "classes": ["one"]}}, "at least 2"),
+        ({"row_schema": {**FORM, "classes": ["one", "one"]}}, "has a duplicate value"),
+        ({"row_schema": {**FORM, "label": "a"}}, "must not include the label"),
+        ({"row_schema": {"kind": "image", "classes": ["one", "two"]}}, "kind image needs a shape"),
     ):
         with pytest.raises(ConfigError, match=why):
             run(data=wrong)
@@ -262,7 +287,7 @@ def test_too_few_rows_are_refused(disk: dict[str, Path], tmp_path: Path) -> None
     "wrong",
     [{"accuracy": torch.tensor(1.5)}, {"accuracy": torch.tensor(float("nan"))}, {"rows": 0}, {"rows": "many"}],
 )
-def test_a_score_that_can_t_be_is_left_out(
+def test_a_score_that_cannot_be_is_left_out(
     wrong: dict[str, Any], federation: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     lies = {1: wrong}

@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 
 from fedloom.core.errors import ConfigError, EngineError
+from fedloom.core.paths import locked
 from fedloom.experiment import _pool_job, _pool_processes, pool, run_digest
 from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Job, Standing, digest, is_finished, run_all, usual_workers
 from fedloom.experiment.run import execute
 from fedloom.experiment.session import fingerprint
-from tests.experiment.held import PAGE, hold, rounds, write
+from fedloom.experiment.view import FILE
+from tests.experiment.waiting_page import PAGE, hold, rounds, write
 
 DRIVER = """
 import json, sys
@@ -74,8 +76,8 @@ def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
     assert stopped[0].reason == f"stopped after round {len(rounds(page))}" and not jobs[2].folder.exists()
 
     held = hold(page, 2, 3)
-    told = json.dumps([[job.run.model_dump_json(), str(job.folder)] for job in jobs])
-    with subprocess.Popen([sys.executable, "-c", DRIVER, told], stderr=subprocess.PIPE) as driver:
+    messages = json.dumps([[job.run.model_dump_json(), str(job.folder)] for job in jobs])
+    with subprocess.Popen([sys.executable, "-c", DRIVER, messages], stderr=subprocess.PIPE) as driver:
         while "2 3" not in rounds(page) or len(list(tmp_path.glob("run-*/result.json"))) < 2:
             assert driver.poll() is None, driver.stderr and driver.stderr.read()
             time.sleep(0.05)
@@ -104,7 +106,13 @@ def test_stopped_then_killed_then_done_and_nothing_is_done_twice(
         run_all([Job(a_run(page, seed=0, rounds=41), jobs[0].folder)])
 
 
-def test_what_fails_is_told_in_a_line_without_data_and_the_others_go_on(page: Path, tmp_path: Path) -> None:
+def test_a_run_without_rounds_has_no_share(page: Path, tmp_path: Path) -> None:
+    for number, share in ((0, 0.0), (4, 0.5)):
+        (tmp_path / FILE).write_text(json.dumps({"round": number // 2, "rounds": number}))
+        assert pool._share(Job(a_run(page), tmp_path)) == share
+
+
+def test_what_fails_is_reported_in_a_line_without_data_and_the_others_continue(page: Path, tmp_path: Path) -> None:
     runs = {
         "killed": a_run(page, "bad", seed=1),
         "memory": a_run(page, "bad", seed=2),
@@ -172,13 +180,13 @@ def test_a_checkpoint_is_of_one_method_of_a_page(page: Path) -> None:
 def test_a_pretrained_file_counts_by_what_is_in_it(tmp_path: Path) -> None:
     file = tmp_path / "server.safetensors"
     file.write_bytes(b"a")
-    run = RunConfig(method="fedlp", pretrained={"file": str(file)}, data={"server": 100})
+    run = RunConfig(method="fedlp", pretrained={"file": str(file)}, data={"server_rows": 100})
     before = digest(run)
     file.write_bytes(b"bb")
     assert digest(run) != before
 
 
-def test_data_and_modules_of_ones_own_count_by_what_is_in_them(
+def test_data_and_modules_of_the_user_count_by_what_is_in_them(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -204,9 +212,9 @@ def test_a_folder_that_another_process_is_at_is_left_and_its_result_kept(page: P
     run, folder = a_run(page, rounds=1), tmp_path / "a"
     folder.mkdir()
     order = (run.model_dump_json(), str(folder), str(tmp_path / "flag"), execute)
-    with _pool_job._locked(folder) as locked:
+    with locked(folder / ".lock") as held:
         ended = _pool_job.do(*order)
-        assert locked and (ended["state"], ended["reason"]) == ("left", "another process is running it")
+        assert held and (ended["state"], ended["reason"]) == ("left", "another process is running it")
         assert [file.name for file in folder.iterdir()] == [".lock"]
     states = [_pool_job.do(*order)["state"] for _ in range(2)]
     assert states == ["finished", "kept"]

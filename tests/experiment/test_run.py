@@ -34,7 +34,7 @@ from fedloom.methods import registry
 SMALL: dict[str, Any] = {
     "rounds": 6,
     "params": {"tau": 2, "batch_size": 8},
-    "data": {"clients": 4, "public": 100, "own_test_rows": 30},
+    "data": {"clients": 4, "public_rows": 100, "own_test_rows": 30},
     "models": {"pool": ["mlp", "linear", "cnn-small"], "norm": "batch"},
     "evaluate": {"points": 3},
 }
@@ -121,7 +121,7 @@ def test_methods_share_splits_weights_and_batches() -> None:
     runs = {n: execute(small(method=n, rounds=0)) for n in ("fedal", "fedmd", "local")}
     assert len({r.summary["public_sha256"] for r in runs.values()}) == 1
     assert len({tuple(r.summary["accuracy"]["per_client"]) for r in runs.values()}) == 1  # initial weights
-    first = []  # and batches: until something is learnt from others, the methods are one
+    first = []  # and batches: until something is learned from others, the methods are one
     for name in ("fedal", "fedmd-lf", "local"):
         rows = execute(small(method=name, rounds=1, evaluate={"points": 1}, params={"tau": 1, "batch_size": 8})).metrics
         first.append([r[5] for r in rows if r[2] == "local" and r[4] in ("accuracy", "loss mean")])
@@ -148,7 +148,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(
 
 
 def test_the_folder_s_own_config_resumes_its_run(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Also where the file says the same in other words: "none", and a preset spelt out."""
+    """Also where the file says the same in other words: "none", and a preset spelled out."""
     run = small(preset="paper", params={"tau": 2, "batch_size": 8, "gradient_cap": None})
     with pytest.raises(Stopped):
         execute(run, tmp_path, stop=lambda: True)
@@ -204,7 +204,7 @@ def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedloom.experiment.session.SPARING", 0)  # at every milestone
+    monkeypatch.setattr("fedloom.experiment.session.SAVE_RATIO", 0)  # at every milestone
     execute(small(), tmp_path)
     older, newest = sorted((tmp_path / "checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
@@ -215,7 +215,7 @@ def test_a_torn_checkpoint_is_passed_over_and_a_foreign_one_refused(
         execute(small(seed=5), tmp_path, resume=True)
     for path in (older, newest):
         path.write_bytes(b"PK\x03\x04 not a checkpoint at all, but long enough to hold a digest")
-    with pytest.raises(CheckpointError, match="torn or altered"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         execute(small(), tmp_path, resume=True)
 
 
@@ -255,15 +255,15 @@ def test_faults_are_counted_and_a_faulty_run_resumes_to_the_same_bits(tmp_path: 
     b = execute(small(faults=faults), tmp_path / "b", resume=True)
     assert b.summary["state_sha256"] == a.summary["state_sha256"]
     assert b.summary["failure_reasons"] == a.summary["failure_reasons"]
-    assert "Crash" in (tmp_path / "a" / "trouble.log").read_text()
+    assert "Crash" in (tmp_path / "a" / "tracebacks.log").read_text()
 
 
-def test_what_can_not_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_what_cannot_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for changes, error in (
-        ({"data": {"public": 10_000}}, DataError),
+        ({"data": {"public_rows": 10_000}}, DataError),
         ({"data": {"clients": 5000}}, DataError),
-        ({"data": {"public": 0}}, ConfigError),
-        ({"data": {"name": "wine", "public": 20}, "models": {"pool": ["lenet5"]}}, ModelError),
+        ({"data": {"public_rows": 0}}, ConfigError),
+        ({"data": {"name": "wine", "public_rows": 20}, "models": {"pool": ["lenet5"]}}, ModelError),
     ):
         with pytest.raises(error):
             execute(small(**changes), tmp_path / "x")
@@ -288,23 +288,23 @@ def test_every_method_runs_with_its_own_defaults(name: str) -> None:
     assert result.summary["clients"] == (4 if columns else 10)
     assert len(result.summary["accuracy"]["per_client"]) == (1 if columns else 10)
     assert result.summary["failures"] == 0
-    every = {r[0] for r in result.metrics if r[4] == ("balanced accuracy" if columns else "agreement")}
+    every = {r[0] for r in result.rows if r[4] == ("balanced accuracy" if columns else "agreement")}
     assert every == set(range(rounds + 1))  # every round, unless it is asked otherwise
 
 
 @pytest.mark.parametrize("data", ["wine", "breast_cancer"])
 def test_tables_work_too(data: str) -> None:
-    result = fedloom.run("fedal", iterations=60, data={"name": data, "clients": 4, "public": 30})
+    result = fedloom.run("fedal", iterations=60, data={"name": data, "clients": 4, "public_rows": 30})
     assert result.accuracy > result.summary["chance"]
 
 
 def test_a_client_with_another_public_set_is_refused() -> None:
-    world = build(small())
-    contexts = [make.args[1] for make in world.clients]  # type: ignore[attr-defined]
+    run_plan = build(small())
+    contexts = [make.args[1] for make in run_plan.clients]  # type: ignore[attr-defined]
     other = PublicSet(contexts[1].public.rows, 0, "0123456789abcdef0123456789abcdef")
-    parties = [world.method.client(world.cfg, replace(s, public=other) if s.id == 1 else s) for s in contexts]
-    with pytest.raises(DataError, match=r"client-1 holds other public rows: their digest is 0123456789abcdef…"):
-        agree(LocalEngine(parties), world.data.public_digest)
+    parties = [run_plan.method.client(run_plan.cfg, replace(s, public=other) if s.id == 1 else s) for s in contexts]
+    with pytest.raises(DataError, match=r"client-1 holds different public rows: their digest is 0123456789abcdef…"):
+        agree(LocalEngine(parties), run_plan.data.public_digest)
 
 
 def test_data_that_changed_is_not_resumed(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_data_that_changed_is_not_resumed(tmp_path: Path) -> None:
     lines = [f"{a:.3f},{b:.3f},{int(a > b)}" for a, b in rng.normal(size=(200, 2))]
     pytest.importorskip("datasets")
     table.write_text("\n".join(["a,b,label", *lines]))
-    run = small(data={"name": str(table), "clients": 3, "public": 20}, models={"pool": ["mlp"]})
+    run = small(data={"name": str(table), "clients": 3, "public_rows": 20}, models={"pool": ["mlp"]})
     with pytest.raises(Stopped):
         execute(run, tmp_path / "run", stop=lambda: True)
     table.write_text("\n".join(["a,b,label", *reversed(lines)]))
@@ -348,7 +348,7 @@ def test_a_comparison_by_its_name_from_python() -> None:
         fedloom.compare("fedal")
 
 
-def test_a_device_that_is_not_there_is_named() -> None:
+def test_a_device_that_does_not_exist_is_named() -> None:
     with pytest.raises(ConfigError, match="engine: device 'cuda:77' is not available here"):
         small(engine={"device": "cuda:77"})
 
@@ -399,11 +399,11 @@ def test_a_comparison_resumes_and_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def test_runs_on_different_data_are_not_compared() -> None:
-    from fedloom.experiment.compare import summarise
+    from fedloom.experiment.compare import summarize
 
-    a, b = execute(small(rounds=0)), execute(small(rounds=0, data={**SMALL["data"], "public": 50}))
+    a, b = execute(small(rounds=0)), execute(small(rounds=0, data={**SMALL["data"], "public_rows": 50}))
     with pytest.raises(ConfigError, match="public_sha256"):
-        summarise("", [a, b])
+        summarize("", [a, b])
 
 
 def test_a_round_that_yields_no_name_is_an_error() -> None:

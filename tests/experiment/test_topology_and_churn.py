@@ -19,8 +19,8 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import start
 from fedloom.experiment.reading import check
 from fedloom.experiment.run import Stopped, execute
+from fedloom.experiment.sections import Absence, ChurnConfig
 from fedloom.experiment.session import Session, fingerprint
-from fedloom.experiment.topology import Away, ChurnConfig
 
 PAGE = """
 import torch
@@ -62,7 +62,7 @@ METHODS = (
 """
 SMALL: dict[str, Any] = {
     "rounds": 4,
-    "data": {"clients": 6, "public": 60, "test_rows": 60, "own_test_rows": 10},
+    "data": {"clients": 6, "public_rows": 60, "test_rows": 60, "own_test_rows": 10},
     "models": {"pool": ["linear"]},
     "evaluate": {"points": 4},
 }
@@ -89,7 +89,7 @@ def neighbours(folder: Path) -> list[list[int]]:
 # -- the graph of a run -----------------------------------------------------------------------------------
 
 
-def test_a_run_speaks_along_its_graph_and_says_which(page: str, tmp_path: Path) -> None:
+def test_a_run_exchanges_along_its_graph_and_says_which(page: str, tmp_path: Path) -> None:
     (tmp_path / "links.csv").write_text("0,1\n1,2\n3,4\n")
     for n, topology in enumerate(
         [
@@ -100,23 +100,23 @@ def test_a_run_speaks_along_its_graph_and_says_which(page: str, tmp_path: Path) 
         ]
     ):
         folder = tmp_path / str(n)
-        world = build(run(method=page, topology=topology))
-        assert world.graph == build(run(method=page, topology=topology)).graph is not None
-        with start(world) as engine:
-            session = Session(world, engine, folder)
+        plan = build(run(method=page, topology=topology))
+        assert plan.graph == build(run(method=page, topology=topology)).graph is not None
+        with start(plan) as engine:
+            session = Session(plan, engine, folder)
             session.begin(resume=False)
             session.go(lambda _: None, lambda: False)
-        assert tuple(make().context.neighbours for make in world.clients) == world.graph
-        assert neighbours(folder) == [list(near) for near in world.graph]
-        asked = {(f"peer-{i}", f"peer-{j}") for i, near in enumerate(world.graph) for j in near}
+        assert tuple(make().context.neighbours for make in plan.clients) == plan.graph
+        assert neighbours(folder) == [list(near) for near in plan.graph]
+        asked = {(f"peer-{i}", f"peer-{j}") for i, near in enumerate(plan.graph) for j in near}
         assert set(session.fed.ledger.pairs) == asked
     assert neighbours(tmp_path / "3") == [[1], [0, 2], [1], [4], [3], []]
 
 
 def test_a_full_graph_is_not_written_down(page: str, tmp_path: Path) -> None:
-    world = build(run(method=page))
-    others = [tuple(make().context.neighbours) for make in world.clients]
-    assert (world.graph, others) == (None, [tuple(j for j in range(6) if j != i) for i in range(6)])
+    plan = build(run(method=page))
+    others = [tuple(make().context.neighbours) for make in plan.clients]
+    assert (plan.graph, others) == (None, [tuple(j for j in range(6) if j != i) for i in range(6)])
     result = execute(run(method=page, rounds=1), tmp_path / "run")
     assert "neighbours" not in json.loads((tmp_path / "run" / "partition.json").read_text())
     assert result.summary["messages"] == 6 * 5
@@ -154,28 +154,28 @@ def test_a_graph_that_changed_is_not_resumed(page: str, tmp_path: Path) -> None:
     [
         (
             {"kind": "rnig"},
-            "topology.kind: input should be 'full', 'regular', 'ring', 'small-world', 'groups' or 'edges'",
+            "topology.kind: must be 'full', 'regular', 'ring', 'small-world', 'groups' or 'edges'",
         ),
         ({"kind": "regular", "degree": 6}, "topology: a peer of 6 cannot have 6 neighbours: take degree 1 to 5"),
-        ({"kind": "regular", "degree": 0}, "topology.degree: input should be greater than or equal to 1, not 0"),
+        ({"kind": "regular", "degree": 0}, "topology.degree: must be greater than or equal to 1, not 0"),
         ({"kind": "small-world", "degree": 3}, "topology: the degree of a small world must be even"),
-        ({"kind": "small-world", "rewire": 1.5}, "topology.rewire: input should be less than or equal to 1"),
-        ({"kind": "ring", "degree": 2}, "topology: degree belongs to the kind regular or small-world, not to ring"),
-        ({"rewire": 0.2}, "topology: rewire belongs to the kind small-world, not to full: leave it out"),
-        ({"file": "x"}, "topology: file belongs to the kind edges, not to full"),
-        ({"kind": "edges"}, "topology: the kind edges reads its links from a file: name it with file"),
-        ({"kind": "edges", "file": "nowhere"}, "topology: nowhere can't be read (No such file or directory): name"),
+        ({"kind": "small-world", "rewire": 1.5}, "topology.rewire: must be less than or equal to 1"),
+        ({"kind": "ring", "degree": 2}, "topology: degree applies to kind = regular or small-world, not ring"),
+        ({"rewire": 0.2}, "topology: rewire applies to kind = small-world, not full: leave it out"),
+        ({"file": "x"}, "topology: file applies to kind = edges, not full"),
+        ({"kind": "edges"}, "topology: kind = edges needs file"),
+        ({"kind": "edges", "file": "nowhere"}, "topology: cannot read nowhere (No such file or directory): name"),
         ({"knd": "ring"}, "topology.knd: there is no such setting. Did you mean 'kind'?"),
     ],
 )
-def test_a_bad_topology_is_told_with_all_the_rest(topology: dict[str, Any], text: str) -> None:
+def test_a_bad_topology_is_reported_with_all_the_rest(topology: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         run(topology=topology, sede=3)
     assert text in str(error.value)
     assert "sede: there is no such setting" in str(error.value)
 
 
-def test_a_bad_file_of_links_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_bad_file_of_links_is_reported_with_its_line(tmp_path: Path) -> None:
     links = tmp_path / "links.csv"
     for content, text in (
         (b"0,1\n2,6\n", "links.csv: line 2 links '2,6', but the ids of the 6 peers"),
@@ -212,9 +212,14 @@ def test_the_command_refuses_before_any_work(
 # -- who is there ------------------------------------------------------------------------------------------
 
 
-def test_who_is_there() -> None:
+def test_participants() -> None:
     churn = ChurnConfig(
-        away=(Away(client=0, start=2, end=4), Away(client=3, end=1), Away(client=1, start=3), Away(client=0, start=5))
+        away=(
+            Absence(client=0, start=2, end=4),
+            Absence(client=3, end=1),
+            Absence(client=1, start=3),
+            Absence(client=0, start=5),
+        )
     )
     assert [churn.present((3, 0, 1), t) for t in range(6)] == [(0, 1), (3, 0, 1), (3, 1), (3,), (3, 0), (3,)]
     assert ChurnConfig().present(range(3), 7) == (0, 1, 2)
@@ -232,7 +237,7 @@ def test_who_is_there() -> None:
         ),
     ],
 )
-def test_bad_churn_is_told_with_all_the_rest(away: list[dict[str, Any]], text: str) -> None:
+def test_bad_churn_is_reported_with_all_the_rest(away: list[dict[str, Any]], text: str) -> None:
     with pytest.raises(ConfigError) as error:
         run(churn={"away": away}, sede=3)
     assert text in str(error.value)
@@ -254,15 +259,15 @@ AWAY = {2: {0, 1}, 0: {1, 2}, 4: {2, 3}}
 
 
 def test_who_is_away_keeps_its_state_and_gets_no_message() -> None:
-    world = build(run(**FEDAL, churn=CHURN))
+    plan = build(run(**FEDAL, churn=CHURN))
     seen: list[dict[int, Any]] = []
-    with start(world) as engine:
+    with start(plan) as engine:
 
         def look(*_: Any) -> None:
             kept = {i: message.map_tensors(torch.Tensor.clone, s) for i, s in engine.states().items()}
             seen.append({i: dict(leaves(s)) for i, s in kept.items()})
 
-        session = Session(world, engine, None)
+        session = Session(plan, engine, None)
         session.begin(resume=False)
         look()
         result = session.go(look, lambda: False)
@@ -297,9 +302,9 @@ def test_a_run_with_churn_resumes_to_the_same_bits_on_every_engine(tmp_path: Pat
 
 
 def test_peers_don_t_ask_who_is_away(page: str) -> None:
-    world = build(run(method=page, rounds=1, topology={"kind": "ring"}, churn={"away": [{"client": 1}]}))
-    with start(world) as engine:
-        session = Session(world, engine, None)
+    plan = build(run(method=page, rounds=1, topology={"kind": "ring"}, churn={"away": [{"client": 1}]}))
+    with start(plan) as engine:
+        session = Session(plan, engine, None)
         session.begin(resume=False)
         session.go(lambda _: None, lambda: False)
     ring = {(f"peer-{i}", f"peer-{(i + d) % 6}") for i in range(6) for d in (1, -1)}
@@ -309,18 +314,18 @@ def test_peers_don_t_ask_who_is_away(page: str) -> None:
 # -- one network for all -----------------------------------------------------------------------------------
 
 
-def weights(world: Any) -> list[dict[str, torch.Tensor]]:
-    return [make().params for make in world.clients]
+def weights(plan: Any) -> list[dict[str, torch.Tensor]]:
+    return [make().params for make in plan.clients]
 
 
 def test_a_method_that_averages_weights_begins_with_one_network(page: str) -> None:
     for pool, name in ((None, "cnn-small"), (["mlp"], "mlp"), (["linear", "linear"], "linear")):
-        world = build(run(method=page, models={"pool": pool} if pool else {}))
-        assert world.architectures == (name,) * 6
-        first = world.server.params  # type: ignore[union-attr]
-        assert all(p.keys() == first.keys() for p in weights(world))
-        assert all(torch.equal(p[k], first[k]) for p in weights(world) for k in first)
-    table = build(run(method=page, data={"name": "wine", "clients": 2, "public": 10}, models={}))
+        plan = build(run(method=page, models={"pool": pool} if pool else {}))
+        assert plan.architectures == (name,) * 6
+        first = plan.server.params  # type: ignore[union-attr]
+        assert all(p.keys() == first.keys() for p in weights(plan))
+        assert all(torch.equal(p[k], first[k]) for p in weights(plan) for k in first)
+    table = build(run(method=page, data={"name": "wine", "clients": 2, "public_rows": 10}, models={}))
     assert table.architectures == ("mlp", "mlp")
     a, b = (weights(build(run(method=page, seed=seed)))[0] for seed in (0, 1))
     assert not any(torch.equal(a[k], b[k]) for k in a if k.endswith("weight"))
@@ -331,7 +336,7 @@ def test_other_methods_begin_with_their_own(page: str) -> None:
     assert a.keys() == b.keys() and not any(torch.equal(a[k], b[k]) for k in a if k.endswith("weight"))
 
 
-def test_several_networks_can_not_be_averaged(page: str) -> None:
-    with pytest.raises(ConfigError, match="pool: mean averages weights, so all clients need one network: name one"):
+def test_several_networks_cannot_be_averaged(page: str) -> None:
+    with pytest.raises(ConfigError, match="pool: mean averages weights, so all clients need one network, not"):
         run(method=page, models={"pool": ["mlp", "linear"]})
     run(method=f"{page}:alone", models={"pool": ["mlp", "linear"]})

@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-NODE = 'name = "{name}"\ncallers = ["superlink"]\nmethods = ["augfl", "gossip"]\n\n[data.digits]\nset = "digits"\n'
+NODE = 'name = "{name}"\ncallers = ["superlink"]\nmethods = ["augfl", "gossip"]\n\n[data.digits]\ndataset = "digits"\n'
 PATIENCE = 1500.0
 """Seconds until a run counts as stuck: on a busy machine an exchange takes half a minute."""
 
@@ -120,14 +120,14 @@ class Federation:
         environment = self._environment(self.folder / "flwr")
         return subprocess.run(["flwr", *words], env=environment, capture_output=True, text=True, timeout=300)
 
-    def _environment(self, home: Path) -> dict[str, str]:
+    def _environment(self, server_side: Path) -> dict[str, str]:
         quiet = {
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         }
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, **quiet, "FLWR_HOME": str(home), "PATH": path, "OMP_NUM_THREADS": "1"}
+        return {**os.environ, **quiet, "FLWR_HOME": str(server_side), "PATH": path, "OMP_NUM_THREADS": "1"}
 
     def _until(self, true: Any) -> Any:
         end = monotonic() + PATIENCE

@@ -51,7 +51,7 @@ def test_a_run_on_flower_gives_the_same_states_as_the_loop(flower: Federation) -
         assert updates == [0, 1]
 
 
-def test_what_goes_wrong_at_a_node_is_told_in_fixed_words(flower: Federation) -> None:
+def test_what_goes_wrong_at_a_node_is_reported_in_fixed_words(flower: Federation) -> None:
     config = flower.folder / "node-beta" / "node.toml"
     sound = config.read_text()
     config.write_text('private = "nobody else reads this"')
@@ -75,6 +75,13 @@ def test_peers_are_refused_before_any_work(flower: Federation) -> None:
 
 def test_the_post_under_its_own_tests() -> None:
     """They need Flower's classes, but none of its processes."""
-    command = [BIN / "python", "-m", "pytest", "-p", "no:cacheprovider", Path(__file__).with_name("test_post.py")]
+    command = [
+        BIN / "python",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        Path(__file__).with_name("test_grid_transport.py"),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "passed" in done.stdout and "skipped" not in done.stdout, done.stdout + done.stderr

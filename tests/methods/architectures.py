@@ -30,7 +30,7 @@ def group_networks(groups: Sequence[int], norm: bool = False) -> list[Any]:
     return [partial(architecture, groups.index(g), norm=norm) for g in range(len({*groups}))]
 
 
-def places(groups: Sequence[int] = GROUPS, norm: bool = False) -> list[ClientContext]:
+def client_contexts(groups: Sequence[int] = GROUPS, norm: bool = False) -> list[ClientContext]:
     """A place for each client, with the network of its group."""
     makers = group_networks(groups, norm)
 
@@ -43,9 +43,9 @@ def places(groups: Sequence[int] = GROUPS, norm: bool = False) -> list[ClientCon
 
 def grouped(method: Method, groups: Sequence[int] = GROUPS, *, norm: bool = False, **settings: Any) -> Toy:
     """A toy federation of these groups, whose server has the public rows."""
-    there = places(groups, norm)
-    home = {"groups": groups, "group_networks": group_networks(groups, norm), "public": there[0].public}
-    return Toy(method, places=there, home=home, **settings)
+    there = client_contexts(groups, norm)
+    server_side = {"groups": groups, "group_networks": group_networks(groups, norm), "public": there[0].public}
+    return Toy(method, client_contexts=there, server_side=server_side, **settings)
 
 
 def size(i: int, groups: Sequence[int] = GROUPS, norm: bool = False) -> int:

@@ -23,7 +23,7 @@ FEATURES, CLASSES, WIDTH, TESTED = 5, 3, 4, 25
 
 
 def extractor(m: int, width: int = WIDTH) -> nn.Module:
-    """Party m's own. Its last layer has no bias: before centring that would have a gradient of pure rounding."""
+    """Party m's own. Its last layer has no bias: before centering that would have a gradient of pure rounding."""
     with torch.random.fork_rng():
         torch.manual_seed(300 + m)
         return nn.Sequential(nn.Linear(FEATURES, 6 + m), nn.Tanh(), nn.Linear(6 + m, width, bias=False))
@@ -71,7 +71,7 @@ class Columns:
         isolated: which engine, if not the loop.
         faults: ordered ones.
         preset: of the method, with `params` over it.
-        relabel: what the home takes the labels for.
+        relabel: changes the active party's labels.
         make: the parties' networks.
 
     Attributes:
@@ -95,7 +95,7 @@ class Columns:
         **params: Any,
     ) -> None:
         self.method = method
-        self.cfg = method.configure(preset, {"width": WIDTH, "batch_size": 8, **params})
+        self.cfg = method.configure(preset, {"embedding_dim": WIDTH, "batch_size": 8, **params})
         y, every = people(parties, aligned, unaligned, seed, rare)
         known = aligned + unaligned
         labels = torch.full((len(every[0].pool),), -1)
@@ -104,7 +104,7 @@ class Columns:
         shared: dict[str, Any] = {"seed": seed, "parties": parties, "classes": CLASSES, "aligned": aligned}
         own = Rows(first.pool, labels, first.index[:aligned], first.shift, first.scale)
         assert method.server is not None
-        self.home: Any = method.server(self.cfg, ClientContext(id=0, data=own, **shared))
+        self.active: Any = method.server(self.cfg, ClientContext(id=0, data=own, **shared))
         self.contexts = [
             ClientContext(
                 id=m,
@@ -144,20 +144,20 @@ class Columns:
         for t in range(start, start + rounds):
             self.fed.round = t
             parties = self.engine.ids if present is None else present
-            for _ in self.method.round(self.fed, self.home, parties, self.cfg, t):
+            for _ in self.method.round(self.fed, self.active, parties, self.cfg, t):
                 pass
         return self
 
     def states(self) -> dict[str, Any]:
         """All leaves of everybody's state by path, copied."""
-        every = {"home": self.home.state(), **{str(m): s for m, s in self.engine.states().items()}}
+        every = {"active": self.active.state(), **{str(m): s for m, s in self.engine.states().items()}}
         return {k: v.clone() if isinstance(v, Tensor) else v for k, v in leaves(every)}
 
     def sent(self, method: str, t: int) -> dict[int, Any]:
         """The replies to that message in round t."""
         return {h.party: h.reply for h in self.heard if (h.method, h.round) == (method, t)}
 
-    def told(self, method: str, t: int) -> dict[int, Mapping[str, Any]]:
+    def received(self, method: str, t: int) -> dict[int, Mapping[str, Any]]:
         """What that message said to each party in round t."""
         return {h.party: h.put for h in self.heard if (h.method, h.round) == (method, t)}
 

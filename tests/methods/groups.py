@@ -51,7 +51,7 @@ def asked(toy: Toy) -> dict[tuple[int, int], int]:
     return found
 
 
-def told(toy: Toy) -> set[str]:
+def received(toy: Toy) -> set[str]:
     """What the coordinator was told, as the ledger describes it."""
     return {e.what for e in toy.fed.ledger if e.receiver == "server" and e.bytes}
 

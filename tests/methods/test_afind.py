@@ -31,13 +31,15 @@ from fedloom.methods.peer.selection import (
     boltzmann,
     cosine,
     entropy,
+    initial_proxy,
+    largest_gap,
     probabilities,
     proxy,
     proxy_names,
     smoothed,
     threshold,
 )
-from tests.toy import Toy, common, contexts, rows
+from tests.toy import Toy, common, contexts, equal, rows
 
 EQ13 = AFIND_PLUS.configure()
 CALIBRATED = AFIND_PLUS.configure("calibrated")
@@ -174,15 +176,15 @@ def plain_work(peer: Any, body: dict[str, Tensor], t: int) -> tuple[Tensor, Tens
     phi = torch.cat([g.flatten() for g in torch.autograd.grad(before, layer)])
     head = [p for k, p in module.named_parameters() if k.startswith("head.")]
     rest = [p for k, p in module.named_parameters() if not k.startswith("head.")]
-    # One optimiser for each stage: momentum stays with what moved.
+    # One optimizer for each stage: momentum stays with what moved.
     first = t * (cfg.head_epochs + cfg.epochs)
     for stage, passes in ((head, range(cfg.head_epochs)), (rest, range(cfg.head_epochs, cfg.head_epochs + cfg.epochs))):
-        optimiser = torch.optim.SGD(stage, lr=cfg.lr, momentum=cfg.momentum)
+        optimizer = torch.optim.SGD(stage, lr=cfg.lr, momentum=cfg.momentum)
         for n in passes:
             for bx, by in peer.epochs(first + n, size=cfg.batch_size):
                 module.zero_grad()
                 F.cross_entropy(module(bx), by).backward()
-                optimiser.step()
+                optimizer.step()
     after = F.cross_entropy(module(x), y)
     return phi, before.detach(), after.detach(), {k: p.detach() for k, p in module.named_parameters()}
 
@@ -190,7 +192,12 @@ def plain_work(peer: Any, body: dict[str, Tensor], t: int) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("aggregation", ["boltzmann", "uniform"])
 def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> None:
     n = 4
-    toy = Toy(AFIND_PLUS, places=contexts(n, make=common, data=lambda i: rows(30, i)), **PLAIN, aggregation=aggregation)
+    toy = Toy(
+        AFIND_PLUS,
+        client_contexts=contexts(n, make=common, data=lambda i: rows(30, i)),
+        **PLAIN,
+        aggregation=aggregation,
+    )
     toy.run(1)  # so that bodies, heads and p differ
     peers = [copy.deepcopy(toy.party(i)) for i in range(n)]
     expected = []
@@ -218,10 +225,10 @@ def test_a_faithful_round_is_the_algorithm_box_written_out(aggregation: str) -> 
         assert float(toy.party(i).friends["theta"]) == pytest.approx(float(theta_), abs=1e-5)
 
 
-def test_serving_leaves_a_peer_bit_for_bit_as_it_was_and_begins_from_the_asker_s_body() -> None:
+def test_serving_leaves_a_peer_bit_for_bit_as_it_was_and_begins_from_the_asking_peer_s_body() -> None:
     toy = Toy(AFIND_PLUS, 3, **PLAIN).run(1)
-    asker, server = toy.party(0), toy.party(1)
-    body = {k: v.clone() for k, v in steps.shared_weights(asker).items()}
+    asking, server = toy.party(0), toy.party(1)
+    body = {k: v.clone() for k, v in steps.shared_weights(asking).items()}
     assert any(not torch.equal(v, steps.shared_weights(server)[k]) for k, v in body.items())
     before = state_sha256([("1", server.state())])
     answer = server.serve(t=1, asked={"weights": body}, by=torch.tensor(0))
@@ -255,8 +262,9 @@ def test_a_cheap_round_mixes_what_each_trained_from_its_own_body() -> None:
 class Planted:
     """Twenty clients of digits, five groups of four with two classes each."""
 
-    def __init__(self, seed: int, **params: Any) -> None:
+    def __init__(self, seed: int, *, clients: int = 20, rows: int | None = None, **params: Any) -> None:
         torch.set_num_threads(1)
+        options = {} if rows is None else {"rows": rows}
         run = check(
             {
                 "run": {
@@ -264,26 +272,32 @@ class Planted:
                     "seed": seed,
                     "rounds": 1,
                     "params": {"batch_size": 32, "epochs": 1, **params},
-                    "data": {"name": "digits", "clients": 20, "partition": "groups", "public": 0},
+                    "data": {
+                        "name": "digits",
+                        "clients": clients,
+                        "partition": "groups",
+                        "options": options,
+                        "public_rows": 0,
+                    },
                     "models": {"pool": ["mlp"]},
                 }
             }
         ).run
-        self.world = build(run)
-        self.engine = start(self.world)
-        self.fed = Federation(self.engine, seed=seed, coordinator="coordinator", param_shapes=self.world.param_shapes)
+        self.small = build(run)
+        self.engine = start(self.small)
+        self.fed = Federation(self.engine, seed=seed, coordinator="coordinator", param_shapes=self.small.param_shapes)
         self.t = 0
 
     def run(self, rounds: int) -> Planted:
         for _ in range(rounds):
             self.fed.round = self.t
-            list(self.world.method.round(self.fed, None, self.engine.ids, self.world.cfg, self.t))
+            list(self.small.method.round(self.fed, None, self.engine.ids, self.small.cfg, self.t))
             self.t += 1
         return self
 
     def coresets(self) -> dict[int, set[int]]:
         """Whom each peer will ask next."""
-        here = torch.ones(20, dtype=torch.bool)
+        here = torch.ones(len(self.engine.ids), dtype=torch.bool)
         masks = self.engine.call(self.engine.ids, "choose", {"here": here, "open": False}, None, None)
         return {i: set(m.nonzero().flatten().tolist()) for i, m in zip(self.engine.ids, masks, strict=True)}
 
@@ -312,6 +326,55 @@ def test_the_calibrated_threshold_still_holds_the_groups_many_rounds_later() -> 
     assert Planted(0, threshold="calibrated", mode="cheap").run(15).coresets() == MATES
 
 
+@pytest.mark.parametrize("size", [2, 5, 8, 10])
+def test_anchored_groups_of_any_size_are_found_and_kept(size: int) -> None:
+    """From messages alone: no peer is told of groups. Fifty rounds for the two small ones, whose peers are few."""
+    planted = Planted(0, clients=5 * size, rows=24, threshold="anchored", mode="cheap", lr=0.05)
+    mates = {i: {j for j in range(5 * size) if j // size == i // size and j != i} for i in range(5 * size)}
+    assert planted.run(1).coresets() == mates
+    assert planted.run(49 if size <= 5 else 2).coresets() == mates
+
+
+def test_the_largest_gap_separates_groups_of_any_size_and_none() -> None:
+    def kept(*cosines: float) -> list[float]:
+        s = torch.tensor(cosines)
+        return s[s >= largest_gap(s)].tolist()
+
+    assert kept(0.9, 0.1, -0.4, 0.2) == pytest.approx([0.9])
+    assert kept(0.8, 0.85, 0.95, 0.3, 0.1) == pytest.approx([0.8, 0.85, 0.95])
+    assert kept(0.9, 0.8, 0.85) == pytest.approx([0.9, 0.8, 0.85])  # all are alike
+    assert kept(0.3, 0.1, -0.9) == []  # nobody is
+    assert largest_gap(torch.zeros(0)) == 0.5
+
+
+def test_anchored_proxies_do_not_change_and_are_exchanged_once() -> None:
+    toy = Toy(AFIND_PLUS, 4, **PLAIN, threshold="anchored", mode="cheap")
+    first = initial_proxy(toy.party(0))
+    toy.run(3)
+    assert torch.equal(initial_proxy(toy.party(0)), first)
+    sent = [e for e in toy.fed.ledger if e.kind == "anchor"]
+    assert {e.round for e in sent} == {0} and sum(e.count for e in sent) == 12
+    assert sum(e.bytes for e in sent) == 12 * 4 * len(first)
+
+
+def test_an_anchored_peer_that_joins_later_is_compared_then() -> None:
+    toy = Toy(AFIND_PLUS, 4, **PLAIN, threshold="anchored", mode="cheap").run(2, present=[0, 1, 2])
+    assert toy.party(0).friends["met"].tolist() == [False, True, True, False]
+    toy.run(1, start=2)
+    assert toy.party(0).friends["met"].tolist() == [False, True, True, True]
+    whole = Toy(AFIND_PLUS, 4, **PLAIN, threshold="anchored", mode="cheap").run(1)
+    assert torch.equal(toy.party(0).friends["cosines"], whole.party(0).friends["cosines"])
+
+
+@pytest.mark.parametrize("mode", ["faithful", "cheap"])
+def test_anchored_engines_agree_to_the_bit(mode: str) -> None:
+    loop, strict = (
+        Toy(AFIND_PLUS, 4, **PLAIN, threshold="anchored", mode=mode, isolated=isolated).run(2)
+        for isolated in (False, True)
+    )
+    assert equal(loop.tensors(), strict.tensors())
+
+
 # -- who is spoken to, and what crosses -------------------------------------------------------------------------
 
 
@@ -321,10 +384,10 @@ def half(n: int) -> dict[int, list[int]]:
 
 
 @pytest.mark.parametrize("mode", ["faithful", "cheap"])
-def test_the_first_round_asks_all_neighbours_and_nobody_else_is_ever_spoken_to(mode: str) -> None:
+def test_the_first_round_asks_all_neighbours_and_nobody_else_is_ever_asked(mode: str) -> None:
     n = 9
     graph = half(n)
-    toy = Toy(AFIND_PLUS, places=contexts(n, make=common, graph=graph), graph=graph, **PLAIN, mode=mode)
+    toy = Toy(AFIND_PLUS, client_contexts=contexts(n, make=common, graph=graph), graph=graph, **PLAIN, mode=mode)
     toy.fed.coordinator = "coordinator"
     toy.run(1)
     pairs = {pair for pair in toy.fed.ledger.pairs if "coordinator" not in pair}
@@ -351,9 +414,9 @@ def test_trainings_are_one_for_each_peer_and_one_for_each_pair(monkeypatch: pyte
     done = [0]
     train = steps.local_sgd
 
-    def counted(party: Any, t: int) -> None:
+    def counted(party: Any, *, t: int) -> None:
         done[0] += 1
-        train(party, t)
+        train(party, t=t)
 
     monkeypatch.setattr(steps, "local_sgd", counted)
     n, toy = 5, Toy(AFIND_PLUS, 5, **PLAIN)
@@ -380,9 +443,9 @@ def test_bytes_of_a_pair_are_two_bodies_and_a_proxy() -> None:
 # -- policies -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("policy", "expected"), [("top1", [2]), ("self", []), ("reopen", [1, 2, 3])])
+@pytest.mark.parametrize(("policy", "expected"), [("top1", [2]), ("self", []), ("all", [1, 2, 3])])
 def test_an_empty_coreset(policy: str, expected: list[int]) -> None:
-    peer = Toy(AFIND_PLUS, 4, when_empty=policy).party(0)
+    peer = Toy(AFIND_PLUS, 4, empty_coreset=policy).party(0)
     p = torch.tensor([0.0, 0.3, 0.4, 0.3], dtype=torch.float64)
     peer.friends = {**peer.friends, "p": p, "theta": torch.tensor(0.9, dtype=torch.float64)}
     here = torch.ones(4, dtype=torch.bool)
@@ -391,14 +454,14 @@ def test_an_empty_coreset(policy: str, expected: list[int]) -> None:
 
 
 def test_rounds_that_ask_again_ask_everybody_or_some() -> None:
-    toy = Toy(AFIND_PLUS, 6, **PLAIN, open_every=2, tau=1.5, upsilon=0.02).run(3)
+    toy = Toy(AFIND_PLUS, 6, **PLAIN, explore_every=2, tau=1.5, upsilon=0.02).run(3)
     assert [_asked(toy, t) for t in (0, 2)] == [30, 30]
     assert _asked(toy, 1) < 30
-    assert _asked(Toy(AFIND_PLUS, 6, **PLAIN, open_k=2).run(1), 0) == 12
+    assert _asked(Toy(AFIND_PLUS, 6, **PLAIN, explore_neighbours=2).run(1), 0) == 12
 
 
 def test_an_opening_by_probes_trains_only_for_those_who_pass() -> None:
-    toy = Toy(AFIND_PLUS, 6, **PLAIN, open_by="probe", tau=1.5, upsilon=0.02).run(1)
+    toy = Toy(AFIND_PLUS, 6, **PLAIN, explore_by="probe", tau=1.5, upsilon=0.02).run(1)
     probes = sum(e.count for e in toy.fed.ledger if e.kind == "probe")
     assert probes == 30
     assert _asked(toy, 0) < 30
@@ -422,9 +485,9 @@ def test_rounds_finish_and_p_stays_whole_when_answers_are_missing(mode: str) -> 
 
 
 def test_peers_leave_and_join_during_a_run() -> None:
-    toy = Toy(AFIND_PLUS, 5, **PLAIN, open_every=3).run(2, present=[0, 1, 2, 3])
+    toy = Toy(AFIND_PLUS, 5, **PLAIN, explore_every=3).run(2, present=[0, 1, 2, 3])
     idle = state_sha256([("4", toy.party(4).state())])
-    assert state_sha256([("4", Toy(AFIND_PLUS, 5, **PLAIN, open_every=3).party(4).state())]) == idle
+    assert state_sha256([("4", Toy(AFIND_PLUS, 5, **PLAIN, explore_every=3).party(4).state())]) == idle
     toy.run(2, start=2, present=[1, 2, 3, 4])  # 0 leaves, 4 comes
     for i in (1, 2, 3):
         p = toy.party(i).friends["p"]
@@ -442,8 +505,8 @@ def test_other_numbers_for_the_peers_change_nothing() -> None:
     full = {**PLAIN, "probe_rows": 30}  # one full batch a pass: nothing is drawn but its order
     data = [rows(30, i) for i in range(4)]
     order = [2, 0, 3, 1]
-    a = Toy(AFIND_PLUS, places=contexts(4, make=common, data=lambda i: data[i]), **full).run(3)
-    b = Toy(AFIND_PLUS, places=contexts(4, make=common, data=lambda i: data[order[i]]), **full).run(3)
+    a = Toy(AFIND_PLUS, client_contexts=contexts(4, make=common, data=lambda i: data[i]), **full).run(3)
+    b = Toy(AFIND_PLUS, client_contexts=contexts(4, make=common, data=lambda i: data[order[i]]), **full).run(3)
     for i in range(4):
         for k, v in b.party(i).params.items():
             assert torch.allclose(v, a.party(order[i]).params[k], atol=1e-5), k
@@ -482,7 +545,7 @@ def test_noise_on_the_update_is_added_to_a_clipped_change() -> None:
 # -- the rest --------------------------------------------------------------------------------------------------------
 
 
-def test_afind_is_afind_plus_with_equal_weights_and_the_host_without_a_head_shares_all() -> None:
+def test_afind_is_afind_plus_with_equal_weights_and_the_method_without_a_head_shares_all() -> None:
     assert find("afind").configure().aggregation == "uniform"
     toy = Toy(find("fedavg-ft-afind"), 3, **PLAIN).run(1)
     assert set(steps.shared_weights(toy.party(0))) == set(toy.party(0).params)
@@ -510,8 +573,8 @@ def test_a_run_on_a_partial_graph_with_joins_and_leaves_ends_the_same_after_a_ki
             "run": {
                 "method": "afind-plus",
                 "rounds": 6,
-                "params": {"epochs": 1, "batch_size": 16, "open_every": 2},
-                "data": {"name": "digits", "clients": 8, "public": 0, "test_rows": 40, "own_test_rows": 20},
+                "params": {"epochs": 1, "batch_size": 16, "explore_every": 2},
+                "data": {"name": "digits", "clients": 8, "public_rows": 0, "test_rows": 40, "own_test_rows": 20},
                 "models": {"pool": ["mlp"]},
                 "topology": {"kind": "regular", "degree": 4},
                 "churn": {"away": [{"client": 0, "start": 3}, {"client": 7, "end": 2}]},

@@ -75,28 +75,33 @@ QUADRATIC: Method = replace(AUGFL, client=Squares)
 
 
 def quadratic(count: Callable[[int], int] = lambda i: 12 + 4 * i, scale: float = 1.0, **params: Any) -> Toy:
-    places = contexts(N, make=lambda _: Linear(START), data=lambda i: doubles(count(i), i, scale))
-    home = {"data": doubles(6, 50), "pretrained": lambda: Linear(KNOWN)}
-    return Toy(QUADRATIC, places=places, home=home, **{"alpha": 0.1, "crd": 0.0, "kt_batch_size": 3, **params})
+    client_contexts = contexts(N, make=lambda _: Linear(START), data=lambda i: doubles(count(i), i, scale))
+    server_side = {"data": doubles(6, 50), "pretrained": lambda: Linear(KNOWN)}
+    return Toy(
+        QUADRATIC,
+        client_contexts=client_contexts,
+        server_side=server_side,
+        **{"alpha": 0.1, "crd": 0.0, "server_batch_size": 3, **params},
+    )
 
 
-def halves(place: ClientContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def halves(client_context: ClientContext) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """A and b of the support, and of the query half."""
     found = []
-    for x, y, _ in (place.support, place.query):
+    for x, y, _ in (client_context.support, client_context.query):
         found += [x.T @ x / len(x), x.T @ y.double() / len(x)]
     return tuple(found)  # type: ignore[return-value]
 
 
-def meta(place: ClientContext, theta: Tensor, alpha: float) -> Tensor:
+def meta(client_context: ClientContext, theta: Tensor, alpha: float) -> Tensor:
     """The gradient of L(θ - α ∇L(θ, D^s), D^q)."""
-    a_s, b_s, a_q, b_q = halves(place)
+    a_s, b_s, a_q, b_q = halves(client_context)
     phi = theta - alpha * (a_s @ theta - b_s)
     return (torch.eye(D, dtype=torch.float64) - alpha * a_s) @ (a_q @ phi - b_q)
 
 
 def shares(toy: Toy) -> list[float]:
-    counts = [len(place.rows) for place in toy.places]
+    counts = [len(client_context.rows) for client_context in toy.client_contexts]
     return [c / sum(counts) for c in counts]
 
 
@@ -109,15 +114,15 @@ def solution(toy: Toy, lam: float, alpha: float) -> Tensor:
     """Where the gradient of (2) with |θ - θ_p|² is 0."""
     one = torch.eye(D, dtype=torch.float64)
     h, g = 2 * lam * one, 2 * lam * KNOWN
-    for w, place in zip(shares(toy), toy.places, strict=True):
-        a_s, b_s, a_q, b_q = halves(place)
+    for w, client_context in zip(shares(toy), toy.client_contexts, strict=True):
+        a_s, b_s, a_q, b_q = halves(client_context)
         left = one - alpha * a_s
         h = h + w * left @ a_q @ left
         g = g + w * left @ (b_q - alpha * a_q @ b_s)
     return torch.linalg.solve(h, g)
 
 
-@pytest.mark.parametrize("hvp", ["exact", "fd", "fd_normalised"])
+@pytest.mark.parametrize("hvp", ["exact", "fd", "fd_normalized"])
 def test_a_quadratic_problem_is_solved_exactly_and_differences_are_exact_on_it(hvp: str) -> None:
     toy = quadratic(hvp=hvp, lam=0.05, l2=1.0, meta_lr=0.3).run(600)
     want = solution(toy, 0.05, 0.1)
@@ -133,8 +138,10 @@ def test_the_dual_is_minus_the_weighted_meta_gradient_whatever_it_was_before() -
         toy.party(i).dual = {"head.weight": torch.full((1, D), 3.0 * i, dtype=torch.float64)}
     before = theta_of(toy)
     toy.run(1)
-    for i, (w, place) in enumerate(zip(shares(toy), toy.places, strict=True)):
-        assert torch.allclose(toy.party(i).dual["head.weight"][0], -w * meta(place, before, 0.1), atol=1e-14, rtol=0)
+    for i, (w, client_context) in enumerate(zip(shares(toy), toy.client_contexts, strict=True)):
+        assert torch.allclose(
+            toy.party(i).dual["head.weight"][0], -w * meta(client_context, before, 0.1), atol=1e-14, rtol=0
+        )
 
 
 @pytest.mark.parametrize("params", [{"rho": 0.7, "meta_lr": None}, {"meta_lr": 0.2}])
@@ -143,7 +150,7 @@ def test_rounds_are_optimistic_gradient_descent(params: dict[str, Any]) -> None:
     rate = 1 / (N * 0.7) if "rho" in params else 0.2
     theta, last = theta_of(toy), torch.zeros(D, dtype=torch.float64)
     for t in range(6):
-        now = sum(w * meta(p, theta, 0.1) for w, p in zip(shares(toy), toy.places, strict=True))
+        now = sum(w * meta(p, theta, 0.1) for w, p in zip(shares(toy), toy.client_contexts, strict=True))
         theta, last = theta - rate * (2 * now - last + 0.3 * 2 * (theta - KNOWN)), now
         toy.run(1, start=t)
         assert torch.allclose(theta_of(toy), theta, atol=1e-13, rtol=0)
@@ -153,7 +160,7 @@ def test_rounds_are_optimistic_gradient_descent(params: dict[str, Any]) -> None:
 def test_it_is_stable_below_two_thirds_of_the_inverse_curvature(times: float, converges: bool) -> None:
     """Optimistic descent on a quadratic needs rate * L_F < 2/3, L_F the largest curvature."""
     toy = quadratic(alpha=0.0, lam=0.0)
-    a = sum(w * halves(p)[2] for w, p in zip(shares(toy), toy.places, strict=True))
+    a = sum(w * halves(p)[2] for w, p in zip(shares(toy), toy.client_contexts, strict=True))
     rate = times / float(torch.linalg.eigvalsh(a)[-1])
     toy = quadratic(alpha=0.0, lam=0.0, meta_lr=rate)
     want = solution(toy, 0.0, 0.0)
@@ -165,7 +172,9 @@ def test_it_is_stable_below_two_thirds_of_the_inverse_curvature(times: float, co
 def test_alpha_0_is_optimistic_gradient_descent_on_the_query_halves() -> None:
     toy = quadratic(alpha=0.0, lam=0.0, meta_lr=0.1)
     before = theta_of(toy)
-    slope = sum(w * (halves(p)[2] @ before - halves(p)[3]) for w, p in zip(shares(toy), toy.places, strict=True))
+    slope = sum(
+        w * (halves(p)[2] @ before - halves(p)[3]) for w, p in zip(shares(toy), toy.client_contexts, strict=True)
+    )
     assert torch.allclose(theta_of(toy.run(1)), before - 0.1 * 2 * slope, atol=1e-14, rtol=0)
 
 
@@ -179,7 +188,7 @@ def test_absent_clients_count_with_the_duals_that_the_server_knows() -> None:
         sums = torch.zeros(D, dtype=torch.float64)
         for i in range(N):
             if i in there:
-                new = -shares(toy)[i] * meta(toy.places[i], theta, 0.1)
+                new = -shares(toy)[i] * meta(toy.client_contexts[i], theta, 0.1)
                 sums, duals[i] = sums + 2 * new - duals[i] + rho * theta, new
             else:
                 sums = sums + duals[i] + rho * theta
@@ -203,7 +212,7 @@ def test_a_client_that_fails_is_left_out_and_the_pull_of_r_h_stays() -> None:
     theta, before = theta_of(toy), [toy.party(i).dual["head.weight"][0].clone() for i in range(N)]
     lost = quadratic(lam=0.3, l2=1.0, meta_lr=0.1, faults=Gone(dropout=0.5)).run(2)
     there, rho = [0, 1, 3], 1 / (N * 0.1)
-    new = {i: -shares(toy)[i] * meta(toy.places[i], theta, 0.1) for i in there}
+    new = {i: -shares(toy)[i] * meta(toy.client_contexts[i], theta, 0.1) for i in there}
     step = sum(2 * new[i] - before[i] for i in there) / (3 * rho) - 0.1 * 0.3 * 2 * (theta - KNOWN)
     assert torch.allclose(theta_of(lost), theta + step, atol=1e-13, rtol=0)
     assert [(f.round, f.party) for f in lost.fed.failures] == [(1, "client-2")]
@@ -222,37 +231,41 @@ def bent(_: int = 0) -> nn.Module:
 
 
 def helped(method: Method = AUGFL, **params: Any) -> Toy:
-    home = {"data": rows(40, 5), "pretrained": TEACHER}
-    return Toy(method, home=home, **{"kt_batch_size": 16, "negatives": 64, "crd_width": 6, **params})
+    server_side = {"data": rows(40, 5), "pretrained": TEACHER}
+    return Toy(
+        method, server_side=server_side, **{"server_batch_size": 16, "crd_negatives": 64, "crd_dim": 6, **params}
+    )
 
 
 def loss(module: nn.Module, weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(torch.func.functional_call(module, dict(weights), (x,)), y)
 
 
-def slope_of(module: nn.Module, weights: Mapping[str, Tensor], place: ClientContext, alpha: float) -> dict[str, Tensor]:
+def slope_of(
+    module: nn.Module, weights: Mapping[str, Tensor], client_context: ClientContext, alpha: float
+) -> dict[str, Tensor]:
     """The meta-gradient, by differentiating through the step."""
     theta = {k: w.detach().clone().requires_grad_() for k, w in weights.items()}
-    (xs, ys, _), (xq, yq, _) = place.support, place.query
+    (xs, ys, _), (xq, yq, _) = client_context.support, client_context.query
     inner = torch.autograd.grad(loss(module, theta, xs, ys), list(theta.values()), create_graph=True)
     phi = {k: w - alpha * g for (k, w), g in zip(theta.items(), inner, strict=True)}
     found = torch.autograd.grad(loss(module, phi, xq, yq), list(theta.values()))
     return dict(zip(theta, found, strict=True))
 
 
-def by_hand(places: list[ClientContext], rounds: int, alpha: float, rho: float) -> dict[str, Tensor]:
+def by_hand(client_contexts: list[ClientContext], rounds: int, alpha: float, rho: float) -> dict[str, Tensor]:
     """Algorithm 1 without R_h: θ, θ_i and y_i one by one."""
-    module, count = common(), sum(len(p.rows) for p in places)
+    module, count = common(), sum(len(p.rows) for p in client_contexts)
     theta = {k: p.detach().clone() for k, p in module.named_parameters()}
-    y = [{k: torch.zeros_like(w) for k, w in theta.items()} for _ in places]
+    y = [{k: torch.zeros_like(w) for k, w in theta.items()} for _ in client_contexts]
     for _ in range(rounds):
         local = []
-        for i, place in enumerate(places):
-            w, slope = len(place.rows) / count, slope_of(module, theta, place, alpha)
+        for i, client_context in enumerate(client_contexts):
+            w, slope = len(client_context.rows) / count, slope_of(module, theta, client_context, alpha)
             local.append({k: theta[k] - (y[i][k] + w * slope[k]) / rho for k in theta})
             y[i] = {k: y[i][k] + rho * (local[i][k] - theta[k]) for k in theta}
         theta = {
-            k: sum(y[i][k] + rho * local[i][k] for i in range(len(places))) / (len(places) * rho)  # type: ignore[misc]
+            k: sum(y[i][k] + rho * local[i][k] for i in range(len(client_contexts))) / (len(client_contexts) * rho)  # type: ignore[misc]
             for k in theta
         }
     return theta
@@ -260,31 +273,33 @@ def by_hand(places: list[ClientContext], rounds: int, alpha: float, rho: float) 
 
 def test_three_rounds_equal_the_algorithm_box_written_out() -> None:
     toy = Toy(AUGFL, lam=0.0, alpha=0.05, rho=0.5, meta_lr=None).run(3)
-    want, server = by_hand(toy.places, 3, 0.05, 0.5), toy.server
+    want, server = by_hand(toy.client_contexts, 3, 0.05, 0.5), toy.server
     assert isinstance(server, augfl.AugFLServer)
     assert all(torch.allclose(server.theta[k], want[k], atol=2e-6, rtol=0) for k in want)
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
-    place = contexts(1, make=bent)[0]
-    party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), place)
+    client_context = contexts(1, make=bent)[0]
+    party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), client_context)
     double = bent().double()
     weights = {k: p.detach() for k, p in double.named_parameters()}
     rng = np.random.default_rng(3)
     v = {k: torch.from_numpy(rng.normal(size=w.shape)) for k, w in weights.items()}
-    x, y, _ = place.support
+    x, y, _ = client_context.support
     _, want = torch.func.jvp(
         torch.func.grad(lambda w: loss(double, w, x.double(), y)), (weights,), (v,)
     )  # forward over reverse
     at = {k: w.float() for k, w in weights.items()}
-    value, gradient, product = party.curvature_at(at, partial(steps.weighted_cross_entropy, party), *place.support)
+    value, gradient, product = party.curvature_at(
+        at, partial(steps.weighted_cross_entropy, party), *client_context.support
+    )
     found = product({k: x.float() for k, x in v.items()})
     length = torch.cat([w.flatten() for w in want.values()]).norm()
     off = torch.cat([(found[k].double() - want[k]).flatten() for k in want]).norm()
     assert float(off / length) < 1e-5
     assert torch.allclose(value.double(), loss(double, weights, x.double(), y), atol=1e-6)
-    again = party.gradient_at(at, partial(steps.weighted_cross_entropy, party), *place.support)[1]
+    again = party.gradient_at(at, partial(steps.weighted_cross_entropy, party), *client_context.support)[1]
     assert all(torch.equal(gradient[k], again[k]) for k in gradient)
     apart = steps.hvp_by_difference(party, at, {k: x.float() for k, x in v.items()}, 1e-2, unit=False)
     off = torch.cat([(apart[k].double() - want[k]).flatten() for k in want]).norm()
@@ -292,11 +307,11 @@ def test_the_hessian_vector_product_is_exact_to_float_precision() -> None:
 
 
 def test_first_order_leaves_the_hessian_out() -> None:
-    place = contexts(1, make=common)[0]
-    party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), place)
+    client_context = contexts(1, make=common)[0]
+    party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), client_context)
     weights, module = dict(party.params), common()
     found = steps.meta_gradient(party, weights, "first_order", 0.0)
-    (xs, ys, _), (xq, yq, _) = place.support, place.query
+    (xs, ys, _), (xq, yq, _) = client_context.support, client_context.query
     inner = torch.func.grad(lambda w: loss(module, w, xs, ys))(weights)
     phi = {k: w - party.cfg.alpha * inner[k] for k, w in weights.items()}
     want = torch.func.grad(lambda w: loss(module, w, xq, yq))(phi)
@@ -304,17 +319,17 @@ def test_first_order_leaves_the_hessian_out() -> None:
 
 
 def test_where_the_gradient_is_0_a_difference_along_its_direction_is_too() -> None:
-    place = contexts(1, make=common)[0]
-    party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), place)
+    client_context = contexts(1, make=common)[0]
+    party = augfl.AugFLClient(AUGFL.configure(params={"lam": 0}), client_context)
     nothing = {k: torch.zeros_like(w) for k, w in party.params.items()}
     found = steps.hvp_by_difference(party, dict(party.params), nothing, 1e-2, unit=True)
     assert not any(x.any() for x in found.values())
 
 
 def test_support_and_query_share_no_row_and_leave_none_out() -> None:
-    for place in contexts(5):
-        support, query = place.half("support"), place.half("query")
-        assert sorted([*support.tolist(), *query.tolist()]) == list(range(len(place.rows)))
+    for client_context in contexts(5):
+        support, query = client_context.half("support"), client_context.half("query")
+        assert sorted([*support.tolist(), *query.tolist()]) == list(range(len(client_context.rows)))
         assert len(support) - len(query) in (0, 1)
 
 
@@ -357,8 +372,8 @@ def refuse() -> nn.Module:
     [(AUGFL, {"lam": 0.0}), (LOCAL_ONLY, {}), (CE_ONLY, {}), (AUGFL, {"crd": 0.0, "ce": 1.0})],
 )
 def test_the_pretrained_model_is_not_read_where_it_does_not_count(method: Method, params: dict[str, Any]) -> None:
-    home = {"data": rows(40, 5), "pretrained": refuse}
-    toy = Toy(method, home=home, **params).run(2)
+    server_side = {"data": rows(40, 5), "pretrained": refuse}
+    toy = Toy(method, server_side=server_side, **params).run(2)
     assert toy.server is not None
     toy.engine.call(
         toy.engine.ids,
@@ -368,20 +383,20 @@ def test_the_pretrained_model_is_not_read_where_it_does_not_count(method: Method
         None,
     )
     with pytest.raises(AssertionError, match="was read"):
-        Toy(AUGFL, home=home).run(1)
+        Toy(AUGFL, server_side=server_side).run(1)
 
 
 def test_at_lambda_0_the_server_s_rows_change_nothing() -> None:
-    home = {"data": rows(40, 5), "pretrained": refuse}
-    bare, more = Toy(AUGFL, lam=0.0).run(3), Toy(AUGFL, lam=0.0, home=home).run(3)
+    server_side = {"data": rows(40, 5), "pretrained": refuse}
+    bare, more = Toy(AUGFL, lam=0.0).run(3), Toy(AUGFL, lam=0.0, server_side=server_side).run(3)
     assert equal(bare.tensors(), more.tensors())
 
 
-def test_what_is_missing_is_said_before_work_starts() -> None:
+def test_what_is_missing_is_reported_before_work_starts() -> None:
     with pytest.raises(ConfigError, match=r"\[pretrained\]"):
         Toy(AUGFL)
-    with pytest.raises(ConfigError, match=r"data\.server"):
-        Toy(AUGFL, home={"pretrained": refuse})
+    with pytest.raises(ConfigError, match=r"data\.server_rows"):
+        Toy(AUGFL, server_side={"pretrained": refuse})
     with pytest.raises(ConfigError, match="exactly one of"):
         AUGFL.configure(params={"rho": 0.7})
     with pytest.raises(ConfigError, match="weights no term"):
@@ -420,17 +435,17 @@ def test_the_whole_bank_gives_what_drawing_every_stranger_once_gives() -> None:
     assert torch.allclose(twice, crd_by_drawing(scores, which, [2 * d for d in drawn], 16), atol=1e-5)
 
 
-@pytest.mark.parametrize("negatives", [256, 4096])
-def test_at_first_each_network_s_loss_is_about_log_n_plus_1(negatives: int) -> None:
+@pytest.mark.parametrize("crd_negatives", [256, 4096])
+def test_at_first_each_network_s_loss_is_about_log_n_plus_1(crd_negatives: int) -> None:
     """With Z each e is about 1/n: -log(1 / (1 + N)), and N times log(1 + 1/N)."""
-    toy = helped(negatives=negatives, kt_batch_size=40, crd_width=128).run(1)
+    toy = helped(crd_negatives=crd_negatives, server_batch_size=40, crd_dim=128).run(1)
     assert toy.server is not None
     first = toy.server.take_notes()["transfer crd"]
-    assert first == pytest.approx(2 * (np.log(negatives) + 1), rel=0.25)
+    assert first == pytest.approx(2 * (np.log(crd_negatives) + 1), rel=0.25)
 
 
 def test_distillation_brings_the_features_of_a_row_together() -> None:
-    toy = helped(KD_ONLY, meta_lr=0.02, negatives=256)
+    toy = helped(KD_ONLY, meta_lr=0.02, crd_negatives=256)
     assert toy.server is not None
     losses = []
     for t in range(60):
@@ -441,12 +456,12 @@ def test_distillation_brings_the_features_of_a_row_together() -> None:
 
 def test_one_step_of_all_terms_equals_the_formulas() -> None:
     """(13) with the gradient of R_h by hand: one batch of all rows."""
-    params = {"crd": 0.5, "kl": 0.3, "ce": 0.7, "l2": 0.01, "lam": 2.0, "meta_lr": 0.1, "kt_batch_size": 40}
+    params = {"crd": 0.5, "kl": 0.3, "ce": 0.7, "l2": 0.01, "lam": 2.0, "meta_lr": 0.1, "server_batch_size": 40}
     data, teacher = rows(40, 5), common(width=8)
     with torch.no_grad():
         for p in teacher.parameters():
             p.add_(0.3)
-    toy = Toy(KD_ONLY, home={"data": data, "pretrained": lambda: teacher}, negatives=64, crd_width=6, **params)
+    toy = Toy(KD_ONLY, server_side={"data": data, "pretrained": lambda: teacher}, crd_negatives=64, crd_dim=6, **params)
     server: Any = toy.server
     start = {k: w.clone() for k, w in server.theta.items()}
     order = augfl.sample_plan(server.stream("knowledge transfer", 0), 40, 1, 40)[0]
@@ -482,8 +497,26 @@ def test_one_step_of_all_terms_equals_the_formulas() -> None:
         assert torch.allclose(server.theta[k], want, atol=1e-5, rtol=1e-4), k
 
 
+@pytest.mark.parametrize(
+    "params", [{"meta_lr": 0.1}, {"meta_lr": None, "rho": 0.7}, {"rho": 0.2, "meta_lr": None, "clients_per_round": 2}]
+)
+def test_a_rate_of_the_transfer_is_lambda_over_the_sum_of_rho(params: dict[str, Any]) -> None:
+    total = 1 / 0.1 if params["meta_lr"] else N * params["rho"]
+    ours = quadratic(l2=1.0, lam=None, kd_lr=0.04, **params).run(3).server.theta
+    same = quadratic(l2=1.0, lam=0.04 * total, **params).run(3).server.theta
+    assert all(torch.allclose(ours[k], same[k], atol=1e-12) for k in same)
+
+
+def test_lambda_and_a_rate_exclude_each_other() -> None:
+    for wrong in ({"kd_lr": 0.1}, {"lam": None}):
+        with pytest.raises(ConfigError, match="exactly one of params"):
+            AUGFL.configure(params=wrong)
+    with pytest.raises(ConfigError, match="weights no term"):
+        AUGFL.configure(params={"lam": "none", "kd_lr": 0.1, "crd": 0.0})
+
+
 def test_a_pass_over_all_rows_is_the_mean_of_its_batches() -> None:
-    toy = helped(CE_ONLY, kt_batches="none", lam=1.0, meta_lr=0.1)
+    toy = helped(CE_ONLY, server_batches="none", lam=1.0, meta_lr=0.1)
     server: Any = toy.server
     start, data, module = dict(server.theta), rows(40, 5), common()
     start = {k: w.clone() for k, w in start.items()}
@@ -525,14 +558,14 @@ def test_adaptation_is_full_batch_descent_on_the_support_half_and_leaves_no_trac
     toy = Toy(AUGFL, lam=0.0, alpha=0.2).run(2)
     assert toy.server is not None
     before = toy.tensors()
-    party, place = toy.party(1), toy.places[1]
+    party, client_context = toy.party(1), toy.client_contexts[1]
     weights, module = {k: w.clone() for k, w in toy.server.theta.items()}, common()  # type: ignore[attr-defined]
-    x, y, _ = place.support
+    x, y, _ = client_context.support
     for _ in range(5):
         slope = torch.func.grad(lambda w: loss(module, w, x, y))(weights)
         weights = {k: w - 0.2 * slope[k] for k, w in weights.items()}
     found = predictions(party, on="test", eval_mode="5 steps", broadcast=toy.server.broadcast())
-    want = torch.func.functional_call(module, weights, (place.tests["test"].every,))
+    want = torch.func.functional_call(module, weights, (client_context.tests["test"].every,))
     assert torch.equal(found["predicted"], want.argmax(-1))
     assert equal(before, toy.tensors())
 
@@ -543,7 +576,7 @@ def test_batch_statistics_are_an_option_of_that_name_only() -> None:
     for policy in ("own", "batch"):
         toy = Toy(AUGFL, lam=0.0, batchnorm=policy, make=make).run(2)
         assert toy.server is not None
-        x = toy.places[0].tests["test"].every
+        x = toy.client_contexts[0].tests["test"].every
         party = toy.party(0)
         alone, beside = party.infer(x[:2]), party.infer(x[:20])[:2]
         sizes[policy] = float((alone - beside).abs().max())
@@ -556,7 +589,7 @@ def test_batch_statistics_are_an_option_of_that_name_only() -> None:
 def test_the_presets_are_the_paper_s_and_the_code_s() -> None:
     paper, code = AUGFL.configure("paper"), AUGFL.configure("authors_code")
     assert (paper.alpha, paper.rho, paper.lam, paper.hvp, paper.crd, paper.ce) == (0.03, 0.7, 5.0, "fd", 1.0, 0.0)
-    assert (code.alpha, code.rho, code.crd, code.ce, code.kl, code.kt_batches) == (0.05, 0.7, 0.8, 1.0, 0.0, None)
+    assert (code.alpha, code.rho, code.crd, code.ce, code.kl, code.server_batches) == (0.05, 0.7, 0.8, 1.0, 0.0, None)
     assert paper.penalty(40) == paper.penalty(80) == 0.7
     assert AUGFL.configure().penalty(40) == pytest.approx(1 / (40 * AUGFL.configure().meta_lr))
 
@@ -572,10 +605,12 @@ def test_without_its_server_s_help_any_network_will_do() -> None:
     toy = Toy(AUGFL, lam=0.0, make=lambda _: nn.Sequential(nn.Linear(FEATURES, CLASSES))).run(2)
     assert toy.server is not None and not toy.fed.failures
     with pytest.raises(ModelError, match="features"):
-        Toy(AUGFL, home={"data": rows(40, 5), "pretrained": TEACHER}, make=lambda _: nn.Linear(FEATURES, CLASSES))
+        Toy(
+            AUGFL, server_side={"data": rows(40, 5), "pretrained": TEACHER}, make=lambda _: nn.Linear(FEATURES, CLASSES)
+        )
     bare = {"data": rows(40, 5), "pretrained": lambda: nn.Sequential(nn.Linear(FEATURES, CLASSES))}
     with pytest.raises(ModelError, match="pretrained model with a method `features`"):
-        Toy(AUGFL, home=bare).run(1)
+        Toy(AUGFL, server_side=bare).run(1)
 
 
 def test_answers_that_are_not_finite_are_refused_in_words() -> None:
@@ -585,7 +620,7 @@ def test_answers_that_are_not_finite_are_refused_in_words() -> None:
         return module
 
     with pytest.raises(ModelError, match="not finite"):
-        Toy(AUGFL, home={"data": rows(40, 5), "pretrained": broken}).run(1)
+        Toy(AUGFL, server_side={"data": rows(40, 5), "pretrained": broken}).run(1)
 
 
 def test_frozen_weights_take_no_part() -> None:
@@ -614,8 +649,8 @@ def test_lost_numbers_and_lost_answers_leave_the_rate_right_and_the_end_too() ->
     first = theta_of(toy)
     toy.run(1)
     there = [0, 2, 3]
-    count = sum(len(toy.places[i].rows) for i in there)
-    slope = sum(len(toy.places[i].rows) / count * meta(toy.places[i], first, 0.1) for i in there)
+    count = sum(len(toy.client_contexts[i].rows) for i in there)
+    slope = sum(len(toy.client_contexts[i].rows) / count * meta(toy.client_contexts[i], first, 0.1) for i in there)
     assert torch.allclose(theta_of(toy), first - 0.05 * (2 * slope + 0.4 * (first - KNOWN)), atol=1e-13, rtol=0)
     toy.run(1500, start=1)
     assert len(toy.fed.failures) == 2
@@ -639,7 +674,7 @@ def test_it_learns_and_the_class_count_is_four() -> None:
     assert toy.server is not None
 
     def accuracy(eval_mode: str) -> float:
-        y = toy.places[0].tests["test"].y(torch.arange(50))
+        y = toy.client_contexts[0].tests["test"].y(torch.arange(50))
         replies = toy.engine.call(
             toy.engine.ids,
             "predictions",

@@ -1,6 +1,6 @@
 """What a party class names in CALLS and TO_PEERS is what rounds ask of it, no more and no less.
 
-At a node of another organisation nothing else is answered: a name too few stops a run there, one too many is a door.
+At a node of another organization nothing else is answered: a name too few stops a run there, one too many is a door.
 """
 
 from __future__ import annotations
@@ -28,9 +28,13 @@ SERVER, PEERS = {"call": 1, "choose_peers": 1}, {"ask", "answer"}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in registry()},
     "boxes in fedal": ("fedal", {"models": {"pool": ["knn"]}}),
+    "trust in fedal": ("fedal", {"preset": "trusted"}),
+    "trust in boxes": ("fedmd", {"models": {"pool": ["knn"]}, "params": {"trust": "distance"}}),
+    "trust in feddf": ("feddf", {"params": {"trust": "select"}}),
     "boxes in cfd": ("cfd", {"models": {"pool": ["knn"]}}),
     "cheap": ("afind-plus", {"preset": "cheap"}),
-    "opened by probes": ("afind-plus", {"params": {"open_by": "probe", "epochs": 1, "batch_size": 8}}),
+    "anchored": ("afind-plus", {"preset": "anchored"}),
+    "opened by probes": ("afind-plus", {"params": {"explore_by": "probe", "epochs": 1, "batch_size": 8}}),
 }
 
 

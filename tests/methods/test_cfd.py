@@ -23,7 +23,7 @@ from fedloom.core.message import Tree
 from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.methods.distillation.cfd import CFDClient, CFDServer
-from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
+from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantized, size_of, unpack
 from tests.toy import CLASSES, FEATURES, Toy, contexts, equal, network, rows
 
 CFD, LOCAL = methods.find("cfd"), methods.find("local")
@@ -31,16 +31,16 @@ BOTH = {"bits": 2, "bits_down": 3}
 DELTA = {**BOTH, "delta": True}
 
 
-def toy(n: int = 4, places: list[ClientContext] | None = None, method: Any = CFD, **params: Any) -> Toy:
+def toy(n: int = 4, client_contexts: list[ClientContext] | None = None, method: Any = CFD, **params: Any) -> Toy:
     """CFD on the toy federation: batches of 8, and a server with the public rows and a network of its own."""
-    places = places or contexts(n)
-    home = {"public": places[0].public, "network": lambda: network(7)}
-    return Toy(method, places=places, home=home, **{"batch_size": 8, **params})
+    client_contexts = client_contexts or contexts(n)
+    server_side = {"public": client_contexts[0].public, "network": lambda: network(7)}
+    return Toy(method, client_contexts=client_contexts, server_side=server_side, **{"batch_size": 8, **params})
 
 
 def some_labels(n: int, bits: int, seed: int = 0, classes: int = CLASSES) -> Tensor:
     logits = 3 * torch.randn(n, classes, generator=torch.Generator().manual_seed(seed))
-    return quantised(F.softmax(logits, -1), bits)
+    return quantized(F.softmax(logits, -1), bits)
 
 
 # -- labels in few bits ----------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def some_labels(n: int, bits: int, seed: int = 0, classes: int = CLASSES) -> Ten
 def test_no_labels_are_nearer_to_the_probabilities(weights: list[float], bits: int) -> None:
     """Against all points of the grid that sum to 1."""
     p, steps = np.array(weights) / sum(weights), 2**bits - 1
-    found = quantised(torch.from_numpy(p)[None], bits)[0].numpy()
+    found = quantized(torch.from_numpy(p)[None], bits)[0].numpy()
     grid = [g for g in itertools.product(range(steps + 1), repeat=len(p)) if sum(g) == steps]
     assert found.sum() == steps
     assert np.abs(found / steps - p).sum() <= min(np.abs(np.array(g) / steps - p).sum() for g in grid) + 1e-12
@@ -62,20 +62,20 @@ def test_no_labels_are_nearer_to_the_probabilities(weights: list[float], bits: i
 
 def test_one_bit_is_the_predicted_class() -> None:
     p = F.softmax(torch.randn(200, 10, generator=torch.Generator().manual_seed(1)), -1)
-    assert torch.equal(quantised(p, 1), F.one_hot(p.argmax(-1), 10).to(torch.uint8))
-    assert torch.equal(quantised(torch.eye(3), 1), torch.eye(3, dtype=torch.uint8))
-    assert quantised(torch.full((1, 4), 0.25), 1).tolist() == [[1, 0, 0, 0]]  # of equals the first
+    assert torch.equal(quantized(p, 1), F.one_hot(p.argmax(-1), 10).to(torch.uint8))
+    assert torch.equal(quantized(torch.eye(3), 1), torch.eye(3, dtype=torch.uint8))
+    assert quantized(torch.full((1, 4), 0.25), 1).tolist() == [[1, 0, 0, 0]]  # of equals the first
 
 
 def test_eight_bits_lose_little_and_every_row_sums_to_one() -> None:
     p = F.softmax(8 * torch.randn(2000, 100, generator=torch.Generator().manual_seed(1)), -1)
-    labels = quantised(p, 8)
+    labels = quantized(p, 8)
     assert (labels.sum(-1) == 255).all()
     assert (probabilities(labels) - p).abs().max() < 1 / 255
 
 
 def test_a_row_that_is_not_finite_has_no_labels() -> None:
-    labels = quantised(torch.tensor([[0.5, 0.5], [torch.nan, 0.5]]), 2)
+    labels = quantized(torch.tensor([[0.5, 0.5], [torch.nan, 0.5]]), 2)
     assert labels.tolist() == [[2, 1], [0, 0]]
     with pytest.raises(MessageError, match="must sum to 3"):
         checked(labels, 2)
@@ -122,7 +122,7 @@ def test_gradient_of_kl_to_labels_with_zeros(bits: int | None) -> None:
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(8, CLASSES, generator=generator, dtype=torch.float64).requires_grad_()
     p = F.softmax(3 * torch.randn(8, CLASSES, generator=generator, dtype=torch.float64), -1)
-    target = p if bits is None else quantised(p, bits).double() / (2**bits - 1)
+    target = p if bits is None else quantized(p, bits).double() / (2**bits - 1)
     (auto,) = torch.autograd.grad(kl(target, z), z)
     assert (auto - kl_gradient(target, z) / 8).abs().max() < 1e-16
 
@@ -130,7 +130,7 @@ def test_gradient_of_kl_to_labels_with_zeros(bits: int | None) -> None:
 # -- one round, against plain torch ------------------------------------------------------------------------------
 
 
-def hand_quantised(p: np.ndarray, bits: int) -> np.ndarray:
+def hand_quantized(p: np.ndarray, bits: int) -> np.ndarray:
     """The largest remainders go up, row by row."""
     steps, found = 2**bits - 1, np.floor(p * (2**bits - 1))
     for row, scaled in zip(found, p * steps, strict=True):
@@ -142,27 +142,27 @@ def hand_quantised(p: np.ndarray, bits: int) -> np.ndarray:
 @pytest.mark.parametrize("params", [{}, BOTH, DELTA], ids=["floats", "bits", "delta"])
 def test_rounds_by_plain_torch(params: dict[str, Any]) -> None:
     """Two rounds of two steps each, with three steps of the server, by torch's own Adam and KL."""
-    places = contexts(3)
-    run = toy(places=places, tau=2, server_steps=3, server_lr=0.01, lr=0.02, **params).run(2)
+    client_contexts = contexts(3)
+    run = toy(client_contexts=client_contexts, tau=2, server_steps=3, server_lr=0.01, lr=0.02, **params).run(2)
     nets, g = [network(n) for n in range(3)], network(7)
     opts = [torch.optim.Adam(net.parameters(), lr=0.02) for net in nets]
     learns = torch.optim.Adam(g.parameters(), lr=0.01)
 
-    def step(optimiser: torch.optim.Adam, loss: Tensor) -> None:
-        optimiser.zero_grad()
+    def step(optimizer: torch.optim.Adam, loss: Tensor) -> None:
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     def sent(net: nn.Module, x: Tensor, bits: int | None) -> Tensor:
         p = F.softmax(net(x), -1).detach()
-        return p if bits is None else torch.from_numpy(hand_quantised(p.numpy(), bits)).float()
+        return p if bits is None else torch.from_numpy(hand_quantized(p.numpy(), bits)).float()
 
     for t in range(2):
-        for context, net, opt in zip(places, nets, opts, strict=True):
+        for context, net, opt in zip(client_contexts, nets, opts, strict=True):
             for x, y in context.batches(t, steps=2, size=8):
                 step(opt, F.cross_entropy(net(x), y))
-        assert places[0].public is not None
-        for x in places[0].public.batches(t, 2, 8):
+        assert client_contexts[0].public is not None
+        for x in client_contexts[0].public.batches(t, 2, 8):
             mean = torch.stack([sent(net, x, params.get("bits")) for net in nets]).mean(0)
             for _ in range(3):
                 step(learns, F.kl_div(F.log_softmax(g(x), -1), mean, reduction="batchmean"))
@@ -193,7 +193,7 @@ def test_the_server_comes_to_answer_as_the_clients_do() -> None:
     assert kl(torch.stack([*answers.values()]).mean(0), shared["labels"]) < 0.01
 
 
-def test_nothing_is_learnt_from_a_server_that_agrees() -> None:
+def test_nothing_is_learned_from_a_server_that_agrees() -> None:
     """Where g answers as the client does its step is 0; another answer moves it."""
     run = toy(1)
     client, start = run.party(0), run.tensors()
@@ -244,7 +244,7 @@ def test_both_sides_remember_the_same() -> None:
     assert torch.equal(known, seen) and len(seen) < 64
 
 
-def test_one_way_alone_can_be_quantised() -> None:
+def test_one_direction_alone_can_be_quantized() -> None:
     up, down = toy(bits=1, delta=True).run(2), toy(bits_down=1, delta=True).run(2)
     float_bytes = 4 * 8 * CLASSES * 4 * 2
     assert volumes(up)[1] == volumes(down)[0] == float_bytes
@@ -298,25 +298,31 @@ def test_only_labels_cross() -> None:
 @pytest.mark.parametrize("params", [{}, BOTH, DELTA, {"coding": "int8"}], ids=str)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(params: dict[str, Any], norm: bool) -> None:
-    places = contexts(3, make=lambda n: network(n, norm=norm))
-    loop = toy(places=places, tau=2, **params).run(3)
-    strict = toy(places=places, tau=2, isolated=True, **params).run(3)
+    client_contexts = contexts(3, make=lambda n: network(n, norm=norm))
+    loop = toy(client_contexts=client_contexts, tau=2, **params).run(3)
+    strict = toy(client_contexts=client_contexts, tau=2, isolated=True, **params).run(3)
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 
 
 @pytest.mark.parametrize("params", [{}, BOTH, {"coding": "top-k", "top_k": 2}], ids=str)
 def test_clients_of_one_architecture_are_done_together(params: dict[str, Any]) -> None:
-    places = contexts(4, make=lambda n: network(1))
-    loop, together = toy(places=places, **params).run(3), toy(places=places, batched=True, **params).run(3)
+    client_contexts = contexts(4, make=lambda n: network(1))
+    loop, together = (
+        toy(client_contexts=client_contexts, **params).run(3),
+        toy(client_contexts=client_contexts, batched=True, **params).run(3),
+    )
     assert together.engine.account().remarks == ("4 of 4 parties together, in groups: 1",)
     a, b = loop.tensors(), together.tensors()
     assert all(torch.allclose(a[k].float(), b[k].float(), atol=1e-5) for k in a)
 
 
-def test_delta_coding_is_done_in_turn_and_comes_to_the_same() -> None:
-    places = contexts(4, make=lambda n: network(1))
-    loop, together = toy(places=places, **DELTA).run(3), toy(places=places, batched=True, **DELTA).run(3)
+def test_delta_coding_is_done_in_turn_and_gives_the_same() -> None:
+    client_contexts = contexts(4, make=lambda n: network(1))
+    loop, together = (
+        toy(client_contexts=client_contexts, **DELTA).run(3),
+        toy(client_contexts=client_contexts, batched=True, **DELTA).run(3),
+    )
     assert any("predict in turn" in remark for remark in together.engine.account().remarks)
     a, b = loop.tensors(), together.tensors()
     assert all(torch.allclose(a[k].float(), b[k].float(), atol=1e-5) for k in a)
@@ -332,7 +338,10 @@ def test_partial_participation_trains_only_the_sampled() -> None:
 
 def test_renaming_the_clients_renames_the_result() -> None:
     plain, order = contexts(3), [2, 0, 1]
-    a, b = toy(places=plain, tau=2).run(3).tensors(), toy(places=[plain[i] for i in order], tau=2).run(3).tensors()
+    a, b = (
+        toy(client_contexts=plain, tau=2).run(3).tensors(),
+        toy(client_contexts=[plain[i] for i in order], tau=2).run(3).tensors(),
+    )
     assert all(torch.allclose(a[k], b[k], atol=1e-6) for k in a)
 
 
@@ -348,12 +357,12 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 @pytest.mark.parametrize("params", [{}, BOTH, DELTA], ids=["floats", "bits", "delta"])
 def test_a_nan_client_is_left_out(params: dict[str, Any]) -> None:
-    places = contexts(4)
-    run = toy(places=places, **params)
+    client_contexts = contexts(4)
+    run = toy(client_contexts=client_contexts, **params)
     with torch.no_grad():
         run.party(3).net.flat.fill_(float("nan"))
     run.run(3)
-    alone = toy(places=places[:3], **params).run(3).tensors()  # as if the sick client were not there
+    alone = toy(client_contexts=client_contexts[:3], **params).run(3).tensors()  # as if the sick client were not there
     after = run.tensors()
     assert all(torch.equal(v, after[k]) for k, v in alone.items() if "held" not in k and "told" not in k)
 
@@ -373,10 +382,10 @@ class Liar(CFDClient):
 
 @pytest.mark.parametrize("params", [BOTH, DELTA], ids=["bits", "delta"])
 def test_bytes_that_are_no_labels_are_left_out(params: dict[str, Any]) -> None:
-    places = contexts(3)
-    run = toy(places=places, method=replace(CFD, client=Liar), **params).run(4)
+    client_contexts = contexts(3)
+    run = toy(client_contexts=client_contexts, method=replace(CFD, client=Liar), **params).run(4)
     assert {(f.party, f.kind, f.reason) for f in run.fed.failures} == {("client-1", "predict", "refused")}
-    honest, after = toy(places=places, **params).run(4, present=[0, 2]).tensors(), run.tensors()
+    honest, after = toy(client_contexts=client_contexts, **params).run(4, present=[0, 2]).tensors(), run.tensors()
     assert all(torch.equal(v, after[k]) for k, v in honest.items() if not k.startswith("1."))
 
 
@@ -387,12 +396,12 @@ class Liars(CFDClient):
         return torch.zeros(size_of(8 * CLASSES, 2), dtype=torch.uint8)
 
 
-def test_without_any_labels_everybody_goes_on_alone() -> None:
-    places = contexts(3)
-    run = toy(places=places, method=replace(CFD, client=Liars), **BOTH).run(2)
+def test_without_any_labels_everybody_continues_alone() -> None:
+    client_contexts = contexts(3)
+    run = toy(client_contexts=client_contexts, method=replace(CFD, client=Liars), **BOTH).run(2)
     reasons = [f.reason for f in run.fed.failures]
     assert reasons.count("refused") == 6 and reasons.count("fewer than 1 replies") == 2
-    alone, after = Toy(LOCAL, places=places, batch_size=8, tau=1).run(2).tensors(), run.tensors()
+    alone, after = Toy(LOCAL, client_contexts=client_contexts, batch_size=8, tau=1).run(2).tensors(), run.tensors()
     assert all(torch.equal(v, after[k]) for k, v in alone.items() if not k.startswith("server"))
 
 
@@ -438,14 +447,14 @@ def test_the_rows_of_a_public_batch_are_known_by_number() -> None:
 
 
 @pytest.mark.parametrize("name", ["cfd", "fedal"])
-def test_a_server_holds_the_public_rows_where_its_method_says_so(name: str) -> None:
-    run = RunConfig(method=name, rounds=1, data={"name": "wine", "clients": 3, "public": 40})  # type: ignore[arg-type]
-    world = build(run)
-    assert world.server is not None and (world.server.context.public is not None) == (name == "cfd")
+def test_a_server_holds_the_public_rows_where_its_method_is_reported(name: str) -> None:
+    run = RunConfig(method=name, rounds=1, data={"name": "wine", "clients": 3, "public_rows": 40})  # type: ignore[arg-type]
+    small = build(run)
+    assert small.server is not None and (small.server.context.public is not None) == (name == "cfd")
 
 
 def test_networks_of_server_and_clients_are_their_own() -> None:
-    world = build(RunConfig(method="cfd", rounds=1, data={"name": "wine", "clients": 2, "public": 40}))  # type: ignore[arg-type]
-    server, first = world.server, world.clients[0]()
+    small = build(RunConfig(method="cfd", rounds=1, data={"name": "wine", "clients": 2, "public_rows": 40}))  # type: ignore[arg-type]
+    server, first = small.server, small.clients[0]()
     assert isinstance(server, CFDServer)
     assert any(not torch.equal(a, b) for a, b in zip(server.params.values(), first.params.values(), strict=True))

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"batch_size": 8, "epochs": 2}
 
 def twin(toy: Toy, i: int) -> Any:
     """Party i once more, in the same state."""
-    party = toy.method.client(toy.cfg, toy.places[i])
+    party = toy.method.client(toy.cfg, toy.client_contexts[i])
     party.load(toy.party(i).state())
     return party
 
@@ -232,7 +232,7 @@ def test_what_is_outside_of_the_mask_is_exactly_0_always(name: str, personal_hea
             assert all((peer.params[k][~m] == 0).all() for k, m in peer.mask.items())
             assert all(not torch.equal(peer.params[k], v) for k, v in before.items())
         notes = toy.engine.notes()
-        assert all((notes[i].get("mask entries renewed", 0) > 0) == (t < 3) for i in range(4))  # type: ignore[operator]
+        assert all((notes[i].get("updated mask entries", 0) > 0) == (t < 3) for i in range(4))  # type: ignore[operator]
     assert all(not torch.equal(m, toy.party(i).mask[k]) for i in range(4) for k, m in first[i].items())
 
 

@@ -26,7 +26,7 @@ def doubled(found: Rows) -> Rows:
     return replace(found, pool=found.pool.double(), shift=found.shift.double(), scale=found.scale.double())
 
 
-def places(n: int) -> list[ClientContext]:
+def client_contexts(n: int) -> list[ClientContext]:
     """In float64, all with equally many rows."""
     return contexts(n, make=lambda _: common().double(), data=lambda i: doubled(rows(ROWS, i)))
 
@@ -49,7 +49,7 @@ def copied(tree: Any) -> dict[str, Tensor]:
 
 
 def test_the_personal_gradient_is_that_of_the_loss_plus_lam_times_the_distance() -> None:
-    peer = Toy(DITTO, places=places(1), lam=0.7).party(0)
+    peer = Toy(DITTO, client_contexts=client_contexts(1), lam=0.7).party(0)
     w = copied(peer.params)
     noise = torch.Generator().manual_seed(0)
     peer.params = {k: x + 0.1 * torch.randn(x.shape, generator=noise, dtype=x.dtype) for k, x in w.items()}
@@ -65,7 +65,7 @@ def test_the_personal_gradient_is_that_of_the_loss_plus_lam_times_the_distance()
 
 def test_two_rounds_of_the_personal_model_by_hand() -> None:
     """One full batch is one step: v <- v - η (∇F(v) + λ (v - w)), w as it was when the round began."""
-    toy = Toy(DITTO, places=places(3), lam=2.0, lr=0.1, batch_size=ROWS)
+    toy = Toy(DITTO, client_contexts=client_contexts(3), lam=2.0, lr=0.1, batch_size=ROWS)
     v = copied(toy.party(0).personal["params"])
     for t in range(2):
         peer = toy.party(0)
@@ -93,8 +93,8 @@ def test_the_shared_model_is_gossip_s_to_the_bit(personal_head: bool) -> None:
 
 def test_without_a_pull_the_personal_model_is_local_training_from_its_own_start() -> None:
     toy = Toy(DITTO, 3, lam=0.0, personal_epochs=2, batch_size=8).run(3)
-    for i, place in enumerate(toy.places):
-        alone = GossipPeer(GossipConfig(batch_size=8), place)
+    for i, client_context in enumerate(toy.client_contexts):
+        alone = GossipPeer(GossipConfig(batch_size=8), client_context)
         for t in range(3):
             steps.sgd_epochs(alone, [(PERSONAL + 2 * t, None), (PERSONAL + 2 * t + 1, None)])
         assert equal(copied(alone.params), copied(toy.party(i).personal["params"]))
@@ -104,7 +104,7 @@ def test_the_stronger_the_pull_the_nearer_the_models() -> None:
     apart = []
     for lam in (0.0, 1.0, 10.0):
         toy = Toy(DITTO, 4, lam=lam, batch_size=8, lr=0.05, momentum=0.0).run(5)
-        apart.append(sum(n["distance of the personal model"] for n in toy.engine.notes().values()))  # type: ignore[misc]
+        apart.append(sum(n["distance to the shared model"] for n in toy.engine.notes().values()))  # type: ignore[misc]
     assert apart[0] > 1.5 * apart[1] > 1.5**2 * apart[2]
 
 

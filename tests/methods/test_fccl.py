@@ -21,12 +21,12 @@ from fedloom.methods.distillation.fccl import (
     correlation_loss,
     pretrain,
     pretrained_logits,
-    standardised,
+    standardized,
 )
 from tests.toy import CLASSES, Toy, contexts, equal, network, rows
 
 FCCL, LOCAL = methods.find("fccl"), methods.find("local")
-SMALL: dict[str, Any] = {"batch_size": 8, "pretrain": 3}
+SMALL: dict[str, Any] = {"batch_size": 8, "pretrain_steps": 3}
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -59,11 +59,11 @@ def test_the_loss_passes_gradcheck() -> None:
 
 
 def test_the_gradient_is_the_closed_form() -> None:
-    """dL/dZ = Z̄ Dᵀ / B with D = dL/dC, then through the standardisation."""
+    """dL/dZ = Z̄ Dᵀ / B with D = dL/dC, then through the standardization."""
     f, mean, off = rand(6, 4).requires_grad_(), rand(6, 4, seed=1), 0.3
     (auto,) = torch.autograd.grad(correlation_loss(f, mean, off), f)
     with torch.no_grad():
-        z, other, scale = standardised(f), standardised(mean), (f.var(0) + EPS).rsqrt()
+        z, other, scale = standardized(f), standardized(mean), (f.var(0) + EPS).rsqrt()
         c, own = z.T @ other / 6, torch.eye(4, dtype=torch.bool)
         slope = other @ torch.where(own, 2 * (c - 1), 2 * off * (c + 1)).T / 6
         closed = scale * (slope - slope.mean(0) - z * (slope * z).sum(0) / 5)
@@ -82,7 +82,7 @@ def test_a_class_that_all_rows_have_alike_gives_no_nan(whose: str) -> None:
     loss = correlation_loss(f, mean, 0.0051)
     (gradient,) = torch.autograd.grad(loss, f)
     assert torch.isfinite(loss) and torch.isfinite(gradient).all()
-    assert standardised(f)[:, 1].abs().max() == 0 or whose == "mean"
+    assert standardized(f)[:, 1].abs().max() == 0 or whose == "mean"
 
 
 @pytest.mark.parametrize("size", [5.6e28, 1.69e29, 1e30])
@@ -90,7 +90,7 @@ def test_a_huge_class_that_all_rows_have_alike_gives_no_nan_and_no_huge_gradient
     f = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(0)).requires_grad_()
     mean = torch.randn(32, CLASSES, generator=torch.Generator().manual_seed(1))
     mean[:, 1] = size
-    assert standardised(mean).abs().max() <= 31**0.5 * 1.001
+    assert standardized(mean).abs().max() <= 31**0.5 * 1.001
     (gradient,) = torch.autograd.grad(correlation_loss(f, mean, 0.0051), f)
     assert torch.isfinite(gradient).all() and gradient.abs().max() < 10
 
@@ -104,7 +104,7 @@ def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch
         return torch.full_like(answer, size) if self.context.id == 1 and t == 0 else answer  # type: ignore[arg-type]
 
     monkeypatch.setattr(FCCLClient, "predict", predict)
-    toy = Toy(FCCL, 3, tau=2, batch_size=32, pretrain=3).run(1)
+    toy = Toy(FCCL, 3, tau=2, batch_size=32, pretrain_steps=3).run(1)
     before = toy.tensors()
     after = toy.run(1, start=1).tensors()
     assert not toy.fed.failures
@@ -149,7 +149,7 @@ def plain(toy: Toy, rounds: int) -> list[nn.Module]:
         adams[n].step()
 
     for n, (net, party) in enumerate(zip(nets, parties, strict=True)):
-        for k in range(cfg.pretrain):
+        for k in range(cfg.pretrain_steps):
             batch = party.batches(FIRST - k, steps=1, size=cfg.batch_size)
             step(n, F.cross_entropy(net(batch.x[0]), batch.y[0]))
     frozen = [p.context.build() for p in parties]
@@ -217,7 +217,7 @@ def test_the_pretrained_model_has_its_own_statistics() -> None:
 
 
 def test_without_any_weight_it_is_local() -> None:
-    off = {"pretrain": 0, "inter": 0.0, "intra": 0.0, "correlation": 0.0}
+    off = {"pretrain_steps": 0, "inter": 0.0, "intra": 0.0, "correlation": 0.0}
     toy = Toy(FCCL, tau=3, batch_size=8, **off).run(3)
     local = Toy(LOCAL, tau=3, batch_size=8).run(3).tensors()
     assert equal(toy.tensors(), {k: v for k, v in local.items() if not k.startswith("server")})
@@ -230,14 +230,14 @@ def test_with_one_step_the_previous_model_changes_no_bit() -> None:
 
 
 def test_without_pretraining_there_is_no_pretrained_model() -> None:
-    a = Toy(FCCL, tau=3, batch_size=8, pretrain=0).run(3)
-    assert equal(a.tensors(), Toy(FCCL, tau=3, batch_size=8, pretrain=0, intra=0.0).run(3).tensors())
+    a = Toy(FCCL, tau=3, batch_size=8, pretrain_steps=0).run(3)
+    assert equal(a.tensors(), Toy(FCCL, tau=3, batch_size=8, pretrain_steps=0, intra=0.0).run(3).tensors())
     assert a.party(0).pretrained == {"done": True}
 
 
 @pytest.mark.parametrize("term", ["inter", "intra"])
 def test_each_memory_holds_a_client_back(term: str) -> None:
-    how = {"tau": 6, "batch_size": 8, "pretrain": 20, "lr": 0.02, "correlation": 0.0, "inter": 0.0, "intra": 0.0}
+    how = {"tau": 6, "batch_size": 8, "pretrain_steps": 20, "lr": 0.02, "correlation": 0.0, "inter": 0.0, "intra": 0.0}
     start = Toy(FCCL, **how)
     free, held = Toy(FCCL, **how).run(2).tensors(), Toy(FCCL, **{**how, term: 20.0}).run(2).tensors()
     start.run(0)
@@ -249,7 +249,7 @@ def test_each_memory_holds_a_client_back(term: str) -> None:
 
 
 def test_equal_clients_stay_equal() -> None:
-    toy = Toy(FCCL, places=contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5)), tau=2, **SMALL)
+    toy = Toy(FCCL, client_contexts=contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5)), tau=2, **SMALL)
     first = toy.run(2).party(0)
     # a batch holds all 8 rows, in an order of each client's own
     for i in (1, 2):
@@ -299,17 +299,17 @@ def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, up: int, d
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(norm: bool) -> None:
-    places = contexts(3, make=lambda n: network(n, norm=norm, dropout=False))
-    loop = Toy(FCCL, places=places, tau=3, **SMALL).run(3)
-    strict = Toy(FCCL, places=places, tau=3, isolated=True, **SMALL).run(3)
+    client_contexts = contexts(3, make=lambda n: network(n, norm=norm, dropout=False))
+    loop = Toy(FCCL, client_contexts=client_contexts, tau=3, **SMALL).run(3)
+    strict = Toy(FCCL, client_contexts=client_contexts, tau=3, isolated=True, **SMALL).run(3)
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 
 
 def test_clients_of_one_architecture_can_be_done_together() -> None:
-    places = contexts(3, make=lambda n: network(0))
-    loop = Toy(FCCL, places=places, tau=3, **SMALL).run(2)
-    batched = Toy(FCCL, places=places, tau=3, batched=True, **SMALL).run(2)
+    client_contexts = contexts(3, make=lambda n: network(0))
+    loop = Toy(FCCL, client_contexts=client_contexts, tau=3, **SMALL).run(2)
+    batched = Toy(FCCL, client_contexts=client_contexts, tau=3, batched=True, **SMALL).run(2)
     assert not [r for r in batched.engine.account().remarks if "in turn" in r]
     for k, v in batched.tensors().items():
         assert torch.allclose(v, loop.tensors()[k], atol=1e-5)
@@ -337,12 +337,12 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 
 def test_a_sick_client_is_kept_out_of_the_mean() -> None:
-    places = contexts(4)
-    toy = Toy(FCCL, places=places, tau=2, **SMALL)
+    client_contexts = contexts(4)
+    toy = Toy(FCCL, client_contexts=client_contexts, tau=2, **SMALL)
     with torch.no_grad():
         toy.party(3).net.flat.fill_(float("nan"))
     healthy = {k: v for k, v in toy.run(2).tensors().items() if not k.startswith("3.")}
-    assert equal(healthy, Toy(FCCL, places=places[:3], tau=2, **SMALL).run(2).tensors())
+    assert equal(healthy, Toy(FCCL, client_contexts=client_contexts[:3], tau=2, **SMALL).run(2).tensors())
 
 
 def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,8 +362,8 @@ def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytes
 
 
 def test_it_learns() -> None:
-    toy = Toy(FCCL, 3, tau=5, lr=0.02, batch_size=16, pretrain=20)
-    test = toy.places[0].tests["test"]
+    toy = Toy(FCCL, 3, tau=5, lr=0.02, batch_size=16, pretrain_steps=20)
+    test = toy.client_contexts[0].tests["test"]
     labels = test.y(torch.arange(len(test)))
 
     def right() -> float:
@@ -381,12 +381,12 @@ def test_it_learns() -> None:
 
 def test_defaults_are_the_papers() -> None:
     cfg = FCCL.configure()
-    assert (cfg.tau, cfg.batch_size, cfg.pretrain, cfg.off_diagonal) == (5, 32, 100, 0.0051)
+    assert (cfg.tau, cfg.batch_size, cfg.pretrain_steps, cfg.off_diagonal) == (5, 32, 100, 0.0051)
     assert (cfg.inter, cfg.intra, cfg.correlation, cfg.iterations_per_round) == (1, 1, 1, 5)
 
 
 def test_errors_come_all_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        FCCL.configure(params={"batch_size": 1, "pretrain": -1, "off_diag": 1.0})
+        FCCL.configure(params={"batch_size": 1, "pretrain_steps": -1, "off_diag": 1.0})
     text = str(error.value)
-    assert "params.batch_size" in text and "params.pretrain" in text and "'off_diagonal'" in text
+    assert "params.batch_size" in text and "params.pretrain_steps" in text and "'off_diagonal'" in text

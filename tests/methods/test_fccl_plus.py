@@ -184,7 +184,7 @@ def test_without_any_weight_it_is_local() -> None:
 
 def test_without_likeness_and_memory_it_is_fccl_without_its_own() -> None:
     plus = toy(inter=0.0, similarity=0.0).run(2)
-    fccl = Toy(FCCL, 3, make=two_parts, batch_size=8, tau=2, inter=0.0, pretrain=0).run(2)
+    fccl = Toy(FCCL, 3, make=two_parts, batch_size=8, tau=2, inter=0.0, pretrain_steps=0).run(2)
     for k, v in own(fccl.tensors()).items():
         assert torch.allclose(v, own(plus.tensors())[k], atol=1e-5)
     assert plus.fed.ledger.received("server") == fccl.fed.ledger.received("server")
@@ -217,8 +217,8 @@ def test_the_memory_holds_a_client_back() -> None:
 
 
 def test_equal_clients_learn_no_likeness_from_each_other() -> None:
-    places = contexts(3, make=lambda n: two_parts(0), data=lambda n: rows(8, 5))
-    at = Toy(PLUS, places=places, batch_size=8, tau=1, correlation=0.0, inter=0.0).run(1)
+    client_contexts = contexts(3, make=lambda n: two_parts(0), data=lambda n: rows(8, 5))
+    at = Toy(PLUS, client_contexts=client_contexts, batch_size=8, tau=1, correlation=0.0, inter=0.0).run(1)
     assert all(notes["similarity loss"] < 1e-6 for notes in at.engine.notes().values())
 
 
@@ -292,15 +292,21 @@ def test_shorter_messages_have_the_bytes_of_their_coding(coding: str, logits: in
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(norm: bool) -> None:
-    places = contexts(3, make=lambda n: two_parts(n, norm=norm))
-    loop, strict = toy(places=places).run(3), toy(places=places, isolated=True).run(3)
+    client_contexts = contexts(3, make=lambda n: two_parts(n, norm=norm))
+    loop, strict = (
+        toy(client_contexts=client_contexts).run(3),
+        toy(client_contexts=client_contexts, isolated=True).run(3),
+    )
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 
 
 def test_clients_of_one_architecture_can_be_done_together() -> None:
-    places = contexts(3, make=lambda n: two_parts(0))
-    loop, batched = toy(places=places).run(2), toy(places=places, batched=True).run(2)
+    client_contexts = contexts(3, make=lambda n: two_parts(0))
+    loop, batched = (
+        toy(client_contexts=client_contexts).run(2),
+        toy(client_contexts=client_contexts, batched=True).run(2),
+    )
     assert not [r for r in batched.engine.account().remarks if "in turn" in r]
     for k, v in batched.tensors().items():
         assert torch.allclose(v, loop.tensors()[k], atol=2e-5)
@@ -337,12 +343,12 @@ def test_one_huge_answer_leaves_all_finite_and_learning(size: float, monkeypatch
 
 
 def test_a_sick_client_is_kept_out_of_the_means() -> None:
-    places = contexts(4, make=two_parts)
-    at = toy(places=places)
+    client_contexts = contexts(4, make=two_parts)
+    at = toy(client_contexts=client_contexts)
     with torch.no_grad():
         at.party(3).net.flat.fill_(float("nan"))
     healthy = {k: v for k, v in at.run(2).tensors().items() if not k.startswith("3.")}
-    assert equal(healthy, toy(places=places[:3]).run(2).tensors())
+    assert equal(healthy, toy(client_contexts=client_contexts[:3]).run(2).tensors())
 
 
 def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,7 +369,7 @@ def test_who_fails_in_the_private_stage_sits_out_the_transfer(monkeypatch: pytes
 
 def test_it_learns() -> None:
     at = toy(tau=5, lr=0.02, batch_size=16)
-    test = at.places[0].tests["test"]
+    test = at.client_contexts[0].tests["test"]
     labels = test.y(torch.arange(len(test)))
 
     def right() -> float:
@@ -387,6 +393,6 @@ def test_defaults_are_the_codes() -> None:
 
 def test_errors_come_all_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        PLUS.configure(params={"batch_size": 1, "similarity_temperature": 0, "pretrain": 100})
+        PLUS.configure(params={"batch_size": 1, "similarity_temperature": 0, "pretrain_steps": 100})
     text = str(error.value)
-    assert "params.batch_size" in text and "params.similarity_temperature" in text and "pretrain" in text
+    assert "params.batch_size" in text and "params.similarity_temperature" in text and "pretrain_steps" in text

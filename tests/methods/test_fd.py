@@ -62,7 +62,7 @@ def test_the_gradient_is_that_of_the_loss(average: str) -> None:
     assert (client.gradient_by_row(f.detach(), y) - auto).abs().max() < 1e-15
 
 
-def test_each_hears_the_mean_of_those_others_that_have_a_class() -> None:
+def test_each_receives_the_mean_of_those_others_that_have_a_class() -> None:
     have = [[0, 1], [0, 2], [0, 1, 2], []]
     means = rand(4, CLASSES, CLASSES)
     replies = {
@@ -80,7 +80,7 @@ def test_each_hears_the_mean_of_those_others_that_have_a_class() -> None:
 
 
 def test_who_alone_has_a_class_has_no_target_for_it_and_gives_one() -> None:
-    t = Toy(FD, places=contexts(3, data=few), batch_size=16).run(1)
+    t = Toy(FD, client_contexts=contexts(3, data=few), batch_size=16).run(1)
     for i in range(3):
         known = t.party(i).heard["known"].tolist()
         assert known == [k != i + 1 for k in range(CLASSES)]
@@ -89,16 +89,16 @@ def test_who_alone_has_a_class_has_no_target_for_it_and_gives_one() -> None:
 # -- rounds, against hand-made ones ------------------------------------------------------------------------
 
 
-def by_hand(places: list[ClientContext], rounds: int, tau: int, gamma: float, average: str) -> list[nn.Module]:
+def by_hand(client_contexts: list[ClientContext], rounds: int, tau: int, gamma: float, average: str) -> list[nn.Module]:
     """All clients' networks after this many rounds."""
-    networks = [place.build() for place in places]
-    optimisers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in networks]
-    heard: list[dict[int, Tensor]] = [{} for _ in places]
+    networks = [client_context.build() for client_context in client_contexts]
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in networks]
+    heard: list[dict[int, Tensor]] = [{} for _ in client_contexts]
     for t in range(rounds):
         sent = []
-        for n, place in enumerate(places):
+        for n, client_context in enumerate(client_contexts):
             said: dict[int, list[Tensor]] = {}
-            for x, y in place.batches(t, steps=tau, size=8):
+            for x, y in client_context.batches(t, steps=tau, size=8):
                 f = networks[n](x)
                 loss = F.cross_entropy(f, y)
                 for row, k in enumerate(y.tolist()):
@@ -107,11 +107,11 @@ def by_hand(places: list[ClientContext], rounds: int, tau: int, gamma: float, av
                     if k in heard[n]:
                         target = heard[n][k].softmax(-1) if average == "logits" else heard[n][k]
                         loss = loss + gamma * F.cross_entropy(f[row], target) / len(y)
-                optimisers[n].zero_grad()
+                optimizers[n].zero_grad()
                 loss.backward()
-                optimisers[n].step()
+                optimizers[n].step()
             sent.append({k: torch.stack(each).mean(0) for k, each in said.items()})
-        for n in range(len(places)):
+        for n in range(len(client_contexts)):
             others = [s for m, s in enumerate(sent) if m != n]
             classes = {k for s in others for k in s}
             heard[n] = {k: torch.stack([s[k] for s in others if k in s]).mean(0) for k in classes}
@@ -121,10 +121,12 @@ def by_hand(places: list[ClientContext], rounds: int, tau: int, gamma: float, av
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
 def test_three_rounds_are_those_written_by_hand(batched: bool, average: str) -> None:
-    places = contexts(3, make=alike if batched else network, data=few)
-    t = Toy(FD, places=places, batched=batched, tau=2, batch_size=8, lr=0.05, gamma=1.5, average=average).run(3)
+    client_contexts = contexts(3, make=alike if batched else network, data=few)
+    t = Toy(
+        FD, client_contexts=client_contexts, batched=batched, tau=2, batch_size=8, lr=0.05, gamma=1.5, average=average
+    ).run(3)
     assert not any("in turn" in remark for remark in t.engine.account().remarks)
-    for i, module in enumerate(by_hand(places, 3, 2, 1.5, average)):
+    for i, module in enumerate(by_hand(client_contexts, 3, 2, 1.5, average)):
         for k, p in module.named_parameters():
             assert torch.allclose(t.party(i).params[k], p, atol=2e-6)
 
@@ -139,9 +141,9 @@ def test_without_a_target_it_is_local_training(rounds: int, gamma: float) -> Non
 
 
 def test_clients_without_a_common_class_learn_nothing_from_each_other() -> None:
-    weak, strong = (Toy(FD, places=contexts(4, data=apart), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0))
+    weak, strong = (Toy(FD, client_contexts=contexts(4, data=apart), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0))
     assert equal(weak.tensors(), strong.tensors())
-    together = [Toy(FD, places=contexts(4), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0)]
+    together = [Toy(FD, client_contexts=contexts(4), batch_size=8, gamma=g).run(3) for g in (0.1, 10.0)]
     assert not equal(*(t.tensors() for t in together))
 
 
@@ -152,7 +154,10 @@ def test_the_others_answers_pull() -> None:
         t = Toy(FD, tau=4, lr=0.02, gamma=gamma).run(5)
         found = []
         for i in range(4):
-            x, y = t.places[i].rows.every, t.places[i].rows.y(torch.arange(len(t.places[i].rows)))
+            x, y = (
+                t.client_contexts[i].rows.every,
+                t.client_contexts[i].rows.y(torch.arange(len(t.client_contexts[i].rows))),
+            )
             target = t.party(i).heard["means"].softmax(-1)[y]
             found.append(float(F.kl_div(t.party(i).infer(x).log_softmax(-1), target, reduction="batchmean")))
         return sum(found)
@@ -179,7 +184,7 @@ def test_the_server_receives_means_by_class_and_nothing_else() -> None:
 # -- participation, faults, engines ----------------------------------------------------------------------------
 
 
-def test_who_is_away_keeps_what_it_heard() -> None:
+def test_who_is_away_keeps_what_it_received() -> None:
     t = Toy(FD, 4, batch_size=8).run(1)
     before, start = {k: v.clone() for k, v in t.party(3).heard.items()}, t.tensors()
     t.run(1, start=1, present=[0, 1, 2])
@@ -188,20 +193,20 @@ def test_who_is_away_keeps_what_it_heard() -> None:
     assert changed == {"0", "1", "2"}
 
 
-def test_one_client_alone_hears_nothing() -> None:
+def test_one_client_alone_receives_nothing() -> None:
     t = Toy(FD, 1, batch_size=8).run(2)
     assert {f.reason for f in t.fed.failures} == {"fewer than 2 replies"}
     assert not t.party(0).heard["known"].any() and not t.fed.ledger.sent("server")
 
 
 def test_a_nan_client_is_kept_out_of_the_means() -> None:
-    places = contexts(4)
-    t = Toy(FD, places=places, batch_size=8)
+    client_contexts = contexts(4)
+    t = Toy(FD, client_contexts=client_contexts, batch_size=8)
     with torch.no_grad():
         t.party(3).net.flat.fill_(float("nan"))
     t.run(3)
     assert {(f.party, f.reason) for f in t.fed.failures} == {("client-3", "not finite")}
-    alone = Toy(FD, places=places[:3], batch_size=8).run(3)
+    alone = Toy(FD, client_contexts=client_contexts[:3], batch_size=8).run(3)
     healthy = {k: v for k, v in t.tensors().items() if not k.startswith("3.")}
     assert equal(alone.tensors(), healthy)
 
@@ -214,9 +219,9 @@ def test_huge_answers_leave_everybody_finite_and_learning(
     honest = FDClient.update
 
     def update(self: FDClient, *, t: int) -> Any:
-        told = honest(self, t=t)
+        messages = honest(self, t=t)
         lies = self.context.id < liars and t == 0
-        return {**told, "means": torch.full_like(told["means"], 3e38)} if lies else told
+        return {**messages, "means": torch.full_like(messages["means"], 3e38)} if lies else messages
 
     monkeypatch.setattr(FDClient, "update", update)
     t = Toy(FD, 4, batch_size=8, average=average).run(1)
@@ -239,9 +244,9 @@ def test_faults_are_counted_and_poison_nothing() -> None:
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(norm: bool) -> None:
-    places = contexts(3, make=lambda n: network(n, norm=norm))
-    loop = Toy(FD, places=places, tau=2, batch_size=8).run(3)
-    strict = Toy(FD, places=places, tau=2, batch_size=8, isolated=True).run(3)
+    client_contexts = contexts(3, make=lambda n: network(n, norm=norm))
+    loop = Toy(FD, client_contexts=client_contexts, tau=2, batch_size=8).run(3)
+    strict = Toy(FD, client_contexts=client_contexts, tau=2, batch_size=8, isolated=True).run(3)
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
     assert loop.engine.notes() == strict.engine.notes()

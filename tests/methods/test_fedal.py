@@ -84,7 +84,7 @@ def test_split_gradient_is_that_of_the_composed_graph_and_of_finite_differences(
     owner = server(disc_lr=1e-3)
     net = nn.Linear(FEATURES, CLASSES).double()
     x, others = rand(8, FEATURES, seed=3), {n: rand(8, CLASSES, seed=n) for n in range(1, 5)}
-    _, gradients = judge(owner, {0: net(x).detach(), **others})
+    _, gradients = judge(owner, {0: net(x).detach(), **others}, 0, 0)
 
     def u() -> Tensor:
         return -author_loss(owner, net(x), torch.zeros(8, dtype=torch.long), "sum")
@@ -104,7 +104,7 @@ def test_split_gradient_is_that_of_the_composed_graph_and_of_finite_differences(
 
 
 def test_rows_of_the_gradient_sum_to_zero() -> None:
-    _, gradients = judge(server(), {n: rand(8, CLASSES, seed=n) for n in range(5)})
+    _, gradients = judge(server(), {n: rand(8, CLASSES, seed=n) for n in range(5)}, 0, 0)
     for g in gradients.values():
         assert g["gradient"].abs().max() > 1e-4
         assert g["gradient"].sum(-1).abs().max() < 1e-16
@@ -115,7 +115,7 @@ def test_the_gradient_is_per_row_and_ascent_comes_first() -> None:
     logits = {n: rand(8, CLASSES, seed=n) for n in range(5)}
     owner, twin = server(disc_lr=0.01), server(disc_lr=0.01)
     before = {k: v.clone() for k, v in owner.params.items()}
-    _, gradients = judge(owner, logits)
+    _, gradients = judge(owner, logits, 0, 0)
     assert any(not torch.equal(before[k], v) for k, v in owner.params.items())
     twin.params = owner.params  # w^{t,i+1}
     for n, z in logits.items():
@@ -131,7 +131,7 @@ def test_the_discriminator_learns_only_from_its_own_step() -> None:
     f, author = torch.cat(list(logits.values())), torch.arange(4).repeat_interleave(32)
     first = author_loss(owner, f, author).item()
     for _ in range(100):
-        judge(owner, logits)
+        judge(owner, logits, 0, 0)
     assert author_loss(owner, f, author).item() < first - 0.2
     assert int(owner.opt["step"]) == 100
 
@@ -141,7 +141,7 @@ def test_identical_clients_leave_the_discriminator_at_chance_and_gradients_cance
     owner = server(disc_lr=1e-2)
     same = rand(16, CLASSES)
     for _ in range(600):
-        _, gradients = judge(owner, {n: same.clone() for n in range(5)})
+        _, gradients = judge(owner, {n: same.clone() for n in range(5)}, 0, 0)
     author = torch.arange(5).repeat_interleave(16)
     excess = author_loss(owner, same.repeat(5, 1), author).item() - math.log(5)
     assert 0 <= excess < 1e-5
@@ -155,7 +155,7 @@ def test_permuted_outputs_fool_the_discriminator_too() -> None:
     base = rand(16, CLASSES)
     logits = {n: base[torch.randperm(16, generator=torch.Generator().manual_seed(n))] for n in range(5)}
     for _ in range(600):
-        judge(owner, logits)
+        judge(owner, logits, 0, 0)
     author = torch.arange(5).repeat_interleave(16)
     assert abs(author_loss(owner, torch.cat(list(logits.values())), author).item() - math.log(5)) < 1e-5
 
@@ -163,7 +163,7 @@ def test_permuted_outputs_fool_the_discriminator_too() -> None:
 def test_a_step_against_the_gradient_lowers_what_gives_a_client_away() -> None:
     owner = server()
     logits = {n: rand(8, CLASSES, seed=n) for n in range(5)}
-    _, gradients = judge(owner, logits)
+    _, gradients = judge(owner, logits, 0, 0)
     author = torch.zeros(8, dtype=torch.long)
     before = -author_loss(owner, logits[0], author)
     after = -author_loss(owner, logits[0] - 0.01 * gradients[0]["gradient"], author)
@@ -175,7 +175,7 @@ def test_a_step_against_the_gradient_lowers_what_gives_a_client_away() -> None:
 
 def test_one_round_of_one_client_by_hand() -> None:
     """NumPy: a linear client, one local and one transfer step by SGD-free arithmetic on its gradients."""
-    toy = Toy(FEDAL, 3, places=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
+    toy = Toy(FEDAL, 3, client_contexts=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8, adv=0.0)
     start = {k: v.clone() for k, v in toy.tensors().items()}
     context = toy.engine._parties[0].context  # type: ignore[attr-defined]
     w, b = start["0.weight"].double().numpy(), start["0.bias"].double().numpy()
@@ -199,7 +199,9 @@ def test_one_round_of_one_client_by_hand() -> None:
     public = context.public.batches(0, 1, 8)[0].double().numpy()
     others = []
     for n in (1, 2):
-        twin = Toy(LOCAL, 3, places=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8).run(1).tensors()
+        twin = (
+            Toy(LOCAL, 3, client_contexts=contexts(3, make=lambda n: network(2)), tau=1, batch_size=8).run(1).tensors()
+        )
         others.append(public @ twin[f"{n}.weight"].double().numpy().T + twin[f"{n}.bias"].double().numpy())
     d = (softmax(public @ w1.T + b1) - softmax(np.mean(others, 0))) / 8
     w2, b2 = adam(w, [gw, d.T @ public]), adam(b, [gb, d.sum(0)])
@@ -259,8 +261,8 @@ def test_fedal_with_no_weights_is_local() -> None:
 
 
 def test_equal_clients_stay_equal_and_teach_each_other_nothing() -> None:
-    places = contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5))
-    toy = Toy(FEDMD, places=places, batch_size=8, tau=1)  # all 8 rows in each batch
+    client_contexts = contexts(3, make=lambda n: network(0), data=lambda n: rows(8, 5))
+    toy = Toy(FEDMD, client_contexts=client_contexts, batch_size=8, tau=1)  # all 8 rows in each batch
     toy.run(4)
     states = [s["params"] for s in toy.engine.states().values()]
     for name, value in states[0].items():
@@ -294,8 +296,8 @@ def test_renaming_the_clients_renames_the_result() -> None:
     """Without a discriminator, which knows clients by number, the order of clients does not matter."""
     plain = contexts(3)
     order = [2, 0, 1]
-    toy = Toy(FEDMD_LF, places=plain, tau=2, batch_size=8).run(3).tensors()
-    moved = Toy(FEDMD_LF, places=[plain[i] for i in order], tau=2, batch_size=8).run(3).tensors()
+    toy = Toy(FEDMD_LF, client_contexts=plain, tau=2, batch_size=8).run(3).tensors()
+    moved = Toy(FEDMD_LF, client_contexts=[plain[i] for i in order], tau=2, batch_size=8).run(3).tensors()
     for k, v in toy.items():
         assert torch.allclose(v, moved[k], atol=1e-6)
 
@@ -306,8 +308,8 @@ def test_renaming_the_clients_renames_the_gradients() -> None:
     last = list(owner.params)[-2:]  # the output layer: its rows are the clients
     twin.params = {k: v[torch.tensor(order).argsort()] if k in last else v for k, v in owner.params.items()}
     logits = {n: rand(8, CLASSES, seed=n) for n in range(3)}
-    mean, gradients = judge(owner, logits)
-    mean2, gradients2 = judge(twin, {order[n]: z for n, z in logits.items()})
+    mean, gradients = judge(owner, logits, 0, 0)
+    mean2, gradients2 = judge(twin, {order[n]: z for n, z in logits.items()}, 0, 0)
     assert (mean - mean2).abs().max() < 1e-15
     for n in range(3):
         assert (gradients[n]["gradient"] - gradients2[order[n]]["gradient"]).abs().max() < 1e-12
@@ -335,9 +337,9 @@ def test_a_federation_of_one_learns_alone_and_says_why() -> None:
 @pytest.mark.parametrize("method", [FEDAL, FEDMD_LF, FEDMD, LOCAL], ids=lambda m: m.name)
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
 def test_engines_agree_to_the_bit(method: Any, norm: bool) -> None:
-    places = contexts(3, make=lambda n: network(n, norm=norm))
-    loop = Toy(method, places=places, batch_size=8).run(3)
-    strict = Toy(method, places=places, batch_size=8, isolated=True).run(3)
+    client_contexts = contexts(3, make=lambda n: network(n, norm=norm))
+    loop = Toy(method, client_contexts=client_contexts, batch_size=8).run(3)
+    strict = Toy(method, client_contexts=client_contexts, batch_size=8, isolated=True).run(3)
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 
@@ -367,15 +369,15 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
 
 
 def test_a_nan_client_is_kept_out_of_the_mean() -> None:
-    places = contexts(4)
-    toy = Toy(FEDMD, places=places, batch_size=8)
+    client_contexts = contexts(4)
+    toy = Toy(FEDMD, client_contexts=client_contexts, batch_size=8)
     sick = toy.engine._parties[3]  # type: ignore[attr-defined]
     with torch.no_grad():
         sick.net.flat.fill_(float("nan"))
     toy.run(2)
     healthy = {k: v for k, v in toy.tensors().items() if not k.startswith("3.")}
     assert all(torch.isfinite(v).all() for v in healthy.values())
-    alone = Toy(FEDMD, places=places[:3], batch_size=8).run(2).tensors()
+    alone = Toy(FEDMD, client_contexts=client_contexts[:3], batch_size=8).run(2).tensors()
     for k, v in alone.items():
         if not k.startswith("server"):
             assert torch.equal(v, healthy[k])  # as if the sick client were not there
@@ -410,10 +412,10 @@ def test_bytes_of_each_coding(method: Any, down: int, coding: str) -> None:
 @codings
 def test_engines_agree_whatever_the_coding(coding: str) -> None:
     params, *_ = CODINGS[coding]
-    places = contexts(3, make=lambda n: network(1))
-    loop = Toy(FEDAL, places=places, batch_size=8, tau=2, **params).run(2)
-    strict = Toy(FEDAL, places=places, batch_size=8, tau=2, isolated=True, **params).run(2)
-    together = Toy(FEDAL, places=places, batch_size=8, tau=2, batched=True, **params).run(2)
+    client_contexts = contexts(3, make=lambda n: network(1))
+    loop = Toy(FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, **params).run(2)
+    strict = Toy(FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, isolated=True, **params).run(2)
+    together = Toy(FEDAL, client_contexts=client_contexts, batch_size=8, tau=2, batched=True, **params).run(2)
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state() == together.fed.ledger.state()
     assert not any("in turn" in remark for remark in together.engine.account().remarks)
@@ -440,24 +442,24 @@ def test_the_target_is_the_mean_of_the_others_as_the_server_has_them(n: int, ave
     cfg = toy.cfg
     assert isinstance(cfg, FedALConfig) and isinstance(toy.server, FedALServer)
     sent = {m: cfg.encode(4 * rand(8, CLASSES, seed=m).float()) for m in range(n)}
-    mean, _ = judge(toy.server, sent)
+    mean, _ = judge(toy.server, sent, 0, 0)
     seen = torch.stack([cfg.decode(z, CLASSES) for z in sent.values()])
     for own in range(n):
         others = seen[[m for m in range(n) if m != own]]
         exact = others.mean(0).softmax(-1) if average == "logits" else others.softmax(-1).mean(0)
-        target = target_of(4 * rand(8, CLASSES, seed=own).float(), mean, n, toy.party(own))
+        target = target_of(4 * rand(8, CLASSES, seed=own).float(), mean, n, None, toy.party(own))
         off = (target - exact).abs().sum(-1).max() / 2
         assert off < {"float32": 1e-6, "int8": 0.05}.get(coding, 5e-3)
 
 
 def test_a_client_beyond_float16_is_kept_out_of_the_mean() -> None:
-    places = contexts(4)
-    toy = Toy(FEDMD, places=places, batch_size=8, coding="float16")
+    client_contexts = contexts(4)
+    toy = Toy(FEDMD, client_contexts=client_contexts, batch_size=8, coding="float16")
     with torch.no_grad():
         toy.party(3).net.flat.fill_(1e5)
     toy.run(2)
     assert {(f.party, f.kind, f.reason) for f in toy.fed.failures} == {(toy.engine.name(3), "predict", "not finite")}
-    alone = Toy(FEDMD, places=places[:3], batch_size=8, coding="float16").run(2).tensors()
+    alone = Toy(FEDMD, client_contexts=client_contexts[:3], batch_size=8, coding="float16").run(2).tensors()
     healthy = toy.tensors()
     assert all(torch.equal(v, healthy[k]) for k, v in alone.items() if not k.startswith("server"))
 

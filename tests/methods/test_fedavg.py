@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fedloom import methods
 from fedloom.core.context import ClientContext
+from fedloom.core.errors import MethodError
 from fedloom.core.faults import Faults
 from tests.toy import CLASSES, FEATURES, Toy, common, contexts, equal, rows
 
@@ -21,24 +22,29 @@ BODY = 4 * (FEATURES * 8 + 8)
 
 
 def by_hand(
-    start: dict[str, Tensor], places: Sequence[ClientContext], rounds: range, epochs: int, lr: float, momentum: float
+    start: dict[str, Tensor],
+    client_contexts: Sequence[ClientContext],
+    rounds: range,
+    epochs: int,
+    lr: float,
+    momentum: float,
 ) -> dict[str, Tensor]:
     """Algorithm 1 with all clients: the server's weights after these rounds."""
     weights = start
     for t in rounds:
         total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in weights.items()}
-        for place in places:
+        for client_context in client_contexts:
             module = common()
             module.load_state_dict(weights)
-            optimiser = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum)
+            optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=momentum)
             for n in range(t * epochs, (t + 1) * epochs):
-                for x, y in place.epochs(n, epochs=1, size=8):
-                    optimiser.zero_grad()
+                for x, y in client_context.epochs(n, epochs=1, size=8):
+                    optimizer.zero_grad()
                     F.cross_entropy(module(x), y).backward()
-                    optimiser.step()
+                    optimizer.step()
             for k, p in module.state_dict().items():
-                total[k] += len(place.rows) * p.double()
-        count = sum(len(place.rows) for place in places)
+                total[k] += len(client_context.rows) * p.double()
+        count = sum(len(client_context.rows) for client_context in client_contexts)
         weights = {k: (v / count).float() for k, v in total.items()}
     return weights
 
@@ -67,7 +73,7 @@ def test_two_rounds_are_those_written_by_hand(batched: bool, momentum: float) ->
     weights = initial()
     for t in range(2):
         toy.run(1, start=t)
-        weights = by_hand(weights, toy.places, range(t, t + 1), 2, 0.05, momentum)
+        weights = by_hand(weights, toy.client_contexts, range(t, t + 1), 2, 0.05, momentum)
         assert close(toy.server.weights, weights)
     assert not close(weights, initial(), 1e-3)
     unweighted = {k: torch.stack([toy.party(i).params[k] for i in toy.engine.ids]).mean(0) for k in weights}
@@ -78,7 +84,7 @@ def test_one_client_is_central_training() -> None:
     """Its weights go to the server and back, unchanged; only momentum begins anew each round."""
     toy = Toy(FEDAVG, 1, epochs=2, batch_size=8, lr=0.05).run(3)
     assert toy.server is not None
-    assert close(toy.server.weights, by_hand(initial(), toy.places, range(3), 2, 0.05, 0.9))
+    assert close(toy.server.weights, by_hand(initial(), toy.client_contexts, range(3), 2, 0.05, 0.9))
     assert close(toy.server.weights, dict(toy.party(0).params), 0.0)
     plain = Toy(FEDAVG, 1, epochs=6, batch_size=8, lr=0.05, momentum=0.0).run(1)
     rounds = Toy(FEDAVG, 1, epochs=2, batch_size=8, lr=0.05, momentum=0.0).run(3)
@@ -99,7 +105,7 @@ def test_with_a_personal_head_only_bodies_are_averaged() -> None:
     assert toy.server is not None
     assert list(toy.server.weights) == ["body.0.weight", "body.0.bias"]
     assert toy.fed.ledger.sent("server") == 2 * 4 * BODY
-    counts = [len(p.rows) for p in toy.places]
+    counts = [len(p.rows) for p in toy.client_contexts]
     for k, v in toy.server.weights.items():
         mean = sum(n * toy.party(i).params[k].double() for i, n in enumerate(counts)) / sum(counts)
         assert torch.allclose(v.double(), mean, rtol=0, atol=1e-6)
@@ -113,7 +119,7 @@ def test_participants_are_few_and_the_others_stay_as_they_were() -> None:
     moved = {int(k[0]) for k in end if not k.startswith("server") and not torch.equal(start[k], end[k])}
     assert moved == set(chosen)
     assert toy.server is not None
-    counts = {i: len(toy.places[i].rows) for i in chosen}
+    counts = {i: len(toy.client_contexts[i].rows) for i in chosen}
     for k, v in toy.server.weights.items():
         mean = sum(n * toy.party(i).params[k].double() for i, n in counts.items()) / sum(counts.values())
         assert torch.allclose(v.double(), mean, rtol=0, atol=1e-6)
@@ -133,7 +139,7 @@ def test_everybody_is_evaluated_with_the_server_s_weights() -> None:
     found = answers(toy)
     module = common()
     module.load_state_dict(toy.server.weights)
-    test = toy.places[0].tests["test"]
+    test = toy.client_contexts[0].tests["test"]
     with torch.no_grad():
         expected = module(test.every)
     for reply in found:
@@ -163,19 +169,53 @@ def test_replies_that_are_no_use_are_left_out_of_the_mean() -> None:
     assert all(torch.isfinite(v).all() for v in toy.server.weights.values())
 
 
-def test_a_network_of_another_shape_can_t_poison_the_mean() -> None:
+def test_a_network_of_another_shape_cannot_poison_the_mean() -> None:
     """The template is the common network's: who sends another is dropped and counted."""
-    places = contexts(3, make=common)
+    client_contexts = contexts(3, make=common)
     odd = ClientContext(
-        id=2, parties=3, classes=CLASSES, data=rows(30, 2), network=lambda: common(width=9), tests=places[2].tests
+        id=2,
+        parties=3,
+        classes=CLASSES,
+        data=rows(30, 2),
+        network=lambda: common(width=9),
+        tests=client_contexts[2].tests,
     )
-    toy = Toy(FEDAVG, places=[*places[:2], odd], batch_size=8).run(1)
+    toy = Toy(FEDAVG, client_contexts=[*client_contexts[:2], odd], batch_size=8).run(1)
     assert toy.server is not None
     assert [f.party for f in toy.fed.failures] == ["client-2"]
-    assert close(toy.server.weights, by_hand(initial(), places[:2], range(1), 5, 0.01, 0.9))
+    assert close(toy.server.weights, by_hand(initial(), client_contexts[:2], range(1), 5, 0.01, 0.9))
 
 
 def test_any_module_will_do_where_all_is_shared() -> None:
     plain = nn.Linear(FEATURES, CLASSES)
     toy = Toy(FEDAVG, batch_size=8, make=lambda i: nn.Sequential(nn.Linear(FEATURES, CLASSES))).run(1)
     assert not toy.fed.failures and toy.fed.ledger.sent("server") == 4 * 4 * sum(p.numel() for p in plain.parameters())
+
+
+def liar(robust: str, lie: str) -> Toy:
+    """Three rounds of seven clients with like data, of which one lies in every reply."""
+    faults = Faults(liars=(2,), lie=lie)
+    return Toy(FEDAVG, 7, faults=faults, epochs=2, batch_size=8, lr=0.05, robust=robust).run(3)
+
+
+@pytest.mark.parametrize("lie", ["flip", "huge"])
+@pytest.mark.parametrize("robust", ["clip", "median", "trimmed", "krum", "multikrum", "centered"])
+def test_a_robust_rule_keeps_a_liar_from_the_weights(robust: str, lie: str) -> None:
+    """The server's weights stay as near to those of an honest run as the honest clients' are to each other."""
+    toy, honest = liar(robust, lie), Toy(FEDAVG, 7, epochs=2, batch_size=8, lr=0.05).run(3)
+    assert toy.server is not None and honest.server is not None
+    moved = max(float((honest.server.weights[k] - v).abs().max()) for k, v in initial().items())
+    apart = max(float((toy.server.weights[k] - v).abs().max()) for k, v in honest.server.weights.items())
+    assert apart < 2 * moved
+    plain = liar("none", "huge").server
+    assert plain is not None and max(float(v.abs().max()) for v in plain.weights.values()) > 1e4
+
+
+def test_a_rule_with_too_few_participants_is_refused() -> None:
+    with pytest.raises(MethodError, match=r"'krum' with robust_f = 1 needs 5 participants in a round, not 4"):
+        Toy(FEDAVG, 4, robust="krum").run(1)
+
+
+def test_a_round_with_too_few_replies_changes_nothing() -> None:
+    toy = Toy(FEDAVG, 5, faults=Faults(dropout=1.0), robust="krum").run(1)
+    assert toy.server is not None and close(toy.server.weights, initial(), 0.0)

@@ -69,22 +69,22 @@ def mmd(x: Tensor, y: Tensor) -> Tensor:
     return k(x, x) + k(y, y) - 2 * k(x, y)
 
 
-def trained(client: ByHand, place: ClientContext, t: int, epochs: int, lam: float) -> None:
+def trained(client: ByHand, client_context: ClientContext, t: int, epochs: int, lam: float) -> None:
     """One client's round."""
-    rng = stream(place.seed, "gumbel", place.id, t)
-    batches = [b for n in range(t * epochs, (t + 1) * epochs) for b in place.epochs(n, epochs=1, size=10)]
+    rng = stream(client_context.seed, "gumbel", client_context.id, t)
+    batches = [b for n in range(t * epochs, (t + 1) * epochs) for b in client_context.epochs(n, epochs=1, size=10)]
     before, v = copy.deepcopy(client.body), client.context()
     moving = [p for k, p in client.named_parameters() if not k.startswith("head_g")]
-    optimiser = torch.optim.SGD(moving, lr=0.05)
+    optimizer = torch.optim.SGD(moving, lr=0.05)
     for x, y in batches:
         noise = torch.from_numpy(rng.gumbel(size=(10, 2, WIDTH))).float()
         h = client.body(x)
         with torch.no_grad():
             h_g = before(x)
         loss = F.cross_entropy(client(h, v, noise), y) + lam * mmd(h, h_g)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def toy(n: int = 3, **settings: Any) -> Toy:
@@ -99,15 +99,15 @@ def close(a: dict[str, Tensor], b: dict[str, Tensor], atol: float = 1e-6) -> boo
 def test_two_rounds_are_those_written_by_hand(lam: float) -> None:
     t = toy(lam=lam)
     assert t.server is not None
-    weights, own = dict(t.server.weights), [{} for _ in t.places]
+    weights, own = dict(t.server.weights), [{} for _ in t.client_contexts]
     for number in range(2):
         sent = []
-        for i, place in enumerate(t.places):
+        for i, client_context in enumerate(t.client_contexts):
             client = ByHand(weights, own[i])
-            trained(client, place, number, 2, lam)
+            trained(client, client_context, number, 2, lam)
             sent.append(client.shared())
             own[i] = copy.deepcopy(client.head.state_dict())
-        counts = [len(p.rows) for p in t.places]
+        counts = [len(p.rows) for p in t.client_contexts]
         pairs = [list(zip(counts, (s[k] for s in sent), strict=True)) for k in weights]
         weights = {k: sum(n * p for n, p in each) / sum(counts) for k, each in zip(weights, pairs, strict=True)}
         t.run(1, start=number)
@@ -191,8 +191,8 @@ def test_who_fails_is_left_out() -> None:
 def test_an_unseen_client_takes_the_global_head_and_adapts_without_noise(batched: bool) -> None:
     t = toy(4, alpha=0.1, batched=batched).run(2, present=[0, 1])
     assert t.server is not None
-    before, place = t.tensors(), t.places[3]
-    x, y, _ = place.support
+    before, client_context = t.tensors(), t.client_contexts[3]
+    x, y, _ = client_context.support
     for eval_mode, steps in {"0 steps": 0, "1 step": 1, "5 steps": 5}.items():
         client = ByHand(t.server.weights, {})
         v, h_g = client.context(), client.body(x).detach()
@@ -203,7 +203,7 @@ def test_an_unseen_client_takes_the_global_head_and_adapts_without_noise(batched
             with torch.no_grad():
                 for p in client.parameters():
                     p -= 0.1 * (0 if p.grad is None else p.grad)
-        test = place.tests["test"]
+        test = client_context.tests["test"]
         expected = client(client.body(test.every), client.context())
         words = {"on": "test", "eval_mode": eval_mode, "broadcast": t.server.broadcast()}
         found = t.engine.call(t.engine.ids, "predictions", words, None, None)
@@ -215,7 +215,7 @@ def test_an_unseen_client_takes_the_global_head_and_adapts_without_noise(batched
 def test_everybody_is_evaluated_with_today_s_parts_and_its_own_head() -> None:
     t = toy().run(1)
     assert t.server is not None
-    party, test = t.party(0), t.places[0].tests["test"]
+    party, test = t.party(0), t.client_contexts[0].tests["test"]
     client = ByHand(t.server.weights, {k: party.params[f"network.head.{k}"] for k in ("weight", "bias")})
     expected = client(client.body(test.every), client.context())
     (found,) = t.engine.call(

@@ -40,7 +40,7 @@ class ByHand:
     """The method with all clients, by autograd through a client's network and the discriminator at once."""
 
     def __init__(self, toy: Toy) -> None:
-        self.cfg, self.places, self.makers = toy.cfg, toy.places, group_networks(GROUPS)
+        self.cfg, self.client_contexts, self.makers = toy.cfg, toy.client_contexts, group_networks(GROUPS)
         self.clients = [self.makers[g]() for g in GROUPS]
         self.adams = [torch.optim.Adam(c.parameters(), lr=self.cfg.lr) for c in self.clients]
         self.models = [floats(make()) for make in self.makers]
@@ -61,7 +61,7 @@ class ByHand:
         cfg = self.cfg
         for n, (g, client) in enumerate(zip(GROUPS, self.clients, strict=True)):
             client.load_state_dict(self.models[g])
-            batches = self.places[n].batches(t, steps=cfg.tau, size=cfg.batch_size)
+            batches = self.client_contexts[n].batches(t, steps=cfg.tau, size=cfg.batch_size)
             before = [probabilities(client, x) for x, _ in batches]
             for (x, y), own in zip(batches, before, strict=True):
                 f = client.train()(x)
@@ -69,12 +69,14 @@ class ByHand:
         self.transfer(t)
         for g in range(len(self.makers)):
             mine = [i for i, other in enumerate(GROUPS) if other == g]
-            rows = sum(len(self.places[i].rows) for i in mine)
+            rows = sum(len(self.client_contexts[i].rows) for i in mine)
             sent = {i: floats(self.clients[i]) for i in mine}
-            self.models[g] = {k: sum(len(self.places[i].rows) / rows * sent[i][k] for i in mine) for k in sent[mine[0]]}
+            self.models[g] = {
+                k: sum(len(self.client_contexts[i].rows) / rows * sent[i][k] for i in mine) for k in sent[mine[0]]
+            }
 
     def transfer(self, t: int) -> None:
-        cfg, public = self.cfg, self.places[0].public
+        cfg, public = self.cfg, self.client_contexts[0].public
         assert public is not None
         batches = public.batches(t, cfg.tau, cfg.batch_size)
         before = [[probabilities(client, x) for x in batches] for client in self.clients]
@@ -145,10 +147,10 @@ def test_bytes_are_those_of_fedal_and_a_model_each_way() -> None:
     assert {e.kind for e in toy.fed.ledger if e.receiver == "server" and e.bytes} == {"predict", "give"}
 
 
-def test_while_a_round_is_under_way_each_is_evaluated_as_it_is_and_then_with_the_group_s_model() -> None:
+def test_while_a_round_is_in_progress_each_is_evaluated_as_it_is_and_then_with_the_group_s_model() -> None:
     toy = grouped(FEDDF_AL, norm=True, clients_per_round=3, **SMALL)
     assert toy.server is not None
-    test, seen = toy.places[0].tests["test"], {}
+    test, seen = toy.client_contexts[0].tests["test"], {}
     before = toy.server.broadcast()
     for stage in toy.method.round(toy.fed, toy.server, toy.engine.ids, toy.cfg, 0):
         seen[stage] = toy.server.broadcast()
@@ -207,7 +209,7 @@ def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
 
 
-def test_with_nobody_there_nothing_moves() -> None:
+def test_without_participants_nothing_moves() -> None:
     toy = grouped(FEDDF_AL, faults=Faults(dropout=1.0), **SMALL)
     before = toy.tensors()
     assert equal(toy.run(1).tensors(), before)
@@ -221,7 +223,7 @@ def test_engines_agree_to_the_bit(norm: bool) -> None:
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
 
 
-def test_a_run_goes_on_from_its_states() -> None:
+def test_a_run_continues_from_its_states() -> None:
     whole = grouped(FEDDF_AL, norm=True, **SMALL).run(3)
     first, rest = (grouped(FEDDF_AL, norm=True, **SMALL) for _ in range(2))
     first.run(2)

@@ -16,7 +16,7 @@ from fedloom import methods
 from fedloom.core.context import epoch_plan
 from fedloom.core.faults import Faults
 from fedloom.methods.peer.federico import WORST, draw, expectation
-from tests.methods.groups import accuracy, asked, mates, planted, row_losses, told, weights_of
+from tests.methods.groups import accuracy, asked, mates, planted, received, row_losses, weights_of
 from tests.toy import Toy, common, contexts, equal, rows
 
 FEDERICO, ALONE, GOSSIP = (methods.find(n) for n in ("federico", "alone", "gossip"))
@@ -76,7 +76,7 @@ def test_draws_are_different_and_at_most_all() -> None:
 @pytest.mark.parametrize("personal_head", [True, False])
 def test_three_rounds_by_hand(personal_head: bool) -> None:
     """Losses, their memory, responsibilities, shares, weights of rows, and mixed models, from trained weights."""
-    settings = {"neighbours": 2, "memory": 0.4, "personal_head": personal_head, **TRAINING}
+    settings = {"neighbours": 2, "loss_momentum": 0.4, "personal_head": personal_head, **TRAINING}
     toy, m = Toy(FEDERICO, 5, **settings), 5
     shares = np.full((m, m), 1 / m)
     losses: list[dict[int, np.ndarray]] = [{} for _ in range(m)]
@@ -103,7 +103,7 @@ def test_three_rounds_by_hand(personal_head: bool) -> None:
             assert len(took) == 2
             assert np.allclose(notes[i]["mixing"], mixing, atol=1e-6)
             assert np.allclose(pi(toy)[i], shares[i], atol=1e-6)
-            assert math.isclose(notes[i]["own share of pi"], shares[i, i], abs_tol=1e-6)  # type: ignore[arg-type]
+            assert math.isclose(notes[i]["own weight in pi"], shares[i, i], abs_tol=1e-6)  # type: ignore[arg-type]
             weights = toy.party(i).mixture["weights"].numpy()
             assert np.allclose(weights, r[known.index(i)] / r[known.index(i)].mean(), atol=1e-5)
             assert toy.party(i).mixture["known"].nonzero().flatten().tolist() == known
@@ -124,8 +124,10 @@ def test_who_never_answered_keeps_its_share() -> None:
 
 
 def test_equal_peers_have_equal_shares() -> None:
-    places = contexts(4, make=common, data=lambda i: rows(16, 5))
-    toy = Toy(FEDERICO, places=places, neighbours=None, batch_size=16).run(4)  # all 16 rows in each batch
+    client_contexts = contexts(4, make=common, data=lambda i: rows(16, 5))
+    toy = Toy(FEDERICO, client_contexts=client_contexts, neighbours=None, batch_size=16).run(
+        4
+    )  # all 16 rows in each batch
     assert np.allclose(pi(toy), 1 / 4, atol=1e-5)
     assert np.allclose(toy.engine.notes()[0]["mixing"], 1 / 4, atol=1e-5)
 
@@ -191,7 +193,7 @@ def test_fine_tuning_is_that_of_any_learner() -> None:
 # -- whom it speaks to ---------------------------------------------------------------------------------
 
 
-def test_only_neighbours_that_are_there_are_asked() -> None:
+def test_only_neighbours_that_are_present_are_asked() -> None:
     ring = {i: sorted({(i - 1) % 6, (i + 1) % 6}) for i in range(6)}
     toy = Toy(FEDERICO, 6, graph=ring, neighbours=2, **TRAINING).run(3)
     assert asked(toy) == {(i, j): 3 for i in ring for j in ring[i]}
@@ -212,8 +214,8 @@ def test_so_many_are_asked_as_were_asked_for() -> None:
 
 def test_the_coordinator_gets_no_number() -> None:
     toy = Toy(FEDERICO, 5, neighbours=3).run(3)
-    assert len(told(toy)) == 1
-    assert "bool" in next(iter(told(toy))) and "float" not in next(iter(told(toy)))
+    assert len(received(toy)) == 1
+    assert "bool" in next(iter(received(toy))) and "float" not in next(iter(received(toy)))
     assert asked(toy)
 
 
@@ -223,13 +225,13 @@ def test_the_coordinator_gets_no_number() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_groups_are_found_and_learn(seed: int) -> None:
     settings = {"neighbours": 3, "personal_head": False, "epochs": 2, "batch_size": 40, "lr": 0.1}
-    toy = Toy(FEDERICO, places=planted(seed), **settings).run(25)
+    toy = Toy(FEDERICO, client_contexts=planted(seed), **settings).run(25)
     shares = pi(toy)
     for i in range(8):
         inside = shares[i, sorted(mates(i))].sum()
         outside = 1 - inside - shares[i, i]
         assert inside > 10 * outside and inside > 0.05
-    gossip = Toy(GOSSIP, places=planted(seed), **settings).run(25)
+    gossip = Toy(GOSSIP, client_contexts=planted(seed), **settings).run(25)
     assert accuracy(toy) > max(0.6, accuracy(gossip) + 0.1)
 
 
@@ -237,7 +239,7 @@ def test_planted_groups_are_found_and_learn(seed: int) -> None:
 
 
 @pytest.mark.parametrize("faults", [None, Faults(dropout=0.1, crash=0.1, nan=0.1)])
-def test_isolated_parties_come_to_the_same_bits(faults: Faults | None) -> None:
+def test_isolated_parties_give_the_same_bits(faults: Faults | None) -> None:
     settings = {"neighbours": 2, "faults": faults, **TRAINING}
     one, two = (Toy(FEDERICO, 5, isolated=isolated, **settings).run(5) for isolated in (False, True))
     assert equal(one.tensors(), two.tensors())

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.methods import find, steps
-from fedloom.methods.peer.fedfomo import first_order, normalised
+from fedloom.methods.peer import held_out
+from fedloom.methods.peer.fedfomo import first_order, normalized
 from tests.toy import Toy, common, contexts, equal, rows
 
 FEDFOMO, ALONE = find("fedfomo"), find("alone")
@@ -21,7 +22,7 @@ SMALL: dict[str, Any] = {"batch_size": 8, "epochs": 2}
 
 def twin(toy: Toy, i: int) -> Any:
     """Party i once more, in the same state."""
-    party = toy.method.client(toy.cfg, toy.places[i])
+    party = toy.method.client(toy.cfg, toy.client_contexts[i])
     party.load(toy.party(i).state())
     return party
 
@@ -32,12 +33,12 @@ def twin(toy: Toy, i: int) -> Any:
 def test_weights_on_hand_numbers() -> None:
     w = first_order(torch.tensor(2.0), torch.tensor([1.0, 1.5, 3.0, 2.0]), torch.tensor([2.0, 0.25, 1.0, 5.0]))
     assert torch.equal(w, torch.tensor([0.5, 2.0, -1.0, 0.0]))
-    assert torch.allclose(normalised(w), torch.tensor([0.2, 0.8, 0.0, 0.0], dtype=torch.float64))
+    assert torch.allclose(normalized(w), torch.tensor([0.2, 0.8, 0.0, 0.0], dtype=torch.float64))
 
 
 def test_who_does_not_help_has_no_weight_even_if_nobody_does() -> None:
     w = first_order(torch.tensor(1.0), torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
-    assert torch.equal(normalised(w), torch.zeros(2, dtype=torch.float64))
+    assert torch.equal(normalized(w), torch.zeros(2, dtype=torch.float64))
 
 
 def test_a_model_at_no_distance_or_without_a_finite_loss_has_weight_0() -> None:
@@ -52,7 +53,7 @@ def test_a_model_at_no_distance_or_without_a_finite_loss_has_weight_0() -> None:
 def judged(peer: Any, body: dict[str, Tensor], head: dict[str, Tensor]) -> float:
     module = common().eval()
     module.load_state_dict({**body, **head})
-    held = peer.split()[1]
+    held = held_out.split(peer)[1]
     return F.cross_entropy(module(peer.data.x(held)), peer.data.y(held)).item()
 
 
@@ -88,7 +89,7 @@ def test_where_nothing_helps_the_weights_are_those_before_training() -> None:
     before = {k: v.clone() for k, v in toy.tensors().items()}
     toy.run(1)
     for i, notes in toy.engine.notes().items():
-        assert notes["nothing helped"] == 1
+        assert notes["no model lowered the loss"] == 1
         assert notes["mixing"] == [float(i == j) for j in range(3)]
     assert equal(before, toy.tensors())
 
@@ -98,43 +99,43 @@ def test_where_nothing_helps_the_weights_are_those_before_training() -> None:
 
 @pytest.mark.parametrize(("count", "share", "held"), [(20, 0.2, 4), (3, 0.2, 1), (2, 0.9, 1), (1, 0.5, 1)])
 def test_a_share_of_the_rows_is_held_out_once_and_for_all(count: int, share: float, held: int) -> None:
-    places = contexts(2, make=common, data=lambda i: rows(count, i))
-    peer = Toy(FEDFOMO, places=places, validation=share).party(0)
-    train, kept = peer.split()
+    client_contexts = contexts(2, make=common, data=lambda i: rows(count, i))
+    peer = Toy(FEDFOMO, client_contexts=client_contexts, validation=share).party(0)
+    train, kept = held_out.split(peer)
     assert len(kept) == held
     assert sorted({*train.tolist(), *kept.tolist()}) == list(range(count))
     assert count == 1 or not {*train.tolist()} & {*kept.tolist()}
-    assert all(torch.equal(a, b) for a, b in zip(peer.split(), (train, kept), strict=True))
-    Toy(FEDFOMO, places=places, validation=share, batch_size=4).run(1)
+    assert all(torch.equal(a, b) for a, b in zip(held_out.split(peer), (train, kept), strict=True))
+    Toy(FEDFOMO, client_contexts=client_contexts, validation=share, batch_size=4).run(1)
 
 
 def test_no_training_and_no_tuning_reads_a_held_out_row() -> None:
-    places = contexts(2, make=common)
-    held = Toy(FEDFOMO, places=places).party(0).split()[1]
-    other = places[0].rows.labels.clone()
+    client_contexts = contexts(2, make=common)
+    held = held_out.split(Toy(FEDFOMO, client_contexts=client_contexts).party(0))[1]
+    other = client_contexts[0].rows.labels.clone()
     other[held] = (other[held] + 1) % 4
-    poisoned = [replace(places[0], data=replace(places[0].rows, labels=other)), places[1]]
-    peers = [Toy(FEDFOMO, places=p, **SMALL).party(0) for p in (places, poisoned)]
+    poisoned = [replace(client_contexts[0], data=replace(client_contexts[0].rows, labels=other)), client_contexts[1]]
+    peers = [Toy(FEDFOMO, client_contexts=p, **SMALL).party(0) for p in (client_contexts, poisoned)]
     for peer in peers:
         peer.update(t=0)
         peer.prepare(eval_mode="tuned", broadcast={})
     assert equal(*(dict(p.params) for p in peers))
-    assert peers[0].validation_loss(steps.shared_weights(peers[0])) != peers[1].validation_loss(
-        steps.shared_weights(peers[1])
+    assert held_out.validation_loss(peers[0], steps.shared_weights(peers[0])) != held_out.validation_loss(
+        peers[1], steps.shared_weights(peers[1])
     )
 
 
 def test_with_nobody_to_ask_it_is_alone_on_the_training_share() -> None:
-    places = contexts(3, make=common)
-    toy = Toy(FEDFOMO, places=places, neighbours=0, lr=0.02, **SMALL)
+    client_contexts = contexts(3, make=common)
+    toy = Toy(FEDFOMO, client_contexts=client_contexts, neighbours=0, lr=0.02, **SMALL)
     for t in range(3):
         toy.run(1, start=t)
-        assert all(n["nothing helped"] == 0 for n in toy.engine.notes().values())
+        assert all(n["no model lowered the loss"] == 0 for n in toy.engine.notes().values())
     fewer = []
-    for i, place in enumerate(places):
-        kept = toy.party(i).split()[0]
-        fewer.append(replace(place, data=replace(place.rows, index=place.rows.index[kept])))
-    assert equal(toy.tensors(), Toy(ALONE, places=fewer, lr=0.02, **SMALL).run(3).tensors())
+    for i, context in enumerate(client_contexts):
+        kept = held_out.split(toy.party(i))[0]
+        fewer.append(replace(context, data=replace(context.rows, index=context.rows.index[kept])))
+    assert equal(toy.tensors(), Toy(ALONE, client_contexts=fewer, lr=0.02, **SMALL).run(3).tensors())
 
 
 # -- whom it asks -------------------------------------------------------------------------------------------

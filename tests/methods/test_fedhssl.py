@@ -17,7 +17,7 @@ from fedloom.methods.vertical.fedhssl import CROSS, HEAD, LOCAL, TOP, FedHSSLCon
 from fedloom.methods.vertical.steps import batch_indices, labels
 from tests.methods.test_ss_vfl import Vertical, agree, cosines, same
 
-FEW: dict[str, Any] = {"projection": 8}
+FEW: dict[str, Any] = {"projection_dim": 8}
 
 
 def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
@@ -116,7 +116,7 @@ def test_each_step_moves_its_own_part(data: str) -> None:
     assert all(k.startswith(LOCAL) for k in moved(before, party.params))
 
 
-def test_the_first_party_hears_of_all_others_and_they_of_the_first() -> None:
+def test_the_first_party_learns_of_all_others_and_they_of_the_first() -> None:
     toy = Vertical("fedhssl", **FEW)
     sent = [p.project(number=0, step=0) for p in toy.parties]
     heard: dict[int, Tensor] = {}
@@ -165,17 +165,17 @@ def test_rows_that_count_are_those_of_the_local_loss() -> None:
 
 
 def test_labels_reach_no_party_before_fine_tuning_and_the_classifier_waits() -> None:
-    toys = [Vertical("fedhssl", pretrain=2, relabel=relabel, **FEW) for relabel in (False, True)]
-    top = copied(toys[0].home.params)
+    toys = [Vertical("fedhssl", pretrain_rounds=2, relabel=relabel, **FEW) for relabel in (False, True)]
+    top = copied(toys[0].active.params)
     a, b = (toy.run(2).tensors() for toy in toys)
-    assert same(a, b) and same(top, toys[0].home.params)
+    assert same(a, b) and same(top, toys[0].active.params)
     c, d = (toy.run(1, first=2).tensors("params") for toy in toys)
     assert not same(c, d)
 
 
 @pytest.mark.parametrize("features", ["mean", "concatenated"])
 def test_bytes_are_the_formula_and_no_gradient_crosses_in_pretraining(features: str) -> None:
-    toy = Vertical("fedhssl", pretrain=2, epochs=2, features=features, **FEW).run(2)
+    toy = Vertical("fedhssl", pretrain_rounds=2, epochs=2, features=features, **FEW).run(2)
     outside, batches, batch, width, p = 3, 4, 16, 8, 8
     top = sum(v.numel() for k, v in toy.parties[0].params.items() if k.startswith(TOP)) * 4
     exchanged = 2 * 2 * batches * outside * batch * p * 4
@@ -193,16 +193,23 @@ def test_bytes_are_the_formula_and_no_gradient_crosses_in_pretraining(features: 
 
 @pytest.mark.parametrize("features", ["mean", "concatenated"])
 def test_fine_tuning_is_a_step_of_the_joint_network(features: str) -> None:
-    settings = {"features": features, "momentum": 0.0, "weight_decay": 0.0, "pretrain": 0, "batch_size": 64, **FEW}
+    settings = {
+        "features": features,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "pretrain_rounds": 0,
+        "batch_size": 64,
+        **FEW,
+    }
     toy, joint = (Vertical("fedhssl", "breast_cancer", **settings) for _ in range(2))
     toy.run(1)
-    rows, parts = batch_indices(joint.home, 0, 0), []
+    rows, parts = batch_indices(joint.active, 0, 0), []
     for party in joint.parties:
         features_of = party.net.module(party.context.aligned_batch(0, 0, size=64))
         parts.append(party.pooled(features_of))
-    logits = joint.home.net.module(torch.stack(parts, 1))
-    nn.functional.cross_entropy(logits, labels(joint.home, rows)).backward()
-    for party, after in zip([*joint.parties, joint.home], [*toy.parties, toy.home], strict=True):
+    logits = joint.active.net.module(torch.stack(parts, 1))
+    nn.functional.cross_entropy(logits, labels(joint.active, rows)).backward()
+    for party, after in zip([*joint.parties, joint.active], [*toy.parties, toy.active], strict=True):
         for name, w in party.net.module.named_parameters():
             step = 0 if w.grad is None else toy.cfg.lr * w.grad
             assert torch.allclose(after.params[name], w.detach() - step, atol=1e-6), name
@@ -217,9 +224,9 @@ def test_the_encoders_of_a_party_begin_differently_and_the_cross_one_is_split_s(
 
 
 def test_the_rate_falls_along_a_cosine() -> None:
-    cfg = FedHSSLConfig(pretrain=4, batch_size=128, pretrain_lr=0.1, local_ratio=0.5, constraint_ratio=0.5)
+    cfg = FedHSSLConfig(pretrain_rounds=4, batch_size=128, pretrain_lr=0.1, local_ratio=0.5, constraint_ratio=0.5)
     assert [cfg.rate(t) for t in range(4)] == pytest.approx([0.025, 0.02133883, 0.0125, 0.00366117], rel=1e-5)
-    toy = Vertical("fedhssl", pretrain=2, **FEW).run(2)
+    toy = Vertical("fedhssl", pretrain_rounds=2, **FEW).run(2)
     assert all(float(p.opt["rate"]) == toy.cfg.rate(1) for p in toy.parties)
     toy.run(1, first=2)
     assert all(float(p.opt["rate"]) == toy.cfg.lr for p in toy.parties)
@@ -228,7 +235,7 @@ def test_the_rate_falls_along_a_cosine() -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     for params, text in (
         ({"local_ratio": 0, "constraint_ratio": 0}, "params.local_ratio or params.constraint_ratio"),
-        ({"features": "concatenated", "top": "sum"}, "params.features"),
+        ({"features": "concatenated", "top_model": "sum"}, "params.features"),
     ):
         with pytest.raises(ConfigError, match=text):
             find("fedhssl").configure(params=params)
@@ -237,7 +244,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_a_network_without_a_last_layer_is_refused_only_where_it_is_averaged() -> None:
     toy = Vertical("fedhssl", **FEW)
     context = replace(toy.parties[0].context, network=lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 8)))
-    kind = toy.world.method.client
+    kind = toy.run_plan.method.client
     with pytest.raises(MethodError, match="layer `head`"):
         kind(toy.cfg, context)
     party: Any = kind(toy.cfg.model_copy(update={"aggregate": False}), context)
@@ -247,22 +254,22 @@ def test_a_network_without_a_last_layer_is_refused_only_where_it_is_averaged() -
 # -- runs ----------------------------------------------------------------------------------------------------------
 
 
-def test_principal_components_are_sent_and_not_learnt() -> None:
-    toy = Vertical("fedhssl", "breast_cancer", principal=3).run(2)
+def test_principal_components_are_sent_and_not_learned() -> None:
+    toy = Vertical("fedhssl", "breast_cancer", pca_dim=3).run(2)
     fixed = [p.contribution(on="test")[:, :3] for p in toy.parties]
-    assert toy.home.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)}).isfinite().all()
+    assert toy.active.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)}).isfinite().all()
     toy.run(1, first=2)
     assert all(torch.equal(p.contribution(on="test")[:, :3], x) for p, x in zip(toy.parties, fixed, strict=True))
 
 
 def test_it_learns() -> None:
-    params = {"pretrain": 1, "steps": 10, "width": 32, "epochs": 10}
+    params = {"pretrain_rounds": 1, "steps": 10, "embedding_dim": 32, "epochs": 10}
     assert Vertical("fedhssl", **params).run(3).accuracy() > 0.6
     assert Vertical("fedhssl", "breast_cancer", **{**params, "epochs": 5}).run(3).accuracy() > 0.85
 
 
 def test_parties_come_to_agree() -> None:
-    toy, losses = Vertical("fedhssl", pretrain=3, epochs=5, pretrain_lr=0.5, projection=16), []
+    toy, losses = Vertical("fedhssl", pretrain_rounds=3, epochs=5, pretrain_lr=0.5, projection_dim=16), []
     for t in range(3):
         losses.append([n["cross loss"] for n in toy.run(1, first=t).engine.notes().values()])
     assert (np.array(losses[2]) < np.array(losses[0])).all()
@@ -270,7 +277,7 @@ def test_parties_come_to_agree() -> None:
 
 def test_a_missing_reply_breaks_no_round() -> None:
     faults = Faults(dropout=0.1, crash=0.1, nan=0.1, shape=0.1, type=0.05)
-    toy = Vertical("fedhssl", faults=faults, pretrain=3, **FEW).run(4)
+    toy = Vertical("fedhssl", faults=faults, pretrain_rounds=3, **FEW).run(4)
     assert {f.kind for f in toy.fed.failures} >= {"project", "agree", "improve", "top", "embed"}
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
     toy = Vertical("fedhssl", **FEW).run(1, present=[2, 3])

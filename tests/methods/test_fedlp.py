@@ -30,7 +30,7 @@ def weights() -> dict[str, Tensor]:
 
 
 def toy(**settings: Any) -> Toy:
-    return Toy(FEDLP, home={"pretrained": pretrained}, batch_size=8, **settings)
+    return Toy(FEDLP, server_side={"pretrained": pretrained}, batch_size=8, **settings)
 
 
 def test_round_0_hands_out_the_pretrained_weights() -> None:
@@ -44,7 +44,7 @@ def test_round_0_hands_out_the_pretrained_weights() -> None:
 def test_two_rounds_are_fedavg_s_from_there() -> None:
     t = toy(epochs=2, lr=0.05).run(2)
     assert t.server is not None
-    assert close(t.server.weights, by_hand(weights(), t.places, range(2), 2, 0.05, 0.9))
+    assert close(t.server.weights, by_hand(weights(), t.client_contexts, range(2), 2, 0.05, 0.9))
     assert t.fed.ledger.sent("server") == 2 * 4 * MODEL  # the pretrained model has left the server
 
 
@@ -56,14 +56,16 @@ def test_with_a_personal_head_only_the_pretrained_body_is_handed_out() -> None:
 
 
 def test_from_the_clients_own_network_it_is_fedavg() -> None:
-    home = {"pretrained": common}
-    assert equal(Toy(FEDLP, home=home, batch_size=8).run(2).tensors(), Toy(FEDAVG, batch_size=8).run(2).tensors())
+    server_side = {"pretrained": common}
+    assert equal(
+        Toy(FEDLP, server_side=server_side, batch_size=8).run(2).tensors(), Toy(FEDAVG, batch_size=8).run(2).tensors()
+    )
 
 
 @pytest.mark.parametrize("other", [lambda: pretrained(width=9), lambda: pretrained(norm=True)])
 def test_another_architecture_is_refused(other: Any) -> None:
     with pytest.raises(ModelError, match=r"'body.*' differs: set pretrained\.model to the network in models\.pool"):
-        Toy(FEDLP, home={"pretrained": other})
+        Toy(FEDLP, server_side={"pretrained": other})
 
 
 def test_without_a_pretrained_model_it_says_what_to_do() -> None:
@@ -75,4 +77,4 @@ def test_fedavg_never_reads_it() -> None:
     def read() -> nn.Module:
         raise AssertionError("read")
 
-    Toy(FEDAVG, home={"pretrained": read}, batch_size=8).run(1)
+    Toy(FEDAVG, server_side={"pretrained": read}, batch_size=8).run(1)

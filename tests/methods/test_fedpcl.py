@@ -42,9 +42,14 @@ def encoder() -> nn.Module:
 
 
 def toy(n: int = 3, **settings: Any) -> Toy:
-    places = [replace(p, encoder=encoder) for p in contexts(n, data=few)]
-    home = {"pretrained": pretrained}
-    return Toy(FEDPCL, places=places, home=home, **{"batch_size": 4, "width": WIDTH, "lr": 0.01, **settings})
+    client_contexts = [replace(p, encoder=encoder) for p in contexts(n, data=few)]
+    server_side = {"pretrained": pretrained}
+    return Toy(
+        FEDPCL,
+        client_contexts=client_contexts,
+        server_side=server_side,
+        **{"batch_size": 4, "projection_dim": WIDTH, "lr": 0.01, **settings},
+    )
 
 
 def term(z: Tensor, own: int, prototypes: dict[int, Tensor], tau: float) -> Tensor:
@@ -109,18 +114,18 @@ def test_three_rounds_are_those_written_by_hand(batched: bool) -> None:
     """The first learns nothing, as there are no prototypes. Clients lack classes, and nobody has the last one."""
     t = toy(epochs=2, batched=batched)
     weights = [{k: p.detach().clone().requires_grad_() for k, p in t.party(i).params.items()} for i in range(3)]
-    own = [features(p.rows.every) for p in t.places]
-    labels = [p.rows.y(torch.arange(len(p.rows))) for p in t.places]
+    own = [features(p.rows.every) for p in t.client_contexts]
+    labels = [p.rows.y(torch.arange(len(p.rows))) for p in t.client_contexts]
     sets: dict[int, Prototypes] = {}
     for number in range(3):
         sent = {}
         for i, (w, e, y) in enumerate(zip(weights, own, labels, strict=True)):
-            optimiser = torch.optim.AdamW(w.values(), lr=0.01, weight_decay=1e-4)
+            optimizer = torch.optim.AdamW(w.values(), lr=0.01, weight_decay=1e-4)
             for n in range(number * 2, number * 2 + 2) if sets else ():
                 for which in epoch_plan(stream(0, "batches", i, n), len(y), 1, 4):
-                    optimiser.zero_grad()
+                    optimizer.zero_grad()
                     loss_by_hand(project(w, e[which]), y[which], sets, 0.07).backward()
-                    optimiser.step()
+                    optimizer.step()
             sent[i] = means(project(w, e), y)
         sets = sent
         t.run(1, start=number)
@@ -138,8 +143,8 @@ def test_three_rounds_are_those_written_by_hand(batched: bool) -> None:
 
 def test_every_client_is_given_the_encoder_once_and_the_ledger_counts_it() -> None:
     t = toy().run(3)
-    told = CLASSES * WIDTH * 4 * (1 + 3) + CLASSES
-    assert t.fed.ledger.sent("server") == 3 * (ENCODER + 2 * told)
+    messages = CLASSES * WIDTH * 4 * (1 + 3) + CLASSES
+    assert t.fed.ledger.sent("server") == 3 * (ENCODER + 2 * messages)
     assert t.fed.ledger.received("server") == 3 * 3 * (CLASSES * WIDTH * 4 + CLASSES)
     assert sum(e.bytes for e in t.fed.ledger if e.kind == "equip") == 3 * ENCODER
     late = toy().run(2, present=[0]).run(2, start=2)
@@ -160,9 +165,9 @@ def test_who_did_not_get_the_encoder_is_sent_it_again() -> None:
 def test_the_encoder_is_frozen() -> None:
     """Its statistics do not move, and a client's features are those of the pretrained model in evaluation mode."""
     t = toy().run(3)
-    for i, place in enumerate(t.places):
+    for i, client_context in enumerate(t.client_contexts):
         party = t.party(i)
-        assert torch.allclose(party.features, features(place.rows.every), atol=1e-6)
+        assert torch.allclose(party.features, features(client_context.rows.every), atol=1e-6)
         known = {k.removeprefix("encoder."): v for k, v in party.buffers.items() if k.startswith("encoder.")}
         assert known.keys() == pretrained().state_dict().keys()
         assert all(torch.equal(v, known[k]) for k, v in pretrained().state_dict().items() if not k.startswith("head."))
@@ -184,9 +189,9 @@ def test_who_fails_counts_with_what_it_sent_last() -> None:
 def test_prototypes_of_the_own_support_half_answer(i: int) -> None:
     t = toy(4, alpha=0.1, isolated=True).run(2, present=[0, 1, 2])
     assert t.server is not None
-    before, place, lesson = t.tensors(), t.places[i], t.server.all_prototypes()
-    x, y, _ = place.support
-    e, test = features(x), place.tests["test"]
+    before, client_context, lesson = t.tensors(), t.client_contexts[i], t.server.all_prototypes()
+    x, y, _ = client_context.support
+    e, test = features(x), client_context.tests["test"]
     sets = {m: {k: c for k, c in enumerate(one) if lesson["known"][k]} for m, one in enumerate(lesson["each"])}
     first = dict(t.engine.states()[i]["params"])
     for eval_mode, steps in {"0 steps": 0, "1 step": 1, "5 steps": 5}.items():
@@ -206,8 +211,8 @@ def test_prototypes_of_the_own_support_half_answer(i: int) -> None:
     assert equal(t.tensors(), before)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_what_is_missing_is_reported() -> None:
     with pytest.raises(ConfigError, match=r"\[pretrained\]"):
         Toy(FEDPCL)
     with pytest.raises(MethodError, match=r"\[pretrained\]"):
-        Toy(FEDPCL, home={"pretrained": pretrained})
+        Toy(FEDPCL, server_side={"pretrained": pretrained})

@@ -40,30 +40,30 @@ def few(i: int) -> Rows:
 
 def toy(n: int = 3, **settings: Any) -> Toy:
     make = settings.pop("make", own)
-    return Toy(FEDPROTO, places=contexts(n, make=make, data=few), **{"batch_size": 4, "lr": 0.05, **settings})
+    return Toy(FEDPROTO, client_contexts=contexts(n, make=make, data=few), **{"batch_size": 4, "lr": 0.05, **settings})
 
 
 def by_hand(
-    places: list[ClientContext], rounds: int, epochs: int, ld: float
+    client_contexts: list[ClientContext], rounds: int, epochs: int, lam: float
 ) -> tuple[list[Classifier], dict[int, Tensor]]:
     """Algorithm 1 with all clients: their networks, and the global prototypes by class."""
-    networks = [own(p.id) for p in places]
+    networks = [own(p.id) for p in client_contexts]
     known: dict[int, Tensor] = {}
     for t in range(rounds):
         sent: dict[int, list[tuple[int, Tensor]]] = {}
-        for place, network in zip(places, networks, strict=True):
-            optimiser = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.5)
+        for client_context, network in zip(client_contexts, networks, strict=True):
+            optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.5)
             for n in range(t * epochs, (t + 1) * epochs):
-                for x, y in place.epochs(n, epochs=1, size=4):
-                    optimiser.zero_grad()
+                for x, y in client_context.epochs(n, epochs=1, size=4):
+                    optimizer.zero_grad()
                     f = network.features(x)
                     target = f.detach().clone()
                     for row, k in enumerate(y.tolist()):
                         if k in known:
                             target[row] = known[k]
-                    (F.cross_entropy(network(x), y) + ld * F.mse_loss(f, target)).backward()
-                    optimiser.step()
-            x, y = place.rows.every, place.rows.y(torch.arange(len(place.rows)))
+                    (F.cross_entropy(network(x), y) + lam * F.mse_loss(f, target)).backward()
+                    optimizer.step()
+            x, y = client_context.rows.every, client_context.rows.y(torch.arange(len(client_context.rows)))
             for k in y.unique().tolist():
                 sent.setdefault(k, []).append((int((y == k).sum()), network.features(x[y == k]).detach().mean(0)))
         for k, each in sent.items():
@@ -71,12 +71,12 @@ def by_hand(
     return networks, known
 
 
-@pytest.mark.parametrize("ld", [0.0, 1.5])
+@pytest.mark.parametrize("lam", [0.0, 1.5])
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
-def test_two_rounds_are_those_written_by_hand(batched: bool, ld: float) -> None:
-    t = toy(batched=batched, epochs=2, ld=ld).run(2)
+def test_two_rounds_are_those_written_by_hand(batched: bool, lam: float) -> None:
+    t = toy(batched=batched, epochs=2, lam=lam).run(2)
     assert not any("in turn" in remark for remark in t.engine.account().remarks)
-    networks, known = by_hand(t.places, 2, 2, ld)
+    networks, known = by_hand(t.client_contexts, 2, 2, lam)
     assert t.server is not None
     found = t.server.prototypes
     assert found["known"].tolist() == [True, True, True, False]
@@ -88,9 +88,9 @@ def test_two_rounds_are_those_written_by_hand(batched: bool, ld: float) -> None:
 
 
 def test_the_global_prototypes_matter_and_at_ld_0_training_is_local() -> None:
-    local, near = toy(ld=0.0).run(2), toy(ld=1.5).run(2)
+    local, near = toy(lam=0.0).run(2), toy(lam=1.5).run(2)
     assert not torch.allclose(local.party(0).params["network.head.weight"], near.party(0).params["network.head.weight"])
-    alone = Toy(FEDPROTO, places=[local.places[0]], batch_size=4, lr=0.05, ld=0.0).run(2)
+    alone = Toy(FEDPROTO, client_contexts=[local.client_contexts[0]], batch_size=4, lr=0.05, lam=0.0).run(2)
     assert all(torch.equal(p, local.party(0).params[k]) for k, p in alone.party(0).params.items())
 
 
@@ -150,7 +150,7 @@ def test_an_unseen_client_adapts_its_own_first_network(who: str, batched: bool) 
     assert t.server is not None
     before, known = t.tensors(), t.server.prototypes
     network = own(3)
-    x, y, _ = t.places[3].support
+    x, y, _ = t.client_contexts[3].support
     for eval_mode, steps in {"0 steps": 0, "1 step": 1, "5 steps": 4}.items():
         for _ in range(steps):
             network.zero_grad()
@@ -161,7 +161,7 @@ def test_an_unseen_client_adapts_its_own_first_network(who: str, batched: bool) 
                 for p in network.parameters():
                     assert p.grad is not None
                     p -= 0.1 * p.grad
-        f = network.features(t.places[3].tests["test"].every)
+        f = network.features(t.client_contexts[3].tests["test"].every)
         distances = torch.cdist(f, known["prototypes"])[:, :3]
         expected = distances.argmin(-1) if who == "prototype" else network.head(f).argmax(-1)
         assert torch.equal(answer(t, 3, eval_mode)["predicted"], expected)

@@ -42,7 +42,9 @@ def own(n: int, *, hidden: int | None = None, width: int = WIDTH, norm: bool = F
 
 def toy(n: int = 3, **settings: Any) -> Toy:
     make = settings.pop("make", own)
-    return Toy(PROTO, places=settings.pop("places", contexts(n, make=make)), **{"batch_size": 8, **settings})
+    return Toy(
+        PROTO, client_contexts=settings.pop("client_contexts", contexts(n, make=make)), **{"batch_size": 8, **settings}
+    )
 
 
 def params(t: Toy, i: int) -> dict[str, Tensor]:
@@ -52,37 +54,39 @@ def params(t: Toy, i: int) -> dict[str, Tensor]:
 # -- a round, against hand-made ones -----------------------------------------------------------------------
 
 
-def by_hand(places: list[ClientContext], modules: list[AdaptedFeatures], rounds: int, tau: int, ld: float) -> None:
+def by_hand(
+    client_contexts: list[ClientContext], modules: list[AdaptedFeatures], rounds: int, tau: int, lam: float
+) -> None:
     """Train these networks for so many rounds, with torch's Adam."""
-    optimisers = [torch.optim.Adam(m.parameters(), lr=0.02) for m in modules]
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.02) for m in modules]
     for t in range(rounds):
-        for place, module, optimiser in zip(places, modules, optimisers, strict=True):
-            for x, y in place.batches(t, steps=tau, size=8):
-                optimiser.zero_grad()
+        for client_context, module, optimizer in zip(client_contexts, modules, optimizers, strict=True):
+            for x, y in client_context.batches(t, steps=tau, size=8):
+                optimizer.zero_grad()
                 F.cross_entropy(module.network.head(module(x)), y).backward()
-                optimiser.step()
-        assert places[0].public is not None
-        for x in places[0].public.batches(t, tau, 8):
+                optimizer.step()
+        assert client_contexts[0].public is not None
+        for x in client_contexts[0].public.batches(t, tau, 8):
             features = [m(x).detach() for m in modules]
-            for n, (module, optimiser) in enumerate(zip(modules, optimisers, strict=True)):
+            for n, (module, optimizer) in enumerate(zip(modules, optimizers, strict=True)):
                 target = torch.stack([f for m, f in enumerate(features) if m != n]).mean(0)
-                optimiser.zero_grad(set_to_none=True)
-                (ld * (module(x) - target).square().sum() / target.numel()).backward()
-                optimiser.step()
+                optimizer.zero_grad(set_to_none=True)
+                (lam * (module(x) - target).square().sum() / target.numel()).backward()
+                optimizer.step()
                 for p in module.network.head.parameters():
                     assert p.grad is None
-                    optimiser.state[p]["step"] += 1  # the page's one count of steps
+                    optimizer.state[p]["step"] += 1  # the page's one count of steps
 
 
-@pytest.mark.parametrize("adaptor", [None, 6])
+@pytest.mark.parametrize("feature_dim", [None, 6])
 @pytest.mark.parametrize("batched", [False, True], ids=["loop", "batched"])
-def test_three_rounds_are_those_written_by_hand(batched: bool, adaptor: int | None) -> None:
-    places = contexts(3, make=lambda n: own(n, hidden=5 if batched else None))
-    t = toy(places=places, batched=batched, tau=2, lr=0.02, ld=1.5, adaptor=adaptor)
-    modules = [AdaptedFeatures(place.build(), adaptor) for place in t.places]
+def test_three_rounds_are_those_written_by_hand(batched: bool, feature_dim: int | None) -> None:
+    client_contexts = contexts(3, make=lambda n: own(n, hidden=5 if batched else None))
+    t = toy(client_contexts=client_contexts, batched=batched, tau=2, lr=0.02, lam=1.5, feature_dim=feature_dim)
+    modules = [AdaptedFeatures(client_context.build(), feature_dim) for client_context in t.client_contexts]
     for i, module in enumerate(modules):
         module.load_state_dict(t.party(i).params)  # an adaptor's first weights are drawn for each
-    by_hand(t.places, modules, 3, 2, 1.5)
+    by_hand(t.client_contexts, modules, 3, 2, 1.5)
     t.run(3)
     assert not any("in turn" in remark for remark in t.engine.account().remarks)
     for i, module in enumerate(modules):
@@ -98,9 +102,9 @@ def test_the_first_transfer_step_in_numpy() -> None:
             torch.manual_seed(n)
             return Classifier(nn.Linear(FEATURES, WIDTH, bias=False), WIDTH, CLASSES)
 
-    t = toy(make=plain, ld=0.7)
+    t = toy(make=plain, lam=0.7)
     before = [params(t, i) for i in range(3)]
-    x = t.places[0].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
+    x = t.client_contexts[0].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
     features = {i: t.party(i).embed(t=0, i=0) for i in range(3)}
     t.party(0).align(t=0, i=0, n=3, mean=t.server.average(features))  # type: ignore[union-attr]
     w = [b["network.body.weight"].double().numpy() for b in before]
@@ -115,8 +119,8 @@ def test_the_first_transfer_step_in_numpy() -> None:
 
 def test_the_gradient_of_the_distance_is_the_closed_form() -> None:
     """In float64, through the network: that of <2 λ (g - target) / (B d), g>."""
-    place = contexts(1, make=lambda n: own(n).double())[0]
-    client = FedProtoPublicClient(FedProtoPublicConfig(ld=0.7, adaptor=5), place)
+    client_context = contexts(1, make=lambda n: own(n).double())[0]
+    client = FedProtoPublicClient(FedProtoPublicConfig(lam=0.7, feature_dim=5), client_context)
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(9, FEATURES, generator=draw, dtype=torch.float64)
     target = torch.randn(9, 5, generator=draw, dtype=torch.float64)
@@ -149,24 +153,24 @@ def test_a_transfer_step_leaves_the_last_layer_and_its_moments_alone() -> None:
 
 
 def test_at_ld_0_it_is_local_training_and_nothing_crosses() -> None:
-    alone = Toy(LOCAL, places=contexts(3, make=own), tau=2, batch_size=8).run(3)
-    t = toy(tau=2, ld=0.0).run(3)
+    alone = Toy(LOCAL, client_contexts=contexts(3, make=own), tau=2, batch_size=8).run(3)
+    t = toy(tau=2, lam=0.0).run(3)
     for i in range(3):
         assert all(torch.equal(t.party(i).params[f"network.{k}"], v) for k, v in alone.party(i).params.items())
     assert t.fed.ledger.received("server") == t.fed.ledger.sent("server") == 0
 
 
 def test_equal_clients_are_already_there() -> None:
-    t = toy(make=lambda n: own(0), ld=5.0)
+    t = toy(make=lambda n: own(0), lam=5.0)
     mean = t.server.average({i: t.party(i).embed(t=0, i=0) for i in range(3)})  # type: ignore[union-attr]
-    client, x = t.party(1), t.places[1].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
+    client, x = t.party(1), t.client_contexts[1].public.batches(0, 1, 8)[0]  # type: ignore[union-attr]
     value, gradient = client.gradient(client.distance, x, mean)
     assert float(value) < 1e-12 and max(float(g.abs().max()) for g in gradient.values()) < 1e-6
 
 
 def test_features_come_together() -> None:
-    def last(ld: float) -> float:
-        t = toy(4, ld=ld, lr=0.01, batch_size=16).run(25)
+    def last(lam: float) -> float:
+        t = toy(4, lam=lam, lr=0.01, batch_size=16).run(25)
         return sum(n["feature distance"] for n in t.engine.notes().values())  # type: ignore[misc]
 
     assert last(1.0) < 0.25 * last(1e-6)
@@ -179,7 +183,7 @@ def test_a_network_without_a_body_shows_its_features_and_learns_alone() -> None:
             return Classifier(nn.Flatten(), FEATURES, CLASSES) if n == 2 else own(n, width=FEATURES)
 
     t = toy(make=make, tau=2).run(2)
-    alone = Toy(LOCAL, places=contexts(3, make=make), tau=2, batch_size=8).run(2)
+    alone = Toy(LOCAL, client_contexts=contexts(3, make=make), tau=2, batch_size=8).run(2)
     assert all(torch.equal(t.party(2).params[f"network.{k}"], v) for k, v in alone.party(2).params.items())
     assert not torch.equal(t.party(0).params["network.body.0.weight"], alone.party(0).params["body.0.weight"])
     assert set(t.engine.notes()[2]) == {"feature distance"}
@@ -193,7 +197,7 @@ def wide(n: int) -> Classifier:
 
 
 def a_run(pool: list[str], **more: Any) -> RunConfig:
-    data: Any = {"name": "digits", "clients": 4, "public": 40, "test_rows": 50}
+    data: Any = {"name": "digits", "clients": 4, "public_rows": 40, "test_rows": 50}
     return RunConfig(**{"method": "fedproto-public", "rounds": 1, "data": data, "models": {"pool": pool}, **more})
 
 
@@ -202,37 +206,37 @@ def test_networks_whose_features_differ_in_width_are_refused_before_any_work() -
     with pytest.raises(ConfigError) as error:
         build(a_run(pool))
     text = str(error.value)
-    assert text.startswith("models.pool: fedproto-public compares clients' features, but those of mlp")
+    assert text.startswith("models.pool: fedproto-public needs features of one dimension, but mlp")
     assert text.endswith(
-        "take networks whose last layers have inputs of one width, or set params.adaptor to one width for all"
+        "use networks whose last layers have inputs of one width, or set params.feature_dim to one width for all"
     )
     with pytest.raises(ConfigError, match=r"inputs of one width$"):  # fedproto has no adaptor
         build(a_run(pool, method="fedproto"))
-    build(a_run(pool, params={"adaptor": 6}))
-    world = build(a_run(["mlp"]))
-    assert isinstance(world.server, FedProtoPublicServer) and world.server.width == world.clients[0]().net.module.width
+    build(a_run(pool, params={"feature_dim": 6}))
+    small = build(a_run(["mlp"]))
+    assert isinstance(small.server, FedProtoPublicServer) and small.server.width == small.clients[0]().net.module.width
 
 
-def test_one_reply_of_another_width_is_a_failure_and_the_others_go_on() -> None:
-    places = contexts(3, make=own)
-    t = toy(places=places)
+def test_one_reply_of_another_width_is_a_failure_and_the_others_continue() -> None:
+    client_contexts = contexts(3, make=own)
+    t = toy(client_contexts=client_contexts)
     liar = t.party(1)
     object.__setattr__(liar, "embed", lambda *, t, i: torch.zeros(8, WIDTH + 1))
     t.run(2)
     assert {(f.party, f.reason) for f in t.fed.failures} == {("client-1", "wrong shape")}
-    honest, after = toy(places=places).run(2, present=[0, 2]).tensors(), t.tensors()
+    honest, after = toy(client_contexts=client_contexts).run(2, present=[0, 2]).tensors(), t.tensors()
     assert all(torch.equal(v, after[k]) for k, v in honest.items() if not k.startswith("1."))
 
 
 def test_an_adaptor_makes_them_one_width() -> None:
-    t = toy(make=wide, adaptor=6).run(2)
+    t = toy(make=wide, feature_dim=6).run(2)
     assert not t.fed.failures
     for i in range(3):
         shapes = {k: tuple(v.shape) for k, v in t.party(i).params.items()}
         assert shapes["adaptor.weight"] == (6, WIDTH + i) and shapes["network.head.weight"] == (CLASSES, 6)
-    weights = [params(toy(make=common, adaptor=6), i)["adaptor.weight"] for i in range(3)]
+    weights = [params(toy(make=common, feature_dim=6), i)["adaptor.weight"] for i in range(3)]
     assert not torch.equal(weights[0], weights[1])
-    assert torch.equal(weights[0], params(toy(make=common, adaptor=6), 0)["adaptor.weight"])
+    assert torch.equal(weights[0], params(toy(make=common, feature_dim=6), 0)["adaptor.weight"])
 
 
 def test_a_head_without_a_bias_is_replaced_by_one_without() -> None:
@@ -250,17 +254,17 @@ def test_a_network_without_features_is_refused() -> None:
 # -- bytes, who sees what, evaluation ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("adaptor", "width"), [(None, WIDTH), (6, 6)])
-def test_bytes_are_those_of_the_features(adaptor: int | None, width: int) -> None:
-    t = toy(4, tau=3, adaptor=adaptor).run(5)
+@pytest.mark.parametrize(("feature_dim", "width"), [(None, WIDTH), (6, 6)])
+def test_bytes_are_those_of_the_features(feature_dim: int | None, width: int) -> None:
+    t = toy(4, tau=3, feature_dim=feature_dim).run(5)
     assert t.fed.ledger.received("server") == t.fed.ledger.sent("server") == 5 * 4 * 3 * width * 8 * 4
     assert {e.what for e in t.fed.ledger if e.receiver == "server"} == {f"float32[8,{width}]", "none"}
 
 
 def test_the_own_classifier_answers() -> None:
-    t = toy(adaptor=6).run(2)
-    x = t.places[0].tests["test"].every
-    module = AdaptedFeatures(t.places[0].build(), 6)
+    t = toy(feature_dim=6).run(2)
+    x = t.client_contexts[0].tests["test"].every
+    module = AdaptedFeatures(t.client_contexts[0].build(), 6)
     module.load_state_dict(t.party(0).params)
     assert torch.equal(t.party(0).infer(x), module.network.head(module(x)))
     (found,) = t.engine.call([0], "predictions", {"on": "test"}, None, None)
@@ -270,9 +274,9 @@ def test_the_own_classifier_answers() -> None:
 def test_tau_is_fedmd_s_and_settings_out_of_range_are_refused() -> None:
     assert PROTO.configure().tau == 1 and PROTO.needs == ("public rows", "same feature dim")
     with pytest.raises(ConfigError) as error:
-        PROTO.configure(params={"ld": -1, "adaptor": 0, "coding": "int8"})
-    assert all(f"params.{k}" in str(error.value) for k in ("ld", "adaptor", "coding"))
-    assert PROTO.configure(params={"adaptor": "none"}).adaptor is None
+        PROTO.configure(params={"lam": -1, "feature_dim": 0, "coding": "int8"})
+    assert all(f"params.{k}" in str(error.value) for k in ("lam", "feature_dim", "coding"))
+    assert PROTO.configure(params={"feature_dim": "none"}).feature_dim is None
 
 
 # -- participation, faults, engines ----------------------------------------------------------------------------
@@ -288,20 +292,20 @@ def test_only_the_sampled_take_part() -> None:
 
 def test_a_federation_of_one_learns_alone() -> None:
     t = toy(1).run(2)
-    alone = Toy(LOCAL, places=t.places, tau=1, batch_size=8).run(2)
+    alone = Toy(LOCAL, client_contexts=t.client_contexts, tau=1, batch_size=8).run(2)
     assert {f.reason for f in t.fed.failures} == {"fewer than 2 replies"}
     assert all(torch.equal(t.party(0).params[f"network.{k}"], v) for k, v in alone.party(0).params.items())
 
 
 def test_a_nan_client_is_kept_out_of_the_mean() -> None:
-    places = contexts(4, make=own)
-    t = toy(places=places)
+    client_contexts = contexts(4, make=own)
+    t = toy(client_contexts=client_contexts)
     with torch.no_grad():
         t.party(3).net.flat.fill_(float("nan"))
     t.run(3)
     assert {(f.party, f.reason) for f in t.fed.failures} == {("client-3", "not finite")}
     healthy = {k: v for k, v in t.tensors().items() if not k.startswith("3.")}
-    assert equal(toy(places=places[:3]).run(3).tensors(), healthy)
+    assert equal(toy(client_contexts=client_contexts[:3]).run(3).tensors(), healthy)
 
 
 @pytest.mark.parametrize("size", [1e25, 3e38])
@@ -340,7 +344,7 @@ def test_faults_are_counted_and_poison_nothing() -> None:
 
 
 def test_a_reply_of_another_width_than_the_adaptor_s_is_dropped() -> None:
-    t = toy(adaptor=6)
+    t = toy(feature_dim=6)
     liar = t.party(1)
     object.__setattr__(liar, "embed", lambda *, t, i: torch.zeros(8, 7))
     t.run(1)
@@ -348,10 +352,12 @@ def test_a_reply_of_another_width_than_the_adaptor_s_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "batchnorm"])
-@pytest.mark.parametrize("adaptor", [None, 6])
-def test_engines_agree_to_the_bit(adaptor: int | None, norm: bool) -> None:
-    places = contexts(3, make=lambda n: own(n, norm=norm))
-    loop, strict = (toy(places=places, tau=2, adaptor=adaptor, isolated=i).run(3) for i in (False, True))
+@pytest.mark.parametrize("feature_dim", [None, 6])
+def test_engines_agree_to_the_bit(feature_dim: int | None, norm: bool) -> None:
+    client_contexts = contexts(3, make=lambda n: own(n, norm=norm))
+    loop, strict = (
+        toy(client_contexts=client_contexts, tau=2, feature_dim=feature_dim, isolated=i).run(3) for i in (False, True)
+    )
     assert equal(loop.tensors(), strict.tensors())
     assert loop.fed.ledger.state() == strict.fed.ledger.state()
     assert loop.engine.notes() == strict.engine.notes()
@@ -360,6 +366,6 @@ def test_engines_agree_to_the_bit(adaptor: int | None, norm: bool) -> None:
 def test_the_server_s_mean_is_that_of_the_clients() -> None:
     features = {n: torch.full((2, 3), float(n)) for n in (1, 2, 6)}
     assert torch.equal(
-        FedProtoPublicServer(FedProtoPublicConfig(adaptor=3), ClientContext(id=0)).average(features),
+        FedProtoPublicServer(FedProtoPublicConfig(feature_dim=3), ClientContext(id=0)).average(features),
         torch.full((2, 3), 3.0),
     )

@@ -31,7 +31,7 @@ def trained(toy: Toy, t: int) -> list[dict[str, Tensor]]:
     for i in toy.engine.ids:
         party = toy.party(i)
         with party.scratch():
-            steps.local_sgd(party, t)
+            steps.local_sgd(party, t=t)
             found.append({k: v.clone() for k, v in party.params.items()})
     return found
 
@@ -95,7 +95,7 @@ def test_alone_is_own_training_and_no_message() -> None:
     for t in range(3):
         toy.run(1, start=t)
         for i in twins.engine.ids:
-            steps.local_sgd(twins.party(i), t)
+            steps.local_sgd(twins.party(i), t=t)
     assert equal(toy.tensors(), twins.tensors())
     assert not [pair for pair in toy.fed.ledger.pairs if not any("server" in name for name in pair)]
     assert all(e.bytes == 0 and e.what in ("t int", "none") for e in toy.fed.ledger)  # the calls to begin
@@ -142,10 +142,10 @@ SMALL: dict[str, Any] = {
 def test_a_run_measures_accuracy_as_it_is_and_tuned() -> None:
     tuned = fedloom.run("gossip", **SMALL)
     plain = fedloom.run("gossip", **{**SMALL, "params": {**SMALL["params"], "finetune_epochs": 0}})
-    measures = {row[4] for row in tuned.metrics}
+    measures = {row[4] for row in tuned.rows}
     assert {"accuracy mean", "own accuracy mean", "own accuracy tuned mean", "own accuracy tuned std"} <= measures
-    assert not [m for m in {row[4] for row in plain.metrics} if "tuned" in m]
-    assert len([row for row in tuned.metrics if row[4] == "own accuracy tuned" and row[0] == 2]) == 4
+    assert not [m for m in {row[4] for row in plain.rows} if "tuned" in m]
+    assert len([row for row in tuned.rows if row[4] == "own accuracy tuned" and row[0] == 2]) == 4
     assert tuned.summary["state_sha256"] == plain.summary["state_sha256"]  # to look changes nothing
 
 

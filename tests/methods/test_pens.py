@@ -11,7 +11,7 @@ import torch
 from fedloom import methods
 from fedloom.core.faults import Faults
 from fedloom.methods.peer.pens import PensPeer, lowest
-from tests.methods.groups import accuracy, asked, mates, planted, row_losses, told, weights_of
+from tests.methods.groups import accuracy, asked, mates, planted, received, row_losses, weights_of
 from tests.toy import Toy, equal
 
 PENS, GOSSIP, ALONE = (methods.find(n) for n in ("pens", "gossip", "alone"))
@@ -46,7 +46,7 @@ def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
     """NumPy: losses of received bodies on own rows, the two lowest of three, the plain mean with one's own."""
     common = {"personal_head": personal_head, **TRAINING}
     trained = weights_of(Toy(ALONE, 6, **common).run(1))
-    toy = Toy(PENS, 6, neighbours=3, top=2, **common)
+    toy = Toy(PENS, 6, neighbours=3, top_m=2, **common)
     links = toy.fed.sample_peers(toy.engine.ids, 3, 0)
     toy.run(1)
     notes = toy.engine.notes()
@@ -65,7 +65,7 @@ def test_a_round_of_stage_1_by_hand(personal_head: bool) -> None:
 
 
 def test_expected_counts_follow_how_many_answered() -> None:
-    toy = Toy(PENS, 6, neighbours=None, top=2)
+    toy = Toy(PENS, 6, neighbours=None, top_m=2)
     party, models = toy.party(0), weights_of(toy)
     inbox = {str(j): {"weights": {k: v for k, v in models[j].items() if "head" not in k}} for j in range(1, 6)}
     party.select(t=0, inbox={j: inbox[j] for j in "1234"})
@@ -88,7 +88,7 @@ def test_as_often_as_by_chance_is_no_friend() -> None:
 
 
 def test_loss_rows_bounds_what_is_compared_on() -> None:
-    toy = Toy(PENS, 6, neighbours=3, top=1, loss_rows=7, personal_head=False, **TRAINING)
+    toy = Toy(PENS, 6, neighbours=3, top_m=1, loss_rows=7, personal_head=False, **TRAINING)
     links = toy.fed.sample_peers(toy.engine.ids, 3, 0)
     trained = weights_of(Toy(ALONE, 6, personal_head=False, **TRAINING).run(1))
     toy.run(1)
@@ -104,15 +104,15 @@ def test_loss_rows_bounds_what_is_compared_on() -> None:
 # -- what it comes down to -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top", [2, 5])
-def test_stage_1_that_takes_all_is_gossip_and_finds_no_friends(top: int) -> None:
-    pens = Toy(PENS, 5, neighbours=2, top=top, first_rounds=3, **TRAINING).run(3)
+@pytest.mark.parametrize("top_m", [2, 5])
+def test_stage_1_that_takes_all_is_gossip_and_finds_no_friends(top_m: int) -> None:
+    pens = Toy(PENS, 5, neighbours=2, top_m=top_m, stage1_rounds=3, **TRAINING).run(3)
     assert equal(pens.tensors(), Toy(GOSSIP, 5, neighbours=2, **TRAINING).run(3).tensors())
     assert friends(pens) == [set()] * 5
 
 
 def test_without_neighbours_everybody_is_alone_in_both_stages() -> None:
-    pens = Toy(PENS, neighbours=0, first_rounds=1, **TRAINING).run(3)
+    pens = Toy(PENS, neighbours=0, stage1_rounds=1, **TRAINING).run(3)
     assert equal(pens.tensors(), Toy(ALONE, **TRAINING).run(3).tensors())
     assert not asked(pens)
 
@@ -126,23 +126,23 @@ def test_stage_2_among_friends_with_everybody_is_gossip_with_all() -> None:
 # -- stage 2 -------------------------------------------------------------------------------------------
 
 
-def test_stage_2_asks_some_friends_that_are_there_and_nobody_else() -> None:
-    toy = Toy(PENS, 6, neighbours=2, first_rounds=1)
+def test_stage_2_asks_some_neighbours_that_are_present_and_nobody_else() -> None:
+    toy = Toy(PENS, 6, neighbours=2, stage1_rounds=1)
     befriend(toy, {0: [1, 2, 3, 5], 1: [4], 2: [0, 1]})
     toy.run(8, start=1, present=[0, 1, 2, 3, 5])
     notes, pairs = toy.engine.notes(), asked(toy)
     assert {whom for who, whom in pairs if who == 0} == {1, 2, 3, 5}
     assert sum(n for (who, _), n in pairs.items() if who == 0) == 2 * 8
     assert {p: n for p, n in pairs.items() if p[0] != 0} == {(2, 0): 8, (2, 1): 8}
-    assert [notes[i]["friends"] for i in (0, 1, 2, 3)] == [4, 1, 2, 0]
-    assert [notes[i]["no friend there"] for i in (0, 1, 2, 3)] == [0, 1, 0, 1]
+    assert [notes[i]["selected peers"] for i in (0, 1, 2, 3)] == [4, 1, 2, 0]
+    assert [notes[i]["no selected peer present"] for i in (0, 1, 2, 3)] == [0, 1, 0, 1]
     assert notes[1]["mixing"] == [0, 1, 0, 0, 0, 0]
     assert np.allclose(notes[2]["mixing"], [1 / 3, 1 / 3, 1 / 3, 0, 0, 0])
 
 
 def test_only_neighbours_are_asked_in_both_stages() -> None:
     ring = {i: sorted({(i - 1) % 6, (i + 1) % 6}) for i in range(6)}
-    toy = Toy(PENS, 6, graph=ring, neighbours=None, top=1, first_rounds=5, **TRAINING).run(5)
+    toy = Toy(PENS, 6, graph=ring, neighbours=None, top_m=1, stage1_rounds=5, **TRAINING).run(5)
     first = asked(toy)
     assert first == {(i, j): 5 for i in ring for j in ring[i]}
     toy.run(5, start=5)
@@ -153,16 +153,16 @@ def test_only_neighbours_are_asked_in_both_stages() -> None:
 
 def test_a_mask_of_non_neighbours_leads_nowhere() -> None:
     """A peer that names whom it may not ask stops nobody's run."""
-    toy = Toy(PENS, 4, graph={0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, neighbours=None, first_rounds=1)
+    toy = Toy(PENS, 4, graph={0: [1], 1: [0, 2], 2: [1, 3], 3: [2]}, neighbours=None, stage1_rounds=1)
     befriend(toy, {0: [0, 1, 3]})
     toy.run(1, start=1)
     assert set(asked(toy)) == {(0, 1)}
 
 
 def test_the_coordinator_gets_no_number() -> None:
-    toy = Toy(PENS, 5, neighbours=3, top=1, first_rounds=4).run(8)
-    assert len(told(toy)) == 1
-    assert "bool" in next(iter(told(toy))) and "float" not in next(iter(told(toy)))
+    toy = Toy(PENS, 5, neighbours=3, top_m=1, stage1_rounds=4).run(8)
+    assert len(received(toy)) == 1
+    assert "bool" in next(iter(received(toy))) and "float" not in next(iter(received(toy)))
     assert asked(toy)
 
 
@@ -173,7 +173,7 @@ def test_the_coordinator_gets_no_number() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> None:
     settings = {"neighbours": 4, "personal_head": personal_head, "epochs": 2, "batch_size": 40, "lr": 0.1}
-    toy = Toy(PENS, places=planted(seed), top=2, first_rounds=20, **settings).run(20)
+    toy = Toy(PENS, client_contexts=planted(seed), top_m=2, stage1_rounds=20, **settings).run(20)
     found, first = friends(toy), asked(toy)
     assert all(mates(i) <= found[i] for i in range(8))
     assert sum(len(found[i] - mates(i)) for i in range(8)) <= 3
@@ -181,7 +181,7 @@ def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> N
     later = {p for p, n in asked(toy).items() if n > first.get(p, 0)}
     assert later == {(i, j) for i in range(8) for j in found[i]}
     if not personal_head:  # a head could undo that the groups have other labels
-        gossip = Toy(GOSSIP, places=planted(seed), **settings).run(25)
+        gossip = Toy(GOSSIP, client_contexts=planted(seed), **settings).run(25)
         assert accuracy(toy) > max(0.6, accuracy(gossip) + 0.1)
 
 
@@ -189,8 +189,8 @@ def test_planted_groups_are_found_and_learn(seed: int, personal_head: bool) -> N
 
 
 @pytest.mark.parametrize("faults", [None, Faults(dropout=0.1, crash=0.1, nan=0.1)])
-def test_isolated_parties_come_to_the_same_bits(faults: Faults | None) -> None:
-    settings = {"neighbours": 3, "top": 1, "first_rounds": 4, "faults": faults, **TRAINING}
+def test_isolated_parties_give_the_same_bits(faults: Faults | None) -> None:
+    settings = {"neighbours": 3, "top_m": 1, "stage1_rounds": 4, "faults": faults, **TRAINING}
     one, two = (Toy(PENS, 5, isolated=isolated, **settings).run(7) for isolated in (False, True))
     assert equal(one.tensors(), two.tensors())
     assert one.engine.notes() == two.engine.notes()

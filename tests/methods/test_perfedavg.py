@@ -21,41 +21,45 @@ PER_FEDAVG = methods.find("per-fedavg")
 Weights = dict[str, Tensor]
 
 
-def gradient(place: ClientContext, theta: Weights, half: str, graph: bool = False) -> Weights:
-    x, y, _ = getattr(place, half)
+def gradient(client_context: ClientContext, theta: Weights, half: str, graph: bool = False) -> Weights:
+    x, y, _ = getattr(client_context, half)
     at = {k: w if w.requires_grad else w.detach().requires_grad_() for k, w in theta.items()}
     loss = F.cross_entropy(functional_call(common(), at, (x,)), y)
     return dict(zip(at, torch.autograd.grad(loss, list(at.values()), create_graph=graph), strict=True))
 
 
-def meta_gradient(place: ClientContext, theta: Weights, alpha: float, how: str, delta: float) -> Weights:
+def meta_gradient(client_context: ClientContext, theta: Weights, alpha: float, how: str, delta: float) -> Weights:
     """The gradient of L(θ - α ∇L(θ, D^s), D^q), by differentiating through the step itself if exactly."""
     if how == "exact":
         at = {k: w.detach().requires_grad_() for k, w in theta.items()}
-        s = gradient(place, at, "support", graph=True)
+        s = gradient(client_context, at, "support", graph=True)
         phi = {k: at[k] - alpha * s[k] for k in at}
-        x, y, _ = place.query
+        x, y, _ = client_context.query
         loss = F.cross_entropy(functional_call(common(), phi, (x,)), y)
         return dict(zip(at, torch.autograd.grad(loss, list(at.values())), strict=True))
-    s = gradient(place, theta, "support")
-    r = gradient(place, {k: theta[k] - alpha * s[k] for k in theta}, "query")
+    s = gradient(client_context, theta, "support")
+    r = gradient(client_context, {k: theta[k] - alpha * s[k] for k in theta}, "query")
     if how == "first_order":
         return r
-    ahead, behind = (gradient(place, {k: theta[k] + sign * delta * r[k] for k in theta}, "support") for sign in (1, -1))
+    ahead, behind = (
+        gradient(client_context, {k: theta[k] + sign * delta * r[k] for k in theta}, "support") for sign in (1, -1)
+    )
     return {k: r[k] - alpha * (ahead[k] - behind[k]) / (2 * delta) for k in r}
 
 
-def by_hand(theta: Weights, places: list[ClientContext], steps: int, how: str, alpha: float, beta: float) -> Weights:
+def by_hand(
+    theta: Weights, client_contexts: list[ClientContext], steps: int, how: str, alpha: float, beta: float
+) -> Weights:
     """One round of Algorithm 1 with all clients."""
     total = {k: torch.zeros_like(w, dtype=torch.float64) for k, w in theta.items()}
-    for place in places:
+    for client_context in client_contexts:
         local = theta
         for _ in range(steps):
-            found = meta_gradient(place, local, alpha, how, 0.01)
+            found = meta_gradient(client_context, local, alpha, how, 0.01)
             local = {k: w - beta * found[k] for k, w in local.items()}
         for k, w in local.items():
-            total[k] += len(place.rows) * w.double()
-    return {k: (v / sum(len(p.rows) for p in places)).float() for k, v in total.items()}
+            total[k] += len(client_context.rows) * w.double()
+    return {k: (v / sum(len(p.rows) for p in client_contexts)).float() for k, v in total.items()}
 
 
 @pytest.mark.parametrize("how", ["exact", "fd", "first_order"])
@@ -66,7 +70,7 @@ def test_two_rounds_are_those_written_by_hand(how: str, batched: bool) -> None:
     theta = initial()
     for t in range(2):
         toy.run(1, start=t)
-        theta = by_hand(theta, toy.places, 2, how, 0.3, 0.2)
+        theta = by_hand(theta, toy.client_contexts, 2, how, 0.3, 0.2)
         assert close(toy.server.weights, theta, 1e-5 if how == "fd" else 1e-6)
     assert not close(theta, initial(), 1e-2)
 
@@ -81,11 +85,11 @@ def test_the_variants_differ_and_at_alpha_0_they_are_steps_on_the_query_half() -
     assert not close(after("exact"), after("first_order"), 1e-4)
     plain = after("exact", alpha=0.0)
     assert close(plain, after("first_order", alpha=0.0), 0.0)
-    places = Toy(PER_FEDAVG).places
+    client_contexts = Toy(PER_FEDAVG).client_contexts
     theta = initial()
     for _ in range(2):
-        each = [gradient(p, theta, "query") for p in places]
-        counts = torch.tensor([len(p.rows) for p in places])
+        each = [gradient(p, theta, "query") for p in client_contexts]
+        counts = torch.tensor([len(p.rows) for p in client_contexts])
         mean = {k: sum(n * g[k] for n, g in zip(counts, each, strict=True)) / counts.sum() for k in theta}
         theta = {k: w - 0.2 * mean[k] for k, w in theta.items()}
     assert close(plain, theta)
@@ -119,15 +123,15 @@ def test_evaluation_adapts_the_server_s_weights_on_the_support_half() -> None:
     toy = Toy(PER_FEDAVG, alpha=0.3).run(2, present=[0, 1])
     assert toy.server is not None
     before = toy.tensors()
-    theta, place = toy.server.weights, toy.places[3]
+    theta, client_context = toy.server.weights, toy.client_contexts[3]
     for eval_mode, steps in {"1 step": 1, "5 steps": 5, "0 steps": 0}.items():
         words = {"on": "test", "eval_mode": eval_mode, "broadcast": toy.server.broadcast()}
         (found,) = toy.engine.call([3], "predictions", words, None, None)
         phi = theta
         for _ in range(steps):
-            s = gradient(place, phi, "support")
+            s = gradient(client_context, phi, "support")
             phi = {k: w - 0.3 * s[k] for k, w in phi.items()}
-        test = place.tests["test"]
+        test = client_context.tests["test"]
         expected = functional_call(common(), phi, (test.every,))
         assert torch.allclose(found["loss"], F.cross_entropy(expected, test.labels), atol=1e-5)
     assert equal(toy.tensors(), before)

@@ -27,7 +27,7 @@ from fedloom.core.faults import Faults
 from fedloom.core.message import leaves
 from fedloom.experiment.build import build
 from fedloom.experiment.reading import check
-from fedloom.experiment.run import Result, Stopped, execute
+from fedloom.experiment.run import RunResult, Stopped, execute
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.proto_evfl import Fusion
 from fedloom.methods.vertical.proto_evfl_steps import (
@@ -35,6 +35,7 @@ from fedloom.methods.vertical.proto_evfl_steps import (
     ProtoEVFLConfig,
     collapse_share,
     likeness,
+    local_steps,
     optimal_plan,
     perturbed,
     share_of_rarest,
@@ -48,7 +49,7 @@ from tests.methods.columns import CLASSES, TESTED, WIDTH, Columns, extractor, mo
 
 PROTO = methods.find("proto-evfl")
 Array = NDArray[np.float64]
-SELECTIONS = ["both", "forward", "nearest", "transport"]
+SELECTIONS = ["both", "forward", "nearest", "optimal"]
 
 
 # -- the equations, against NumPy ------------------------------------------------------------------------
@@ -100,7 +101,7 @@ def test_plans_and_costs_are_those_of_the_printed_equations(
     assert np.allclose(q.sum(0), 1, atol=1e-12)  # each class comes from somewhere
     assert math.isclose((p * q.sum(0)).sum(), 1, abs_tol=1e-12)
     both = transport_cost(*ours, cfg).item()
-    forward = transport_cost(*ours, cfg.model_copy(update={"selection": "forward"})).item()
+    forward = transport_cost(*ours, cfg.model_copy(update={"transport": "forward"})).item()
     assert math.isclose(forward, found["forward"], abs_tol=1e-10)
     assert math.isclose(both, found["forward"] + found["reverse"], abs_tol=1e-10)
 
@@ -108,7 +109,7 @@ def test_plans_and_costs_are_those_of_the_printed_equations(
 @given(problems())
 def test_the_nearest_prototype_is_one_that_exists(problem: tuple[Array, Array, Array, ProtoEVFLConfig]) -> None:
     f, mu, p, cfg = problem
-    ours = transport_cost(*tensors(f, mu, p), cfg.model_copy(update={"selection": "nearest"})).item()
+    ours = transport_cost(*tensors(f, mu, p), cfg.model_copy(update={"transport": "nearest"})).item()
     c = by_numpy(*problem)["c"]
     theirs = np.mean([min(c[n, z] for z in range(len(p)) if p[z] > 0) for n in range(len(f))])
     assert math.isclose(ours, theirs, abs_tol=1e-12)
@@ -129,7 +130,7 @@ def test_the_optimal_plan_is_a_linear_program_s(problem: tuple[Array, Array, Arr
     marginals = np.concatenate([np.full(n, 1 / n), p])
     least = linprog(c.ravel(), A_eq=np.vstack([rows, columns]), b_eq=marginals, method="highs").fun
     assert math.isclose((plan * c).sum(), least, abs_tol=1e-9)
-    ours = transport_cost(*tensors(f, mu, p), cfg.model_copy(update={"selection": "transport"})).item()
+    ours = transport_cost(*tensors(f, mu, p), cfg.model_copy(update={"transport": "optimal"})).item()
     assert math.isclose(ours, least, abs_tol=1e-9)
 
 
@@ -140,13 +141,13 @@ def test_without_its_library_transport_says_what_to_install(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_the_cost_passes_gradcheck(selection: Any, similarity: Any) -> None:
-    if selection == "transport":
+@pytest.mark.parametrize("transport", SELECTIONS)
+def test_the_cost_passes_gradcheck(transport: Any, similarity: Any) -> None:
+    if transport == "optimal":
         pytest.importorskip("ot")
     rng = np.random.default_rng(0)
     f, mu, p = tensors(rng.normal(size=(6, 4)), rng.normal(size=(3, 4)), np.array([0.2, 0.0, 0.8]))
-    cfg = ProtoEVFLConfig(selection=selection, similarity=similarity, temperature=0.5)
+    cfg = ProtoEVFLConfig(transport=transport, similarity=similarity, temperature=0.5)
     assert torch.autograd.gradcheck(lambda f: transport_cost(f, mu, p, cfg), f.requires_grad_())
 
 
@@ -195,8 +196,8 @@ def test_priors_are_distributions_over_the_classes_that_there_are(
     seed: int, prior: str, gamma: float | None, masked: set[int]
 ) -> None:
     rng = np.random.default_rng(seed)
-    world = Columns(PROTO, prior=prior, gamma=gamma, steps=0)
-    party = world.party(1)
+    toy = Columns(PROTO, prior=prior, gamma=gamma, steps=0)
+    party = toy.party(1)
     mu = torch.from_numpy(rng.normal(size=(CLASSES, WIDTH))).float()
     overall = torch.from_numpy(rng.random(CLASSES)).float() + 0.01
     overall[list(masked)] = 0
@@ -217,8 +218,8 @@ def test_priors_are_distributions_over_the_classes_that_there_are(
 
 def test_the_estimate_of_a_prior_by_numpy() -> None:
     """Equations 9 and 11, with γ from the counts of the pseudo-classes."""
-    world = Columns(PROTO, steps=0)
-    party, rng = world.party(2), np.random.default_rng(3)
+    toy = Columns(PROTO, steps=0)
+    party, rng = toy.party(2), np.random.default_rng(3)
     mu, overall = rng.normal(size=(CLASSES, WIDTH)), np.array([0.5, 0.2, 0.3])
     f = party.infer(party.data.every).double().numpy()
     belongs = by_numpy(f, mu, np.array([0.6, 0.1, 0.3]), party.cfg)["pi"]
@@ -254,7 +255,7 @@ def fusion(**params: Any) -> Fusion:
     return Fusion(3, WIDTH, CLASSES, ProtoEVFLConfig(**params))
 
 
-def test_a_gate_that_has_learnt_nothing_is_plain_concatenation() -> None:
+def test_a_gate_that_has_learned_nothing_is_plain_concatenation() -> None:
     f = torch.randn(9, 3, WIDTH)
     net = fusion()
     assert torch.allclose(net(f), net.classifier(f.flatten(1)), atol=1e-6)
@@ -265,7 +266,7 @@ def test_a_gate_that_has_learnt_nothing_is_plain_concatenation() -> None:
 
 
 def test_the_gate_weighs_parties_row_by_row() -> None:
-    """Equation 13, with a gate that has learnt something."""
+    """Equation 13, with a gate that has learned something."""
     f, net = torch.randn(9, 3, WIDTH), fusion()
     assert net.gate is not None
     nn.init.normal_(net.gate.weight)
@@ -277,16 +278,16 @@ def test_the_gate_weighs_parties_row_by_row() -> None:
 
 def test_adaptors_begin_as_the_identity() -> None:
     f = torch.randn(9, 3, WIDTH)
-    assert torch.equal(fusion().adapt(f), f) and torch.equal(fusion(adaptor="none").adapt(f), f)
-    linear = fusion(adaptor="linear")
+    assert torch.equal(fusion().adapt(f), f) and torch.equal(fusion(adapter="none").adapt(f), f)
+    linear = fusion(adapter="linear")
     assert not torch.allclose(linear.adapt(f), f)
     assert torch.allclose(linear.adapt(f)[:, 1], linear.adaptors[1](f[:, 1]))
 
 
 def test_adaptors_that_begin_as_the_identity_learn_all_the_same() -> None:
-    world = Columns(PROTO, active_lr=0.05).run(2)
-    f = world.home.embedded
-    assert not torch.allclose(world.home.net.module.adapt(f), f, atol=1e-3)
+    toy = Columns(PROTO, active_lr=0.05).run(2)
+    f = toy.active.embedded
+    assert not torch.allclose(toy.active.net.module.adapt(f), f, atol=1e-3)
 
 
 def test_the_fusion_passes_gradcheck() -> None:
@@ -301,33 +302,33 @@ def test_the_fusion_passes_gradcheck() -> None:
 
 
 @pytest.mark.parametrize("how", ["mean", "sum", "fixed"])
-def test_prototypes_go_on_as_their_closed_form_says(how: str) -> None:
+def test_prototypes_continue_as_their_closed_form_says(how: str) -> None:
     """With extractors and active party at rest, after t rounds: (1-ρ)^t μ + (1-(1-ρ)^t) c;  μ + t ρ c;  μ."""
-    world, t, rho = Columns(PROTO, prototypes=how, rho=0.3, steps=0, epochs=0), 4, 0.3
-    world.run(1)
-    means = torch.stack([class_means(f, labels(world.home), CLASSES)[0] for f in world.home.embedded.unbind(1)])
+    toy, t, rho = Columns(PROTO, prototypes=how, rho=0.3, steps=0, epochs=0), 4, 0.3
+    toy.run(1)
+    means = torch.stack([class_means(f, labels(toy.active), CLASSES)[0] for f in toy.active.embedded.unbind(1)])
     start = torch.randn_like(means)
-    world.home.prototypes = start
-    world.run(t, start=1)
+    toy.active.prototypes = start
+    toy.run(t, start=1)
     keep = (1 - rho) ** t
     closed = {"mean": keep * start + (1 - keep) * means, "sum": start + t * rho * means, "fixed": start}[how]
-    assert torch.allclose(world.home.prototypes, closed, atol=1e-5)
+    assert torch.allclose(toy.active.prototypes, closed, atol=1e-5)
 
 
 def test_the_first_prototypes_are_class_means_of_the_first_embeddings() -> None:
-    world = Columns(PROTO).run(1)
-    y, first, told = labels(world.home), world.sent("introduce", 0), world.told("improve", 0)
+    toy = Columns(PROTO).run(1)
+    y, first, received = labels(toy.active), toy.sent("introduce", 0), toy.received("improve", 0)
     for m, f in first.items():
         for z in range(CLASSES):
-            assert torch.allclose(told[m]["prototypes"][z], f[y == z].mean(0), atol=1e-6)
-    assert torch.allclose(told[0]["prior"], torch.full((CLASSES,), 1 / CLASSES))
+            assert torch.allclose(received[m]["prototypes"][z], f[y == z].mean(0), atol=1e-6)
+    assert torch.allclose(received[0]["prior"], torch.full((CLASSES,), 1 / CLASSES))
 
 
 def test_prototypes_are_made_of_what_adaptors_give() -> None:
-    world = Columns(PROTO, active_lr=0.05, rho=1.0).run(2)
-    adapted = world.home.net.module.adapt(world.home.embedded).detach()
-    means = [class_means(f, labels(world.home), CLASSES)[0] for f in adapted.unbind(1)]
-    assert torch.allclose(world.home.prototypes, torch.stack(means), atol=1e-6)
+    toy = Columns(PROTO, active_lr=0.05, rho=1.0).run(2)
+    adapted = toy.active.net.module.adapt(toy.active.embedded).detach()
+    means = [class_means(f, labels(toy.active), CLASSES)[0] for f in adapted.unbind(1)]
+    assert torch.allclose(toy.active.prototypes, torch.stack(means), atol=1e-6)
 
 
 # -- one whole round, against the algorithm's box in plain torch -----------------------------------------
@@ -336,21 +337,21 @@ def test_prototypes_are_made_of_what_adaptors_give() -> None:
 class Box:
     """Algorithm 1 for all parties at once, written out from the paper and the page's list of differences."""
 
-    def __init__(self, world: Columns) -> None:
-        self.cfg, self.world = world.cfg, world
-        self.nets = [copy.deepcopy(world.party(m).net.module) for m in world.engine.ids]
-        self.top = copy.deepcopy(world.home.net.module)
+    def __init__(self, toy: Columns) -> None:
+        self.cfg, self.toy = toy.cfg, toy
+        self.nets = [copy.deepcopy(toy.party(m).net.module) for m in toy.engine.ids]
+        self.top = copy.deepcopy(toy.active.net.module)
         cfg = self.cfg
-        kind: Any = torch.optim.AdamW if cfg.optimiser == "adamw" else torch.optim.SGD
+        kind: Any = torch.optim.AdamW if cfg.optimizer == "adamw" else torch.optim.SGD
         self.opts = [kind(net.parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay) for net in self.nets]
         self.top_opt = kind(self.top.parameters(), lr=cfg.active_lr, weight_decay=0.0)
-        self.x = [context.rows.every for context in world.contexts]
-        self.y = labels(world.home)
+        self.x = [context.rows.every for context in toy.contexts]
+        self.y = labels(toy.active)
         self.n = len(self.y)
         self.uniform = torch.full((CLASSES,), 1 / CLASSES)
         self.priors, self.prior = [self.uniform] * len(self.x), self.uniform
         for net, x in zip(self.nets, self.x, strict=True):
-            if cfg.centred:
+            if cfg.centered:
                 raw = net.body(x).detach()
                 net.centre.running_mean.copy_(raw.mean(0))
                 net.centre.running_var.copy_(raw.var(0))
@@ -382,7 +383,8 @@ class Box:
             gamma = counts.min() / counts.sum()
             self.priors[m] = p = gamma * self.prior + (1 - gamma) * pi.mean(0)
             all_rows = cfg.local_rows == "all"
-            for batch in self.world.contexts[m].unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_rows):
+            number = local_steps(self.toy.party(m))
+            for batch in self.toy.contexts[m].unlabeled(t, steps=number, size=cfg.batch_size, aligned=all_rows):
                 self.local_step(m, batch, p)
             f.append(self.embed(m, x)[: self.n])
         for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
@@ -407,7 +409,7 @@ class Box:
 
     def adapt(self, m: int, f: Tensor) -> Tensor:
         r = self.top.adaptors[m]
-        if self.cfg.adaptor == "linear":
+        if self.cfg.adapter == "linear":
             return f @ r.weight.T + r.bias
         hidden = (f @ r.inner.weight.T + r.inner.bias).clamp(min=0)
         return f + hidden @ r.outer.weight.T + r.outer.bias
@@ -425,83 +427,93 @@ class Box:
     ("preset", "params"),
     [
         ("recommended", {"steps": 5, "lr": 1e-3}),
-        ("paper", {"lr": 1e-2, "active_lr": 1e-2, "epochs": 3}),  # at the printed rates nothing would be seen to move
+        # at the printed rates nothing would be seen to move
+        ("paper", {"lr": 1e-2, "active_lr": 1e-2, "epochs": 3, "local_epochs": 1}),
     ],
 )
 def test_rounds_are_those_of_the_algorithm_s_box(preset: str, params: dict[str, Any]) -> None:
-    world = Columns(PROTO, preset=preset, **params)
-    box, before = Box(world), world.states()
+    toy = Columns(PROTO, preset=preset, **params)
+    box, before = Box(toy), toy.states()
     for t in range(3):
-        world.run(1, start=t)
+        toy.run(1, start=t)
         box.round(t)
-    after = world.states()
-    assert moved(before, after) == {"home", "0", "1", "2"}
+    after = toy.states()
+    assert moved(before, after) == {"active", "0", "1", "2"}
     for m, net in enumerate(box.nets):
         for name, value in net.state_dict().items():
             part = "buffers" if name.startswith("centre") else "params"
             assert torch.allclose(after[f"{m}.{part}.{name}"], value, atol=1e-6), (m, name)
-        assert torch.allclose(world.party(m).prior, box.priors[m], atol=1e-6)
-        assert torch.allclose(world.home.prototypes[m], box.mu[m], atol=1e-6)
+        assert torch.allclose(toy.party(m).prior, box.priors[m], atol=1e-6)
+        assert torch.allclose(toy.active.prototypes[m], box.mu[m], atol=1e-6)
     for name, value in box.top.state_dict().items():
-        assert torch.allclose(world.home.params[name], value, atol=1e-6), name
-    assert torch.allclose(world.home.prior, box.prior, atol=1e-6)
+        assert torch.allclose(toy.active.params[name], value, atol=1e-6), name
+    assert torch.allclose(toy.active.prior, box.prior, atol=1e-6)
 
 
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_each_selection_lowers_its_own_cost(selection: str) -> None:
-    if selection == "transport":
+@pytest.mark.parametrize("transport", SELECTIONS)
+def test_each_selection_lowers_its_own_cost(transport: str) -> None:
+    if transport == "optimal":
         pytest.importorskip("ot")
-    world = Columns(PROTO, selection=selection, lr=1e-2, steps=30).run(1)
-    party, told = world.party(1), world.told("improve", 0)[1]
+    toy = Columns(PROTO, transport=transport, lr=1e-2, steps=30).run(1)
+    party, received = toy.party(1), toy.received("improve", 0)[1]
     p = party.prior
 
     def cost(net: nn.Module) -> float:
         with torch.no_grad():
-            return transport_cost(net.train()(party.data.every), told["prototypes"], p, world.cfg).item()
+            return transport_cost(net.train()(party.data.every), received["prototypes"], p, toy.cfg).item()
 
     assert cost(copy.deepcopy(party.net.module)) < cost(Columns(PROTO).party(1).net.module)
 
 
 def test_resting_extractors_stay_as_they_began() -> None:
-    world = Columns(PROTO, steps=0)
-    body = {k: v for k, v in world.states().items() if ".params." in k and not k.startswith("home")}
-    after = world.run(2).states()
+    toy = Columns(PROTO, steps=0)
+    body = {k: v for k, v in toy.states().items() if ".params." in k and not k.startswith("active")}
+    after = toy.run(2).states()
     assert all(torch.equal(v, after[k]) for k, v in body.items())
-    assert world.home.net.slots["step"] > 0 and world.cfg.iterations_per_round == world.cfg.epochs
+    assert toy.active.net.slots["step"] > 0 and toy.cfg.iterations_per_round == toy.cfg.epochs
 
 
 def test_local_training_can_keep_to_the_unaligned_rows() -> None:
     """The aligned rows of one party are replaced: only what it sends of them may change, not what it learns."""
-    params = {"local_rows": "unaligned", "prior": "uniform", "centred": False, "steps": 4}
-    worlds = [Columns(PROTO, **params), Columns(PROTO, **params)]
-    context = worlds[1].contexts[1]
+    params = {"local_rows": "unaligned", "prior": "uniform", "centered": False, "steps": 4}
+    toys = [Columns(PROTO, **params), Columns(PROTO, **params)]
+    context = toys[1].contexts[1]
     context.rows.pool[context.rows.index[: context.aligned]] += 1
     mu, prior = torch.randn(CLASSES, WIDTH), torch.full((CLASSES,), 1 / CLASSES)
-    sent = [w.party(1).improve(t=0, prototypes=mu, prior=prior)["embedded"] for w in worlds]
-    assert same(dict(worlds[0].party(1).params), dict(worlds[1].party(1).params))
+    sent = [w.party(1).improve(t=0, prototypes=mu, prior=prior)["embedded"] for w in toys]
+    assert same(dict(toys[0].party(1).params), dict(toys[1].party(1).params))
     assert not torch.allclose(*sent)
 
 
-def test_without_unaligned_rows_training_on_them_says_so() -> None:
-    world = Columns(PROTO, unaligned=0, local_rows="unaligned")
+@pytest.mark.parametrize("local_rows", ["all", "unaligned"])
+def test_local_epochs_are_as_many_steps_as_cover_the_rows_so_often(local_rows: str) -> None:
+    toy = Columns(PROTO, local_rows=local_rows, local_epochs=2)
+    rows = len(toy.party(0).data) - (0 if local_rows == "all" else toy.contexts[0].aligned)
+    number = math.ceil(2 * rows / toy.cfg.batch_size)
+    assert number != toy.cfg.steps
+    assert same(toy.run(2).states(), Columns(PROTO, local_rows=local_rows, steps=number).run(2).states())
+
+
+def test_without_unaligned_rows_training_on_them_is_reported() -> None:
+    toy = Columns(PROTO, unaligned=0, local_rows="unaligned")
     with pytest.raises(MethodError, match="has no unaligned rows"):
-        world.run(1)
-    assert Columns(PROTO, unaligned=0).run(1).home.begun
+        toy.run(1)
+    assert Columns(PROTO, unaligned=0).run(1).active.begun
 
 
 # -- who learns what -------------------------------------------------------------------------------------
 
 
 def test_only_prototypes_and_priors_go_down_and_embeddings_and_priors_up() -> None:
-    world = Columns(PROTO, isolated=True).run(3)
+    toy = Columns(PROTO, isolated=True).run(3)
     n, z, d = 30, CLASSES, WIDTH
-    assert {(e.sender, e.receiver, e.kind, e.what) for e in world.fed.ledger} == {
+    assert {(e.sender, e.receiver, e.kind, e.what) for e in toy.fed.ledger} == {
         ("active", "party", "introduce", "nothing"),
         ("party", "active", "introduce", f"float32[{n},{d}]"),
         ("active", "party", "improve", f"t int; prior float32[{z}]; prototypes float32[{z},{d}]"),
         ("party", "active", "improve", f"embedded float32[{n},{d}]; prior float32[{z}]"),
     }
-    for heard in world.heard:
+    for heard in toy.heard:
         down = {k: tuple(v.shape) if isinstance(v, Tensor) else type(v) for k, v in heard.put.items()}
         assert down in ({}, {"t": int, "prior": (z,), "prototypes": (z, d)})
         for _, leaf in leaves({"put": dict(heard.put), "reply": heard.reply}):
@@ -510,22 +522,22 @@ def test_only_prototypes_and_priors_go_down_and_embeddings_and_priors_up() -> No
                 assert leaf.dtype == torch.float32  # no class, no row number
 
 
-def test_what_crosses_in_the_house_of_the_active_party_is_not_counted() -> None:
-    world = Columns(PROTO).run(2)
-    assert {name for pair in world.fed.ledger.pairs for name in pair} == {"active", "party-1", "party-2"}
-    assert {h.party for h in world.heard} == {0, 1, 2}
+def test_messages_between_colocated_parties_is_not_counted() -> None:
+    toy = Columns(PROTO).run(2)
+    assert {name for pair in toy.fed.ledger.pairs for name in pair} == {"active", "party-1", "party-2"}
+    assert {h.party for h in toy.heard} == {0, 1, 2}
 
 
 @pytest.mark.parametrize(("parties", "aligned"), [(2, 30), (4, 17)])
 def test_bytes_are_those_of_the_formula(parties: int, aligned: int) -> None:
     """4 (N d + Z d + 2 Z) a round for each party that is counted, and 4 N d first."""
-    world = Columns(PROTO, parties, aligned=aligned, epochs=1, steps=2).run(3)
+    toy = Columns(PROTO, parties, aligned=aligned, epochs=1, steps=2).run(3)
     counted, first = parties - 1, 4 * aligned * WIDTH
     each = 4 * (aligned * WIDTH + CLASSES * WIDTH + 2 * CLASSES)
     for t in range(3):
-        found = sum(e.bytes for e in world.fed.ledger if e.round == t)
+        found = sum(e.bytes for e in toy.fed.ledger if e.round == t)
         assert found == counted * (each + (first if t == 0 else 0))
-    assert world.fed.ledger.sent("active") == 3 * counted * 4 * (CLASSES * WIDTH + CLASSES)
+    assert toy.fed.ledger.sent("active") == 3 * counted * 4 * (CLASSES * WIDTH + CLASSES)
 
 
 def test_labels_reach_a_party_by_prototypes_and_no_other_way() -> None:
@@ -533,33 +545,33 @@ def test_labels_reach_a_party_by_prototypes_and_no_other_way() -> None:
         return y[torch.randperm(len(y), generator=torch.Generator().manual_seed(1))]
 
     true, false = Columns(PROTO).run(1), Columns(PROTO, relabel=shuffled).run(1)
-    assert not torch.equal(labels(true.home), labels(false.home))
+    assert not torch.equal(labels(true.active), labels(false.active))
     first = [w.sent("introduce", 0) for w in (true, false)]
-    told = [w.told("improve", 0) for w in (true, false)]
+    received = [w.received("improve", 0) for w in (true, false)]
     for m in (0, 1, 2):
         assert torch.equal(first[0][m], first[1][m])  # before prototypes: not one bit
-        assert not torch.allclose(told[0][m]["prototypes"], told[1][m]["prototypes"])
-        assert torch.equal(told[0][m]["prior"], told[1][m]["prior"])
-    assert moved(true.states(), false.states()) == {"home", "0", "1", "2"}  # and after them they differ
-    worlds = [Columns(PROTO), Columns(PROTO, relabel=shuffled)]
-    for world in worlds:  # with the same prototypes they are one again
+        assert not torch.allclose(received[0][m]["prototypes"], received[1][m]["prototypes"])
+        assert torch.equal(received[0][m]["prior"], received[1][m]["prior"])
+    assert moved(true.states(), false.states()) == {"active", "0", "1", "2"}  # and after them they differ
+    toys = [Columns(PROTO), Columns(PROTO, relabel=shuffled)]
+    for toy in toys:  # with the same prototypes they are one again
         for m in (0, 1, 2):
-            world.party(m).introduce()
-            world.party(m).improve(t=0, **{k: v for k, v in told[0][m].items() if k != "t"})
-    assert moved(worlds[0].states(), worlds[1].states()) <= {"home"}
-    assert not moved(true.states(), worlds[0].states()) - {"home"}
+            toy.party(m).introduce()
+            toy.party(m).improve(t=0, **{k: v for k, v in received[0][m].items() if k != "t"})
+    assert moved(toys[0].states(), toys[1].states()) <= {"active"}
+    assert not moved(true.states(), toys[0].states()) - {"active"}
 
 
-def test_a_run_gives_labels_to_the_home_alone() -> None:
+def test_a_run_gives_labels_to_the_active_party_alone() -> None:
     run = check({"run": {"method": "proto-evfl", "data": {"clients": 4, "test_rows": 50}}}).run
-    world = build(run)
-    for make in world.clients:
+    toy = build(run)
+    for make in toy.clients:
         context = make().context
         held: list[Rows] = [context.rows, *context.tests.values()]
         assert all(rows.labels is None for rows in held)
-    assert world.server is not None
-    labels = world.server.context.rows.labels
-    assert labels is not None and int((labels >= 0).sum()) == world.server.context.aligned == 200
+    assert toy.server is not None
+    labels = toy.server.context.rows.labels
+    assert labels is not None and int((labels >= 0).sum()) == toy.server.context.aligned == 200
 
 
 # -- noise -----------------------------------------------------------------------------------------------
@@ -575,8 +587,8 @@ def test_noise_on_embeddings_has_the_stated_deviation_and_is_fresh_each_round() 
     plain = Columns(PROTO, **rest).run(2)
     noisy, again = (Columns(PROTO, **rest, embedding_noise=0.3).run(2) for _ in range(2))
 
-    def noise(world: Columns, method: str, t: int, m: int) -> Tensor:
-        sent, without = (w.sent(method, t)[m] for w in (world, plain))
+    def noise(toy: Columns, method: str, t: int, m: int) -> Tensor:
+        sent, without = (w.sent(method, t)[m] for w in (toy, plain))
         return sent - without if method == "introduce" else sent["embedded"] - without["embedded"]  # type: ignore[no-any-return]
 
     draws = [
@@ -592,12 +604,15 @@ def test_noise_on_embeddings_has_the_stated_deviation_and_is_fresh_each_round() 
 
 
 def test_noise_on_prototypes_touches_only_what_goes_down() -> None:
-    rest = {"steps": 0, "epochs": 0, "prior": "uniform", "width": 64, "make": lambda m: extractor(m, 64)}
+    rest = {"steps": 0, "epochs": 0, "prior": "uniform", "embedding_dim": 64, "make": lambda m: extractor(m, 64)}
     plain, noisy = Columns(PROTO, **rest).run(2), Columns(PROTO, **rest, prototype_noise=0.2).run(2)
-    assert torch.equal(plain.home.prototypes, noisy.home.prototypes)
+    assert torch.equal(plain.active.prototypes, noisy.active.prototypes)
     draws = [
         torch.stack(
-            [noisy.told("improve", t)[m]["prototypes"] - plain.told("improve", t)[m]["prototypes"] for m in (0, 1, 2)]
+            [
+                noisy.received("improve", t)[m]["prototypes"] - plain.received("improve", t)[m]["prototypes"]
+                for m in (0, 1, 2)
+            ]
         )
         for t in (0, 1)
     ]
@@ -610,29 +625,29 @@ def test_noise_on_prototypes_touches_only_what_goes_down() -> None:
 
 
 @pytest.mark.parametrize("preset", ["recommended", "paper"])
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_a_class_without_aligned_rows_has_no_prototype_and_no_prior(selection: str, preset: str) -> None:
-    if selection == "transport":
+@pytest.mark.parametrize("transport", SELECTIONS)
+def test_a_class_without_aligned_rows_has_no_prototype_and_no_prior(transport: str, preset: str) -> None:
+    if transport == "optimal":
         pytest.importorskip("ot")
-    world = Columns(PROTO, rare=(1,), selection=selection, preset=preset).run(3)
-    assert (world.home.prototypes[:, 1] == 0).all() and world.home.prior[1] == 0
-    for m in world.engine.ids:
+    toy = Columns(PROTO, rare=(1,), transport=transport, preset=preset).run(3)
+    assert (toy.active.prototypes[:, 1] == 0).all() and toy.active.prior[1] == 0
+    for m in toy.engine.ids:
         for t in range(3):
-            assert world.sent("improve", t)[m]["prior"][1] == 0
-        assert predictions_alone(world.party(m), on="own")["predicted"].ne(1).all()
-    assert all(torch.isfinite(v).all() for v in world.states().values() if isinstance(v, Tensor))
-    assert world.home.prior.sum().item() == pytest.approx(1, abs=1e-6)
+            assert toy.sent("improve", t)[m]["prior"][1] == 0
+        assert predictions_alone(toy.party(m), on="own")["predicted"].ne(1).all()
+    assert all(torch.isfinite(v).all() for v in toy.states().values() if isinstance(v, Tensor))
+    assert toy.active.prior.sum().item() == pytest.approx(1, abs=1e-6)
 
 
 @pytest.mark.parametrize("how", ["mean", "sum"])
 def test_the_prototype_of_a_class_without_aligned_rows_stays(how: str) -> None:
-    world = Columns(PROTO, rare=(1,), prototypes=how).run(1)
-    held = world.home.prototypes.clone()
+    toy = Columns(PROTO, rare=(1,), prototypes=how).run(1)
+    held = toy.active.prototypes.clone()
     held[:, 1] = torch.randn(3, WIDTH)
-    world.home.prototypes = held
-    world.run(2, start=1)
-    assert torch.equal(world.home.prototypes[:, 1], held[:, 1])
-    assert not torch.equal(world.home.prototypes[:, 0], held[:, 0])
+    toy.active.prototypes = held
+    toy.run(2, start=1)
+    assert torch.equal(toy.active.prototypes[:, 1], held[:, 1])
+    assert not torch.equal(toy.active.prototypes[:, 0], held[:, 0])
 
 
 @pytest.mark.parametrize(
@@ -641,52 +656,52 @@ def test_the_prototype_of_a_class_without_aligned_rows_stays(how: str) -> None:
     ids=["smaller than Z", "a last partial batch", "fewer aligned than a batch", "fewer rows than a batch"],
 )
 def test_odd_numbers_of_rows(odd: dict[str, Any]) -> None:
-    world = Columns(PROTO, **odd).run(2)
-    assert all(torch.isfinite(v).all() for v in world.states().values() if isinstance(v, Tensor))
-    assert not world.fed.failures and len(world.sent("improve", 1)) == 3
+    toy = Columns(PROTO, **odd).run(2)
+    assert all(torch.isfinite(v).all() for v in toy.states().values() if isinstance(v, Tensor))
+    assert not toy.fed.failures and len(toy.sent("improve", 1)) == 3
 
 
 # -- parties that are missing ----------------------------------------------------------------------------
 
 
-def test_what_a_silent_party_sent_before_goes_on_to_count() -> None:
-    world = Columns(PROTO).run(1)
-    before = {k: v.clone() for k, v in (("f", world.home.embedded), ("p", world.home.priors))}
-    there = world.run(1, start=1, present=(0, 2)).sent("improve", 1)
+def test_what_a_silent_party_sent_before_continues_to_count() -> None:
+    toy = Columns(PROTO).run(1)
+    before = {k: v.clone() for k, v in (("f", toy.active.embedded), ("p", toy.active.priors))}
+    there = toy.run(1, start=1, present=(0, 2)).sent("improve", 1)
     assert set(there) == {0, 2}
-    assert torch.equal(world.home.embedded[:, 1], before["f"][:, 1]) and torch.equal(
-        world.home.priors[1], before["p"][1]
+    assert torch.equal(toy.active.embedded[:, 1], before["f"][:, 1]) and torch.equal(
+        toy.active.priors[1], before["p"][1]
     )
     for m in (0, 2):
-        assert torch.equal(world.home.embedded[:, m], there[m]["embedded"])
-        assert not torch.equal(world.home.embedded[:, m], before["f"][:, m])
+        assert torch.equal(toy.active.embedded[:, m], there[m]["embedded"])
+        assert not torch.equal(toy.active.embedded[:, m], before["f"][:, m])
 
 
 @pytest.mark.parametrize("fault", ["dropout", "crash", "nan", "inf", "shape", "type", "late"])
 def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
-    world = Columns(PROTO, faults=Faults(**{fault: 0.2}), steps=2, epochs=1).run(8)
-    assert world.home.begun and world.fed.failures
-    assert all(torch.isfinite(v).all() for k, v in world.states().items() if isinstance(v, Tensor))
-    failed = {(f.round, f.party) for f in world.fed.failures if f.kind == "improve"}
-    for m in world.engine.ids:
+    toy = Columns(PROTO, faults=Faults(**{fault: 0.2}), steps=2, epochs=1).run(8)
+    assert toy.active.begun and toy.fed.failures
+    assert all(torch.isfinite(v).all() for k, v in toy.states().items() if isinstance(v, Tensor))
+    failed = {(f.round, f.party) for f in toy.fed.failures if f.kind == "improve"}
+    for m in toy.engine.ids:
         good = [
-            h for h in world.heard if h.method == "improve" and h.party == m and (h.round, f"party-{m}") not in failed
+            h for h in toy.heard if h.method == "improve" and h.party == m and (h.round, f"party-{m}") not in failed
         ]
         assert good and not any(isinstance(h.reply, Failure) for h in good)
-        assert torch.equal(world.home.embedded[:, m], good[-1].reply["embedded"])
+        assert torch.equal(toy.active.embedded[:, m], good[-1].reply["embedded"])
 
 
 def test_a_party_that_is_silent_at_first_postpones_the_beginning() -> None:
-    world = Columns(PROTO)
-    start = world.states()
-    world.run(1, present=(0, 2))
-    assert not world.home.begun and not world.sent("improve", 0)
-    assert moved(start, world.states()) <= {"0", "2"}  # which have measured their centring
-    assert [f.reason for f in world.fed.failures] == ["fewer than 3 replies"]
-    world.run(1, start=1)
-    assert world.home.begun and set(world.sent("improve", 1)) == {0, 1, 2}
-    world.run(1, start=2)
-    assert not world.sent("introduce", 2)  # once is enough
+    toy = Columns(PROTO)
+    start = toy.states()
+    toy.run(1, present=(0, 2))
+    assert not toy.active.begun and not toy.sent("improve", 0)
+    assert moved(start, toy.states()) <= {"0", "2"}  # which have measured their centering
+    assert [f.reason for f in toy.fed.failures] == ["fewer than 3 replies"]
+    toy.run(1, start=1)
+    assert toy.active.begun and set(toy.sent("improve", 1)) == {0, 1, 2}
+    toy.run(1, start=2)
+    assert not toy.sent("introduce", 2)  # once is enough
 
 
 # -- collapse --------------------------------------------------------------------------------------------
@@ -700,26 +715,26 @@ DIGITS: dict[str, Any] = {
 }
 
 
-def ran(params: Mapping[str, Any] | None = None, **changes: Any) -> Result:
+def ran(params: Mapping[str, Any] | None = None, **changes: Any) -> RunResult:
     return execute(check({"run": {**DIGITS, **changes, "params": dict(params or {})}}).run)
 
 
-def noted(result: Result, what: str) -> list[float]:
+def noted(result: RunResult, what: str) -> list[float]:
     """A note's mean over parties, round by round."""
     return [row[-1] for row in result.metrics if row[4] == what]
 
 
-def test_centred_extractors_do_not_collapse(caplog: pytest.LogCaptureFixture) -> None:
+def test_centered_extractors_do_not_collapse(caplog: pytest.LogCaptureFixture) -> None:
     quiet = ran()
     assert noted(quiet, "collapsed") == [0, 0, 0]
-    assert max(noted(quiet, "likeness of pseudo-classes")) < TOO_ALIKE
-    assert max(noted(quiet, "largest pseudo-class")) < 0.6
+    assert max(noted(quiet, "cosine between pseudo-classes")) < TOO_ALIKE
+    assert max(noted(quiet, "share of the largest pseudo-class")) < 0.6
     assert not caplog.records
 
 
-def test_without_centring_they_do_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_centering_they_do_and_the_user_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "fedloom"):
-        loud = ran({"centred": False, "lr": 1e-3, "rollback": False})
+        loud = ran({"centered": False, "lr": 1e-3, "rollback": False})
     assert noted(loud, "collapsed") == [1, 1, 1]
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == 4 and all(any(f"party-{m} collapsed" in text for text in said) for m in range(4))
@@ -729,7 +744,7 @@ def test_without_centring_they_do_and_the_user_is_told_once(caplog: pytest.LogCa
 def test_a_collapsed_extractor_goes_back_bit_for_bit() -> None:
     """A prior that leaves room for one class makes it take all rows."""
 
-    def world(rollback: bool) -> Columns:
+    def toy(rollback: bool) -> Columns:
         return Columns(PROTO, steps=5, lr=1e-2, gamma=1.0, rollback=rollback).run(1)
 
     def network(party: Any) -> dict[str, Tensor]:
@@ -738,13 +753,13 @@ def test_a_collapsed_extractor_goes_back_bit_for_bit() -> None:
     prior = torch.tensor([1 - 2e-6, 1e-6, 1e-6])
     mu = torch.zeros(CLASSES, WIDTH)
     mu[0] = 1
-    party, free = world(True).party(1), world(False).party(1)
+    party, free = toy(True).party(1), toy(False).party(1)
     assert party.take_notes()["collapsed"] == free.take_notes()["collapsed"] == 0
     before, f = network(party), party.infer(aligned_rows(party))
     assert {"mean", "square", "step", "centre.running_mean", "centre.num_batches_tracked"} <= set(before)
     sent = party.improve(t=1, prototypes=mu, prior=prior)
     notes = party.take_notes()
-    assert notes["collapsed"] == notes["largest pseudo-class"] == 1
+    assert notes["collapsed"] == notes["share of the largest pseudo-class"] == 1
     assert same(before, network(party))
     assert torch.equal(sent["embedded"], f)  # and that is what it sends
     assert torch.equal(party.prototypes, mu) and torch.allclose(party.prior, prior)  # what it was told stays
@@ -767,11 +782,11 @@ def test_of_two_classes_one_may_be_rare() -> None:
 
 
 def test_a_party_alone_answers_with_prototypes_and_prior() -> None:
-    world = Columns(PROTO).run(2)
-    party = world.party(1)
+    toy = Columns(PROTO).run(2)
+    party = toy.party(1)
     f = party.infer(party.context.tests["test"].every)
     seen = (a.double().numpy() for a in (f, party.prototypes, party.prior))
-    belongs = by_numpy(*seen, world.cfg)["pi"]
+    belongs = by_numpy(*seen, toy.cfg)["pi"]
     assert predictions_alone(party, on="test")["predicted"].tolist() == belongs.argmax(1).tolist()
     assert np.allclose(torch.softmax(party.alone(f), -1).numpy(), belongs, atol=1e-5)
 
@@ -779,8 +794,8 @@ def test_a_party_alone_answers_with_prototypes_and_prior() -> None:
 def test_the_paper_s_preset_is_the_printed_one() -> None:
     paper, ours = PROTO.configure("paper"), PROTO.configure()
     assert (paper.lr, paper.active_lr, paper.batch_size, paper.weight_decay, paper.rho) == (1e-5, 5e-4, 64, 0.1, 0.1)
-    assert (paper.similarity, paper.temperature, paper.prototypes, paper.adaptor) == ("dot", 1.0, "sum", "linear")
-    assert (ours.similarity, ours.temperature, ours.prototypes, ours.rho, ours.centred) == (
+    assert (paper.similarity, paper.temperature, paper.prototypes, paper.adapter) == ("dot", 1.0, "sum", "linear")
+    assert (ours.similarity, ours.temperature, ours.prototypes, ours.rho, ours.centered) == (
         "cosine",
         0.1,
         "mean",
@@ -791,7 +806,7 @@ def test_the_paper_s_preset_is_the_printed_one() -> None:
 
 
 @pytest.mark.parametrize("faults", [{}, {"dropout": 0.15, "nan": 0.1}], ids=["calm", "faults"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(faults: dict[str, float], tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_continues_to_the_same_bits(faults: dict[str, float], tmp_path: Path) -> None:
     values = {**DIGITS, "rounds": 4, "faults": faults, "params": {"steps": 3, "epochs": 1, "embedding_noise": 0.1}}
     values["columns"] = {"aligned": 40, "unaligned": 30}
     run = check({"run": values}).run

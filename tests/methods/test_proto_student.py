@@ -17,7 +17,7 @@ from fedloom.methods.vertical.steps import PrincipalComponents
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor
 
 STUDENT = methods.find("proto-student")
-SMALL = {"principal": 2, "steps": 3, "epochs": 1, "make": lambda m: extractor(m, WIDTH - 2)}
+SMALL = {"pca_dim": 2, "steps": 3, "epochs": 1, "make": lambda m: extractor(m, WIDTH - 2)}
 
 
 # -- principal components -----------------------------------------------------------------------------------
@@ -46,10 +46,10 @@ def test_where_fewer_vary_the_rest_is_nothing() -> None:
 
 
 def test_components_come_first_and_no_training_moves_them() -> None:
-    world = Columns(STUDENT, **SMALL)
-    party = world.party(1)
+    toy = Columns(STUDENT, **SMALL)
+    party = toy.party(1)
     before = {k: v.clone() for k, v in party.buffers.items() if k.startswith("principal.")}
-    world.run(2)
+    toy.run(2)
     after = {k: v for k, v in party.buffers.items() if k.startswith("principal.")}
     assert before and all(torch.equal(before[k], after[k]) for k in before)
     x = party.data.every
@@ -59,19 +59,19 @@ def test_components_come_first_and_no_training_moves_them() -> None:
 
 
 def test_components_are_of_own_rows_and_differ_between_parties() -> None:
-    world = Columns(STUDENT, **SMALL)
-    assert not torch.equal(world.party(1).buffers["principal.mean"], world.party(2).buffers["principal.mean"])
-    x = world.party(1).data.every
-    torch.testing.assert_close(world.party(1).buffers["principal.mean"], x.mean(0))
+    toy = Columns(STUDENT, **SMALL)
+    assert not torch.equal(toy.party(1).buffers["principal.mean"], toy.party(2).buffers["principal.mean"])
+    x = toy.party(1).data.every
+    torch.testing.assert_close(toy.party(1).buffers["principal.mean"], x.mean(0))
 
 
 @pytest.mark.parametrize("method", ["proto-evfl", "split", "proto-student"])
 def test_some_numbers_must_be_left_to_learn(method: str) -> None:
-    with pytest.raises(ConfigError, match=r"params\.principal must be below params\.width = 8"):
-        methods.find(method).configure(params={"width": 8, "principal": 8})
+    with pytest.raises(ConfigError, match=r"params\.pca_dim must be below params\.embedding_dim = 8"):
+        methods.find(method).configure(params={"embedding_dim": 8, "pca_dim": 8})
 
 
-# -- what is learnt from --------------------------------------------------------------------------------------
+# -- what is learned from --------------------------------------------------------------------------------------
 
 
 def test_the_surest_rows_of_each_class() -> None:
@@ -99,20 +99,20 @@ def test_pictures_are_shifted_and_tables_are_not() -> None:
 
 
 def test_a_round_is_steps_of_cross_entropy_on_the_surest_rows() -> None:
-    world = Columns(STUDENT, **{**SMALL, "steps": 4, "weight_decay": 0.01})
-    party, other = world.party(1), Columns(STUDENT, **{**SMALL, "steps": 4, "weight_decay": 0.01}).party(1)
+    toy = Columns(STUDENT, **{**SMALL, "steps": 4, "weight_decay": 0.01})
+    party, other = toy.party(1), Columns(STUDENT, **{**SMALL, "steps": 4, "weight_decay": 0.01}).party(1)
     mu = torch.randn(CLASSES, WIDTH, generator=torch.Generator().manual_seed(1))
     party.improve(t=0, prototypes=mu, prior=torch.full((CLASSES,), 1 / CLASSES))
     net, x = other.net.module, other.data.every
     beliefs = torch.softmax(similarities(other.infer(x), mu, other.cfg), -1)
     rows, named = most_confident(beliefs, 0.5)
     plan = torch.from_numpy(other.stream("batches", 0).integers(len(rows), size=(4, 8)))
-    optimiser = torch.optim.AdamW(net.parameters(), lr=other.cfg.lr, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=other.cfg.lr, weight_decay=0.01)
     net.train()
     for which in plan:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(net.head(net(x[rows[which]])), named[which]).backward()
-        optimiser.step()
+        optimizer.step()
     for k, p in net.named_parameters():
         torch.testing.assert_close(party.params[k], p.detach(), atol=1e-6, rtol=1e-5)
 
@@ -132,9 +132,9 @@ def test_messages_are_those_of_proto_evfl_and_the_head_stays() -> None:
 def test_labels_reach_a_party_by_prototypes_and_no_other_way() -> None:
     def first_reply(relabel: bool) -> list[torch.Tensor]:
         mix = torch.roll if relabel else (lambda y, _: y)
-        world = Columns(STUDENT, relabel=lambda y: mix(y, 1), **SMALL).run(1)
-        return [h.reply for h in world.heard if h.method == "introduce"], [
-            h.reply for h in world.heard if h.method == "improve"
+        toy = Columns(STUDENT, relabel=lambda y: mix(y, 1), **SMALL).run(1)
+        return [h.reply for h in toy.heard if h.method == "introduce"], [
+            h.reply for h in toy.heard if h.method == "improve"
         ]
 
     (introduced, improved), (same, other) = first_reply(False), first_reply(True)

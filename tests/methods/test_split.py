@@ -27,16 +27,17 @@ from fedloom.methods.vertical.steps import aligned_rows, batch_indices, labels, 
 from tests.methods.columns import CLASSES, WIDTH, Columns, extractor, moved, same
 
 SPLIT, ALONE, POOLED = (methods.find(n) for n in ("split", "active-only", "pooled"))
-OPTIMISERS = {
-    "adamw": {"optimiser": "adamw", "lr": 1e-2, "weight_decay": 0.1},
-    "sgd": {"optimiser": "sgd", "lr": 0.1, "weight_decay": 0.01},
-    "momentum": {"optimiser": "sgd", "lr": 0.1, "momentum": 0.9},
+OPTIMIZERS = {
+    "adamw": {"optimizer": "adamw", "lr": 1e-2, "weight_decay": 0.1},
+    "sgd": {"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.01},
+    "momentum": {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9},
+    "two rates": {"optimizer": "adamw", "lr": 1e-2, "active_lr": 1e-3},
 }
-SUM = {"top": "sum", "width": CLASSES, "make": lambda m: extractor(m, CLASSES)}
+SUM = {"top_model": "sum", "embedding_dim": CLASSES, "make": lambda m: extractor(m, CLASSES)}
 
 
 class Joint:
-    """The network of all, as one: extractors side by side, and what the home makes of them.
+    """The network of all, as one: extractors side by side, and the active party's network on top.
 
     Args:
         bottoms, top: modules, copied as they are now.
@@ -47,8 +48,11 @@ class Joint:
     def __init__(self, bottoms: Sequence[nn.Module], top: nn.Module, x: Sequence[Tensor], y: Tensor, cfg: Any) -> None:
         self.bottoms, self.top = nn.ModuleList(copy.deepcopy(b) for b in bottoms), copy.deepcopy(top)
         self.x, self.y, self.cfg = x, y, cfg
-        every = [*self.bottoms.parameters(), *self.top.parameters()]
-        if cfg.optimiser == "adamw":
+        every: list[dict[str, Any]] = [
+            {"params": [*self.bottoms.parameters()]},
+            {"params": [*self.top.parameters()], "lr": cfg.active_lr or cfg.lr},
+        ]
+        if cfg.optimizer == "adamw":
             self.step: Any = torch.optim.AdamW(every, cfg.lr, weight_decay=cfg.weight_decay)
         else:
             self.step = torch.optim.SGD(every, cfg.lr, cfg.momentum, weight_decay=cfg.weight_decay)
@@ -58,14 +62,14 @@ class Joint:
         for number in numbers:
             for rows in aligned_plan(seed, number, len(self.y), self.cfg.batch_size):
                 f = torch.stack([b(x[rows]) for b, x in zip(self.bottoms, self.x, strict=True)], 1)
-                logits = f.sum(1) + self.top.bias if self.cfg.top == "sum" else self.top(f.flatten(1))
+                logits = f.sum(1) + self.top.bias if self.cfg.top_model == "sum" else self.top(f.flatten(1))
                 self.step.zero_grad()
                 F.cross_entropy(logits, self.y[rows]).backward()
                 self.step.step()
 
-    def far(self, parties: Sequence[Any], home: Any) -> float:
+    def far(self, parties: Sequence[Any], active: Any) -> float:
         """The largest difference of a weight or statistic to theirs."""
-        pairs = [*zip(self.bottoms, parties, strict=True), (self.top, home)]
+        pairs = [*zip(self.bottoms, parties, strict=True), (self.top, active)]
         gaps = [
             (value - {**party.params, **(party.buffers if party.net.state()["buffers"] else {})}[name]).abs().max()
             for net, party in pairs
@@ -74,62 +78,62 @@ class Joint:
         return max(float(gap) for gap in gaps)
 
 
-def joint_of(parties: Sequence[Any], home: Any, cfg: Any) -> Joint:
+def joint_of(parties: Sequence[Any], active: Any, cfg: Any) -> Joint:
     return Joint(
-        [p.net.module for p in parties], home.net.module, [aligned_rows(p) for p in parties], labels(home), cfg
+        [p.net.module for p in parties], active.net.module, [aligned_rows(p) for p in parties], labels(active), cfg
     )
 
 
-def parties_of(world: Columns) -> list[Any]:
-    return [world.party(m) for m in world.engine.ids]
+def parties_of(toy: Columns) -> list[Any]:
+    return [toy.party(m) for m in toy.engine.ids]
 
 
 # -- a step is the joint network's -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("top", ["network", "sum"])
-@pytest.mark.parametrize("how", OPTIMISERS)
-@pytest.mark.parametrize("centred", [True, False], ids=["centred", "plain"])
-def test_steps_are_those_of_the_joint_network(how: str, top: str, centred: bool) -> None:
-    world = Columns(SPLIT, centred=centred, epochs=2, **OPTIMISERS[how], **(SUM if top == "sum" else {}))
-    joint = joint_of(parties_of(world), world.home, world.cfg)
-    start = world.states()
-    world.run(2)
-    assert joint.far(parties_of(world), world.home) > 1e-2  # much was learnt
+@pytest.mark.parametrize("top_model", ["network", "sum"])
+@pytest.mark.parametrize("how", OPTIMIZERS)
+@pytest.mark.parametrize("centered", [True, False], ids=["centered", "plain"])
+def test_steps_are_those_of_the_joint_network(how: str, top_model: str, centered: bool) -> None:
+    toy = Columns(SPLIT, centered=centered, epochs=2, **OPTIMIZERS[how], **(SUM if top_model == "sum" else {}))
+    joint = joint_of(parties_of(toy), toy.active, toy.cfg)
+    start = toy.states()
+    toy.run(2)
+    assert joint.far(parties_of(toy), toy.active) > 1e-2  # much was learned
     joint.train(range(4))
-    assert joint.far(parties_of(world), world.home) < 1e-6
-    assert moved(start, world.states()) == {"home", "0", "1", "2"}
+    assert joint.far(parties_of(toy), toy.active) < 1e-6
+    assert moved(start, toy.states()) == {"active", "0", "1", "2"}
 
 
 def test_pooled_is_the_joint_network_on_all_rows_of_all() -> None:
-    """In a world as a run has it: what is unaligned and unlabelled for others is neither here."""
+    """In the plan of a run: what is unaligned and unlabeled for others is neither here."""
     values: dict[str, Any] = {
         "data": {"name": "digits", "clients": 4},
         "columns": {"aligned": 30, "unaligned": 25},
         "models": {"pool": ["linear"]},
-        "params": {"batch_size": 32, "optimiser": "sgd", "lr": 0.1, "width": 4},
+        "params": {"batch_size": 32, "optimizer": "sgd", "lr": 0.1, "embedding_dim": 4},
     }
-    worlds = {n: build(check({"run": {**values, "method": n}}).run) for n in ("pooled", "split")}
-    world, others = worlds["pooled"], worlds["split"]
-    assert world.server is not None and others.server is not None
-    assert (world.server.context.aligned, others.server.context.aligned) == (30 + 4 * 25, 30)
-    assert torch.equal(labels(world.server)[:30], labels(others.server))  # type: ignore[attr-defined]
-    engine = LocalEngine([make() for make in world.clients])
-    for m in engine.ids:  # among all rows are each one's own of the other world, at the same place at everybody
+    toys = {n: build(check({"run": {**values, "method": n}}).run) for n in ("pooled", "split")}
+    toy, others = toys["pooled"], toys["split"]
+    assert toy.server is not None and others.server is not None
+    assert (toy.server.context.aligned, others.server.context.aligned) == (30 + 4 * 25, 30)
+    assert torch.equal(labels(toy.server)[:30], labels(others.server))  # type: ignore[attr-defined]
+    engine = LocalEngine([make() for make in toy.clients])
+    for m in engine.ids:  # among all rows are each party's own of the other plan, at the same position everywhere
         context = engine._parties[m].context
         assert len(context.rows) == context.aligned and "own" not in context.tests and context.rows.labels is None
         theirs = others.clients[m]().context
         assert torch.equal(raw(context.rows)[:30], raw(theirs.rows)[:30])
         assert torch.equal(raw(context.rows)[30 + 25 * m : 55 + 25 * m], raw(theirs.rows)[30:])
-    y = labels(world.server)  # type: ignore[attr-defined]
+    y = labels(toy.server)  # type: ignore[attr-defined]
     truths = [v.truth for v in others.data.parties.views]  # type: ignore[attr-defined]
     assert y[30:].tolist() == np.concatenate(truths).tolist()
-    fed = Federation(engine, coordinator="active", colocated=world.colocated)
-    joint = joint_of(list(engine._parties.values()), world.server, world.cfg)
-    for _ in world.method.round(fed, world.server, engine.ids, world.cfg, 0):
+    fed = Federation(engine, coordinator="active", colocated=toy.colocated)
+    joint = joint_of(list(engine._parties.values()), toy.server, toy.cfg)
+    for _ in toy.method.round(fed, toy.server, engine.ids, toy.cfg, 0):
         pass
-    joint.train(range(world.cfg.epochs))
-    assert joint.far(list(engine._parties.values()), world.server) < 1e-6
+    joint.train(range(toy.cfg.epochs))
+    assert joint.far(list(engine._parties.values()), toy.server) < 1e-6
 
 
 def raw(rows: Any) -> Tensor:
@@ -139,118 +143,118 @@ def raw(rows: Any) -> Tensor:
 
 
 def test_each_step_is_one_forward_pass_at_each_party() -> None:
-    world, count = Columns(SPLIT, epochs=1), [0, 0, 0]
-    for m in world.engine.ids:
+    toy, count = Columns(SPLIT, epochs=1), [0, 0, 0]
+    for m in toy.engine.ids:
 
         def forward(*_: Any, m: int = m) -> None:
             count[m] += 1
 
-        world.party(m).net.module.register_forward_hook(forward)
-    context = world.contexts[1]
+        toy.party(m).net.module.register_forward_hook(forward)
+    context = toy.contexts[1]
     assert context.aligned_batch(0, 1, size=8) is context.aligned_batch(0, 1, size=8)
-    world.run(1)
-    assert count == [4, 4, 4] and steps_per_pass(world.home) == 4
+    toy.run(1)
+    assert count == [4, 4, 4] and steps_per_pass(toy.active) == 4
     context.aligned_batch(9, 0, size=8)
     assert context.aligned_batch(0, 0, size=8) is not context.aligned_batch(0, 1, size=8)
 
 
 def test_the_gradient_that_goes_down_is_the_loss_s_by_what_came_up() -> None:
-    world = Columns(SPLIT, epochs=1, batch_size=16, aligned=16)
-    top, y = copy.deepcopy(world.home.net.module), labels(world.home, batch_indices(world.home, 0, 0))
-    world.run(1)
-    f = torch.stack([world.sent("embed", 0)[m] for m in range(3)], 1).requires_grad_()
+    toy = Columns(SPLIT, epochs=1, batch_size=16, aligned=16)
+    top, y = copy.deepcopy(toy.active.net.module), labels(toy.active, batch_indices(toy.active, 0, 0))
+    toy.run(1)
+    f = torch.stack([toy.sent("embed", 0)[m] for m in range(3)], 1).requires_grad_()
     (g,) = torch.autograd.grad(F.cross_entropy(top(f), y), f)
-    for m, told in world.told("update", 0).items():
-        assert torch.allclose(told["cut"], g[:, m], atol=1e-7)
+    for m, received in toy.received("update", 0).items():
+        assert torch.allclose(received["cut"], g[:, m], atol=1e-7)
 
 
-@pytest.mark.parametrize("how", OPTIMISERS)
+@pytest.mark.parametrize("how", OPTIMIZERS)
 def test_gradients_lie_in_memory_as_they_come_off_a_wire(how: str) -> None:
     """Or matrix products would add up in another order here than there."""
-    worlds = [Columns(SPLIT, isolated=isolated, **OPTIMISERS[how]) for isolated in (False, True)]
-    assert same(*(world.run(2).states() for world in worlds))
-    home, parts = worlds[0].home, {m: torch.randn(8, WIDTH) for m in range(3)}
-    assert all(told["cut"].is_contiguous() for told in learn(home, parts, 0, 0).values())
+    toys = [Columns(SPLIT, isolated=isolated, **OPTIMIZERS[how]) for isolated in (False, True)]
+    assert same(*(toy.run(2).states() for toy in toys))
+    active, parts = toys[0].active, {m: torch.randn(8, WIDTH) for m in range(3)}
+    assert all(received["cut"].is_contiguous() for received in learn(active, parts, 0, 0).values())
 
 
 # -- who learns what -------------------------------------------------------------------------------------
 
 
 def test_embeddings_go_up_and_their_gradients_down_and_never_a_label() -> None:
-    world = Columns(SPLIT, isolated=True).run(2)
-    b = world.cfg.batch_size
-    assert {(e.sender, e.receiver, e.kind, e.what) for e in world.fed.ledger} == {
+    toy = Columns(SPLIT, isolated=True).run(2)
+    b = toy.cfg.batch_size
+    assert {(e.sender, e.receiver, e.kind, e.what) for e in toy.fed.ledger} == {
         ("active", "party", "embed", "number int; step int"),
         ("party", "active", "embed", f"float32[{b},{WIDTH}]"),
         ("active", "party", "update", f"number int; step int; cut float32[{b},{WIDTH}]"),
         ("party", "active", "update", "none"),
     }
-    for heard in world.heard:
+    for heard in toy.heard:
         for _, leaf in leaves({"put": dict(heard.put), "reply": heard.reply}):
             if isinstance(leaf, Tensor):
                 assert not leaf.requires_grad and leaf.grad_fn is None and leaf.dtype == torch.float32
-    assert {name for pair in world.fed.ledger.pairs for name in pair} == {"active", "party-1", "party-2"}
+    assert {name for pair in toy.fed.ledger.pairs for name in pair} == {"active", "party-1", "party-2"}
 
 
 @pytest.mark.parametrize(("aligned", "rows"), [(30, 32), (32, 32), (6, 8)])
 def test_bytes_are_two_floats_for_each_number_of_an_embedding(aligned: int, rows: int) -> None:
     """2 · 4 · N d for each passive party and pass, N the rows of its full batches."""
-    world = Columns(SPLIT, 4, aligned=aligned, epochs=2).run(3)
+    toy = Columns(SPLIT, 4, aligned=aligned, epochs=2).run(3)
     for t in range(3):
-        assert sum(e.bytes for e in world.fed.ledger if e.round == t) == 3 * 2 * (2 * 4 * rows * WIDTH)
-    assert world.fed.ledger.sent("active") == world.fed.ledger.received("active")
+        assert sum(e.bytes for e in toy.fed.ledger if e.round == t) == 3 * 2 * (2 * 4 * rows * WIDTH)
+    assert toy.fed.ledger.sent("active") == toy.fed.ledger.received("active")
 
 
 def test_a_party_s_gradient_shows_its_rows_labels_where_the_top_is_a_sum() -> None:
     """Why docs/vertical.md warns: the one negative number of a row's gradient stands at its label."""
-    world = Columns(SPLIT, epochs=1, **SUM).run(1)
-    number, step = (world.told("update", 0)[1][k] for k in ("number", "step"))
-    cut, y = world.told("update", 0)[1]["cut"], labels(world.home, batch_indices(world.home, number, step))
+    toy = Columns(SPLIT, epochs=1, **SUM).run(1)
+    number, step = (toy.received("update", 0)[1][k] for k in ("number", "step"))
+    cut, y = toy.received("update", 0)[1]["cut"], labels(toy.active, batch_indices(toy.active, number, step))
     assert torch.equal(cut.argmin(1), y) and ((cut < 0).sum(1) == 1).all()
 
 
 # -- the active party alone ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", OPTIMISERS)
-def test_alone_the_active_party_trains_its_own_network_and_speaks_to_nobody(how: str) -> None:
-    world = Columns(ALONE, epochs=2, **OPTIMISERS[how])
-    joint = joint_of([world.party(0)], world.home, world.cfg)
-    start = world.states()
-    world.run(2)
+@pytest.mark.parametrize("how", OPTIMIZERS)
+def test_alone_the_active_party_trains_its_own_network_and_sends_nothing(how: str) -> None:
+    toy = Columns(ALONE, epochs=2, **OPTIMIZERS[how])
+    joint = joint_of([toy.party(0)], toy.active, toy.cfg)
+    start = toy.states()
+    toy.run(2)
     joint.train(range(4))
-    assert joint.far([world.party(0)], world.home) < 1e-6
-    assert moved(start, world.states()) == {"home", "0"}
-    assert not list(world.fed.ledger) and not world.fed.ledger.pairs and not world.fed.failures
+    assert joint.far([toy.party(0)], toy.active) < 1e-6
+    assert moved(start, toy.states()) == {"active", "0"}
+    assert not list(toy.fed.ledger) and not toy.fed.ledger.pairs and not toy.fed.failures
 
 
 def test_alone_it_decides_from_its_own_embeddings() -> None:
-    world = Columns(ALONE).run(1)
-    parts = {m: world.party(m).contribution(on="test") for m in world.engine.ids}
-    logits = world.home.decide(parts)
-    assert torch.equal(logits, world.home.decide({**parts, 1: parts[1] + 1}))
-    assert torch.equal(logits, world.home.net.module(parts[0][:, None]).detach())
+    toy = Columns(ALONE).run(1)
+    parts = {m: toy.party(m).contribution(on="test") for m in toy.engine.ids}
+    logits = toy.active.decide(parts)
+    assert torch.equal(logits, toy.active.decide({**parts, 1: parts[1] + 1}))
+    assert torch.equal(logits, toy.active.net.module(parts[0][:, None]).detach())
 
 
 def test_alone_it_does_not_take_another_s_columns_while_its_own_are_away() -> None:
-    world = Columns(ALONE)
-    start = world.states()
-    world.run(1, present=(1, 2))
-    assert not moved(start, world.states()) and not world.heard
+    toy = Columns(ALONE)
+    start = toy.states()
+    toy.run(1, present=(1, 2))
+    assert not moved(start, toy.states()) and not toy.heard
 
 
 # -- settings --------------------------------------------------------------------------------------------
 
 
 def test_a_sum_needs_a_number_for_each_class() -> None:
-    with pytest.raises(MethodError, match=r"needs params\.width=3"):
-        Columns(SPLIT, top="sum", width=4)
+    with pytest.raises(MethodError, match=r"needs params\.embedding_dim=3"):
+        Columns(SPLIT, top_model="sum", embedding_dim=4)
 
 
 def test_what_a_method_fixes_and_presets() -> None:
     assert ALONE.server is not SPLIT.server and POOLED.needs == ("pooled rows",) and not SPLIT.needs
     paper = SPLIT.configure("paper")
-    assert (paper.optimiser, paper.lr, paper.centred, paper.epochs) == ("sgd", 5e-4, False, 8)
+    assert (paper.optimizer, paper.lr, paper.active_lr, paper.centered, paper.epochs) == ("sgd", 1e-5, 5e-4, False, 8)
     assert SPLIT.configure(params={"epochs": 4}).iterations_per_round == 4
     with pytest.raises(ConfigError, match=r"params\.epochs"):
         SPLIT.configure(params={"epochs": 0})
@@ -260,38 +264,38 @@ def test_what_a_method_fixes_and_presets() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [{"batch_size": 2, "centred": False}, {"batch_size": 7}, {"aligned": 6, "batch_size": 16}]
+    "odd", [{"batch_size": 2, "centered": False}, {"batch_size": 7}, {"aligned": 6, "batch_size": 16}]
 )
 def test_odd_numbers_of_rows(odd: dict[str, Any]) -> None:
-    world = Columns(SPLIT, **odd)
-    joint = joint_of(parties_of(world), world.home, world.cfg)
-    world.run(1)
-    joint.train(range(world.cfg.epochs))
-    assert not world.fed.failures and joint.far(parties_of(world), world.home) < 1e-5
+    toy = Columns(SPLIT, **odd)
+    joint = joint_of(parties_of(toy), toy.active, toy.cfg)
+    toy.run(1)
+    joint.train(range(toy.cfg.epochs))
+    assert not toy.fed.failures and joint.far(parties_of(toy), toy.active) < 1e-5
 
 
 def test_without_one_party_nobody_makes_a_step() -> None:
-    world = Columns(SPLIT)
-    start = world.states()
-    world.run(1, present=(0, 2))
-    assert same(start, world.states())
-    assert {f.reason for f in world.fed.failures} == {"fewer than 3 replies"}
-    assert moved(start, world.run(1, start=1).states()) == {"home", "0", "1", "2"}
+    toy = Columns(SPLIT)
+    start = toy.states()
+    toy.run(1, present=(0, 2))
+    assert same(start, toy.states())
+    assert {f.reason for f in toy.fed.failures} == {"fewer than 3 replies"}
+    assert moved(start, toy.run(1, start=1).states()) == {"active", "0", "1", "2"}
 
 
 @pytest.mark.parametrize("fault", ["dropout", "crash", "nan", "inf", "shape", "type", "late"])
 def test_a_fault_is_counted_and_poisons_nothing(fault: str) -> None:
-    world = Columns(SPLIT, faults=Faults(**{fault: 0.1}))
-    start = world.states()
-    world.run(3)
+    toy = Columns(SPLIT, faults=Faults(**{fault: 0.1}))
+    start = toy.states()
+    toy.run(3)
     empty = fault in ("nan", "inf", "shape")  # the reply to an update has nothing to spoil
-    assert {f.kind for f in world.fed.failures} == {"embed", *([] if empty else ["update"])}
-    assert moved(start, world.states()) == {"home", "0", "1", "2"}
-    assert all(torch.isfinite(v).all() for v in world.states().values() if isinstance(v, Tensor))
+    assert {f.kind for f in toy.fed.failures} == {"embed", *([] if empty else ["update"])}
+    assert moved(start, toy.states()) == {"active", "0", "1", "2"}
+    assert all(torch.isfinite(v).all() for v in toy.states().values() if isinstance(v, Tensor))
 
 
 @pytest.mark.parametrize("method", ["split", "active-only"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(method: str, tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_continues_to_the_same_bits(method: str, tmp_path: Path) -> None:
     values: dict[str, Any] = {
         "method": method,
         "rounds": 3,

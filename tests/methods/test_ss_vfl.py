@@ -22,9 +22,8 @@ from fedloom.experiment.evaluate import state_sha256
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.methods import find
-from fedloom.methods.vertical.ss_vfl import SSVFLConfig, info_nce
-from fedloom.methods.vertical.steps import (
-    ScheduledOptimiser,
+from fedloom.methods.vertical.self_supervision import (
+    ScheduledOptimizer,
     at_rate,
     corrupted,
     disagreement,
@@ -36,8 +35,9 @@ from fedloom.methods.vertical.steps import (
     siamese,
     views,
 )
+from fedloom.methods.vertical.ss_vfl import SSVFLConfig, info_nce
 
-SMALL: dict[str, Any] = {"pretrain": 1, "steps": 2, "epochs": 1, "width": 8, "batch_size": 16}
+SMALL: dict[str, Any] = {"pretrain_rounds": 1, "steps": 2, "epochs": 1, "embedding_dim": 8, "batch_size": 16}
 
 
 class Vertical:
@@ -47,7 +47,7 @@ class Vertical:
         method: its name.
         data: "digits" for four parties, anything else for two.
         faults: ordered ones.
-        relabel: whether the home's labels are permuted before round 0.
+        relabel: whether the active party's labels are permuted before round 0.
         params: of the method, over small ones.
     """
 
@@ -55,22 +55,22 @@ class Vertical:
         self, method: str, data: str = "digits", *, faults: Faults | None = None, relabel: bool = False, **params: Any
     ) -> None:
         torch.set_num_threads(1)
-        self.world = world(method, data, **params)
-        self.cfg, home = self.world.cfg, self.world.server
-        assert home is not None and home.context.data is not None and home.context.data.labels is not None
+        self.run_plan = run_plan(method, data, **params)
+        self.cfg, active = self.run_plan.cfg, self.run_plan.server
+        assert active is not None and active.context.data is not None and active.context.data.labels is not None
         if relabel:
-            labels = (home.context.data.labels + 1) % home.context.classes
-            context = replace(home.context, data=replace(home.context.data, labels=labels))
-            home = self.world.method.server(self.cfg, context)  # type: ignore[misc]
-        self.home: Any = home
-        self.parties: list[Any] = [make() for make in self.world.clients]
+            labels = (active.context.data.labels + 1) % active.context.classes
+            context = replace(active.context, data=replace(active.context.data, labels=labels))
+            active = self.run_plan.method.server(self.cfg, context)  # type: ignore[misc]
+        self.active: Any = active
+        self.parties: list[Any] = [make() for make in self.run_plan.clients]
         self.engine = LocalEngine(self.parties, faults=faults)
-        self.fed = Federation(self.engine, coordinator="active", colocated=self.world.colocated)
+        self.fed = Federation(self.engine, coordinator="active", colocated=self.run_plan.colocated)
 
     def run(self, rounds: int, first: int = 0, present: Sequence[int] | None = None) -> Vertical:
         for t in range(first, first + rounds):
             self.fed.round = t
-            for _ in self.world.method.round(self.fed, self.home, present or self.engine.ids, self.cfg, t):
+            for _ in self.run_plan.method.round(self.fed, self.active, present or self.engine.ids, self.cfg, t):
                 pass
         return self
 
@@ -87,12 +87,12 @@ class Vertical:
         return sum(e.bytes for e in self.fed.ledger if not kinds or e.kind in kinds)
 
     def accuracy(self) -> float:
-        found = self.home.decide({m: p.contribution(on="test") for m, p in enumerate(self.parties)})
-        return float((found.argmax(-1).numpy() == self.world.data.labels["test"][0]).mean())
+        found = self.active.decide({m: p.contribution(on="test") for m, p in enumerate(self.parties)})
+        return float((found.argmax(-1).numpy() == self.run_plan.data.labels["test"][0]).mean())
 
 
-def world(method: str, data: str = "digits", engine: dict[str, Any] | None = None, **params: Any) -> RunPlan:
-    """A world of 64 aligned people, with small settings under `params`."""
+def run_plan(method: str, data: str = "digits", engine: dict[str, Any] | None = None, **params: Any) -> RunPlan:
+    """A plan with 64 aligned people and small settings under `params`."""
     known = find(method).config.model_fields
     small = {k: v for k, v in SMALL.items() if k in known}
     values = {
@@ -194,11 +194,11 @@ def test_views_depend_on_nothing_but_the_generator(shape: tuple[int, ...]) -> No
 # -- a rate that changes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimiser": "sgd", "momentum": 0.9}], ids=["adamw", "sgd"])
-def test_a_rated_optimiser_is_the_optimiser_of_that_rate(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "sgd", "momentum": 0.9}], ids=["adamw", "sgd"])
+def test_a_rated_optimizer_is_the_optimizer_of_that_rate(settings: dict[str, Any]) -> None:
     torch.manual_seed(4)
     start, gradients = torch.randn(50), torch.randn(6, 50)
-    rated, w = ScheduledOptimiser(SSVFLConfig(**settings)), start.clone()
+    rated, w = ScheduledOptimizer(SSVFLConfig(**settings)), start.clone()
     slots = at_rate(rated.slots(w), 0.01)
     for g in gradients[:3]:
         rated.move(w, g, slots, *rated.tick(slots))
@@ -207,7 +207,7 @@ def test_a_rated_optimiser_is_the_optimiser_of_that_rate(settings: dict[str, Any
         rated.move(w, g, slots, *rated.tick(slots))
     v = start.clone()
     for lr, some in ((0.01, gradients[:3]), (1e-3, gradients[3:])):
-        plain = SSVFLConfig(**settings, lr=lr).optimise()
+        plain = SSVFLConfig(**settings, lr=lr).optimize()
         own = plain.slots(v)
         for g in some:
             plain.move(v, g, own, *plain.tick(own))
@@ -219,16 +219,16 @@ def test_a_rated_optimiser_is_the_optimiser_of_that_rate(settings: dict[str, Any
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
 def test_without_a_first_phase_it_is_split_learning_bit_for_bit(data: str) -> None:
-    ours, plain = Vertical("ss-vfl", data, pretrain=0).run(2), Vertical("split", data).run(2)
+    ours, plain = Vertical("ss-vfl", data, pretrain_rounds=0).run(2), Vertical("split", data).run(2)
     expected, found = plain.tensors("params", "buffers"), ours.tensors("params", "buffers")
     assert all(torch.equal(found[k], expected[k]) for k in expected)
     assert {k.split(".")[2] for k in found.keys() - expected.keys()} <= {"projector", "predictor"}
-    assert same(ours.home.params, plain.home.params)
+    assert same(ours.active.params, plain.active.params)
     assert list(ours.fed.ledger) == list(plain.fed.ledger)
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
-def test_the_second_phase_is_split_learning_from_its_first_batch_with_a_fresh_optimiser(data: str) -> None:
+def test_the_second_phase_is_split_learning_from_its_first_batch_with_a_fresh_optimizer(data: str) -> None:
     ours, plain = Vertical("ss-vfl", data), Vertical("split", data).run(2)
     begun = [
         {part: {k: v.clone() for k, v in getattr(p, part).items()} for part in ("params", "buffers")}
@@ -241,15 +241,15 @@ def test_the_second_phase_is_split_learning_from_its_first_batch_with_a_fresh_op
     ours.run(2, first=1)
     expected, found = plain.tensors("params", "buffers"), ours.tensors("params", "buffers")
     assert all(torch.equal(found[k], expected[k]) for k in expected)
-    assert same(ours.home.params, plain.home.params)
+    assert same(ours.active.params, plain.active.params)
 
 
 @pytest.mark.parametrize("data", ["digits", "breast_cancer"])
-def test_the_first_phase_teaches_parties_without_the_home_and_sends_the_clock_alone(data: str) -> None:
+def test_the_first_phase_teaches_parties_without_the_active_party_and_sends_the_clock_alone(data: str) -> None:
     toy = Vertical("ss-vfl", data)
-    top, before = {k: v.clone() for k, v in toy.home.params.items()}, toy.tensors("params")
+    top, before = {k: v.clone() for k, v in toy.active.params.items()}, toy.tensors("params")
     toy.run(1)
-    assert same(toy.home.params, top)
+    assert same(toy.active.params, top)
     assert not any(torch.equal(v, before[k]) for k, v in toy.tensors("params").items() if k.endswith("weight"))
     assert {(e.sender, e.receiver, e.kind, e.what) for e in toy.fed.ledger} == {
         ("active", "party", "teach", "t int"),
@@ -259,7 +259,7 @@ def test_the_first_phase_teaches_parties_without_the_home_and_sends_the_clock_al
 
 
 def test_labels_reach_no_party_before_the_second_phase() -> None:
-    toys = [Vertical("ss-vfl", pretrain=2, relabel=relabel).run(2) for relabel in (False, True)]
+    toys = [Vertical("ss-vfl", pretrain_rounds=2, relabel=relabel).run(2) for relabel in (False, True)]
     assert same(toys[0].tensors(), toys[1].tensors())
     a, b = (toy.run(1, first=2).tensors("params") for toy in toys)
     assert not same(a, b)
@@ -274,27 +274,27 @@ def test_bytes_are_those_of_the_second_phase() -> None:
 
 def test_self_supervision_makes_its_loss_smaller() -> None:
     for data in ("digits", "breast_cancer"):
-        toy, losses = Vertical("ss-vfl", data, pretrain=3, steps=15), []
+        toy, losses = Vertical("ss-vfl", data, pretrain_rounds=3, steps=15), []
         for t in range(3):
             losses.append([n["pretraining loss"] for n in toy.run(1, first=t).engine.notes().values()])
         assert (np.array(losses[2]) < np.array(losses[0])).all()
 
 
-def test_principal_components_are_sent_and_not_learnt() -> None:
-    toy = Vertical("ss-vfl", "breast_cancer", principal=3).run(2)
+def test_principal_components_are_sent_and_not_learned() -> None:
+    toy = Vertical("ss-vfl", "breast_cancer", pca_dim=3).run(2)
     fixed = [p.contribution(on="test")[:, :3] for p in toy.parties]
-    assert toy.home.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)}).isfinite().all()
+    assert toy.active.decide({m: p.contribution(on="test") for m, p in enumerate(toy.parties)}).isfinite().all()
     toy.run(1, first=2)
     assert all(torch.equal(p.contribution(on="test")[:, :3], x) for p, x in zip(toy.parties, fixed, strict=True))
 
 
 def test_it_learns() -> None:
-    assert Vertical("ss-vfl", steps=15, width=32, epochs=10).run(3).accuracy() > 0.6
-    assert Vertical("ss-vfl", "breast_cancer", steps=15, width=32, epochs=5).run(3).accuracy() > 0.85
+    assert Vertical("ss-vfl", steps=15, embedding_dim=32, epochs=10).run(3).accuracy() > 0.6
+    assert Vertical("ss-vfl", "breast_cancer", steps=15, embedding_dim=32, epochs=5).run(3).accuracy() > 0.85
 
 
 def test_a_missing_reply_breaks_no_round() -> None:
-    toy = Vertical("ss-vfl", faults=Faults(dropout=0.1, crash=0.1, nan=0.1, shape=0.1), pretrain=2).run(4)
+    toy = Vertical("ss-vfl", faults=Faults(dropout=0.1, crash=0.1, nan=0.1, shape=0.1), pretrain_rounds=2).run(4)
     assert {f.kind for f in toy.fed.failures} >= {"teach", "embed"}
     assert all(torch.isfinite(v).all() for v in toy.tensors().values())
     toy.run(1, first=0, present=[2, 3])
@@ -310,7 +310,7 @@ def test_engines_agree(data: str, engine: dict[str, Any]) -> None:
 def agree(method: str, data: str, engine: dict[str, Any]) -> None:
     """What all parties come to on this engine is what they come to in the loop: exactly, or to rounding if batched."""
     toy = Vertical(method, data).run(3)
-    there_world = world(method, data, engine=engine)
+    there_world = run_plan(method, data, engine=engine)
     with start(there_world) as there:
         fed = Federation(there, coordinator="active", colocated=there_world.colocated)
         for t in range(3):

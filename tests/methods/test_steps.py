@@ -29,8 +29,8 @@ def copied(party: Any) -> dict[str, Tensor]:
 
 
 def peer(**params: Any) -> GossipPeer:
-    (place,) = contexts(1, make=common, data=lambda i: rows(30, i))
-    return GossipPeer(GossipConfig(**{"batch_size": 8, "lr": 0.05, **params}), place)
+    (client_context,) = contexts(1, make=common, data=lambda i: rows(30, i))
+    return GossipPeer(GossipConfig(**{"batch_size": 8, "lr": 0.05, **params}), client_context)
 
 
 def sha(toy: Toy) -> str:
@@ -38,15 +38,15 @@ def sha(toy: Toy) -> str:
 
 
 def trained(
-    module: nn.Module, place: ClientContext, numbers: range, names: list[str], lr: float, momentum: float
+    module: nn.Module, client_context: ClientContext, numbers: range, names: list[str], lr: float, momentum: float
 ) -> None:
-    """Passes over a place's rows in plain torch; only the named parameters are the optimiser's."""
-    optimiser = torch.optim.SGD([module.get_parameter(k) for k in names], lr=lr, momentum=momentum)
+    """Passes over a place's rows in plain torch; only the named parameters are the optimizer's."""
+    optimizer = torch.optim.SGD([module.get_parameter(k) for k in names], lr=lr, momentum=momentum)
     for n in numbers:
-        for x, y in place.epochs(n, epochs=1, size=8):
-            optimiser.zero_grad()
+        for x, y in client_context.epochs(n, epochs=1, size=8):
+            optimizer.zero_grad()
             F.cross_entropy(module(x), y).backward()
-            optimiser.step()
+            optimizer.step()
 
 
 # -- local training --------------------------------------------------------------------------------------
@@ -66,11 +66,11 @@ def test_head_and_body_learn_in_turn() -> None:
 
 @pytest.mark.parametrize("personal", [True, False])
 def test_two_rounds_are_those_of_plain_torch(personal: bool) -> None:
-    """With a new optimiser for each round and part: momentum begins at zero."""
+    """With a new optimizer for each round and part: momentum begins at zero."""
     party, module = peer(epochs=2, head_epochs=1, personal_head=personal, momentum=0.8), common()
     train = partial(trained, module, party.context, lr=0.05, momentum=0.8)
     for t in range(2):
-        steps.local_sgd(party, t)
+        steps.local_sgd(party, t=t)
         if personal:
             train(range(3 * t, 3 * t + 1), HEAD)
             train(range(3 * t + 1, 3 * t + 3), BODY)
@@ -84,7 +84,7 @@ def test_two_rounds_are_those_of_plain_torch(personal: bool) -> None:
 def test_no_head_passes_leave_the_head_alone() -> None:
     party = peer(head_epochs=0)
     before = copied(party)
-    steps.local_sgd(party, 0)
+    steps.local_sgd(party, t=0)
     assert {k for k, v in party.params.items() if not torch.equal(v, before[k])} == set(BODY)
 
 
@@ -172,7 +172,7 @@ def test_a_personal_head_is_in_no_message(method: Any) -> None:
     if "personal_head" in method.fixed:
         assert not method.fixed["personal_head"]
         return
-    toy = Toy(method, home={"pretrained": common}, batch_size=8, personal_head=True).run(2)
+    toy = Toy(method, server_side={"pretrained": common}, batch_size=8, personal_head=True).run(2)
     assert not toy.fed.failures
     assert "head." not in " ".join(e.what for e in toy.fed.ledger)
     end = toy.tensors()
@@ -205,7 +205,7 @@ def test_statistics_stay_with_their_client() -> None:
 
 
 @pytest.mark.parametrize("method", [GOSSIP, ALONE, FEDAVG], ids=lambda m: m.name)
-def test_who_is_away_keeps_its_state_and_hears_nothing(method: Any) -> None:
+def test_who_is_away_keeps_its_state_and_receives_nothing(method: Any) -> None:
     toy = Toy(method, batch_size=8).run(1)
     before = {i: {k: v for k, v in toy.tensors().items() if k.startswith(f"{i}.")} for i in toy.engine.ids}
     pairs = {pair: tuple(n) for pair, n in toy.fed.ledger.pairs.items()}

@@ -1,4 +1,4 @@
-"""Functions that vertical methods share: centring, the rows of each batch, and where the labels are."""
+"""Functions that vertical methods share: centering, the rows of each batch, and where the labels are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPLIT = methods.find("split")
 
 
 def passive(m: int = 1, **params: Any) -> SplitPassive:
-    return SplitPassive(SplitConfig(width=WIDTH, batch_size=8, **params), Columns(SPLIT).contexts[m])
+    return SplitPassive(SplitConfig(embedding_dim=WIDTH, batch_size=8, **params), Columns(SPLIT).contexts[m])
 
 
 # -- the extractor ---------------------------------------------------------------------------------------
@@ -69,15 +69,15 @@ def test_calibration_follows_weights_that_have_moved() -> None:
     assert party.infer(party.data.every).mean(0).abs().max() < 1e-5
 
 
-def test_without_centring_the_extractor_is_its_body() -> None:
-    party = passive(centred=False)
+def test_without_centering_the_extractor_is_its_body() -> None:
+    party = passive(centered=False)
     calibrate(party)
     body = party.context.build()
     assert torch.equal(party.infer(party.data.every), body(party.data.every).detach())
     assert not party.buffers and set(party.params) == {f"body.{k}" for k, _ in body.named_parameters()}
 
 
-def test_centring_has_no_weights_of_its_own() -> None:
+def test_centering_has_no_weights_of_its_own() -> None:
     body = nn.Linear(3, WIDTH)
     names = {k for k, _ in Extractor(body, WIDTH, True).named_parameters()}
     assert names == {k for k, _ in Extractor(body, WIDTH, False).named_parameters()}
@@ -87,20 +87,20 @@ def test_centring_has_no_weights_of_its_own() -> None:
 
 
 def test_the_same_people_stand_in_the_same_order_everywhere() -> None:
-    world = Columns(SPLIT, aligned=13)
+    toy = Columns(SPLIT, aligned=13)
     y, _ = people(3, 13, 20, 0, ())
-    assert torch.equal(labels(world.home), y)
-    home = world.home.data.every
-    assert torch.equal(home, aligned_rows(world.party(0)))  # the active party's own columns
+    assert torch.equal(labels(toy.active), y)
+    active = toy.active.data.every
+    assert torch.equal(active, aligned_rows(toy.party(0)))  # the active party's own columns
     for number in range(3):
         seen = []
-        for step in range(steps_per_pass(world.home)):
-            rows = batch_indices(world.home, number, step)
+        for step in range(steps_per_pass(toy.active)):
+            rows = batch_indices(toy.active, number, step)
             seen.append(rows)
-            for m in world.engine.ids:
-                x = aligned_batch(world.party(m), number, step)
-                assert torch.equal(x, aligned_rows(world.party(m))[rows])
-            assert torch.equal(labels(world.home, rows), y[rows])
+            for m in toy.engine.ids:
+                x = aligned_batch(toy.party(m), number, step)
+                assert torch.equal(x, aligned_rows(toy.party(m))[rows])
+            assert torch.equal(labels(toy.active, rows), y[rows])
         every = torch.cat(seen)
         assert len(every) == 16 and set(every.tolist()) == set(range(13))  # topped up from its own start
         assert torch.equal(every[13:], every[:3])
@@ -108,9 +108,9 @@ def test_the_same_people_stand_in_the_same_order_everywhere() -> None:
 
 @pytest.mark.parametrize(("aligned", "size", "steps"), [(6, 16, 1), (8, 8, 1), (9, 8, 2), (16, 8, 2)])
 def test_a_pass_is_made_of_full_batches(aligned: int, size: int, steps: int) -> None:
-    home = Columns(SPLIT, aligned=aligned, batch_size=size).home
-    assert steps_per_pass(home) == steps
-    assert {len(batch_indices(home, 0, step)) for step in range(steps)} == {size}
+    active = Columns(SPLIT, aligned=aligned, batch_size=size).active
+    assert steps_per_pass(active) == steps
+    assert {len(batch_indices(active, 0, step)) for step in range(steps)} == {size}
 
 
 def test_some_rows_are_different_ones_drawn_for_a_purpose_and_round() -> None:
@@ -126,18 +126,18 @@ def test_some_rows_are_different_ones_drawn_for_a_purpose_and_round() -> None:
 
 
 def test_passes_differ_from_each_other_and_repeat() -> None:
-    home = Columns(SPLIT).home
-    assert not torch.equal(batch_indices(home, 0, 0), batch_indices(home, 1, 0))
-    assert torch.equal(batch_indices(home, 1, 0), batch_indices(Columns(SPLIT).home, 1, 0))
-    assert not torch.equal(batch_indices(home, 0, 0), batch_indices(Columns(SPLIT, seed=1).home, 0, 0))
+    active = Columns(SPLIT).active
+    assert not torch.equal(batch_indices(active, 0, 0), batch_indices(active, 1, 0))
+    assert torch.equal(batch_indices(active, 1, 0), batch_indices(Columns(SPLIT).active, 1, 0))
+    assert not torch.equal(batch_indices(active, 0, 0), batch_indices(Columns(SPLIT, seed=1).active, 0, 0))
 
 
 def test_a_party_has_no_labels_to_read() -> None:
-    world = Columns(SPLIT)
-    for context in world.contexts:
+    toy = Columns(SPLIT)
+    for context in toy.contexts:
         for rows in (context.rows, *context.tests.values()):
             assert rows.labels is None
-    party = world.party(1)
+    party = toy.party(1)
     reads: list[Any] = [
         lambda: party.data.y(torch.arange(2)),
         lambda: party.batches(0, steps=1, size=4),
@@ -149,27 +149,27 @@ def test_a_party_has_no_labels_to_read() -> None:
             read()
 
 
-def test_the_home_holds_the_labels_of_the_aligned_people_alone() -> None:
-    home = Columns(SPLIT, aligned=13).home
-    assert len(home.data) == home.context.aligned == 13
-    assert (labels(home) >= 0).all()
-    others = torch.ones(len(home.data.pool), dtype=torch.bool)
-    others[home.data.index] = False
-    assert (home.data.labels[others] == -1).all()  # there is none to be found, even by a wrong index
+def test_the_active_party_holds_the_labels_of_the_aligned_people_alone() -> None:
+    active = Columns(SPLIT, aligned=13).active
+    assert len(active.data) == active.context.aligned == 13
+    assert (labels(active) >= 0).all()
+    others = torch.ones(len(active.data.pool), dtype=torch.bool)
+    others[active.data.index] = False
+    assert (active.data.labels[others] == -1).all()  # there is none to be found, even by a wrong index
 
 
 # -- evaluation ------------------------------------------------------------------------------------------
 
 
-def test_the_home_decides_from_what_all_contribute_in_their_order() -> None:
-    world = Columns(SPLIT)
-    parts = {m: world.party(m).contribution(on="test") for m in world.engine.ids}
+def test_the_active_party_decides_from_what_all_contribute_in_their_order() -> None:
+    toy = Columns(SPLIT)
+    parts = {m: toy.party(m).contribution(on="test") for m in toy.engine.ids}
     assert {tuple(f.shape) for f in parts.values()} == {(TESTED, WIDTH)}
-    assert torch.equal(parts[1], world.party(1).infer(world.contexts[1].tests["test"].every))
-    home = SplitActive(SplitConfig(width=WIDTH), world.home.context)
-    logits = home.decide(parts)
-    assert torch.equal(logits, home.net.module(torch.stack([parts[m] for m in range(3)], 1)).detach())
-    assert not torch.allclose(logits, home.decide({0: parts[1], 1: parts[0], 2: parts[2]}))
+    assert torch.equal(parts[1], toy.party(1).infer(toy.contexts[1].tests["test"].every))
+    active = SplitActive(SplitConfig(embedding_dim=WIDTH), toy.active.context)
+    logits = active.decide(parts)
+    assert torch.equal(logits, active.net.module(torch.stack([parts[m] for m in range(3)], 1)).detach())
+    assert not torch.allclose(logits, active.decide({0: parts[1], 1: parts[0], 2: parts[2]}))
 
 
 def test_a_method_must_define_how_a_party_predicts_alone() -> None:
@@ -177,18 +177,20 @@ def test_a_method_must_define_how_a_party_predicts_alone() -> None:
         predictions_alone(passive(), on="test")
 
 
-def test_the_state_of_a_passive_party_must_name_the_statistics_of_centring() -> None:
+def test_the_state_of_a_passive_party_must_name_the_statistics_of_centering() -> None:
     class Forgets(Party[SplitConfig]):
         STATE = ("params", "opt")
 
         def setup(self) -> None:
-            self.network(extractor(self), self.cfg.optimise())
+            self.network(extractor(self), self.cfg.optimize())
 
     with pytest.raises(MethodError, match="STATE must name"):
-        Forgets(SplitConfig(width=WIDTH), Columns(SPLIT).contexts[0])
-    assert partial(Forgets, SplitConfig(width=WIDTH, centred=False), Columns(SPLIT).contexts[0])().params
+        Forgets(SplitConfig(embedding_dim=WIDTH), Columns(SPLIT).contexts[0])
+    assert partial(Forgets, SplitConfig(embedding_dim=WIDTH, centered=False), Columns(SPLIT).contexts[0])().params
 
 
-def test_a_party_without_rows_says_so() -> None:
+def test_a_party_without_rows_is_reported() -> None:
     with pytest.raises(MethodError, match="no rows of its own"):
-        aligned_rows(SplitPassive(SplitConfig(width=WIDTH), ClientContext(id=4, network=lambda: nn.Linear(2, WIDTH))))
+        aligned_rows(
+            SplitPassive(SplitConfig(embedding_dim=WIDTH), ClientContext(id=4, network=lambda: nn.Linear(2, WIDTH)))
+        )

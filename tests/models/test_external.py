@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fedloom.core.errors import ModelError
 from fedloom.models import external
 
-GREY, COLOUR = (1, 8, 8), (3, 8, 8)
+GRAY, COLOR = (1, 8, 8), (3, 8, 8)
 DIGITS = ((8.0,), (8.0,))
 PIXELS = ((127.5,) * 3, (127.5,) * 3)
 
 
 class Net(nn.Module):
-    """Mean colours, then an embedding of 5 and a classifier."""
+    """Mean colors, then an embedding of 5 and a classifier."""
 
     def __init__(self, outputs: int, *, odd: bool = False) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def torchvision(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.usefixtures("torchvision")
 def test_what_reaches_a_network_of_torchvision_is_what_it_was_trained_on() -> None:
-    net = external.build("torchvision:ten", GREY, 10, *DIGITS)
+    net = external.build("torchvision:ten", GRAY, 10, *DIGITS)
     raw = torch.full((2, 1, 8, 8), 4.0)  # a quarter of 16
     out = net((raw - 8) / 8)
     seen: Any = net.body
@@ -68,25 +68,25 @@ def test_what_reaches_a_network_of_torchvision_is_what_it_was_trained_on() -> No
     assert out.shape == (2, 10) and net.features(raw).shape == (2, 5)
     assert net.head is not None and torch.equal(out, net.head(net.features((raw - 8) / 8)))
     ramp = torch.arange(8.0).expand(1, 3, 8, 8) * 30
-    colour = external.build("torchvision:ten", COLOUR, 10, *PIXELS)
-    found = colour.prepare((ramp - 127.5) / 127.5) * colour.std + colour.mean
+    color = external.build("torchvision:ten", COLOR, 10, *PIXELS)
+    found = color.prepare((ramp - 127.5) / 127.5) * color.std + color.mean
     wanted = nn.functional.interpolate(ramp / 255, (6, 6), mode="bilinear", antialias=True)
     assert torch.allclose(found, wanted, atol=1e-6)
 
 
 @pytest.mark.usefixtures("torchvision")
 def test_there_are_logits_only_for_as_many_classes_as_it_was_trained_for() -> None:
-    net = external.build("torchvision:ten", COLOUR, 3, *PIXELS)
-    assert net.features(torch.zeros(2, *COLOUR)).shape == (2, 5)
+    net = external.build("torchvision:ten", COLOR, 3, *PIXELS)
+    assert net.features(torch.zeros(2, *COLOR)).shape == (2, 5)
     assert not any(name.startswith("head") for name in net.state_dict())
-    with pytest.raises(ModelError, match=r"torchvision:ten was not trained for this run's classes.*features alone"):
-        net(torch.zeros(2, *COLOUR))
+    with pytest.raises(ModelError, match=r"torchvision:ten was not trained on this run's classes.*features alone"):
+        net(torch.zeros(2, *COLOR))
 
 
 @pytest.mark.usefixtures("torchvision")
 def test_other_weights_are_the_same_ones_each_time_in_the_same_architecture() -> None:
     before = torch.get_rng_state()
-    own, a, b = (external.build("torchvision:ten", COLOUR, 3, *PIXELS, seed=seed).state_dict() for seed in (None, 1, 1))
+    own, a, b = (external.build("torchvision:ten", COLOR, 3, *PIXELS, seed=seed).state_dict() for seed in (None, 1, 1))
     assert torch.equal(torch.get_rng_state(), before)
     assert list(own) == list(a) == list(b)
     assert all(torch.equal(a[k], b[k]) for k in a) and not all(torch.equal(a[k], own[k]) for k in a)
@@ -97,10 +97,10 @@ def test_other_weights_are_the_same_ones_each_time_in_the_same_architecture() ->
 @pytest.mark.parametrize(
     ("name", "shape", "why"),
     [
-        ("torchvision:eleven", COLOUR, "cannot be loaded .ValueError: Unknown model eleven.; check its name"),
-        ("torchvision:odd", COLOUR, "has features of shape"),
-        ("torchvision:ten", (30,), "takes grey or colour images"),
-        ("torchvision:ten", (4, 8, 8), "takes grey or colour images"),
+        ("torchvision:eleven", COLOR, "cannot be loaded .ValueError: Unknown model eleven.; check its name"),
+        ("torchvision:odd", COLOR, "gives features of shape"),
+        ("torchvision:ten", (30,), "takes gray or color images"),
+        ("torchvision:ten", (4, 8, 8), "takes gray or color images"),
     ],
 )
 def test_what_does_not_fit_is_refused(name: str, shape: tuple[int, ...], why: str) -> None:
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused(name: str, shape: tuple[int, ...], why: st
 def test_a_missing_library_names_its_extra(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.models.external.find_spec", lambda needed: None)
     with pytest.raises(ModelError, match=rf"needs {library}.*pip install 'fedloom\[vision\]'"):
-        external.build(name, COLOUR, 3, *PIXELS)
+        external.build(name, COLOR, 3, *PIXELS)
 
 
 class Hub(nn.Module):
@@ -166,10 +166,10 @@ def transformers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_a_network_of_the_hub_is_read_as_safetensors_and_runs_no_code(
     transformers: SimpleNamespace, tmp_path: Path
 ) -> None:
-    net = external.build(f"hf:{tmp_path}", COLOUR, 4, *PIXELS)
+    net = external.build(f"hf:{tmp_path}", COLOR, 4, *PIXELS)
     assert net.head is None and net.size == (12, 12)
-    assert net.features(torch.zeros(2, *COLOUR)).shape == (2, 5)
-    assert net.features(torch.zeros(2, *COLOUR)).dtype == torch.float32  # whatever the file has
+    assert net.features(torch.zeros(2, *COLOR)).shape == (2, 5)
+    assert net.features(torch.zeros(2, *COLOR)).dtype == torch.float32  # whatever the file has
     asked = dict(transformers.told[1][1])
     assert transformers.told[1][0] == str(tmp_path) and asked["use_safetensors"] is True
     assert all(options["trust_remote_code"] is False for _, options in transformers.told)
@@ -178,20 +178,20 @@ def test_a_network_of_the_hub_is_read_as_safetensors_and_runs_no_code(
 def test_a_classifier_of_the_hub_has_its_logits(transformers: SimpleNamespace) -> None:
     transformers.config.architectures = ["NetForImageClassification"]
     transformers.takes = {"size": {"height": 6, "width": 10}, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
-    net = external.build("hf:some/net", COLOUR, 4, *PIXELS)
-    x = torch.rand(2, *COLOUR) * 2 - 1
+    net = external.build("hf:some/net", COLOR, 4, *PIXELS)
+    x = torch.rand(2, *COLOR) * 2 - 1
     assert net.size == (6, 10) and net.head is not None
     assert torch.allclose(net.prepare(x).mean(), ((x + 1) / 2).mean(), atol=0.02)
     assert torch.equal(net(x), net.head(net.features(x))) and net(x).shape == (2, 4)
 
 
 @pytest.mark.parametrize("size", [{"shortest_edge": 9}, 9])
-def test_its_size_may_be_said_in_several_ways(size: Any, transformers: SimpleNamespace) -> None:
+def test_its_size_may_be_said_in_several_forms(size: Any, transformers: SimpleNamespace) -> None:
     transformers.takes = {"size": {"shortest_edge": 20}, "crop_size": size}
-    assert external.build("hf:some/net", COLOUR, 4, *PIXELS).size == (9, 9)
+    assert external.build("hf:some/net", COLOR, 4, *PIXELS).size == (9, 9)
 
 
 def test_a_file_without_all_weights_is_refused(transformers: SimpleNamespace) -> None:
     transformers.missing = ["pooler.bias"]
     with pytest.raises(ModelError, match=r"lacks 1 weights of the network, such as pooler\.bias.*random"):
-        external.build("hf:some/net", COLOUR, 4, *PIXELS)
+        external.build("hf:some/net", COLOR, 4, *PIXELS)

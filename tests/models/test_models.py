@@ -198,12 +198,12 @@ def test_tables_and_images_are_flattened_alike(name: str) -> None:
 def test_it_can_learn(name: str) -> None:
     model = build(name, (1, 8, 8), 4, seed=0)
     x, y = noise(32, 1, 8, 8), torch.arange(32) % 4
-    optimiser = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(60):
         loss = nn.functional.cross_entropy(model(x), y)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert loss.item() < 0.3  # chance: 1.39
 
 
@@ -224,7 +224,7 @@ def test_without_a_norm_the_blocks_of_a_stage_share_one_block_s_strength() -> No
     assert 0.01 < deep(noise(16, 3, 8, 8)).std().item() < 2
 
 
-# --- normalisation and seeds --------------------------------------------------------------------
+# --- normalization and seeds --------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -398,7 +398,7 @@ def test_own_networks(name: str) -> None:
         ("mynets:missing", "missing must be a function or class, but is missing"),
         ("mynets:NUMBER", "but is of type int"),
         ("mynets:not_a_module", "must return a torch.nn.Module, not a str"),
-        ("mynets:no_arguments", r"\(\(6,\), 3\) failed \(TypeError"),
+        ("mynets:no_arguments", r"failed when called with \(\(6,\), 3\) \(TypeError"),
         ("mynets:wrong_input", r"fails on a batch of shape \(2, 6\)"),
         ("mynets:crooked", r"logits of shape \(2, 3\) for 2 rows, not \(2, 4\)"),
         ("mynets:tuples", "not a tuple"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from time import time_ns
@@ -15,9 +16,8 @@ from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import for_nodes
 from fedloom.remote import payload
-from fedloom.remote.connections import NodeAddress, NodeClient, connect
-from fedloom.remote.credentials import Credentials
-from tests.net.nodes import Loop
+from fedloom.remote.hub import NodeConnection, open_hub
+from tests.net.processes import Machines
 
 Ask = Callable[[str, bytes, str], bytes]
 
@@ -29,13 +29,11 @@ class Caller:
         ask: makes a call of a kind, with a body, under an id.
     """
 
-    def __init__(
-        self, ask: Ask, run: RunConfig, party: int = 0, addresses: Mapping[str, NodeAddress] | None = None
-    ) -> None:
+    def __init__(self, ask: Ask, run: RunConfig, party: int = 0, members: Mapping[str, str] | None = None) -> None:
         self._ask = ask
         self._config = for_nodes(build(run)).model_dump_json()
         self._party = party
-        self._members = {number: member.to_message() for number, member in (addresses or {}).items()}
+        self._members = dict(members or {})
         self.run, self.start = secrets.token_hex(16), time_ns()
 
     def raw(self, kind: str, body: bytes, id: str | None = None) -> bytes:
@@ -54,7 +52,7 @@ class Caller:
             "run": self.run,
             "start": self.start,
             "party": self._party,
-            "addresses": self._members,  # type: ignore[dict-item]
+            "members": self._members,  # type: ignore[dict-item]
             "config": self._config,
             "resume": resume,
         }
@@ -92,6 +90,7 @@ class Caller:
             "kept": list(kept),
             "floor": 0,
             "deadline": deadline,
+            "mask": None,
         }
         return payload.pack(head, message.encode(shared))
 
@@ -110,22 +109,34 @@ class Caller:
 
 
 class Transport:
-    """A link of a test's own to a node."""
+    """A coordinator's hub of a test's own, which hears all nodes and calls one."""
 
-    def __init__(self, loop: Loop, member: NodeAddress, credentials: Credentials) -> None:
-        self._loop = loop
+    def __init__(self, field: Machines, party: int = 0, name: str = "coordinator") -> None:
+        self._loop = field.loop
         self.came_or_went: list[bool] = []
+        names = [node.name for node in field.nodes]
 
-        async def reached() -> NodeClient:
-            line = await connect(member, lambda _, up: self.came_or_went.append(up), credentials=credentials)
-            await line.wait(60)
-            return line
+        def changed(who: str, up: bool) -> None:
+            if who == names[party]:
+                self.came_or_went.append(up)
 
-        self.line = loop.run(reached(), 90)
+        async def reached() -> list[NodeConnection]:
+            listen, credentials = (
+                field.addresses[name],
+                field.credentials("second" if name == "second" else "coordinator"),
+            )
+            made = await open_hub(names, "0" * 32, changed, listen=listen, credentials=credentials, wait=30)
+            await asyncio.gather(*(line.wait(60) for line in made))
+            return made
+
+        self.lines = self._loop.run(reached(), 120)
+        self.line = self.lines[party]
+        field.hubs.append(self)
 
     def ask(self, kind: str, body: bytes, id: str) -> bytes:
-        answer: bytes = self._loop.run(self.line.ask(kind, body, id=id, deadline=60.0), 90)
+        answer: bytes = self._loop.run(self.line.ask(kind, body, deadline=60.0), 90)
         return answer
 
     def close(self) -> None:
-        self._loop.run(self.line.close())
+        for line in self.lines:
+            self._loop.run(line.close())

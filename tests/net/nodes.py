@@ -1,20 +1,17 @@
 """Nodes in this process, over real connections: for tests of what they answer, not of what kills them."""
 
-from __future__ import annotations
-
 import asyncio
+import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedloom.methods import registry
-from fedloom.remote.connections import connect
 from fedloom.remote.node.config import NodeConfig
-from fedloom.remote.node.server import NodeServer, start
+from fedloom.remote.node.process import RunningNode, start
 from fedloom.remote.node.service import NodeService
 
 
@@ -54,35 +51,39 @@ def loop() -> Iterator[Loop]:
 def config(folder: Path, name: str, names: list[str], **values: Any) -> NodeConfig:
     given = {
         "name": name,
-        "listen": "127.0.0.1:0",
         "insecure": True,
         "state": folder / name,
         "peers": [n for n in names if n != name],
         "methods": list(registry()),
-        "data": {n: {"set": n} for n in ("digits", "breast_cancer", "wine")},
+        "data": {n: {"dataset": n} for n in ("digits", "breast_cancer", "wine")},
         "secret_noise": False,
     }
     return NodeConfig(**{**given, **values})
 
 
+def free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        port: int = tried.getsockname()[1]
+        return port
+
+
 @contextmanager
 def federation(
     folder: Path, count: int, change: Callable[[str], dict[str, Any]] = lambda _: {}
-) -> Iterator[tuple[Path, list[NodeServer]]]:
-    """So many nodes, and the file that says where they are. One worker does the work of all: torch's chance is one."""
-    names = [f"node-{n}" for n in range(count)]
+) -> Iterator[tuple[Path, list[RunningNode]]]:
+    """So many nodes, and the coordinator's file. One worker does the work of all: torch's chance is one."""
+    names, address = [f"node-{n}" for n in range(count)], f"127.0.0.1:{free_port()}"
     worker = ThreadPoolExecutor(1)
     with loop() as there:
 
-        async def begin(name: str) -> NodeServer:
-            cfg = config(folder, name, names, **change(name))
-            return await start(cfg, NodeService(cfg, partial(connect, credentials=None, own=name), worker))
+        async def begin(name: str) -> RunningNode:
+            cfg = config(folder, name, names, **{"callers": {"coordinator": address}, **change(name)})
+            return await start(cfg, NodeService(cfg, worker))
 
         nodes = [there.run(begin(name)) for name in names]
-        lines = ["insecure = true", "wait = 120", "secret_noise = false"]
-        lines += [
-            f'[[nodes]]\nname = "{n}"\naddress = "127.0.0.1:{node.port}"' for n, node in zip(names, nodes, strict=True)
-        ]
+        lines = ["insecure = true", "wait = 120", "secret_noise = false", f'listen = "{address}"']
+        lines += [f'[[nodes]]\nname = "{n}"' for n in names]
         path = folder / "federation.toml"
         path.write_text("\n".join(lines))
         try:

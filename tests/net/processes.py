@@ -30,7 +30,6 @@ from fedloom.experiment.config import EngineConfig, RunConfig
 from fedloom.experiment.reading import check
 from fedloom.methods import registry
 from fedloom.remote.certs import CertificateAuthority
-from fedloom.remote.connections import NodeAddress
 from fedloom.remote.coordinator import at_nodes, federation_of, node_set
 from fedloom.remote.credentials import Credentials
 from fedloom.remote.node.store import Store, StoredState
@@ -42,14 +41,13 @@ PATIENCE = 90.0
 SETTINGS = """\
 secret_noise = false
 lease = 5
-callers = ["coordinator", "second"]
 """
 SMALL = {"tau": 2, "batch_size": 16, "epochs": 1}
 DATA = """
 [data.breast_cancer]
-set = "breast_cancer"
+dataset = "breast_cancer"
 [data.wine]
-set = "wine"
+dataset = "wine"
 """
 
 
@@ -140,9 +138,9 @@ class Process:
 
 
 class Node:
-    """A node's folder, its process, and the proxy that all others reach it through."""
+    """A node's folder, its process, and the proxy through which it reaches the coordinator."""
 
-    def __init__(self, folder: Path, name: str, line: Proxy | None) -> None:
+    def __init__(self, folder: Path, name: str, line: Proxy) -> None:
         self.folder, self.name, self._line = folder, name, line
         self.process: Process | None = None
         self.lives: list[Process] = []
@@ -150,7 +148,6 @@ class Node:
     @property
     def line(self) -> Proxy:
         """The line to it."""
-        assert self._line is not None, "a node behind a relay is reached through the relay's"
         return self._line
 
     @property
@@ -166,7 +163,7 @@ class Node:
     def ready(self) -> None:
         """Wait until it takes calls."""
         assert self.process is not None
-        self.process.says("listens at")
+        self.process.says("takes calls of")
 
     def kill(self) -> None:
         """kill -9."""
@@ -208,43 +205,38 @@ class Node:
 
 
 class Machines:
-    """Nodes, and a relay if there is one; made by `machines`.
+    """Nodes; made by `machines`.
 
     Attributes:
         nodes: in the order of parties.
         federation: the file for the coordinator.
-        loop: where proxies run, and links of tests.
+        addresses: where coordinators listen, by name; "spare" for a second process of the first.
+        loop: where proxies run, and hubs of tests.
     """
 
-    def __init__(self, folder: Path, nodes: Sequence[Node], there: Loop, relay: Proxy | None) -> None:
-        self.folder, self.nodes, self.loop = folder, nodes, there
+    def __init__(self, folder: Path, nodes: Sequence[Node], addresses: dict[str, str], there: Loop) -> None:
+        self.folder, self.nodes, self.addresses, self.loop = folder, nodes, addresses, there
         self.federation = folder / "federation.toml"
-        self.relay_line = relay
-        self.relay: Process | None = None
-
-    def start_relay(self) -> None:
-        """Begin its process, and wait until it is ready."""
-        self.relay = Process("tests.net.tapped_relay", self.folder / "relay" / "relay.toml", self.folder / "tapped")
-        self.relay.says("relays at")
+        self.hubs: list[Any] = []
 
     def credentials(self, name: str = "coordinator") -> Credentials:
         """Of one of those who may have some."""
-        home = self.folder / name
-        return Credentials(home / "ca.pem", home / "certificate.pem", home / "key.pem")
+        server_side = self.folder / name
+        return Credentials(server_side / "ca.pem", server_side / "certificate.pem", server_side / "key.pem")
 
-    def member(self, party: int) -> NodeAddress:
-        """A node as a caller reaches it."""
-        return NodeAddress(self.nodes[party].name, f"127.0.0.1:{self.nodes[party].line.port}")
-
-    def over(self, run: RunConfig) -> RunConfig:
-        """A run, over the net."""
-        return run.model_copy(update={"engine": EngineConfig(name="net", federation=str(self.federation))})
+    def over(self, run: RunConfig, at: str = "coordinator", **settings: float) -> RunConfig:
+        """A run, over the net; by a coordinator that listens at another address, or has other settings, if told."""
+        path = self.folder / f"federation-{at}{'-'.join(settings)}.toml"
+        text = self.federation.read_text().replace(self.addresses["coordinator"], self.addresses[at])
+        path.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()) + text)
+        return run.model_copy(update={"engine": EngineConfig(name="net", federation=str(path))})
 
     def straight(self) -> None:
         """Good lines again, and all processes that are needed: what a test begins with."""
+        while self.hubs:  # of a test that failed
+            self.hubs.pop().close()
         for node in self.nodes:
-            if node._line is not None:
-                node.line.straight()
+            node.line.straight()
             if node.process is None or not node.process.alive:
                 node.start()
             node.thaw()
@@ -257,7 +249,7 @@ def run_of(method: str, rounds: int = 3, clients: int = 3, **changes: Any) -> Ru
     values: dict[str, Any] = {
         "method": method,
         "rounds": rounds,
-        "data": {"name": "digits", "clients": clients, "public": 60, "test_rows": 50, "own_test_rows": 20},
+        "data": {"name": "digits", "clients": clients, "public_rows": 60, "test_rows": 50, "own_test_rows": 20},
         "models": {"pool": ["mlp"], "norm": "none"},
         "params": {name: SMALL[name] for name in SMALL if name in registry()[method].config.model_fields},
     }
@@ -265,43 +257,29 @@ def run_of(method: str, rounds: int = 3, clients: int = 3, **changes: Any) -> Ru
 
 
 @contextmanager
-def machines(
-    folder: Path, count: int, *, behind_relay: bool = False, settings: str = SETTINGS, begin: bool = True
-) -> Iterator[Machines]:
+def machines(folder: Path, count: int, *, settings: str = SETTINGS, begin: bool = True) -> Iterator[Machines]:
     """A federation. Every process of it ends with the block."""
     names = [f"node-{n}" for n in range(count)]
     with ExitStack() as stack:
         there = stack.enter_context(loop())
-        ports = dict(zip([*names, "relay"], free_ports(count + 1), strict=True))
-        addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items() if behind_relay or name != "relay"}
-        through = (
-            {"relay": "relay", "behind": names, "addresses": {"relay": addresses["relay"]}} if behind_relay else {}
-        )
-        quiet = Console(quiet=True)
-        commands.certs(names, folder, sorted(registry()), quiet, **{"addresses": addresses, **through})  # type: ignore[arg-type]
+        ports = dict(zip(("coordinator", "spare", "second"), free_ports(3), strict=True))
+        addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        commands.certs(names, folder, sorted(registry()), Console(quiet=True), address=addresses["coordinator"])
         identity(folder, "second")
         federation = folder / "federation.toml"
-        lines = {
-            name: stack.enter_context(proxy(there, ports[name], seed=k))
-            for k, name in enumerate(["relay"] if behind_relay else names)
-        }
-        text = federation.read_text()
-        for name, line in lines.items():
-            text = text.replace(addresses[name], f"127.0.0.1:{line.port}")
-        federation.write_text("wait = 240\nsecret_draw = false\n" + text)
+        federation.write_text("wait = 240\nsecret_draw = false\n" + federation.read_text())
         nodes = []
-        for name in names:
+        for k, name in enumerate(names):
+            line = stack.enter_context(proxy(there, ports["coordinator"], seed=k))
             path = folder / name / "node.toml"
-            text = path.read_text().replace('callers = [\n    "coordinator",\n]\n', "")
-            if behind_relay:
-                text = text.replace(addresses["relay"], f"127.0.0.1:{lines['relay'].port}")
-            path.write_text(settings + text + DATA)
-            nodes.append(Node(folder / name, name, lines.get(name)))
-        made = Machines(folder, nodes, there, lines.get("relay"))
+            lines = [x for x in path.read_text().splitlines() if not x.startswith("callers")]
+            lines += ["[callers]", f'coordinator = ["127.0.0.1:{line.port}", "{addresses["spare"]}"]']
+            lines += [f'second = "{addresses["second"]}"']
+            path.write_text(settings + "\n".join(lines) + DATA)
+            nodes.append(Node(folder / name, name, line))
+        made = Machines(folder, nodes, addresses, there)
         stack.callback(_end, made)
         if begin:
-            if behind_relay:
-                made.start_relay()
             made.straight()
         yield made
 
@@ -323,14 +301,14 @@ def coordinator(run: RunConfig, config: Path, out: Path, *more: str) -> Iterator
 def identity(folder: Path, name: str, authority: CertificateAuthority | None = None) -> None:
     """A folder with a certificate that has this name, of the CA in that folder or of another one."""
     certificate, key = (authority or CertificateAuthority(folder)).issue(name, 30)
-    home = folder / name
-    home.mkdir()
+    server_side = folder / name
+    server_side.mkdir(exist_ok=True)
     files = {"certificate.pem": certificate, "key.pem": key}
     if authority is None:
         files["ca.pem"] = (folder / "ca.pem").read_bytes()
     for file, data in files.items():
-        (home / file).write_bytes(data)
-        (home / file).chmod(0o600)
+        (server_side / file).write_bytes(data)
+        (server_side / file).chmod(0o600)
 
 
 def free_ports(count: int) -> list[int]:
@@ -364,6 +342,6 @@ def resident(pid: int) -> int:
 
 def _end(made: Machines) -> None:
     everything: Collection[Process] = [life for node in made.nodes for life in node.lives]
-    for process in [*everything, *([made.relay] if made.relay else [])]:
+    for process in everything:
         process.kill()
         sys.stdout.write(process.text)

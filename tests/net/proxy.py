@@ -94,8 +94,8 @@ class Proxy:
             ends.append(there)
             self._writers.add(there)
             eval_modes = [
-                asyncio.ensure_future(self._pass(TO_NODE, reader, there, left)),
-                asyncio.ensure_future(self._pass(TO_CALLER, back, writer, left)),
+                asyncio.ensure_future(self._pass(TO_CALLER, reader, there, left)),  # nodes dial the caller
+                asyncio.ensure_future(self._pass(TO_NODE, back, writer, left)),
             ]
             try:
                 await asyncio.wait(eval_modes, return_when=asyncio.FIRST_COMPLETED)

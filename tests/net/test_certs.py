@@ -38,7 +38,6 @@ from fedloom.remote import credentials
 from fedloom.remote.certs import CertificateAuthority, write
 from fedloom.remote.credentials import Credentials, endpoint
 from fedloom.remote.node.config import read as read_node
-from fedloom.remote.relay import read as read_relay
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_files_that_are_torn_or_gone_later_change_nothing_for_who_connects(autho
     asyncio.run(calls())
 
 
-def test_a_list_that_is_old_or_another_ca_s_says_so(authority: CertificateAuthority, tmp_path: Path) -> None:
+def test_a_list_that_is_old_or_another_ca_s_is_reported(authority: CertificateAuthority, tmp_path: Path) -> None:
     me, other = holder(authority, "hospital-a"), CertificateAuthority.create(tmp_path / "other")
     found, stranger = me._list, holder(other, "hospital-b")
     assert found is not None and found.against(credentials._shown(me.certificate.read_bytes())) == ""
@@ -222,7 +221,7 @@ def test_a_list_that_is_old_or_another_ca_s_says_so(authority: CertificateAuthor
 
 
 @pytest.mark.parametrize("address", ["x" * 70 + ".example:1", "..:1", "a\0b:1"])
-def test_what_is_no_address_is_said_so(authority: CertificateAuthority, address: str) -> None:
+def test_what_is_no_address_is_reported(authority: CertificateAuthority, address: str) -> None:
     with pytest.raises(EngineError, match="is not a valid address"):
         asyncio.run(holder(authority, "coordinator").check_server(address, "hospital-a"))
 
@@ -271,7 +270,7 @@ def test_a_key_that_others_can_read_is_warned_of(
     assert "can be read by others" in caplog.text
 
 
-def test_a_chain_of_ones_own_pki_is_followed(authority: CertificateAuthority, tmp_path: Path) -> None:
+def test_a_chain_of_the_user_pki_is_followed(authority: CertificateAuthority, tmp_path: Path) -> None:
     """The certificate's file may hold the authorities between it and the CA."""
     root_key = load_pem_private_key((authority.folder / "ca.key").read_bytes(), None)
     below = CertificateAuthority.create(tmp_path / "below")
@@ -321,14 +320,12 @@ def test_certs_makes_everything_that_a_federation_needs(tmp_path: Path) -> None:
     told = make(folder, "hospital-a", "hospital-b")
     assert "hospital-b" in told and "ca.key to yourself" in told
     node = read_node(folder / "hospital-b" / "node.toml")
-    assert (node.name, node.listen, tuple(node.peers)) == ("hospital-b", "127.0.0.1:7444", ("hospital-a",))
-    assert node.callers == ("coordinator",) and set(node.methods) == {"fedal", "gossip"}
+    assert (node.name, node.peers) == ("hospital-b", ("hospital-a",))
+    assert node.callers == {"coordinator": ("127.0.0.1:7443",)} and set(node.methods) == {"fedal", "gossip"}
     assert node.credentials is not None and node.credentials.name == "hospital-b"
     federation = tomllib.loads((folder / "federation.toml").read_text())
-    assert federation["nodes"] == [
-        {"name": "hospital-a", "address": "127.0.0.1:7443"},
-        {"name": "hospital-b", "address": "127.0.0.1:7444"},
-    ]
+    assert federation["nodes"] == [{"name": "hospital-a"}, {"name": "hospital-b"}]
+    assert federation["listen"] == "127.0.0.1:7443"
     files = [folder / federation[name] for name in ("ca", "certificate", "key", "revoked")]
     assert Credentials(*files).name == "coordinator"
     if os.name != "nt":
@@ -336,7 +333,7 @@ def test_certs_makes_everything_that_a_federation_needs(tmp_path: Path) -> None:
         assert {mode(place) for place in (folder, *(p for p in folder.iterdir() if p.is_dir()))} == {0o700}
 
 
-def test_nodes_can_be_added_and_what_is_there_stays(tmp_path: Path) -> None:
+def test_nodes_can_be_added_and_existing_files_stays(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
     make(folder, "hospital-a", "hospital-b")
     mine = folder / "hospital-a" / "node.toml"
@@ -344,24 +341,24 @@ def test_nodes_can_be_added_and_what_is_there_stays(tmp_path: Path) -> None:
     federation = folder / "federation.toml"
     federation.write_text(federation.read_text() + "# mine too\n")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    told = make(folder, "hospital-c", addresses={"hospital-c": "c.example:9000"})
+    told = make(folder, "hospital-c", address="c.example:9000")
     assert "Add hospital-c to peers in node.toml of hospital-a, hospital-b" in told
     changed = {path.name for path, data in before.items() if path.read_bytes() != data}
     assert changed == {"federation.toml", "issued.csv"}
     assert "# mine too" in federation.read_text()
     nodes = tomllib.loads(federation.read_text())["nodes"]
-    assert nodes[2] == {"name": "hospital-c", "address": "c.example:9000"}
+    assert nodes[2] == {"name": "hospital-c"}
     node = read_node(folder / "hospital-c" / "node.toml")
-    assert (node.listen, tuple(node.peers)) == ("0.0.0.0:9000", ("hospital-a", "hospital-b"))
+    assert node.callers == {"coordinator": ("c.example:9000",)} and node.peers == ("hospital-a", "hospital-b")
     make(folder, "hospital-d")
-    assert tomllib.loads(federation.read_text())["nodes"][3]["address"] == "127.0.0.1:7445"
+    assert tomllib.loads(federation.read_text())["nodes"][3] == {"name": "hospital-d"}
     assert read_node(folder / "hospital-d" / "node.toml").credentials is not None
 
 
 def test_renewing_gives_new_certificates_and_keeps_configs(tmp_path: Path) -> None:
     folder = tmp_path / "fed"
-    make(folder, "hospital-a", relay="relay")
-    names = "hospital-a", "coordinator", "relay"
+    make(folder, "hospital-a")
+    names = "hospital-a", "coordinator"
     old = {name: (folder / name / "certificate.pem").read_bytes() for name in names}
     configs = {path: path.read_bytes() for path in folder.rglob("*.toml")}
     make(folder, *names, renew=True)
@@ -372,24 +369,6 @@ def test_renewing_gives_new_certificates_and_keeps_configs(tmp_path: Path) -> No
     assert {path: path.read_bytes() for path in folder.rglob("*.toml")} == configs
     authority = CertificateAuthority(folder)
     assert authority.revoke("hospital-a") == 2  # the old one too
-
-
-def test_a_relay_comes_with_the_nodes_behind_it(tmp_path: Path) -> None:
-    folder = tmp_path / "fed"
-    make(folder, "hospital-a", "hospital-b")
-    make(folder, relay="relay", addresses={"relay": "relay.example:7500"})
-    relay = read_relay(folder / "relay" / "relay.toml")
-    assert (relay.listen, relay.nodes) == ("0.0.0.0:7500", ("hospital-a", "hospital-b"))
-    assert relay.callers == ("coordinator", "hospital-a", "hospital-b")
-    assert relay.credentials.name == "relay"
-    told = make(folder, "hospital-c", relay="relay", behind=["hospital-c"], addresses={"relay": "relay.example:7500"})
-    assert "Add hospital-c to nodes and callers" in told
-    node = read_node(folder / "hospital-c" / "node.toml")
-    assert (node.listen, node.relay, node.relay_name) == (None, "relay.example:7500", "relay")
-    nodes = tomllib.loads((folder / "federation.toml").read_text())["nodes"]
-    assert nodes[2] == {"name": "hospital-c", "relay": "relay.example:7500", "relay_name": "relay"}
-    make(folder, "hospital-d", relay="relay", behind=["hospital-d"])  # where others find it, it is again
-    assert read_node(folder / "hospital-d" / "node.toml").relay == "relay.example:7500"
 
 
 def test_revoking_reaches_every_folder_here(tmp_path: Path) -> None:
@@ -437,17 +416,15 @@ def test_what_was_issued_shows_what_was_revoked_since_when(tmp_path: Path) -> No
         (("Hospital",), {}, "lower-case"),
         (("../up",), {}, "lower-case"),
         (("ca.key",), {}, "lower-case"),
-        (("new", "new"), {}, "different names"),
-        (("new",), {"relay": "new"}, "different names"),
+        (("new", "new"), {}, "a name of its own"),
         (("coordinator",), {}, "remove coordinator from the names"),
         (("hospital-a",), {}, "--renew"),
         (("moved",), {}, "--renew"),
         (("hospital-a", "hospital-q"), {"renew": True}, "no certificate of hospital-q to renew"),
         (("new",), {"days": 0}, "days"),
-        (("new",), {"addresses": {"old": "a:1"}}, "'old'"),
-        (("new",), {"addresses": {"new": "a"}}, "host:port"),
-        (("new",), {"addresses": {"new": "unix:/a"}}, "host:port"),
-        (("new",), {"behind": ["new"]}, "--relay NAME"),
+        (("new",), {"address": "a"}, "host:port"),
+        (("new",), {"address": "unix:/a"}, "cannot dial unix:/a"),
+        (("new",), {"address": "0.0.0.0:7443"}, "cannot dial 0"),
     ],
 )
 def test_a_refused_request_writes_nothing(

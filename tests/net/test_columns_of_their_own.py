@@ -1,4 +1,4 @@
-"""Vertical runs between organisations: each party's columns are its own file, and people are matched over the wire."""
+"""Vertical runs between organizations: each party's columns are its own file, and people are matched over the wire."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedloom.experiment.reading import check
 from fedloom.methods import registry
 from fedloom.remote.coordinator import federation_of, node_set
 from fedloom.remote.matching import FILE, _MatchingSession, match
-from fedloom.remote.node.server import NodeServer
+from fedloom.remote.node.process import RunningNode
 from fedloom.remote.starts import run_id
 from fedloom.report import write
 from tests.net.nodes import federation
@@ -29,12 +29,12 @@ PEOPLE = 120
 SAME = ("state_sha256", "accuracy", "scores", "test_sha256", "bytes", "messages", "failures", "alone")
 SMALL = {
     "batch_size": 16,
-    "width": 16,
-    "principal": 4,
+    "embedding_dim": 16,
+    "pca_dim": 4,
     "epochs": 1,
-    "pretrain": 1,
+    "pretrain_rounds": 1,
     "server_steps": 5,
-    "first_rounds": 1,
+    "stage1_rounds": 1,
 }
 
 
@@ -71,7 +71,7 @@ def nodes_of(files: list[Path], **policy: Any) -> Any:
         "node-0": {"rows": files[1], "id": "subject", **policy},
         "node-1": {"rows": files[2], **policy},
     }
-    return lambda name: {"data": {"people": data[name]}, "least_rows": 4}
+    return lambda name: {"data": {"people": data[name]}, "min_rows": 4}
 
 
 def federated(path: Path, files: list[Path], *, secret: bool = False) -> Path:
@@ -82,7 +82,7 @@ def federated(path: Path, files: list[Path], *, secret: bool = False) -> Path:
 
 
 @pytest.fixture(scope="module")
-def there(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[NodeServer]]]:
+def there(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list[RunningNode]]]:
     with federation(tmp_path_factory.mktemp("nodes"), 2, nodes_of(files)) as (path, nodes):
         yield federated(path, files), nodes
 
@@ -91,7 +91,9 @@ def run_of(
     method: str = "split", federation: Path | None = None, files: list[Path] | None = None, **columns: Any
 ) -> Any:
     """A run over the net, or on this machine with all files."""
-    own = {"own": True, "id": "patient"} if federation else {"files": files, "id": ["patient", "subject", "patient"]}
+    own = (
+        {"private": True, "id": "patient"} if federation else {"files": files, "id": ["patient", "subject", "patient"]}
+    )
     values = {
         "method": method,
         "rounds": 3,
@@ -116,20 +118,20 @@ def rows(found: Matched) -> list[list[int]]:
     return [found.aligned.tolist(), found.unaligned.tolist(), found.test.tolist()]
 
 
-def audits(nodes: list[NodeServer], what: str) -> list[dict[str, Any]]:
+def audits(nodes: list[RunningNode], what: str) -> list[dict[str, Any]]:
     """The lines of all nodes on one thing, node by node."""
-    files = [file for node in nodes for file in (node.host.audit.path, node.host.audit.refusals) if file.exists()]
+    files = [file for node in nodes for file in (node.service.audit.path, node.service.audit.refusals) if file.exists()]
     lines = [line for file in files for line in file.read_text().splitlines()]
     return [line for line in map(json.loads, lines) if line["what"] == what]
 
 
 def test_no_id_is_written_down_and_no_row_leaves(
-    there: tuple[Path, list[NodeServer]], tmp_path: Path, caplog: Any
+    there: tuple[Path, list[RunningNode]], tmp_path: Path, caplog: Any
 ) -> None:
     caplog.set_level("DEBUG")
     execute(run_of("split", there[0]), tmp_path / "run")
     for node in there[1]:
-        for path in node.host.config.state.rglob("*"):
+        for path in node.service.config.state.rglob("*"):
             if path.is_file():
                 assert b"P00" not in path.read_bytes(), path
     for path in (tmp_path / "run").rglob("*"):
@@ -157,7 +159,7 @@ def test_a_secret_draw_has_other_people_each_time(files: list[Path], tmp_path: P
     assert len(audits(nodes, "matched")) == 8
 
 
-def test_who_is_matched_stays_so_when_a_run_goes_on(
+def test_who_is_matched_stays_so_when_a_run_continues(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the coordinator's clock was set back meanwhile."""
@@ -169,7 +171,7 @@ def test_who_is_matched_stays_so_when_a_run_goes_on(
         before = Matched.load(out / FILE)
         assert before is not None and len(audits(nodes, "matched")) == 2
         for node in nodes:  # as if it was restarted
-            node.host._node_runs.clear()
+            node.service._node_runs.clear()
         monkeypatch.setattr("fedloom.remote.starts.time_ns", lambda: 1)
         result = execute(run, out, resume=True)
         after = Matched.load(out / FILE)
@@ -194,7 +196,7 @@ def test_a_file_that_has_changed_is_refused(files: list[Path], tmp_path: Path) -
         mine[0].write_text(files[0].read_text())
         execute(run, out, resume=True)
         id = run_id(run, run.resolve()[1], node_set(federation_of(run)).own, out)
-        (nodes[0].host.config.state / f"run-{id}" / "matched").unlink()
+        (nodes[0].service.config.state / f"run-{id}" / "matched").unlink()
         with pytest.raises(ConfigError, match="has no alignment of this run"):
             execute(run, out, resume=True)
 
@@ -204,7 +206,7 @@ def test_a_file_that_has_changed_is_refused(files: list[Path], tmp_path: Path) -
     [
         ({}, {"align": "plain"}, "matched here by openmined, not by plain"),
         ({"align": ["plain"]}, {}, "matched here by plain, not by openmined"),
-        ({"most_ids": 99}, {}, "1 to 99 ids are matched with those here, not 100"),
+        ({"max_ids": 99}, {}, "1 to 99 ids are matched with those here, not 100"),
     ],
 )
 def test_a_node_s_policy_comes_before_any_id(
@@ -218,7 +220,7 @@ def test_a_node_s_policy_comes_before_any_id(
 
 
 def test_plain_where_all_allow_it_is_the_same(
-    files: list[Path], there: tuple[Path, list[NodeServer]], tmp_path: Path
+    files: list[Path], there: tuple[Path, list[RunningNode]], tmp_path: Path
 ) -> None:
     private = rows(matched(run_of("split", there[0]), files))
     with federation(tmp_path, 2, nodes_of(files, align=["plain", "openmined"])) as (path, nodes):
@@ -228,9 +230,9 @@ def test_plain_where_all_allow_it_is_the_same(
 
 
 def test_a_node_that_forgets_in_the_middle_is_matched_again(
-    files: list[Path], there: tuple[Path, list[NodeServer]], monkeypatch: pytest.MonkeyPatch
+    files: list[Path], there: tuple[Path, list[RunningNode]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    matcher, calls = there[1][0].host._matcher, []
+    matcher, calls = there[1][0].service._matcher, []
     answer = type(matcher).answer
 
     async def once(self: Any, caller: str, asked: Any, rest: Any) -> bytes:
@@ -263,9 +265,9 @@ def test_a_coordinator_that_dies_in_the_middle_begins_again(
         with pytest.raises(Died):
             execute(run, out)
         monkeypatch.undo()
-        assert not (out / FILE).exists() and nodes[1].host._matcher.others("")
+        assert not (out / FILE).exists() and nodes[1].service._matcher.others("")
         execute(run, out, resume=True)
-        marks = {Matched.load(next(n.host.config.state.glob("run-*/matched"))).mark for n in nodes}  # type: ignore[union-attr]
+        marks = {Matched.load(next(n.service.config.state.glob("run-*/matched"))).mark for n in nodes}  # type: ignore[union-attr]
         assert marks == {Matched.load(out / FILE).mark}  # type: ignore[union-attr]
 
 
@@ -275,7 +277,7 @@ def processes(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> It
     with machines(tmp_path_factory.mktemp("processes"), 2, begin=False) as made:
         for node, file, id in zip(made.nodes, files[1:], ("subject", "patient"), strict=True):
             config = node.folder / "node.toml"
-            config.write_text(f'least_rows = 4\n{config.read_text()}[data.people]\nrows = "{file}"\nid = "{id}"\n')
+            config.write_text(f'min_rows = 4\n{config.read_text()}[data.people]\nrows = "{file}"\nid = "{id}"\n')
         federated(made.federation, files)
         made.straight()
         yield made
@@ -319,14 +321,14 @@ def test_a_node_that_is_killed_in_the_middle_is_matched_again(
     assert killed and found["state_sha256"] == execute(run_of(files=files)).summary["state_sha256"]
 
 
-def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[NodeServer]], tmp_path: Path) -> None:
+def test_what_cannot_be_is_reported(files: list[Path], there: tuple[Path, list[RunningNode]], tmp_path: Path) -> None:
     run: RunConfig = run_of("split", there[0])
     with pytest.raises(ConfigError, match="add --engine net"):
         execute(run.model_copy(update={"engine": type(run.engine)()}))
     for columns, why in (
         ({"manifest": "a.csv"}, "leave files and manifest out"),
         ({"label": None}, "files need id"),
-        ({"held": 2}, "only where a known data set is cut"),
+        ({"blocks_per_party": 2}, "only for a data set that is split"),
     ):
         with pytest.raises(ConfigError, match=why):
             run_of("split", there[0], **columns)
@@ -338,4 +340,4 @@ def test_what_can_t_be_is_told(files: list[Path], there: tuple[Path, list[NodeSe
     other = table(tmp_path / "other.csv", range(500, 600), 4, id="patient", label="state")
     with pytest.raises(DataError, match="0 people in common"):
         match(run, None, PrivateData(rows=other), node_set(federation_of(run)), resume=False)
-    assert len(audits(there[1], "left a matching")) == 2 and not there[1][0].host._matcher.others("")
+    assert len(audits(there[1], "left a matching")) == 2 and not there[1][0].service._matcher.others("")

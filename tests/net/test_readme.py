@@ -22,7 +22,7 @@ def test_the_four_commands_of_the_readme_give_the_bits_of_one_process(tmp_path: 
     (text,) = re.findall(r"^```sh\n(.*?)^```", README.read_text(), re.M | re.S)
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     assert [shlex.split(line)[1] for line in lines] == ["certs", "node", "node", "run"]
-    lines[0] += f" --port {free_ports(1)[0]}"
+    lines[0] += f" --address 127.0.0.1:{free_ports(1)[0]}"
     lines[3] += " --rounds 2 --out run"
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     nodes = []

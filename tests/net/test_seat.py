@@ -11,7 +11,7 @@ from fedloom.core import message
 from fedloom.core.engine import Failure, Task
 from fedloom.core.errors import EngineError, MessageError
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.connections import NodeAddress, Timeouts, Transport
+from fedloom.remote.connections import Timeouts, Transport
 from fedloom.remote.engine import NetEngine
 from fedloom.remote.node_session import MOST_NOTES, NodeSession, RunContext
 from fedloom.remote.rpc_errors import CallRefused
@@ -23,7 +23,7 @@ GOOD = {"lines": [LINE], "notes": {}, "missing": []}
 class Node:
     """A connection whose other end says what a test lets it say."""
 
-    where, problem, run, up, sent, received = "nowhere", "", "", True, 0, 0
+    problem, up, sent, received = "", True, 0, 0
 
     def __init__(self, *answers: bytes | CallRefused) -> None:
         self.answers, self.asked = list(answers), list[str]()
@@ -43,7 +43,7 @@ class Node:
 
 
 def session(node: Node) -> NodeSession:
-    addresses = {1: NodeAddress("a"), 2: NodeAddress("b")}
+    addresses = {1: "a", 2: "b"}
     return NodeSession(1, addresses[1], node, RunContext("0" * 32, 1, "{}", False, Timeouts(), addresses))
 
 
@@ -93,8 +93,8 @@ def test_more_notes_than_a_page_makes_are_not_taken() -> None:
     assert list(found.notes) == [f"{n}" for n in range(MOST_NOTES)]
 
 
-def test_one_node_alone_can_not_make_the_coordinator_give_way() -> None:
-    addresses = {1: NodeAddress("a"), 2: NodeAddress("b"), 3: NodeAddress("c")}
+def test_one_node_alone_cannot_make_the_coordinator_stop() -> None:
+    addresses = {1: "a", 2: "b", 3: "c"}
     common = RunContext("0" * 32, 1, "{}", False, Timeouts(fewest=2), addresses)
     stale, good = CallRefused(rpc_errors.STALE, "a newer start has taken over"), payload.pack(GOOD)  # type: ignore[arg-type]
 
@@ -147,11 +147,11 @@ def test_what_all_must_answer_is_asked_again_of_one_who_was_away() -> None:
     away = CallRefused(rpc_errors.UNREACHABLE, "a gives no sign of life")
     node = Node(opened, away, payload.pack({"sha256": "12"}), payload.pack({}))
 
-    async def connect(member: NodeAddress, changed: Any) -> Any:
-        return node
+    async def connect(names: Any, run: str, changed: Any) -> Any:
+        return [node]
 
     wire = Transport("test", connect)
     common = {"config": "{}", "differences": lambda *_: [], "run": "0" * 32, "wire": wire, "waiting": Timeouts(start=9)}
-    with NetEngine({1: NodeAddress("a")}, [], {1: "client-1"}, **common) as engine:
+    with NetEngine({1: "a"}, [], {1: "client-1"}, **common) as engine:
         assert engine.digests() == {1: "12"}
     assert node.asked == ["open", "digest", "digest", "close"]

@@ -46,7 +46,7 @@ def test_calls_of_every_length_come_over(pki: Pki) -> None:
     run(work())
 
 
-def test_an_upload_that_breaks_goes_on_where_it_broke(pki: Pki) -> None:
+def test_an_upload_that_breaks_continues_where_it_broke(pki: Pki) -> None:
     async def work() -> None:
         handler, body = Echo(lambda _, data: _digest(data)), os.urandom(6 * MB)
         async with (
@@ -62,7 +62,7 @@ def test_an_upload_that_breaks_goes_on_where_it_broke(pki: Pki) -> None:
     run(work())
 
 
-def test_a_download_that_breaks_goes_on_where_it_broke(pki: Pki) -> None:
+def test_a_download_that_breaks_continues_where_it_broke(pki: Pki) -> None:
     async def work() -> None:
         answer = os.urandom(6 * MB)
         handler = Echo(lambda *_: _given(answer))
@@ -123,7 +123,7 @@ def test_an_answer_that_was_made_anew_is_not_mixed_with_the_old_one(pki: Pki) ->
     run(work())
 
 
-def test_work_that_is_under_way_is_not_begun_again(pki: Pki) -> None:
+def test_work_that_is_in_progress_is_not_begun_again(pki: Pki) -> None:
     """The line breaks while the node works; and a second stream asks for the same."""
 
     async def work() -> None:
@@ -273,7 +273,7 @@ def test_no_text_of_an_exception_crosses(pki: Pki, caplog: pytest.LogCaptureFixt
             with pytest.raises(CallRefused) as refusal:
                 await link.ask("echo", b"", id="1", deadline=9)
             assert refusal.value.code == rpc_errors.FAILED
-            assert refusal.value.words == "the node failed to answer; the reason is in its log"
+            assert refusal.value.words == "the coordinator failed to answer; the reason is in its log"
             assert "SECRET" not in repr(refusal.value.__context__)
 
     run(work())
@@ -363,7 +363,7 @@ def test_a_caller_without_a_certificate_is_not_heard(pki: Pki) -> None:
     run(work())
 
 
-def test_a_caller_that_is_revoked_is_told_so_at_its_next_call(tmp_path: Path) -> None:
+def test_a_caller_that_is_revoked_is_reported_at_its_next_call(tmp_path: Path) -> None:
     async def work() -> None:
         pki, handler = Pki(tmp_path), Echo()
         async with (
@@ -455,7 +455,7 @@ def test_the_insecure_mode_believes_names_and_stays_on_this_machine() -> None:
     run(work())
 
 
-def test_an_address_that_is_taken_is_said_so(pki: Pki) -> None:
+def test_an_address_that_is_taken_is_reported(pki: Pki) -> None:
     async def work() -> None:
         async with serving(Echo(), pki.of("node")) as server:
             with pytest.raises(EngineError, match="cannot listen at"):
@@ -477,7 +477,7 @@ async def _given(answer: bytes) -> bytes:
     return answer
 
 
-def test_calls_under_way_on_a_link_that_is_closed_end_as_unreachable() -> None:
+def test_calls_in_progress_on_a_link_that_is_closed_end_as_unreachable() -> None:
     async def work() -> None:
         asked, never = asyncio.Event(), asyncio.Event()
 

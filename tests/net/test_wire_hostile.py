@@ -175,7 +175,7 @@ def test_a_caller_who_takes_its_answer_and_stays_does_not_keep_the_stream(monkey
 
 def test_a_stranger_is_refused_before_anything_is_read() -> None:
     class Policy(Echo):
-        def most(self, caller: str) -> int:
+        def limit(self, caller: str) -> int:
             if caller != "hub":
                 raise CallRefused(rpc_errors.REFUSED, "you are not among this node's callers or peers")
             return LIMIT
@@ -207,7 +207,7 @@ def test_words_of_any_length_cross_cut() -> None:
     run(work())
 
 
-def test_words_that_come_in_place_of_a_sign_of_life_can_not_move_a_terminal_s_cursor() -> None:
+def test_words_that_come_in_place_of_a_sign_of_life_cannot_move_a_terminal_s_cursor() -> None:
     async def pulse(_: bytes, context: Any) -> None:
         await context.abort(Status.UNAVAILABLE, "\x1b[2Jno\nroom " + "ä" * 500)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from fedloom import report
@@ -20,4 +21,7 @@ def test_a_node_that_tells_no_scores_changes_no_number_but_the_means(tmp_path: P
     first, _, last = here.summary["accuracy"]["per_client"]
     assert there.summary["accuracy"]["per_client"] == [first, last]
     assert there.summary["accuracy"]["clients"] == [0, 2]
-    assert report.write(tmp_path / "out").is_file()
+    text = report.write(tmp_path / "out").read_text()
+    shown = [party["name"] for party in json.loads((tmp_path / "out" / "live.json").read_text())["parties"]]
+    assert {"node-0", "node-1", "node-2"} <= {*shown} and not any(name.startswith("client-") for name in shown)
+    assert "node-0 ·" in text and "node-2 ·" in text and "client-0 ·" not in text

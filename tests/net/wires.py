@@ -50,7 +50,7 @@ class Echo:
 
     def __init__(self, how: Callable[[str, bytes], Awaitable[bytes]] | None = None, most: int = LIMIT) -> None:
         self.how = how
-        self.limit = most
+        self.most = most
         self.calls: list[tuple[str, str]] = []
         self.heard_of: set[str] = set()
 
@@ -58,11 +58,15 @@ class Echo:
         self.calls.append((caller, kind))
         return body if self.how is None else await self.how(kind, body)
 
-    def heard(self, caller: str, run: str) -> None:
+    def heard(self, caller: str, session: str) -> str:
         self.heard_of.add(caller)
+        return ""
 
-    def most(self, caller: str) -> int:
-        return self.limit
+    def broke(self, caller: str, session: str) -> None:
+        pass
+
+    def limit(self, caller: str) -> int:
+        return self.most
 
 
 @asynccontextmanager

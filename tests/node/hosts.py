@@ -22,7 +22,7 @@ ROWS: dict[str, Any] = {
     "method": "fedavg",
     "rounds": 3,
     "params": {"batch_size": 8},
-    "data": {"clients": 3, "public": 20, "own_test_rows": 10, "test_rows": 20},
+    "data": {"clients": 3, "public_rows": 20, "own_test_rows": 10, "test_rows": 20},
     "models": {"pool": ["linear"]},
 }
 _CONFIG = check({"run": ROWS}).run.model_dump(mode="json")
@@ -31,13 +31,12 @@ _CONFIG = check({"run": ROWS}).run.model_dump(mode="json")
 def node(folder: Path, **values: Any) -> NodeConfig:
     given = {
         "name": "node",
-        "listen": "127.0.0.1:0",
         "insecure": True,
         "state": folder / "state",
         "callers": ["hub", "second"],
         "peers": ["peer"],
         "methods": ["fedavg"],
-        "data": {"mine": {"set": "digits"}, "hidden-cohort": {"set": "wine"}},
+        "data": {"mine": {"dataset": "digits"}, "hidden-cohort": {"dataset": "wine"}},
     }
     return NodeConfig(**{**given, **values})
 
@@ -61,7 +60,7 @@ def opening(text: str | None = None, **changes: Any) -> bytes:
         "run": RUN,
         "start": 1,
         "party": 0,
-        "addresses": {},
+        "members": {},
         "config": config() if text is None else text,
         "resume": False,
     }
@@ -93,8 +92,17 @@ def doing(
         "kept": [],
         "floor": 0,
         "deadline": 60.0,
+        "mask": None,
     }
     return payload.pack({**head, **changes}, message.encode(shared), *map(message.encode, each))
+
+
+def fetched(ask: RunRequest, key: str, name: str = "peer") -> bytes:
+    """What a peer gets for a key, in the insecure mode."""
+    head = {"peer": name, "run": RUN, "session": ""}
+    told, _ = payload.unpack(ask("peer", payload.pack({**head}, b"")))
+    _, rest = payload.unpack(ask("peer", payload.pack({**head, **told}, payload.pack({"key": key}))))
+    return bytes(rest[0])
 
 
 class RunRequest:

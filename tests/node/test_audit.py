@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedloom.core.errors import CheckpointError
 from fedloom.remote import rpc_errors
 from fedloom.remote.frames import digest
 from fedloom.remote.node import audit, logs
@@ -38,8 +39,9 @@ def test_each_call_is_one_line_without_contents(hosts: Callable[..., RunRequest]
         "sent the state's hash",
         "closed",
     ]
-    assert lines[1] | {"time": ""} == {
+    assert lines[1] | {"time": "", "before": ""} == {
         "time": "",
+        "before": "",
         "what": "answered",
         "caller": "hub",
         "run": RUN,
@@ -51,7 +53,8 @@ def test_each_call_is_one_line_without_contents(hosts: Callable[..., RunRequest]
         "hash_in": digest(body),
         "hash_out": digest(reply),
     }
-    assert lines[1].items() - lines[2].items() <= {("what", "answered"), ("time", lines[1]["time"])}
+    own = {("what", "answered"), ("time", lines[1]["time"]), ("before", lines[1]["before"])}
+    assert lines[1].items() - lines[2].items() <= own
     (refused,) = ask.audited("refused")
     assert (refused["what"], refused["code"]) == ("refused", rpc_errors.MALFORMED)
     assert all(len(json.dumps(line)) < 500 for line in [*lines, refused])
@@ -116,7 +119,7 @@ def test_refusals_push_nothing_out_that_was_answered(tmp_path: Path, monkeypatch
     assert {path.name for path in tmp_path.iterdir()} == {"audit.jsonl", "refused.jsonl", "refused.1.jsonl"}
     assert calls(written.path) == [-1]
     newest = calls(tmp_path / "refused.1.jsonl", written.refusals)
-    assert newest == list(range(newest[0], 100)) and len(newest) > 10
+    assert newest == list(range(newest[0], 100)) and len(newest) > 6
 
 
 def test_lines_of_several_threads_do_not_mix(tmp_path: Path) -> None:
@@ -197,3 +200,74 @@ def test_a_log_for_people_has_no_line_that_a_caller_made(logged: Callable[[str],
     assert "refused a call of hub" in lines[0] and lines[1].startswith("    2026-01-01")
     assert "\x1b" not in out.getvalue() and "    RuntimeError: inside" in out.getvalue()
     assert sum(not line.startswith(" ") for line in lines) == 2
+
+
+# -- the chain -------------------------------------------------------------------------------------------------------
+
+
+def chained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """A log of 60 lines in several files."""
+    monkeypatch.setattr(audit, "LARGEST", 3000)
+    for start in (0, 30):  # the node restarts
+        written = AuditLog(folder / "audit.jsonl")
+        for n in range(30):
+            written.write("answered", "hub", call=start + n)
+    return [*sorted(folder.glob("audit-*Z.jsonl")), folder / "audit.jsonl"]
+
+
+def test_the_chain_goes_through_all_files_and_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = chained(tmp_path, monkeypatch)
+    assert len(files) > 3
+    found = audit.verify(tmp_path)
+    assert (found.lines, found.unchained, found.torn) == (60, 0, 0)
+    AuditLog(tmp_path / "audit.jsonl").write("answered", "hub", call=60)
+    assert audit.verify(tmp_path, noted=found.newest).lines == 61
+
+
+@pytest.mark.parametrize("what", ["changed", "removed", "inserted", "swapped", "file removed"])
+def test_an_edit_of_any_line_is_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = chained(tmp_path, monkeypatch)[1]
+    lines = file.read_bytes().splitlines(keepends=True)
+    edits = {
+        "changed": [lines[0].replace(b"answered", b"refused "), *lines[1:]],
+        "removed": lines[1:],
+        "inserted": [lines[0], *lines],
+        "swapped": [lines[1], lines[0], *lines[2:]],
+        "file removed": [],
+    }
+    file.write_bytes(b"".join(edits[what]))
+    if what == "file removed":
+        file.unlink()
+    with pytest.raises(CheckpointError, match="changed, removed or inserted"):
+        audit.verify(tmp_path)
+
+
+def test_lines_cut_from_the_end_are_found_by_a_hash_that_was_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, noted = chained(tmp_path, monkeypatch)[-1], audit.verify(tmp_path).newest
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    assert audit.verify(tmp_path).lines == 59
+    with pytest.raises(CheckpointError, match="lines at the end were removed"):
+        audit.verify(tmp_path, noted)
+
+
+def test_a_line_that_a_crash_cut_off_stays_in_the_chain(tmp_path: Path) -> None:
+    written = AuditLog(tmp_path / "audit.jsonl")
+    written.write("answered", "hub", call=0)
+    with written.path.open("ab") as file:
+        file.write(b'{"time": "2026-11-')
+    again = AuditLog(tmp_path / "audit.jsonl")
+    again.write("answered", "hub", call=1)
+    again.write("answered", "hub", call=2)
+    found = audit.verify(tmp_path)
+    assert (found.lines, found.torn) == (3, 1)
+
+
+def test_lines_of_an_earlier_version_are_reported_apart(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").write_text('{"what": "opened"}\n{"what": "answered"}\n')
+    AuditLog(tmp_path / "audit.jsonl").write("answered", "hub", call=1)
+    found = audit.verify(tmp_path)
+    assert (found.lines, found.unchained) == (1, 2)
+    with pytest.raises(CheckpointError, match=r"no audit\.jsonl"):
+        audit.verify(tmp_path / "nowhere")

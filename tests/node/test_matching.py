@@ -21,7 +21,7 @@ from fedloom.remote import payload, rpc_errors
 from tests.node.hosts import RUN, RunRequest
 
 THEIRS, OURS = [f"P{n}" for n in range(10)], [f"P{n}" for n in range(4, 16)]
-COLUMNS: dict[str, Any] = {"own": True, "id": "patient", "label": "state"}
+COLUMNS: dict[str, Any] = {"private": True, "id": "patient", "label": "state"}
 ROLES = {"aligned": [0, 3, 1], "test": [2, 5], "dealt": [], "unused": []}
 
 
@@ -36,8 +36,8 @@ def host(hosts: Callable[..., RunRequest], tmp_path: Path) -> Callable[..., RunR
     path = tmp_path / "lab.csv"
     path.write_text("patient,a\n" + "".join(f"{id},{n}\n" for n, id in enumerate(OURS)))
 
-    def make(least_rows: int = 1, **data: Any) -> RunRequest:
-        return hosts(methods=["split"], data={"people": {"rows": path, **data}}, least_rows=least_rows)
+    def make(min_rows: int = 1, **data: Any) -> RunRequest:
+        return hosts(methods=["split"], data={"people": {"rows": path, **data}}, min_rows=min_rows)
 
     return make
 
@@ -94,14 +94,14 @@ def test_an_honest_coordinator_learns_whom_both_have(host: Callable[..., RunRequ
     ("text", "head", "data", "words"),
     [
         (None, {"rows": 0}, {}, "1 to 1000000 ids"),
-        (None, {"rows": 51}, {"most_ids": 50}, "1 to 50 ids"),
+        (None, {"rows": 51}, {"max_ids": 50}, "1 to 50 ids"),
         (None, {"party": 0}, {}, "no rows of this node"),
         (None, {"party": 2}, {}, "no rows of this node"),
         (None, {"version": "0"}, {}, "this node has protocol and version"),
         (config(align="plain"), {}, {}, "by openmined, not by plain"),
         (None, {}, {"align": ["plain"]}, "by plain, not by openmined"),
         (None, {}, {"id": "nobody"}, "failed to read its ids"),
-        (json.dumps({"method": "split", "data": {"name": "people", "clients": 2}}), {}, {}, "set columns.own=true"),
+        (json.dumps({"method": "split", "data": {"name": "people", "clients": 2}}), {}, {}, "set columns.private=true"),
         ("{}", {}, {}, "does not allow the method fedal"),
         (None, {"rows": "ten"}, {}, "invalid message"),
     ],
@@ -147,7 +147,7 @@ def test_a_shard_for_which_there_was_no_room_can_be_asked_for_again(
     assert asked.refused("match", shard).code == rpc_errors.MALFORMED
 
 
-def test_who_may_go_on_with_a_matching(host: Callable[..., RunRequest]) -> None:
+def test_who_may_continue_with_a_matching(host: Callable[..., RunRequest]) -> None:
     asked = host()
     asked("match", begin(start=5))
     shard = step("shard", client().request(), shard=0, start=5)
@@ -188,7 +188,7 @@ def test_who_may_go_on_with_a_matching(host: Callable[..., RunRequest]) -> None:
         {"mark": "m" * 100},
     ],
 )
-def test_roles_that_can_t_be_are_refused(change: dict[str, Any], host: Callable[..., RunRequest]) -> None:
+def test_roles_that_cannot_be_are_refused(change: dict[str, Any], host: Callable[..., RunRequest]) -> None:
     asked = host()
     asked("match", begin())
     asked("match", step("shard", client().request(), shard=0))
@@ -199,7 +199,7 @@ def test_roles_that_can_t_be_are_refused(change: dict[str, Any], host: Callable[
 
 
 def test_few_people_are_refused_and_not_counted(host: Callable[..., RunRequest]) -> None:
-    asked = host(least_rows=3)
+    asked = host(min_rows=3)
     asked("match", begin())
     asked("match", step("shard", client().request(), shard=0))
     for aligned, test in (([0, 1, 2], [3, 4]), ([0, 1], [2, 3, 4])):
@@ -220,11 +220,11 @@ def test_a_torn_file_is_no_matching(host: Callable[..., RunRequest]) -> None:
     asked("match", keep())
     path = asked.config.state / f"run-{RUN}" / "matched"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="torn or altered"):
+    with pytest.raises(CheckpointError, match="is damaged"):
         kept(asked)
     asked("match", begin())  # which is no way out of a new one
 
 
-def test_a_node_that_tells_no_evaluation_takes_no_part(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
+def test_a_node_that_tells_no_evaluation_is_not_evaluated(hosts: Callable[..., RunRequest], tmp_path: Path) -> None:
     asked = hosts(methods=["split"], data={"people": {"rows": tmp_path / "lab.csv"}}, evaluate=False)
     assert "does not allow evaluation" in asked.refused("match", begin()).words

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.remote.node import server
+from fedloom.remote.node import process
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, alone, prune
 from tests.node.hosts import node
 
@@ -146,7 +146,7 @@ def test_a_mark_lasts_until_another_takes_its_place(links: bool, store: Store, m
         assert {path.name for path in store.folder.iterdir()} - {".mark-0.draft"} == {"run.json", "state", "mark-0"}
 
 
-def test_a_way_back_that_is_cut_short_can_be_gone_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_that_is_cut_short_can_be_repeated(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -176,7 +176,7 @@ def test_files_that_are_not_ours_are_let_be(store: Store) -> None:
     assert (store.folder / "notes.txt").exists() and store.read() is None and store.before(0) is None
 
 
-def test_a_torn_state_does_not_stand_in_the_way_of_a_new_start(store: Store) -> None:
+def test_a_torn_state_does_not_prevent_a_new_start(store: Store) -> None:
     store.mark(0, [])
     store.write(entry(1, 0))
     (store.folder / "state").write_bytes(b"torn")
@@ -196,7 +196,7 @@ def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
         with alone(config.state):
             other = pool.submit(waited)
             with pytest.raises(ConfigError, match="another process uses"):
-                asyncio.run(asyncio.wait_for(server.run(config), 20))
+                asyncio.run(asyncio.wait_for(process.run(config), 20))
             assert not (config.state / "secret").exists()
             over.set()
         assert other.result(20)

@@ -166,7 +166,7 @@ def test_what_is_not_finite_is_refused(bad: float, coding: Coding, k: int | None
 
 
 @pytest.mark.parametrize(("coding", "k"), [("float16", None), ("top-k", 1), ("top-k", 3)])
-def test_what_float16_can_not_hold_is_refused(coding: Coding, k: int | None) -> None:
+def test_what_float16_cannot_hold_is_refused(coding: Coding, k: int | None) -> None:
     x = rows(10)
     x[2, 3] = 66_000.0
     failure = verdict(encode(x, coding, k), like(B, 10, coding, k))

@@ -12,9 +12,10 @@ import pytest
 
 from fedloom import report
 from fedloom.core.errors import DataError
-from fedloom.experiment.compare import summarise
-from fedloom.experiment.run import Result
-from fedloom.report import comparison_page
+from fedloom.experiment.compare import summarize
+from fedloom.experiment.metrics import SCORES
+from fedloom.experiment.run import RunResult
+from fedloom.report import results
 from tests.report.test_report import (
     CONFIG,
     EVIL,
@@ -148,8 +149,8 @@ def write_comparison(folder: Path, accuracies: dict[str, Sequence[float]], **mor
             alone = name == "proto-evfl"
             run = folder / f"{name}-seed{seed}"
             write_columns(run, name=name, seed=seed, accuracy=value, unit=unit, alone=alone, **more)
-            found.append(Result(json.loads((run / "result.json").read_text()), [], run))
-    _dump(folder / "comparison.json", summarise("Columns", found))
+            found.append(RunResult(json.loads((run / "result.json").read_text()), [], run))
+    _dump(folder / "comparison.json", summarize("Columns", found))
     return folder
 
 
@@ -164,7 +165,20 @@ def test_numbers_of_a_run_land_in_its_page(tmp_path: Path) -> None:
     assert "class frequencies give 0.562" in text and "standard error 10.8" in text
     assert "chance gives 50.0 %" in text and "chance gives 0.5" in text
     assert "8.00 MB" in text and "by the parties" in text and "client" not in text.replace("clients = 3", "")
-    assert "Calls without a usable reply" in text and "fedloom run config.toml" in text
+    assert "Calls without a valid reply" in text and "fedloom run config.toml" in text
+
+
+def test_every_score_has_a_tile(tmp_path: Path) -> None:
+    folder = write_columns(tmp_path / "run")
+    path = folder / "result.json"
+    found = json.loads(path.read_text())
+    more = SCORES.keys() - found["scores"].keys()
+    path.write_text(json.dumps({**found, "scores": dict.fromkeys(SCORES, 0.5) | found["scores"]}))
+    measured = (folder / "metrics.csv").read_text().splitlines()
+    rows = [row.replace(",auc,", f",{name},") for name in more for row in measured if ",auc," in row]
+    (folder / "metrics.csv").write_text("\n".join([*measured, *rows, ""]))
+    text = checked(written(folder)).text
+    assert all(score.title in text for score in SCORES.values()) and "0 is perfect" in text
 
 
 def test_who_holds_what(tmp_path: Path) -> None:
@@ -228,7 +242,7 @@ def test_a_class_that_nobody_could_learn(tmp_path: Path) -> None:
     assert "The accuracy is 50.0 % on test rows of the other classes and 0.0 % on those of this one." in text
 
 
-def test_a_collapse_is_told(tmp_path: Path) -> None:
+def test_a_collapse_is_reported(tmp_path: Path) -> None:
     assert "No extractor collapsed." in checked(written(write_columns(tmp_path / "a"))).text
     assert (
         "In two rounds an extractor collapsed." in checked(written(write_columns(tmp_path / "b", collapsed=0.5))).text
@@ -244,7 +258,7 @@ def test_traffic_of_each_round(tmp_path: Path) -> None:
     assert "by bytes sent" not in silent
 
 
-def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_reported(tmp_path: Path) -> None:
     text = checked(written(write_columns(tmp_path / "run", finished=False, attacks=True))).text
     assert "This run is unfinished" in text and "of 75.0 % on 16 test rows" in text and "AUC 0.875" in text
     assert "Each party alone" in text and "Always guessing the most frequent class gives 37.5 %." in text
@@ -301,7 +315,7 @@ def test_many_classes_are_shown_on_demand(tmp_path: Path) -> None:
         ("ledger.csv", "0,active", "zero,active", "line 2 round"),
     ],
 )
-def test_damage_inside_a_file_is_told(tmp_path: Path, name: str, old: str, new: str, say: str) -> None:
+def test_damage_inside_a_file_is_reported(tmp_path: Path, name: str, old: str, new: str, say: str) -> None:
     folder = write_columns(tmp_path / "run")
     text = (folder / name).read_text()
     assert old in text
@@ -332,10 +346,10 @@ def test_a_comparison_of_two_seeds(tmp_path: Path) -> None:
     assert "Over two seeds, proto-evfl is on average 6.2 points above split, but the 95 % interval" in text
     assert (
         "Log-loss of the first minus the other, on the same data and seed; less is better" in text
-        and comparison_page.ONE_SEED not in text
+        and results.ONE_SEED not in text
     )
     assert "−0.062" in text and "+0.062" in text and "1/2" in text and "2/2" in text
-    assert "in favour of the first" in text and "active-only (sends nothing)" in text
+    assert "favors the first" in text and "active-only (sends nothing)" in text
     assert "the band is ± one s.d. over seeds" in text and "in the run proto-evfl, seed 0" in text
     assert "On their unaligned rows" in text and "31.2 % ± 0.0" in text and "62.5 % ± 0.0" in text
     assert reader.links == ["split-seed1/report.html"]
@@ -345,16 +359,16 @@ def test_a_comparison_of_two_seeds(tmp_path: Path) -> None:
 
 def test_one_seed_claims_nothing(tmp_path: Path) -> None:
     text = checked(written(write_comparison(tmp_path / "c", {"proto-evfl": [0.75], "split": [0.5]}))).text
-    assert "proto-evfl is 25.0 points above split in the one seed." in text and comparison_page.ONE_SEED in text
+    assert "proto-evfl is 25.0 points above split in the one seed." in text and results.ONE_SEED in text
     assert "s.d. over seeds" not in text and "95 %" not in text
 
 
 def test_runs_whose_folders_are_gone_are_left_out(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "c", {"proto-evfl": [0.75], "split": [0.5]})
     (folder / "proto-evfl-seed0").rename(tmp_path / "away")
-    assert "The folders of one run are not here" in checked(written(folder)).text
+    assert "The folders of one run are missing" in checked(written(folder)).text
     (folder / "split-seed0").rename(tmp_path / "away too")
-    assert "The folders of two runs are not here" in written(folder)
+    assert "The folders of two runs are missing" in written(folder)
 
 
 def test_runs_made_one_by_one_are_paired(tmp_path: Path) -> None:
@@ -363,7 +377,7 @@ def test_runs_made_one_by_one_are_paired(tmp_path: Path) -> None:
     assert "proto-evfl is 25.0 points above split in the one seed." in text
     runs[1] = write_columns(tmp_path / "c", name="split", dataset="adult")
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
-    assert "Side by side only, without paired differences" in text and "Paired differences" not in text
+    assert "The runs cannot be paired" in text and "Paired differences" not in text
 
 
 def test_columns_and_rows_have_no_page_in_common(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from fedloom import report
 from fedloom.core.errors import DataError
-from fedloom.experiment.compare import networks, summarise
+from fedloom.experiment.compare import networks, summarize
 from fedloom.experiment.result import RunSummary
-from fedloom.experiment.run import Result
+from fedloom.experiment.run import RunResult
 from fedloom.report.terminal import show_comparison
 from tests.report.test_report import write_run
 
@@ -78,14 +78,14 @@ def test_gains_are_over_the_same_clients_of_the_same_seeds(tmp_path: Path) -> No
 def test_the_method_compared_with_is_local_or_the_first(tmp_path: Path) -> None:
     def over(*names: str) -> tuple[str, list[float]]:
         runs = [mixed(tmp_path / f"{len(names)}{n}", name=n, method=n, accuracy=(0.5, 0.5, 0.5)) for n in names]
-        found = summarise("T", [Result(content(run), [], run) for run in runs])
+        found = summarize("T", [RunResult(content(run), [], run) for run in runs])
         return found["gains_over"], [m["networks"]["mlp"]["gain"] for m in found["methods"]]
 
     assert over("fedal", "local", "cfd") == ("local", [0.0, 0.0, 0.0])
     assert over("cfd", "fedal") == ("cfd", [0.0, 0.0])
 
 
-def test_clients_that_never_learnt_are_left_out(tmp_path: Path) -> None:
+def test_clients_that_never_learned_are_left_out(tmp_path: Path) -> None:
     run = {**content(mixed(tmp_path / "one", accuracy=(0.5, 0.8, 0.1))), "unseen": [2]}
     assert gains([run], "accuracy")["forest"] == {"clients": 1, "mean": 0.5, "gain": None}
 
@@ -93,7 +93,7 @@ def test_clients_that_never_learnt_are_left_out(tmp_path: Path) -> None:
 def test_the_terminal_shows_it_where_there_is_room(tmp_path: Path) -> None:
     each = {"fedal": (0.5, 0.8, 0.7), "local": (0.5, 0.7, 0.7)}
     runs = [mixed(tmp_path / name, name=name, method=name, accuracy=a) for name, a in each.items()]
-    found = summarise("T", [Result(content(run), [], run) for run in runs])
+    found = summarize("T", [RunResult(content(run), [], run) for run in runs])
 
     def shown(width: int) -> str:
         out = io.StringIO()
@@ -112,7 +112,7 @@ def test_reports_of_one_run_and_of_several_show_it(tmp_path: Path) -> None:
     for text in (page(runs[:1], tmp_path / "one.html"), page(runs, tmp_path / "two.html")):
         assert "by the clients" in text and "<td" in text
         assert "forest" in text and "60.0" in text and "Model" in text
-    assert "of fedal" in text and "(0.0)" in text
+    assert "gain in points over fedal" in text and "(0.0)" in text
     with pytest.raises(DataError):
         report.write_many([], tmp_path / "none.html")
 

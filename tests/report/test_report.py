@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import json
 import re
 from collections import Counter
@@ -20,13 +22,13 @@ from hypothesis import strategies as st
 from fedloom import report
 from fedloom.core import ledger
 from fedloom.core.errors import DataError
+from fedloom.core.statistics import confidence_interval
 from fedloom.experiment import record
-from fedloom.experiment.compare import summarise
-from fedloom.experiment.result import PairedDifference
-from fedloom.experiment.run import Result
-from fedloom.report import comparison_page, mixing, schema, styles
+from fedloom.experiment.compare import summarize
+from fedloom.experiment.result import Comparison, PairedDifference
+from fedloom.experiment.run import RunResult
 from fedloom.report import formatting as fmt
-from fedloom.report.statistics import confidence_interval
+from fedloom.report import mixing, results, schema, styles
 
 CONFIG = """name = {name}
 method = "fedal"
@@ -128,8 +130,8 @@ def write_comparison(
             each = [mean - 0.125, mean, mean + 0.125]
             unit = 0 if name == "local" else 5000
             run = write_run(folder / f"{name}-seed{seed}", name=name, seed=seed, accuracy=each, unit=unit, **more)
-            found.append(Result(json.loads((run / "result.json").read_text()), [], run))
-    _dump(folder / "comparison.json", summarise(title, found))
+            found.append(RunResult(json.loads((run / "result.json").read_text()), [], run))
+    _dump(folder / "comparison.json", summarize(title, found))
     return folder
 
 
@@ -189,7 +191,7 @@ class _Reader(HTMLParser):
         assert self.open and self.open.pop() == tag, tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if self.open and self.open[-1] not in ("style", "script"):
             self.text += data
 
 
@@ -198,10 +200,15 @@ def checked(text: str) -> _Reader:
     reader = _Reader()
     reader.feed(text)
     assert not reader.open
-    assert reader.tags["h1"] == 1 and reader.tags["script"] == 0 and reader.tags["link"] == 0
+    assert reader.tags["h1"] == 1 and reader.tags["script"] == 1 and reader.tags["link"] == 0
     assert len(reader.ids) == len(set(reader.ids))
     assert all(found.startswith(("#", "data:")) for found in reader.loaded)
-    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    script = re.search(r"<script>(.*?)</script>", text, flags=re.S)
+    assert script and not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|Function\(", script[1])
+    digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in text  # the only script that the page may run
+    assert set(re.findall(r"https?://[^\s\"']+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"@import|url\((?!#)", text)
     svgs = re.findall(r"<svg.*?</svg>", text, flags=re.S)
     for svg in svgs:
         root = ElementTree.fromstring(svg)
@@ -222,7 +229,7 @@ def test_numbers_of_a_run_land_in_its_page(tmp_path: Path) -> None:
     for number in ("37.5 %", "43.2 %", "2.00 MB", "4.00 MB", "75.0 s", "80.0 %", "87.5", "62.5"):
         assert number in text, number
     assert "client → server" in text and "float32[4,2]" in text
-    assert "not finite" in text and "Calls without a usable reply" in text
+    assert "not finite" in text and "Calls without a valid reply" in text
     assert "fedloom run config.toml" in text and "cd" * 32 in text and "2.13.0" in text
     assert "after the transfer stage" in text and "after the local stage" in text
     assert "Discriminator loss" in text and "ln 3" in text and "Gradient norm" in text
@@ -260,7 +267,7 @@ def test_words_in_figures_are_kept_as_they_are(tmp_path: Path) -> None:
     assert all(text.count(name) == 2 for name in classes)
 
 
-def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_reported(tmp_path: Path) -> None:
     text = checked(written(write_run(tmp_path / "run", finished=False))).text
     assert "This run is unfinished" in text and "--resume" in text
     assert "Three clients reached 75.0 % ± 10.2" in text and "after 10 iterations." in text
@@ -271,7 +278,7 @@ def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
 def test_any_number_of_clients_and_classes(tmp_path: Path, clients: int, classes: int) -> None:
     names = [f"class {k}" for k in range(classes)]
     folder = write_run(tmp_path / "run", classes=names, accuracy=np.linspace(0, 1, clients).tolist())
-    assert "Who holds what" in checked(written(folder)).text
+    assert "Partition" in checked(written(folder)).text
 
 
 def test_a_run_that_was_only_looked_at(tmp_path: Path) -> None:
@@ -325,7 +332,7 @@ def test_each_missing_or_torn_file_is_named(tmp_path: Path, name: str) -> None:
         ("ledger.csv", "predict", '"predict', "CSV"),
     ],
 )
-def test_damage_inside_a_file_is_told(tmp_path: Path, name: str, old: str, new: str, say: str) -> None:
+def test_damage_inside_a_file_is_reported(tmp_path: Path, name: str, old: str, new: str, say: str) -> None:
     folder = write_run(tmp_path / "run")
     text = (folder / name).read_text()
     assert old in text
@@ -355,7 +362,7 @@ def test_a_comparison_with_one_seed_claims_nothing(tmp_path: Path) -> None:
     text = reader.text
     assert "Accuracy on the global test set: fedal 75.0 % ± 10.2 and local 50.0 % ± 10.2 (s.d. over clients)" in text
     assert "fedal is 25.0 points above local in the one seed, and better at 3 of 3 clients." in text
-    assert comparison_page.ONE_SEED in text
+    assert results.ONE_SEED in text
     assert "s.d. over seeds" not in text and "95 %" not in text
     assert "+25.0" in text and "3/3" in text and "local (sends nothing)" in text
     assert reader.links == ["fedal-seed0/report.html"]
@@ -365,7 +372,7 @@ def test_a_comparison_with_three_seeds(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "c", {"fedal": [0.5, 0.625, 0.75], "local": [0.5, 0.375, 0.625]})
     text = checked(written(folder)).text
     # The differences are 0, 0.25 and 0.125: mean 12.5, s.d. 12.5, interval 12.5 ± 4.303 * 12.5 / sqrt(3).
-    assert "62.5 % ± 12.5" in text and "seeds 0, 1 and 2" in text and comparison_page.ONE_SEED not in text
+    assert "62.5 % ± 12.5" in text and "seeds 0, 1 and 2" in text and results.ONE_SEED not in text
     assert "+12.5" in text and "−18.6 to +43.6" in text and "6/9" in text
     assert "these seeds do not show which is better" in text and "agree in sign" not in text
     assert "Accuracy of each client, seed 0" in text and "the band is ± one s.d. over seeds" in text
@@ -381,10 +388,10 @@ def test_runs_whose_folders_are_gone_are_left_out(tmp_path: Path) -> None:
     folder = write_comparison(tmp_path / "c", {"fedal": [0.75], "local": [0.5]})
     (folder / "local-seed0").rename(tmp_path / "away")
     text = checked(written(folder)).text
-    assert "The folders of one run are not here" in text and "50.0 %" in text
+    assert "The folders of one run are missing" in text and "50.0 %" in text
     (folder / "fedal-seed0").rename(tmp_path / "away too")
     text = written(folder)
-    assert "The folders of two runs" in text and "Who holds what" not in text
+    assert "The folders of two runs" in text and "Partition" not in text
 
 
 def test_a_comparison_whose_folder_holds_another_run(tmp_path: Path) -> None:
@@ -422,7 +429,7 @@ def test_runs_made_one_by_one_are_paired(tmp_path: Path) -> None:
     assert reader.links == ["x/b/report.html"]
 
 
-def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_reported_apart_by_folder(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / at, accuracy=[0.5, mean]) for at, mean in (("a/run", 0.5), ("b/run", 0.75))]
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
     assert "a/run is 12.5 points below b/run" in text and str(tmp_path) not in text
@@ -440,8 +447,8 @@ def test_runs_of_one_name_are_told_apart_by_folder(tmp_path: Path) -> None:
 def test_runs_on_other_data_stand_side_by_side(tmp_path: Path, other: dict[str, Any], why: str) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", name="fedmd", **other)]
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
-    assert "Side by side only, without paired differences" in text and why in text
-    assert "Paired differences" not in text and "Who holds what" not in text and "fedmd" in text
+    assert "The runs cannot be paired" in text and why in text
+    assert "Paired differences" not in text and "Partition" not in text and "fedmd" in text
 
 
 def test_costs_that_are_orders_apart_share_a_figure(tmp_path: Path) -> None:
@@ -451,12 +458,12 @@ def test_costs_that_are_orders_apart_share_a_figure(tmp_path: Path) -> None:
     assert all(tick in text for tick in ticks)
 
 
-def test_runs_of_different_length_are_told(tmp_path: Path) -> None:
+def test_runs_of_different_length_are_reported(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", name="fedmd")]
     text = (runs[1] / "result.json").read_text()
     (runs[1] / "result.json").write_text(text.replace('"iterations": 10', '"iterations": 2500'))
     out = report.write_many(runs, tmp_path / "new" / "many.html").read_text(encoding="utf-8")
-    assert "The runs are of different length, 10 to 2,500 iterations" in checked(out).text
+    assert "The runs differ in length (10 to 2,500 iterations)" in checked(out).text
 
 
 def test_runs_without_a_seed_in_common(tmp_path: Path) -> None:
@@ -465,7 +472,7 @@ def test_runs_without_a_seed_in_common(tmp_path: Path) -> None:
     assert "fedal and fedmd have no seed in common" in text
 
 
-def test_what_can_not_be_gathered(tmp_path: Path) -> None:
+def test_what_cannot_be_gathered(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="at least one run"):
         report.write_many([], tmp_path / "many.html")
     run = write_run(tmp_path / "a", finished=False)
@@ -501,12 +508,46 @@ def test_an_interval_is_within_what_can_be_and_needs_two_seeds() -> None:
     assert confidence_interval([0.5]) is None and confidence_interval([]) is None
 
 
+def _verdict(folder: Path, accuracies: dict[str, Sequence[float]]) -> results.Verdict | None:
+    """The verdict of a comparison written by hand; seeds are 0, 1, …"""
+    write_comparison(folder, accuracies)
+    return results.verdict(Comparison(**json.loads((folder / "comparison.json").read_text())))
+
+
+def test_the_verdict_names_the_best_its_lead_and_the_interval(tmp_path: Path) -> None:
+    """The differences are 0.1, 0.125 and 0.15: mean 12.5, s.d. 2.5, interval 12.5 ± 4.303 * 2.5 / sqrt(3)."""
+    best = _verdict(tmp_path / "a", {"fedal": (0.5, 0.525, 0.55), "local": (0.4, 0.4, 0.4)})
+    assert best == results.Verdict("fedal", f"fedal +12.5 over local, 95{fmt.NBSP}% +6.3 to +18.7, 3 seeds", True)
+    turned = _verdict(tmp_path / "b", {"local": (0.4, 0.4, 0.4), "fedal": (0.5, 0.525, 0.55)})
+    assert turned == best  # whichever is the reference
+    others = {"fedmd": (0.25, 0.25, 0.25), "local": (0.4, 0.4, 0.4), "fedal": (0.5, 0.525, 0.55)}
+    assert _verdict(tmp_path / "c", others) == best  # none of the two is the reference
+
+
+def test_the_verdict_is_open_if_the_interval_contains_0_or_there_is_one_seed(tmp_path: Path) -> None:
+    near = _verdict(tmp_path / "a", {"fedal": (0.5, 0.25, 0.5), "local": (0.25, 0.5, 0.25)})
+    assert near is not None and near.text.startswith("No clear winner: fedal +8.3 over local, 95") and not near.decided
+    one = _verdict(tmp_path / "b", {"fedal": (0.5,), "local": (0.25,)})
+    assert one == results.Verdict("fedal", "fedal +25.0 over local, 1 seed: too few to rule out chance", False)
+    level = _verdict(tmp_path / "c", {"fedal": (0.5, 0.5), "local": (0.5, 0.5)})
+    assert level is not None and level.text.startswith("No clear winner: ") and not level.decided
+    assert _verdict(tmp_path / "d", {"fedal": (0.5, 0.5)}) is None
+
+
+def test_the_verdict_pairs_common_seeds_only(tmp_path: Path) -> None:
+    """Three seeds of the reference, two of each other: the first two are common."""
+    found = _verdict(tmp_path / "a", {"fedmd": (0.25, 0.25, 0.75), "fedal": (0.6, 0.65), "local": (0.5, 0.5)})
+    assert found is not None and found.winner == "fedal"
+    assert found.text.startswith("fedal +12.5 over local") or found.text.startswith("No clear winner: fedal +12.5 over")
+    assert found.text.endswith("2 seeds")
+
+
 def test_verdicts_say_no_more_than_the_seeds() -> None:
-    assert "larger than the variation over seeds" in comparison_page.verdict(_difference(0.20, 0.21, 0.22))
-    agree = comparison_page.verdict(_difference(0.05, 0.30, 0.10))
+    assert "larger than the variation over seeds" in results.conclusion(_difference(0.20, 0.21, 0.22))
+    agree = results.conclusion(_difference(0.05, 0.30, 0.10))
     assert "though all seeds agree in sign" in agree and "do not show" in agree
-    assert comparison_page.verdict(_difference(0.0)).startswith("a is level with b in the one seed")
-    assert "10.0 points below" in comparison_page.verdict(_difference(-0.1))
+    assert results.conclusion(_difference(0.0)).startswith("a is level with b in the one seed")
+    assert "10.0 points below" in results.conclusion(_difference(-0.1))
 
 
 def test_numbers_as_words() -> None:
@@ -530,7 +571,7 @@ def test_shortened_names_fit_and_print(text: str, longest: int) -> None:
 
 
 def test_looks_differ() -> None:
-    seen = {(x.colour, x.shape, x.dash) for x in map(styles.series_style, range(24))}
+    seen = {(x.color, x.shape, x.dash) for x in map(styles.series_style, range(24))}
     assert len(seen) == 24
 
 
@@ -541,22 +582,22 @@ def test_tables_are_read_as_runs_write_them() -> None:
     assert set(schema.LedgerRow.model_fields) <= set(ledger.COLUMNS)
 
 
-# -- personalised methods ------------------------------------------------------------------------------------
+# -- personalized methods ------------------------------------------------------------------------------------
 
 CHOICES = [(1, "client-0", "0:0.5 1:0.25 2:0.25"), (1, "client-1", "1:1"), (2, "client-0", "0:0.5 2:0.5")]
 
 
-def test_own_accuracy_leads_where_there_is_a_way(tmp_path: Path) -> None:
+def test_own_accuracy_leads_where_there_is_an_evaluation_mode(tmp_path: Path) -> None:
     text = checked(written(write_run(tmp_path / "run", tuned=True))).text
     # Own accuracy is half of the global one, tuned three quarters: 75 / 2 and 75 * 3 / 4.
     assert "On their own class mix of digits, three clients reached 56.2 % ± 7.7 (s.d. over clients) tuned and" in text
-    assert "37.5 % ± 5.1 as they are" in text and "one's own most frequent class gives 43.8 %" in text
-    assert "On own class mix, tuned" in text and "as they are" in text
-    assert "+18.8 points over as they are; better at 3 of 3 clients, worse at 0." in text
+    assert "37.5 % ± 5.1 unadapted" in text and "one's own most frequent class gives 43.8 %" in text
+    assert "On own class mix, tuned" in text and "unadapted" in text
+    assert "gain over unadapted models is +18.8 points; 3 of 3 clients improve, and 0 get worse." in text
     assert "Mixing weights" not in text
 
 
-def test_an_unfinished_run_knows_its_ways(tmp_path: Path) -> None:
+def test_an_unfinished_run_has_its_evaluation_modes(tmp_path: Path) -> None:
     text = checked(written(write_run(tmp_path / "run", tuned=True, finished=False))).text
     assert "This run is unfinished" in text and "reached 56.2 % ± 7.7 (s.d. over clients) tuned" in text
 
@@ -585,7 +626,7 @@ def test_maps_of_many_clients(tmp_path: Path, clients: int) -> None:
         tmp_path / "run", accuracy=[0.5] * clients, counts=counts, classes=list("abcdefghij"), mixing=near
     )
     text = checked(written(folder)).text
-    assert ("3 × 3 clients" in text) == (clients > mixing.MOST)
+    assert ("3 × 3 clients" in text) == (clients > mixing.MAX_CLIENTS)
 
 
 @pytest.mark.parametrize("weights", ["0:x", "9:0.5", "0 0.5", "-1:0.5"])
@@ -597,8 +638,8 @@ def test_a_damaged_table_of_mixing(tmp_path: Path, weights: str) -> None:
 def test_what_is_taken_by_hand() -> None:
     alike = mixing.overlaps(np.array([[2, 0], [0, 5], [5, 5]]))
     np.testing.assert_allclose(alike, [[1, 0, 0.5], [0, 1, 0.5], [0.5, 0.5, 1]])
-    assert mixing.everybody(alike) == pytest.approx(1 / 3)
-    found = mixing.taken(np.array([[0.6, 0.1, 0.3], [0, 1, 0], [0, 0, 0]]), alike)
+    assert mixing.equal_weight_overlap(alike) == pytest.approx(1 / 3)
+    found = mixing.mixing_statistics(np.array([[0.6, 0.1, 0.3], [0, 1, 0], [0, 0, 0]]), alike)
     np.testing.assert_allclose(found.overlap, [0.375, np.nan, np.nan])
     np.testing.assert_allclose(found.number, [1.6, 0, np.nan])
     np.testing.assert_allclose(found.own, [0.6, 1, np.nan])
@@ -606,7 +647,7 @@ def test_what_is_taken_by_hand() -> None:
 
 def test_alike_clients_stand_side_by_side() -> None:
     groups = np.arange(12) % 3
-    order = mixing.side_by_side(mixing.overlaps(np.eye(3)[groups] * 9))
+    order = mixing.similarity_order(mixing.overlaps(np.eye(3)[groups] * 9))
     assert sorted(order) == list(range(12))
     assert np.count_nonzero(np.diff(groups[order])) == 2
 
@@ -635,7 +676,7 @@ def test_a_comparison_of_personal_methods(tmp_path: Path) -> None:
     assert "Mixing weights" in text and "Overlap at equal weights" in text
 
 
-def test_a_way_leads_only_if_all_methods_have_it(tmp_path: Path) -> None:
+def test_an_evaluation_mode_leads_only_if_all_methods_have_it(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a", tuned=True), write_run(tmp_path / "b", name="local", accuracy=[0.5, 0.5, 0.5])]
     text = checked(report.write_many(runs, tmp_path / "many.html").read_text(encoding="utf-8")).text
     assert "Accuracy on the global test set: fedal" in text

@@ -1,4 +1,4 @@
-"""Whether a claim is held: the rule on numbers, and on the cells of a table."""
+"""Verdicts on claims about the cells of a table."""
 
 from __future__ import annotations
 
@@ -9,74 +9,32 @@ from typing import Any
 
 import pytest
 
-from fedloom.reproduce.claims import RULE, ClaimResult, check_claim, decide
-from fedloom.reproduce.results import CellValue, TableResults
+from fedloom.reproduce.claims import ClaimResult, check_claim, check_claims
+from fedloom.reproduce.results import CellValue, TableResults, gather
 from fedloom.reproduce.spec import Claim
+from fedloom.reproduce.verdicts import RULE
 from tests.reproduce.conftest import Made, value
 
-NEAR = [1.9, 2.0, 2.1]
-"""Mean 2, s.d. 0.1: the interval is 2 ± 4.303 · 0.1 / √3 = 1.752 to 2.248."""
-SOME = "a difference is infinite in some seeds only, for example because a level is not always reached"
-NEITHER = "a difference is not a number, for example because no side reaches the level"
-FAR = [1.0, 2.0, 3.0]
-"""Ten times as wide: −0.484 to 4.484."""
-
-
-@pytest.mark.parametrize(
-    ("differences", "rule", "by", "verdict", "said"),
-    [
-        (NEAR, "more", 0, "held", ""),
-        (NEAR, "more", 1.75, "held", ""),
-        (NEAR, "more", 1.76, "not seen", "not significant"),
-        (NEAR, "more", 2.3, "not seen", "less than that"),
-        (NEAR, "less", 0, "not seen", "the opposite"),
-        ([-d for d in NEAR], "less", 1.75, "held", ""),
-        ([-d for d in NEAR], "less", 2.3, "not seen", "less than that"),
-        ([-d for d in NEAR], "more", 0, "not seen", "the opposite"),
-        (NEAR, "within", 2.25, "held", ""),
-        ([-d for d in NEAR], "within", 2.25, "held", ""),
-        (NEAR, "within", 2, "not seen", "not significant"),
-        (NEAR, "within", 1.7, "not seen", "they differ by more"),
-        (FAR, "more", 0, "not seen", "not significant"),
-        ([0.0, 0.0, 0.0], "more", 0, "not seen", "not significant"),
-        ([0.0, 0.0, 0.0], "within", 0, "held", ""),
-        ([2.0, 2.0, 2.0], "more", 1, "held", ""),
-        ([2.0, 2.0], "more", 1, "not seen", "seen, but 2 seeds are too few"),
-        ([2.0], "more", 1, "not testable here", "one seed cannot show significance"),
-        ([], "more", 0, "not testable here", "no seed is complete"),
-        ([1.0, 2.0, math.inf], "more", 0, "not testable here", SOME),
-        ([math.inf, math.inf, -math.inf], "more", 0, "not testable here", SOME),
-        ([math.inf] * 3, "more", 9, "held", "the first is infinite in every seed"),
-        ([-math.inf] * 3, "less", 9, "held", "the second is infinite in every seed"),
-        ([math.inf] * 3, "less", 0, "not seen", "the opposite: the first is infinite in every seed"),
-        ([-math.inf] * 3, "more", 0, "not seen", "the opposite: the second is infinite in every seed"),
-        ([math.inf] * 3, "within", 9, "not seen", "they differ by more: the first is infinite in every seed"),
-        ([math.inf] * 2, "more", 0, "not seen", "seen, but 2 seeds are too few: the first is infinite in every seed"),
-        ([math.inf], "more", 0, "not testable here", "one seed cannot show significance"),
-        ([math.inf, 2.0, math.nan], "more", 0, "not testable here", NEITHER),
-    ],
-)
-def test_the_rule(differences: Sequence[float], rule: Any, by: float, verdict: str, said: str) -> None:
-    found = decide(differences, rule, by)
-    assert (found.verdict, found.words) == (verdict, said)
-
-
-def test_the_interval_is_that_of_student() -> None:
-    found = decide(NEAR, "more")
-    assert found.mean == pytest.approx(2)
-    assert found.ends == pytest.approx((1.75157, 2.24843), abs=1e-4)
-    assert "at least three seeds" in RULE
+FEW = {"small": "too few clients"}
 
 
 A, LOCAL = "AFIND+ | <i>", "Local"
 
 
+def planted(
+    made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], chance: float | None = None
+) -> TableResults:
+    """The table with these numbers by seed, from 0, and a chance level in [0, 1]."""
+    found = made.found()
+    put = {at: CellValue(dict(enumerate(values)), found.numbers[at].paper) for at, values in numbers.items()}
+    found.__dict__["numbers"] = {**found.numbers, **put}
+    found.__dict__["chance"] = lambda *_: chance
+    return found
+
+
 def claims(made: Made, numbers: Mapping[tuple[str, str], Sequence[float]], **claim: Any) -> ClaimResult:
     """A claim on a table with these numbers by seed, from 0."""
-    found = made.found()
-    put = {at: CellValue(dict(enumerate(values))) for at, values in numbers.items()}
-    found.__dict__["numbers"] = {**found.numbers, **put}
-    return check_claim(Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), found)
+    return check_claim(Claim(text="So it is.", **{"left": A, "right": LOCAL, **claim}), planted(made, numbers))
 
 
 def table(a5: Sequence[float], a01: Sequence[float], l5: Sequence[float], l01: Sequence[float]) -> Any:
@@ -87,23 +45,35 @@ def test_rows_are_compared_by_their_mean_over_columns_seed_by_seed(made: Made) -
     numbers = table([10, 20, 30], [12, 22, 32], [8, 18, 28], [8.2, 17.8, 28])
     found = claims(made, numbers)
     assert found.seeds == pytest.approx({0: 2.9, 1: 3.1, 2: 3.0})
-    assert found.verdict == "held"
+    assert found.verdict == "reproduced" and found.printed is None  # Local has no number at α = 0.1
     assert found.compared == f"{A} − Local, mean of 2 columns"
-    assert found.found == "+3.0\u00a0points (+2.8 to +3.2)"  # 3 ± 4.303 · 0.1 / √3
+    assert found.found == "+3.0\u00a0points (+2.7 to +3.3)"  # 3 ± 4.849 · 0.1 / √3
     one = claims(made, numbers, columns=("α = 0.1",), rule="less")
     assert one.seeds == pytest.approx({0: 3.8, 1: 4.2, 2: 4.0})
-    assert one.found == "the opposite: +4.0\u00a0points (+3.5 to +4.5)"
+    assert (one.verdict, one.found) == ("refuted", "+4.0\u00a0points (+3.4 to +4.6): the opposite")
     assert one.compared == f"{A} − Local, α = 0.1"
 
 
+def test_the_paper_s_own_difference_is_the_measure(made: Made) -> None:
+    """It prints 78 and 80.25 at α = 5: 2.25 points less."""
+    near = table([10, 10.1, 9.9], [1, 2, 3], [12, 12.4, 12], [1, 2, 3])
+    found = claims(made, near, columns=("α = 5",), rule="less")
+    assert found.printed == pytest.approx(-2.25) and found.verdict == "reproduced"
+    assert found.found == "−2.1\u00a0points (−2.6 to −1.7), printed −2.2"
+    less = claims(made, near, columns=("α = 5",), rule="less", printed=-5.0)
+    assert (less.verdict, less.printed) == ("direction only", -5.0)
+    none = claims(made, near, columns=("α = 5",), rule="less", measure="own accuracy")
+    assert none.printed is None
+
+
 def test_cells_and_numbers_stand_on_either_side(made: Made) -> None:
-    numbers = table([10, 10.1, 9.9], [1, 2, 3], [0, 0, 0], [0, 0, 0])
+    numbers = table([10, 10.1, 9.9], [1, 2, 3], [0, 0.1, 0], [0, 0.1, 0])
     cell = claims(made, numbers, left=f"{A} @ α = 5", right=8.0, by=1.5)
     assert cell.seeds == pytest.approx({0: 2, 1: 2.1, 2: 1.9})
-    assert cell.verdict == "held"
+    assert cell.verdict == "direction only" and cell.printed == 70  # it prints 78
     assert cell.compared == f"{A} @ α = 5 − 8\u00a0points; margin 1.5\u00a0points"
     both = claims(made, numbers, left=f"{A} @ α = 5", right=f"{A} @ α = 0.1")
-    assert both.seeds == pytest.approx({0: 9, 1: 8.1, 2: 6.9})
+    assert both.seeds == pytest.approx({0: 9, 1: 8.1, 2: 6.9}) and both.printed == pytest.approx(3.6)
 
 
 def test_times_multiply_the_right(made: Made) -> None:
@@ -111,51 +81,128 @@ def test_times_multiply_the_right(made: Made) -> None:
     found = claims(made, numbers, times=49)
     assert found.seeds == pytest.approx({0: 2, 1: 3, 2: 1})
     assert found.ratio == pytest.approx(50)
-    assert found.found == "not significant: +2.0\u00a0points (−0.5 to +4.5), 50 times"
+    assert found.found == "+2.0\u00a0points (−0.8 to +4.8), 50 times: too wide; 12 seeds would decide"
 
 
 def test_an_end_near_an_edge_shows_on_which_side_it_lies(made: Made) -> None:
-    numbers = table([0.1, 0.2, 0.15], [0.1, 0.2, 0.15], [0, 0, 0], [0, 0, 0])
-    assert claims(made, numbers).found == "+0.15\u00a0points (+0.03 to +0.27)"
-    assert claims(made, numbers, by=0.03).verdict == "not seen"
+    numbers = table([0.1, 0.2, 0.15], [0.1, 0.2, 0.15], [0, 0, 0.01], [0, 0, 0.01])
+    assert claims(made, numbers).found == "+0.15\u00a0points (+0.01 to +0.29)"
 
 
-def test_a_seed_that_a_cell_lacks_leaves_the_claim_open(made: Made) -> None:
+def test_a_difference_of_differences(made: Made) -> None:
+    """AFIND+ gains 2, 2.2 and 1.8 points more over Local at α = 5 than at α = 0.1."""
+    numbers = table([10, 20, 30], [6, 16, 26.4], [5, 15, 25], [3, 13.2, 23.2])
+    found = claims(
+        made, numbers, left=f"{A} @ α = 5", right="Local @ α = 5", than=(f"{A} @ α = 0.1", "Local @ α = 0.1")
+    )
+    assert found.seeds == pytest.approx({0: 2, 1: 2.2, 2: 1.8}) and found.verdict == "reproduced"
+    assert found.compared == f"({A} @ α = 5 − Local @ α = 5) − ({A} @ α = 0.1 − Local @ α = 0.1)"
+
+
+def test_a_claim_about_each_of_several_needs_all(made: Made) -> None:
+    numbers = table([10, 10.1, 9.9], [14, 14.1, 13.8], [8, 8, 8], [15, 15.2, 15])
+    low, high = "Local @ α = 5", "Local @ α = 0.1"
+    both = claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, high))
+    assert (both.verdict, both.seeds) == ("refuted", pytest.approx({0: -1, 1: -1.1, 2: -1.2}))
+    assert both.compared == f"{A} @ α = 0.1 − each of {low} and {high}"
+    assert claims(made, numbers, left=f"{A} @ α = 0.1", right=(low, f"{A} @ α = 5")).verdict == "reproduced"
+    with pytest.raises(ValueError, match="has no right side"):
+        Claim(text="So it is.", left=A, right=())
+
+
+def test_a_missing_seed_fails_the_gate(made: Made) -> None:
     found = claims(made, table([10, 20, 30], [10, 20, 30], [8, 18], [8, 18, 28]))
-    assert (found.verdict, found.found, found.mean) == ("not testable here", "1 of 3 seeds are missing", None)
+    assert (found.verdict, found.gate, found.found) == ("uninformative", "runs", "1 of 3 seeds are missing")
+
+
+def test_a_network_at_chance_fails_the_gate(made: Made) -> None:
+    numbers = table([60, 61, 62], [60, 61, 62], [10, 9, 11], [50, 51, 52])
+    claim = Claim(text="So it is.", left=A, right=LOCAL)
+    low = planted(made, numbers, chance=0.1)
+    low.__dict__["number"] = lambda row, column, *_: CellValue({0: 10.0 if (row, column) == (LOCAL, "α = 5") else 60.0})
+    found = check_claim(claim, low)
+    assert (found.verdict, found.gate) == ("uninformative", "chance") and "Local @ α = 5 has" in found.found
+    assert check_claim(claim, planted(made, numbers)).verdict == "reproduced"
+
+
+def test_without_headroom_nothing_can_be_seen(made: Made) -> None:
+    high = table([99.0, 98.8, 99.2], [99.0, 98.8, 99.2], [98.9, 99.1, 99.0], [98.9, 99.1, 99.0])
+    claim = Claim(text="So it is.", left=A, right=LOCAL)
+    found = planted(made, high, chance=0.1)
+    found.__dict__["number"] = lambda *_: CellValue({0: 99.0})
+    one = check_claim(claim, found)
+    assert (one.verdict, one.gate) == ("uninformative", "headroom")
+    assert one.found == ("0.0\u00a0points (−0.7 to +0.7): the effect needs 2.0, and only 1.0\u00a0points are left")
+    mid = planted(made, table([50, 50.1, 50.2], [50, 50.1, 50.2], [50, 50.2, 50.1], [50, 50.2, 50.1]), chance=0.1)
+    mid.__dict__["number"] = lambda *_: CellValue({0: 50.0})
+    assert check_claim(claim, mid).verdict == "refuted"
+    oracle = replace(mid, reproduction=mid.reproduction.model_copy(update={"oracle": A}))
+    oracle.__dict__.update(numbers=mid.numbers, chance=mid.chance, number=mid.number)
+    assert check_claim(claim, oracle).gate == "headroom"  # the oracle is no better than Local
+
+
+def test_equal_differences_in_all_seeds_fail_the_gate_unless_they_count_messages(made: Made) -> None:
+    same = table([3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 1, 1])
+    assert claims(made, same).gate == "spread"
+    assert claims(made, {}, measure="bytes", unit="kB").gate == ""
+    zero = claims(made, table([0, 0, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]))
+    assert (zero.verdict, zero.found) == ("refuted", "−1.0\u00a0points: 0 in every seed")
+
+
+def test_rows_that_cannot_be_compared_fail_the_gate(made: Made) -> None:
+    numbers = table([10, 10.1, 9.9], [14, 14.1, 13.8], [8, 8, 8], [1, 1, 1])
+    found = claims(made, numbers, incomparable="Local has a random head for new clients.")
+    assert (found.gate, found.found) == ("comparable", "Local has a random head for new clients")
+    rows = [row.model_copy(update={"tuned": {"small": 9} if row.name == A else {}}) for row in made.reproduction.rows]
+    tuned = replace(made.found(), reproduction=made.reproduction.model_copy(update={"rows": tuple(rows)}))
+    one = check_claim(Claim(text="So it is.", left=A, right=LOCAL), tuned)
+    assert (one.verdict, one.gate, one.found) == ("uninformative", "tuning", f"settings tried: {A} 9, Local 0")
+
+
+def test_holm_counts_claims_with_the_same_runs_once(made: Made) -> None:
+    strong = table([10, 10.1, 9.9], [14, 14.1, 13.8], [8, 8, 8], [1, 1.1, 1])
+    found = planted(made, strong)
+    clear, vague = (
+        Claim(text=name, left=A, right=right) for name, right in (("clear", LOCAL), ("vague", f"{A} @ α = 0.1"))
+    )
+    (one,) = check_claims([clear], found)
+    assert [c.verdict for c in check_claims([clear, clear], found)] == [one.verdict] * 2 == ["reproduced"] * 2
+    weak = planted(made, table([10, 11.5, 11], [14, 9, 13.8], [8, 8, 8.7], [14.1, 14.1, 13.9]))
+    alone = check_claim(Claim(text="So it is.", left=f"{A} @ α = 5", right="Local @ α = 5"), weak)
+    pair = check_claims([Claim(text="So it is.", left=f"{A} @ α = 5", right="Local @ α = 5"), vague], weak)
+    assert alone.verdict == "reproduced" and pair[0].verdict == "undecided" and "Holm" in pair[0].found
 
 
 def test_runs_of_a_seed_in_one_column_must_have_the_same_test_rows(made: Made) -> None:
     found = made.found()
     place = found.places[LOCAL, "α = 5"]
-    assert place.attempts[1].run
+    assert place.attempts[1].record
     for change in ({"test_sha256": "0" * 64}, {"dataset": "another"}):
-        run = replace(place.attempts[1].run, summary=place.attempts[1].run.summary.model_copy(update=change))
-        attempts = (place.attempts[0], replace(place.attempts[1], run=run), *place.attempts[2:])
+        record = place.attempts[1].record.model_copy(update=change)
+        attempts = (place.attempts[0], replace(place.attempts[1], record=record), *place.attempts[2:])
         moved = replace(found, places={**found.places, (LOCAL, "α = 5"): replace(place, attempts=attempts)})
         by_rows, by_cells = (Claim(text="So it is.", left=A, right=right) for right in (LOCAL, "Local @ α = 5"))
-        said = {check_claim(claim, moved).found for claim in (by_rows, by_cells)}
-        assert said == {"runs of one seed have different test rows"}
+        why = {(check_claim(claim, moved).gate, check_claim(claim, moved).found) for claim in (by_rows, by_cells)}
+        assert why == {("test rows", "runs of one seed have different test rows")}
         across = Claim(text="So it is.", left="Local @ α = 5", right="Local @ α = 0.1")
-        assert check_claim(across, moved).mean is not None and "paired by seed only" in RULE
+        assert check_claim(across, moved).gate != "test rows" and "paired by seed only" in RULE
 
 
-def test_what_is_infinite_is_no_number(made: Made) -> None:
+def test_infinite_differences(made: Made) -> None:
     found = claims(made, table([10, 20, math.inf], [1, 2, 3], [1, 2, 3], [1, 2, 3]), columns=("α = 5",))
-    assert (found.verdict, found.seeds[2], found.mean) == ("not testable here", None, None)
+    assert (found.verdict, found.gate, found.seeds[2], found.mean) == ("uninformative", "finite", None, None)
     never = claims(made, table([1, 2, 3], [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="less")
-    assert (never.verdict, never.mean, never.ends) == ("held", None, None)
-    assert never.found == "the second is infinite in every seed" and "infinite to one side" in RULE
+    assert (never.verdict, never.mean, never.ends) == ("reproduced", None, None)
+    assert never.found == "the second is infinite in every seed"
     both = claims(made, table([math.inf] * 3, [1, 2, 3], [math.inf] * 3, [1, 2, 3]), rule="within", by=1)
-    assert (both.verdict, both.found) == ("not testable here", NEITHER)
+    assert (both.verdict, both.gate) == ("uninformative", "measured")
     assert both.seeds == never.seeds == dict.fromkeys(range(3))
 
 
-def test_what_rounding_leaves_is_no_difference(made: Made) -> None:
+def test_rounding_errors_are_no_difference(made: Made) -> None:
     numbers = table([0.3] * 3, [0.3] * 3, [0.1] * 3, [0.1] * 3)
     found = claims(made, numbers, times=3, rule="less")
-    assert 0.3 - 3 * 0.1 < 0 and (found.verdict, found.seeds) == ("not seen", dict.fromkeys(range(3), 0.0))
-    assert claims(made, table([1e-9] * 3, [1e-9] * 3, [0.0] * 3, [0.0] * 3)).verdict == "held"
+    assert 0.3 - 3 * 0.1 < 0 and (found.gate, found.seeds) == ("spread", dict.fromkeys(range(3), 0.0))
 
 
 def test_no_number_is_not_the_best(made: Made) -> None:
@@ -181,7 +228,7 @@ def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made
     assert kilo != mega
 
 
-def test_columns_in_which_a_row_can_not_be_run_are_left_out_and_named(made: Made) -> None:
+def test_columns_in_which_a_row_cannot_be_run_are_left_out_and_named(made: Made) -> None:
     found = made.found()
     at = (LOCAL, "α = 0.1")
     cell = replace(found.places[at].cell, runs=(), untestable="no such data here")
@@ -192,13 +239,13 @@ def test_columns_in_which_a_row_can_not_be_run_are_left_out_and_named(made: Made
     assert named.left_out == () and named.seeds == one.seeds
 
 
-def test_what_is_not_here_can_not_be_tested(made: Made) -> None:
+def test_what_is_not_here_cannot_be_tested(made: Made) -> None:
     large = claims(made, {}, left="Large")
-    assert (large.verdict, large.found, large.seeds) == ("not testable here", "needs ImageNet models", {})
+    assert (large.verdict, large.gate, large.seeds) == ("uninformative", "runs", {})
     cell = claims(made, {}, right="Large @ α = 5")
-    assert cell.found == "Large @ α = 5: needs ImageNet models"
-    told = claims(made, {}, untestable={"small": "too few clients"})
-    assert (told.verdict, told.found) == ("not testable here", "too few clients")
+    assert cell.found == "Large @ α = 5: needs ImageNet models" and "ImageNet" in large.found
+    named = claims(made, {}, untestable=FEW)
+    assert (named.gate, named.found) == ("runs", "too few clients")
 
 
 def test_a_cell_without_runs_is_named(made: Made) -> None:
@@ -212,7 +259,7 @@ def test_a_cell_without_runs_is_named(made: Made) -> None:
 def test_another_measure_has_a_unit_of_its_own(made: Made) -> None:
     claim, *_ = made.reproduction.claims
     found = check_claim(claim, made.found())
-    assert (found.verdict, found.unit) == ("held", "kB")
+    assert (found.verdict, found.unit) == ("reproduced", "kB")
     assert found.compared == f"bytes: {A} − Local, mean of 2 columns; margin 1\u00a0kB"
     assert all(difference > 1 for difference in found.seeds.values())
 
@@ -222,4 +269,15 @@ def test_another_measure_without_a_unit_has_that_of_the_table(made: Made) -> Non
     first = found.seeds[0] + 200
     runs = [made.folder(cell.runs[0]) for cell in made.cells if cell.row.name == A]
     assert first == pytest.approx(100 * sum(value(run, "own accuracy") or 0 for run in runs) / 2)
-    assert (found.verdict, found.unit) == ("held", "%")
+    assert (found.verdict, found.unit) == ("reproduced", "%")
+
+
+def test_a_measure_that_a_side_does_not_have_is_no_zero(made: Made) -> None:
+    found = gather("t", made.reproduction, "small", made.cells, made.folder, {})
+    rows = [row.name for row in made.reproduction.rows]
+    for claim in (
+        Claim(text="c", left=rows[0], right=rows[1], measure="no such measure"),
+        Claim(text="c", left=rows[0], right=50.0, measure="no such measure"),
+    ):
+        result = check_claim(claim, found)
+        assert (result.verdict, result.gate) == ("uninformative", "runs")

@@ -19,7 +19,7 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing
 from fedloom.report.formatting import estimate
 from tests.command import Done
-from tests.experiment.held import hold, rounds, write
+from tests.experiment.waiting_page import hold, rounds, write
 from tests.reproduce.tiny import TINY
 
 
@@ -61,12 +61,12 @@ def test_a_full_disk_is_a_line(fedloom: Callable[..., Done], monkeypatch: pytest
         (["tiny.toml", "--only", "FedAll"], "Did you mean 'FedAL'"),
         (["tiny.toml", "-s", "seed=3"], "--seeds"),
         (["tiny.toml", "-s", "roundss=3"], "roundss"),
-        (["tiny.toml", "--gpus", "1"], "--gpus needs --ray"),
+        (["tiny.toml", "--gpus-per-run", "1"], "--gpus-per-run needs --ray"),
         (["tiny.toml", "--out", "tiny.toml"], "is a file"),
         (["tiny.toml", "--out", "tiny.toml/a/b"], "tiny.toml is a file; --out takes a folder"),
     ],
 )
-def test_mistakes_are_told_before_any_work(
+def test_mistakes_are_reported_before_any_work(
     arguments: list[str], text: str, fedloom: Callable[..., Done], tmp_path: Path
 ) -> None:
     done = fedloom("reproduce", *arguments, code=2)
@@ -99,14 +99,14 @@ def test_ctrl_c_writes_the_page_and_the_same_command_does_what_is_left(
     assert shown.endswith("Stopped. Repeat the command to continue.\n")
     (pages,) = (tmp_path / "reproduced").glob("small-*/tiny")
     shown = (pages / "index.html").read_text()
-    assert "Settings were changed: rounds=60; this is not the file&#39;s scale." in shown
+    assert "Settings differ from the file: rounds=60." in shown
     assert "fedloom reproduce tiny.toml --scale small --only" in shown and "--seeds 1 -s rounds=60" in shown
     assert json.loads((pages / "outcome.json").read_text())["runs"] < 2
     before = rounds(page)
     done = fedloom(*command).stdout
     assert len(before) < 60 and rounds(page) == [f"0 {t}" for t in range(60)]
     assert "2/2 runs" in done and f"page  {pages.relative_to(tmp_path)}/index.html" in done
-    assert "not testable here  Large is the best." in done and "FedAL is more accurate than Local." in done
+    assert "uninformative  Large is the best." in done and "FedAL is more accurate than Local." in done
     assert json.loads((pages / "outcome.json").read_text())["runs"] == 2
 
 

@@ -23,7 +23,7 @@ from fedloom.reproduce.speed import flops, speed
 
 TINY: dict[str, Any] = {
     "rounds": 5,
-    "data": {"clients": 3, "public": 60, "test_fraction": 0.7, "test_rows": 30, "own_test_rows": 10},
+    "data": {"clients": 3, "public_rows": 60, "test_fraction": 0.7, "test_rows": 30, "own_test_rows": 10},
     "models": {"pool": ["mlp"]},
     "evaluate": {"points": 1},
 }
@@ -45,7 +45,7 @@ def tiny(name: str, **changes: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("name", REPRESENTATIVE)
-def test_what_is_said_is_what_is_counted(name: str) -> None:
+def test_what_is_reported_is_what_is_counted(name: str) -> None:
     run = tiny(name)
     with_counter = run.model_copy(update={"models": run.models.model_copy(update={"pool": (costs.STAND_IN,)})})
     if run.pretrained.given:  # it is kept, and so counts once for all runs
@@ -67,14 +67,14 @@ def test_twice_the_work_is_twice_the_cost(change: dict[str, Any]) -> None:
     once = {**TINY, "data": {**TINY["data"], "options": {"rows": 40}}}
     small = cost(check({"run": {**once, "method": "fedavg"}}).run)
     large = cost(check({"run": {**once, "method": "fedavg", **change}}).run)
-    assert 1.5 < large.flops / small.flops < 2.1
+    assert 1.5 < large.passes / small.passes < 2.1
 
 
 def test_a_paper_s_run_is_measured_without_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of no data set that is not here a byte is asked for; and of a hundred clients sixteen are timed."""
     read = []
     monkeypatch.setattr(
-        "fedloom.experiment.settings.horizontal.load", lambda name, **rest: read.append(name) or load(name, **rest)
+        "fedloom.experiment.settings.rows.load", lambda name, **rest: read.append(name) or load(name, **rest)
     )
     values = {
         "method": "fedavg",
@@ -86,7 +86,7 @@ def test_a_paper_s_run_is_measured_without_its_data(monkeypatch: pytest.MonkeyPa
     run = check({"run": values}).run
     assert miniature(run).data.clients == costs.CLIENTS
     found = cost(run)
-    assert found.passes > 1e6 and found.flops > 1e6 * found.passes and found.gpu > found.flops / 1e13
+    assert found.passes > 1e6 and found.gpu > 1e6 * found.passes / 1e13
     assert read and all(NOISE.fullmatch(name) for name in read)
 
 
@@ -149,7 +149,7 @@ def test_a_large_network_is_not_tried(name: str, monkeypatch: pytest.MonkeyPatch
     speed.cache_clear()
     monkeypatch.setattr(speeds, "_line", lambda *_: (1e-4, 1e-6))  # so small a network takes no time but noise
     like = speed("mlp", (1, 8, 8), 10, None)
-    monkeypatch.setattr(speeds, "LIKE", ("mlp", (1, 8, 8)))
+    monkeypatch.setattr(speeds, "REFERENCE", ("mlp", (1, 8, 8)))
     forward, trained, weights = flops(name, (3, 84, 84), 10, None)
     assert 2 * forward < trained < 3 * forward
     found = speed(name, (3, 84, 84), 10, None)
@@ -168,7 +168,7 @@ def test_a_pretraining_that_runs_share_counts_once() -> None:
 
 def test_a_black_box_costs_nothing_that_is_counted() -> None:
     pool = {"models": {"pool": ["mlp", "forest"]}}
-    assert 0 < cost(tiny("fedal", **pool)).flops < cost(tiny("fedal")).flops
+    assert 0 < cost(tiny("fedal", **pool)).passes < cost(tiny("fedal")).passes
 
 
 @pytest.mark.parametrize(
@@ -179,5 +179,5 @@ def test_a_black_box_costs_nothing_that_is_counted() -> None:
         (15.6e6, 2, "2 runs, 2.0e8 sample passes, about 4,300 hours on 2 cores, some 60 hours on one GPU (rough)"),
     ],
 )
-def test_it_is_told_in_a_sentence(seconds: float, workers: int, sentence: str) -> None:
+def test_it_is_reported_in_a_sentence(seconds: float, workers: int, sentence: str) -> None:
     assert describe([Cost(passes=1e8, seconds=seconds, gpu=1.08e5)] * 2, workers) == sentence

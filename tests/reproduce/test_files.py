@@ -14,12 +14,14 @@ from fedloom.reproduce.spec import SCALES, Reproduction, Scale, merged, parsed, 
 PUBLISHED = [
     *(f"fedal-table-{n}" for n in (4, 5, 6, 7, 8, 9)),
     *(f"fedal-figure-{n}" for n in (2, 4, 6, 7, 8, 9, 10, 11)),
+    "fedal-section-5",
     *(f"afind-table-{n}" for n in (1, 2, 3, 4)),
     *(f"afind-figure-{n}" for n in (2, 4, 5, 8)),
-    *(f"evfl-table-{n}" for n in range(4, 14)),
-    *(f"evfl-figure-{n}" for n in (5, 6, 7)),
+    *(f"evfl-table-{n}" for n in (2, *range(4, 14))),
+    *(f"evfl-figure-{n}" for n in (4, 5, 6, 7)),
     "augfl-table-2",
     *(f"augfl-figure-{n}" for n in range(2, 10)),
+    "augfl-section-3",
 ]
 """In the order in which they are shown."""
 known = cache(read)
@@ -112,6 +114,12 @@ def test_a_cell_is_made_of_scale_column_and_row() -> None:
     assert [(c.name, len(c.runs), c.runs[0].params["lr"]) for c in last] == [("B @ one", 5, 0.1), ("B @ two", 5, 0.1)]
 
 
+def test_a_manifest_is_named_by_its_data() -> None:
+    found = known("evfl-table-6")
+    titles = [found.data(found.rows[0], found.columns[0], scale) for scale in SCALES]
+    assert titles == ["Fashion-MNIST", "ModelNet-10"]
+
+
 def test_settings_over_all_others_win() -> None:
     (cell,) = made().cells("small", seeds=1, only=["A @ one"], change={"iterations": 5, "data": {"clients": 3}})
     assert (cell.runs[0].iterations, cell.runs[0].rounds, cell.runs[0].data.clients) == (5, None, 3)
@@ -146,7 +154,7 @@ def test_a_file_that_contradicts_itself_says_where(old: str, new: str, message: 
         parsed(TEXT.replace(old, new), "mine")
 
 
-def test_a_name_that_there_is_not() -> None:
+def test_a_name_that_does_not_exist() -> None:
     with pytest.raises(ConfigError, match=r"unknown table or figure .fedal-table-66.\. Did you mean"):
         read("fedal-table-66")
 
@@ -160,5 +168,5 @@ def test_merging_keeps_the_tables_below() -> None:
     assert merged(under, {"data": {"partition": "iid"}})["data"] == {"clients": 4, "partition": "iid", "options": {}}
     assert under["data"]["options"] == {"alpha": 1.0}
     assert merged({}, {"rounds": 1, "iterations": 2}) == {"rounds": 1, "iterations": 2}
-    with pytest.raises(ConfigError, match="give rounds or iterations, not both"):
+    with pytest.raises(ConfigError, match="set rounds or iterations, not both"):
         [*made().cells("small", change={"rounds": 1, "iterations": 2})]

@@ -7,12 +7,13 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import execute
 from fedloom.report.read import Run, read_run
-from fedloom.reproduce.measure import Unit, as_printed, curve, drawn, lower, of
+from fedloom.reproduce.measure import Unit, as_printed, curve, drawn, is_exact, lower, of
 from tests.reproduce.conftest import Made, value
 
 
@@ -91,7 +92,7 @@ def test_a_note_of_some_parties_is_their_mean_at_each_evaluation(written: Run) -
     assert (x.tolist(), y.tolist()) == ([5, 10, 15], [1, 3, 4.5])
 
 
-def test_a_run_without_ways_shows_its_own_accuracy(made: Made) -> None:
+def test_a_run_without_evaluation_modes_shows_its_own_accuracy(made: Made) -> None:
     local = next(cell for cell in made.cells if cell.row.name == "Local")
     folder = made.folder(local.runs[0])
     assert not read_run(folder).summary.eval_modes
@@ -107,9 +108,9 @@ def test_scores_and_attacks_of_parties_with_columns(written: Run) -> None:
     values = written.summary.model_dump() | {"scores": {"auc": 0.9, "accuracy": 0.6}, "attacks": attacks}
     run = replace(written, summary=type(written.summary)(**values))
     assert (of(run, "AUC"), of(run, "auc")) == (0.9, 0.9)
-    assert (of(run, "attack completion"), of(run, "attack told")) == (0.9, 0.6)
+    assert (of(run, "attack completion"), of(run, "attack on messages")) == (0.9, 0.6)
     assert of(run, "bytes until 60 %") == 207  # what parties were sent counts too
-    assert of(written, "attack told") is None
+    assert of(written, "attack on messages") is None
 
 
 def test_the_skew_is_the_distance_from_the_mix_of_all(written: Run) -> None:
@@ -117,6 +118,21 @@ def test_the_skew_is_the_distance_from_the_mix_of_all(written: Run) -> None:
     assert of(replace(written, partition=held), "skew") == 0.5
     held = written.partition.model_copy(update={"counts": ((2, 2), (1, 1))})
     assert of(replace(written, partition=held), "skew") == 0
+
+
+def test_the_class_mix_of_vertical_parties(tmp_path: Path) -> None:
+    """With two classes MID follows from the ratio r alone: 1 - H(r / (r + 1)) / ln 2."""
+    columns = {"imbalance_ratio": [4.0, 1.5], "aligned": 50, "unaligned": 50}
+    data, models = {"name": "breast_cancer", "clients": 2, "test_rows": 50}, {"pool": ["linear"]}
+    execute(RunConfig(method="active-only", rounds=0, data=data, models=models, columns=columns), tmp_path / "run")
+    mid, other = (1 + p * np.log2(p) + (1 - p) * np.log2(1 - p) for p in (0.8, 0.6))
+    found = {
+        name: value(tmp_path / "run", name) for name in ("class ratio of client 0", "imbalance degree of client 0")
+    }
+    assert [*found.values()] == pytest.approx([4.0, mid])
+    assert value(tmp_path / "run", "imbalance degree") == pytest.approx((mid + other) / 2)
+    assert value(tmp_path / "run", "class cosine of client 2") is None
+    assert is_exact("class cosine of client 1")
 
 
 def test_numbers_are_written_in_their_unit() -> None:
@@ -141,7 +157,14 @@ def test_a_run_without_rounds_has_the_skew_of_its_split(tmp_path: Path) -> None:
 
 
 def test_of_which_measures_less_is_better() -> None:
-    less = ("bytes up", "mean over rounds of bytes up", "best seconds", "rounds until best", "attack told", "loss mean")
+    less = (
+        "bytes up",
+        "mean over rounds of bytes up",
+        "best seconds",
+        "rounds until best",
+        "attack on messages",
+        "loss mean",
+    )
     assert all(map(lower, less)) and not any(map(lower, ("accuracy", "best own accuracy", "largest agreement")))
 
 

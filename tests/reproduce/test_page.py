@@ -99,7 +99,7 @@ def test_the_page_shows_the_same_table(written: tuple[Path, Outcome]) -> None:
             assert text.startswith(f"{float(line['mean']):.1f} ± {float(line['sd']):.1f}")
             assert ("★" in text) == (line["best"] == "1")
         else:
-            assert text.startswith("can't be run here")
+            assert text.startswith("cannot be run here")
         assert ("☆" in text) == (line["paper best"] == "1")
         if line["paper"]:
             assert f"paper {float(line['paper']):g}" in text
@@ -111,18 +111,19 @@ def test_the_page_shows_the_same_table(written: tuple[Path, Outcome]) -> None:
 def test_the_page_stands_alone_and_escapes_all_text(written: tuple[Path, Outcome]) -> None:
     text = (written[0] / "index.html").read_text()
     found = Tables(text)
-    assert "script" not in {tag for tag, _ in found.tags} and "i" not in {tag for tag, _ in found.tags}
+    tags = [tag for tag, _ in found.tags]
+    assert tags.count("script") == 1 and "i" not in tags  # only that of all reports
     assert "Skew &lt;script&gt;alert(1)&lt;/script&gt; &amp; noise" in text
     outside = [v for _, attrs in found.tags for k, v in attrs.items() if k in ("src", "href") and v]
     assert not [link for link in outside if re.match(r"\w+:|//", link)]
     pictures = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("role") == "img"]
     assert len(pictures) == 11 and all(len(attrs["aria-label"] or "") > 30 for attrs in pictures)
-    for said in ("Table I of Smart Sampling", "Digits stand in.", "PyTorch", "fedloom reproduce afind-table-1"):
-        assert said in text
+    for text_of_page in ("Table I of Smart Sampling", "Digits stand in.", "PyTorch", "fedloom reproduce afind-table-1"):
+        assert text_of_page in text
     assert 'class="warning"' not in text
 
 
-def test_every_run_is_listed_and_its_folder_is_there(made: Made, written: tuple[Path, Outcome]) -> None:
+def test_every_run_is_listed_and_its_folder_exists(made: Made, written: tuple[Path, Outcome]) -> None:
     target, outcome = written
     found = Tables((target / "index.html").read_text())
     *_, runs = found.tables
@@ -138,12 +139,12 @@ def test_every_run_is_listed_and_its_folder_is_there(made: Made, written: tuple[
     assert len(links) == 12 and all((target / str(link)).is_dir() for link in links)
 
 
-def test_the_claims_are_told(written: tuple[Path, Outcome]) -> None:
+def test_the_claims_are_reported(written: tuple[Path, Outcome]) -> None:
     target, outcome = written
-    assert [claim.verdict for claim in outcome.claims] == ["held", "not testable here", "held"]
+    assert [claim.verdict for claim in outcome.claims] == ["reproduced", "uninformative", "reproduced"]
     _, claims, *_ = Tables((target / "index.html").read_text()).tables
-    assert [row[2] for row in claims[1:]] == ["held", "not testable here", "held"]
-    assert claims[2][3:] == ["needs ImageNet models", "–"]
+    assert [row[2] for row in claims[1:]] == ["reproduced", "uninformative (runs)", "reproduced"]
+    assert claims[2][3:] == ["needs ImageNet models", "–", ""]
     assert outcome.cells == {"all": 4, "some": 0, "none": 0, "untestable": 2}
 
 
@@ -160,16 +161,16 @@ def tables_of(text: str) -> Iterator[list[list[str]]]:
 
 def test_the_markdown_has_whole_tables(written: tuple[Path, Outcome]) -> None:
     text = (written[0] / "table.md").read_text()
-    numbers, claims = tables_of(text)
-    assert {len(line) for line in numbers} == {3} and {len(line) for line in claims} == {5}
+    numbers, claims, facts = tables_of(text)
+    assert {len(line) for line in numbers} == {3} and {len(line) for line in claims} == {6}
     assert [line[0] for line in numbers] == ["By α", "---", r"AFIND+ \| \<i\>", "Local", "Large", "chance"]
     mean = float(table(written[0] / "table.csv")[0]["mean"])
     assert numbers[2][1].startswith(f"{mean:.1f}") and "<br>paper\u00a078" in numbers[2][1]
-    assert "<script>" not in text and "- Versions: fedloom" in text
-    assert [line[2] for line in claims[2:]] == ["held", "not testable here", "held"]
+    assert "<script>" not in text and facts[5][0] == "Versions"
+    assert [line[2] for line in claims[2:]] == ["reproduced", "uninformative (runs)", "reproduced"]
 
 
-def test_what_is_missing_or_failed_says_so(made: Made, tmp_path: Path) -> None:
+def test_what_is_missing_or_failed_is_reported(made: Made, tmp_path: Path) -> None:
     """One run is gone, one is of another version, one is damaged, and one failed."""
     every = [run for cell in made.cells for run in cell.runs]
 
@@ -196,7 +197,7 @@ def test_what_is_missing_or_failed_says_so(made: Made, tmp_path: Path) -> None:
     assert f"{A.replace('<', '&lt;').replace('>', '&gt;')} @ α = 5, seed 0: not run" in text
     assert "Local @ α = 5, seed 0: failed: the loss is &lt;not&gt; a number" in text
     assert "has no ledger.csv. Restore the file" in text
-    assert (outcome.claims[0].verdict, outcome.claims[0].found) == ("not testable here", "1 of 3 seeds are missing")
+    assert (outcome.claims[0].verdict, outcome.claims[0].found) == ("uninformative", "1 of 3 seeds are missing")
     assert len(outcome.versions) == 2
 
 
@@ -204,7 +205,7 @@ def test_a_page_without_any_run_says_why(made: Made, tmp_path: Path) -> None:
     target = tmp_path / "afind-table-1"
     outcome = page.write(made.reproduction, "small", made.cells, lambda run: tmp_path / "runs" / run.method, target)
     assert (outcome.runs, outcome.seconds) == (0, 0)
-    assert {claim.verdict for claim in outcome.claims} == {"not testable here"}
+    assert {claim.verdict for claim in outcome.claims} == {"uninformative"}
     shown, *_ = Tables((target / "index.html").read_text()).tables
     assert shown[1][1:] == ["not run\npaper 78", "not run\npaper 74.4 ± 0.7"]
     assert not [*target.glob("curves.csv")]
@@ -223,12 +224,12 @@ def test_the_index_has_every_claim_in_a_line(written: tuple[Path, Outcome]) -> N
     assert path == target.parent / "index.html"
     found = Tables(path.read_text())
     counts, claims = found.tables
-    assert counts[1][1:5] == ["1", "2", "0", "1"]
-    assert [row[2] for row in claims[1:]] == [claim.verdict for claim in outcome.claims]
+    assert counts[1][1:7] == ["1", "2", "0", "0", "0", "1"]
+    assert [row[2].split(" (")[0] for row in claims[1:]] == [claim.verdict for claim in outcome.claims]
     links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
     assert links == ["afind-table-1/index.html"] * 3 and (path.parent / links[0]).is_file()
     sums, listed = tables_of((path.parent / "claims.md").read_text())
-    assert sums[2][1:5] == counts[1][1:5]
+    assert sums[2][1:7] == counts[1][1:7]
     assert listed[2][1] == "[Table I](afind-table-1/table.md)"
     (one,) = json.loads((path.parent / "claims.json").read_text())
     assert [claim.pop("same_runs_as") for claim in one["claims"]] == [None] * 3
@@ -241,7 +242,7 @@ def put(folder: Path, outcome: Outcome) -> None:
     (folder / outcome.name / "outcome.json").write_bytes(dumped(outcome))
 
 
-def test_the_index_is_of_all_outcomes_that_are_there(written: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_the_index_is_of_all_outcomes_that_are_present(written: tuple[Path, Outcome], tmp_path: Path) -> None:
     _, outcome = written
     for name, place in (("mine", "Table Z"), ("afind-figure-2", "Figure 2"), ("afind-table-2", "Table II")):
         put(tmp_path, replace(outcome, name=name, place=place, versions=("0.0.1",) if name == "mine" else ()))
@@ -259,9 +260,16 @@ def test_the_index_is_of_all_outcomes_that_are_there(written: tuple[Path, Outcom
     assert [problem.partition(" ")[0] for problem in problems] == [f"{name}/outcome.json" for name in sorted(strange)]
     assert replace(found[0], name=outcome.name, place=outcome.place, versions=outcome.versions) == outcome
     text = write_index(tmp_path).read_text()
-    assert "torn/outcome.json can&#39;t be read" in text and "The runs of mine are of fedloom 0.0.1." in text
+    assert "torn/outcome.json is damaged" in text and "The runs of mine used fedloom 0.0.1." in text
     counts, claims = Tables(text).tables
-    assert counts[1][1:5] == ["3", "2", "0", "3"]  # two held once; what can't be run is no evidence
+    assert counts[1][1:7] == [
+        "3",
+        "2",
+        "0",
+        "0",
+        "0",
+        "3",
+    ]  # two claims counted once; what cannot be run is no evidence
     told = [row[2].partition("\n")[2] for row in claims[1:]]
     again = ["same runs as Table II", "", "same runs as Table II"]
     assert told == ["", "", "", *again, *again]
@@ -270,7 +278,7 @@ def test_the_index_is_of_all_outcomes_that_are_there(written: tuple[Path, Outcom
         "Table II",
         "Table II",
     ]
-    assert "held (same runs as Table II)" in (tmp_path / "claims.md").read_text()
+    assert "reproduced<br>same runs as Table II" in (tmp_path / "claims.md").read_text()
 
 
 def test_what_was_asked_for_is_on_the_pages(made: Made, tmp_path: Path) -> None:
@@ -279,9 +287,9 @@ def test_what_was_asked_for_is_on_the_pages(made: Made, tmp_path: Path) -> None:
     target = tmp_path / "small-1" / "afind-table-1"
     outcome = page.write(made.reproduction, "small", cells, made.folder, target, asked=asked)
     command = "fedloom reproduce afind-table-1 --scale small --only Local --seeds 2 -s data.clients=4"
-    changed = "Settings were changed: data.clients=4; this is not the file's scale."
+    changed = "Settings differ from the file: data.clients=4."
     shown, text = (target / "index.html").read_text(), (target / "table.md").read_text()
-    assert command in shown and command in text and changed in text and changed.replace("'", "&#39;") in shown
-    assert "Only Local was asked for." in shown and "Two seeds instead of the file&#39;s 3." in shown
+    assert command in shown and command in text and changed in text and changed in shown
+    assert "Only Local was selected." in shown and "Two seeds instead of the file&#39;s 3." in shown
     assert outcome.asked == asked == read_outcomes(target.parent)[0][0].asked
     assert changed in (write_index(target.parent).parent / "claims.md").read_text()

@@ -13,8 +13,8 @@ import pytest
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources import load
+from fedloom.experiment.overrides import override
 from fedloom.experiment.pool import digest
-from fedloom.experiment.reading import override
 from fedloom.reproduce import plan as planning
 from fedloom.reproduce.plan import absent, fetch, plan, reproductions, run_plan, unlisted
 from fedloom.reproduce.selection import flat
@@ -35,7 +35,7 @@ def test_runs_that_are_equal_are_one(two: Mapping[str, Reproduction], tmp_path: 
     assert all(digest(run) == key for key, run in found.runs.items())
     assert found.titles()[digest(found.planned[1].cells[0].runs[1])] == "one: FedAL @ α = 5, seed 1"
     assert found.folder(found.planned[0].cells[0].runs[0]).parent == tmp_path / "runs"
-    assert found.target("one") == tmp_path / "small" / "one"
+    assert found.pages / "one" == tmp_path / "small" / "one"
     assert not found.finished and not [*tmp_path.iterdir()]
 
 
@@ -135,7 +135,7 @@ def missing(name: str) -> Reproduction:
     raise ConfigError(f"there is no reproduction {name!r}")
 
 
-def test_data_that_is_not_here_is_told_before_any_work(
+def test_data_that_is_not_here_is_reported_before_any_work(
     two: Mapping[str, Reproduction], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert absent(plan(two, tmp_path, "small").runs) == []
@@ -156,7 +156,7 @@ def test_data_that_is_not_here_is_told_before_any_work(
     assert absent(runs) == []
 
 
-def test_a_list_of_pictures_that_is_not_here_is_told_before_any_work(tmp_path: Path) -> None:
+def test_a_list_of_pictures_that_is_not_here_is_reported_before_any_work(tmp_path: Path) -> None:
     text = TINY.replace('{ method = "local" }', '{ method = "split", columns = { manifest = "no.csv" } }')
     text = text.replace('models = { pool = ["linear"] }\n', "")
     found = plan({"one": parsed(text, "one")}, tmp_path, "small", only=["Local"])

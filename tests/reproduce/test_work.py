@@ -44,7 +44,7 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
     assert done.page == pages / "index.html" and done.page.is_file() and not (out / "small").exists()
     one, two = done.outcomes
     assert (one.name, one.runs, two.runs) == ("one", 2, 4)
-    assert one.claims[0].verdict == "not testable here" != two.claims[0].verdict
+    assert one.claims[0].verdict == "uninformative" != two.claims[0].verdict
     shown = (pages / "one" / "index.html").read_text()
     assert "RuntimeError: see run.log" in shown
 
@@ -67,7 +67,7 @@ def test_a_table_with_a_failing_row_has_a_page_and_is_done_when_the_row_is_mende
         ("fedal-table-6", "α = 5", ["FedAL", "FedMD"], {"data": {"options": {"rows": 20}}}),
         ("afind-table-2", "CIFAR-10, c = 5", ["FedAvg-FT", "+ i + ii + iii"], {}),
         ("evfl-table-8", "zero 3", ["FedHSSL", "Proto-EVFL"], {"columns": {"aligned": 50, "unaligned": 100}}),
-        ("augfl-table-2", "EMNIST", ["Per-FedAvg", "AugFL with PM"], {"data": {"server": 100}}),
+        ("augfl-table-2", "EMNIST", ["Per-FedAvg", "AugFL with PM"], {"data": {"server_rows": 100}}),
     ],
 )
 def test_published_tables_are_run(
@@ -108,7 +108,7 @@ def test_a_page_that_is_edited_meanwhile_moves_no_run_into_another_folder(tmp_pa
     assert [one.state for one in run_plan(planned(2), workers=1).ended] == ["finished"] * 2
 
 
-def test_what_cannot_be_run_is_told_before_any_work(tmp_path: Path) -> None:
+def test_what_cannot_be_run_is_reported_before_any_work(tmp_path: Path) -> None:
     wrong = parsed(TINY.replace('"linear"', '"liner"'), "wrong")
     with pytest.raises(ConfigError, match="wrong: FedAL @ α = 5"):
         run_plan(plan({"good": parsed(TINY, "good"), "wrong": wrong}, tmp_path, "small"))

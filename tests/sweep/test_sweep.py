@@ -26,15 +26,14 @@ from fedloom.experiment.reading import read as read_run_file
 from fedloom.experiment.run import execute
 from fedloom.report.formatting import NBSP
 from fedloom.report.read import read_run
+from fedloom.reproduce import page as reproduction
 from fedloom.reproduce.measure import of
-from fedloom.reproduce.results import gather
 from fedloom.reproduce.spec import parsed
 from fedloom.reproduce.sweep import page
 from fedloom.reproduce.sweep.config import Setting, Sweep, nested, read
-from fedloom.reproduce.sweep.figures import pictures
+from fedloom.reproduce.sweep.page import pictures
 from fedloom.reproduce.sweep.run import SweepResults, Trial, run_sweep
 from fedloom.reproduce.sweep.search import proposals
-from fedloom.reproduce.table import markdown
 from tests.reproduce.tiny import TINY
 
 RUN = """
@@ -97,11 +96,11 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ),
         (
             'search = "tpe"\nover."params.lr" = { low = 0.1, high = inf }',
-            "params.lr.high: input should be a finite number",
+            "params.lr.high: must be a finite number",
         ),
         (
             'search = "tpe"\nover."params.lr" = { low = -inf, high = 1 }',
-            "params.lr.low: input should be a finite number",
+            "params.lr.low: must be a finite number",
         ),
         (GRID + "saerch = 'grid'", "sweep.saerch: there is no such setting. Did you mean 'search'?"),
         (GRID + "trials = 3", "trials is valid for random and tpe only"),
@@ -111,7 +110,7 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ("", "sweep.over: must be set"),
         ('over."params.lr" = []', "params.lr has no values"),
         ('over."params.lr" = [0.1, 0.1]', "lists a value twice"),
-        ('over."params.lr" = 0.1', "params.lr: input should be a list or an interval, not 0.1"),
+        ('over."params.lr" = 0.1', "params.lr: must be a list or an interval, such as [0.1], not 0.1"),
         ('over."params.lr" = { low = 0.1, high = 1.0 }', "params.lr is an interval, but a grid needs a list"),
         ('search = "tpe"\nover."params.lr" = { low = 1, high = 0.1 }', "params.lr: low must be less than high"),
         ('search = "tpe"\nover."params.lr" = { low = 0, high = 1, log = true }', "low must be above 0"),
@@ -122,13 +121,13 @@ GRID = 'over."params.lr" = [0.001, 0.05]\nover."params.tau" = [1, 3]\n'
         ('over = [{ "params.tau" = [1] }, { "params.tau" = [2] }]', "params.tau in two tables"),
     ],
 )
-def test_what_is_wrong_is_told(asked: Callable[..., Sweep], text: str, said: str) -> None:
+def test_what_is_wrong_is_reported(asked: Callable[..., Sweep], text: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         asked(text)
     assert said in str(error.value)
 
 
-def test_values_that_make_no_run_are_all_told_by_as_little_as_names_them(asked: Callable[..., Sweep]) -> None:
+def test_values_that_make_no_run_are_all_reported_by_as_little_as_names_them(asked: Callable[..., Sweep]) -> None:
     with pytest.raises(ConfigError) as error:
         asked('over."params.tau" = [0, 1]\nover."params.lr" = [0.1, -1]\nover."params.batch_size" = [8, 16]')
     one, two = str(error.value).splitlines()
@@ -151,7 +150,9 @@ def test_a_file_without_a_sweep_and_one_with_a_comparison(tmp_path: Path) -> Non
         read(str(tmp_path / "b.toml"))
 
 
-def test_a_missing_extra_is_told_before_any_work(asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_before_any_work(
+    asked: Callable[..., Sweep], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedloom.reproduce.sweep.config.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"tpe needs Optuna. Install it: pip install 'fedloom\[sweep\]'"):
         asked(GRID, "sweep.search=tpe")
@@ -244,7 +245,7 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     stopped = run_sweep(sweep, out, stop=lambda: len(here) >= 4)
     assert stopped.stopped and len(here) == 4
     page.write(stopped, out)
-    assert "the same command goes on" in (out / "table.md").read_text()
+    assert "Repeat the command to continue" in (out / "table.md").read_text()
     found = run_sweep(sweep, out)
     assert not found.stopped and len(here) == len(set(here)) == 2 + 4 + 2 + 2  # batch size 32 is the file's own
     assert [t.setting for t in found.trials] == [
@@ -262,7 +263,7 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     page.write(found, out)
     text = (out / "table.md").read_text()
     assert "same test rows" not in text
-    assert "optimistic" in text and "which the search did not see" in text and "Quote the numbers" in text
+    assert "optimistic" in text and "which the search did not see" in text and "Report the values" in text
     html = (out / "index.html").read_text()
     assert "How fast?" in html and html.count("<figure") == 2
     rows = [*csv.DictReader((out / "trials.csv").read_text().splitlines())]
@@ -280,7 +281,7 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
             result = json.loads((folder / "result.json").read_text())
             (folder / "result.json").write_text(json.dumps({**result, "test_sha256": "0"}))
     page.write(found, out)
-    assert "These too are of the same test rows" in (out / "table.md").read_text()
+    assert "They use the same test rows" in (out / "table.md").read_text()
 
 
 def test_a_measure_that_no_run_has_and_runs_that_fail(
@@ -358,14 +359,15 @@ def test_what_people_call_things_is_no_markup(
     text = (out / "table.md").read_text()
     assert text.startswith("# \\<script\\>alert(1)\\</script\\> \\*now\\*\n")
     assert not re.search(r"(?<!\\)[<*]", text) and re.search(r"(?<!\\)\|c", text) is None
-    assert "\n| Setting | params.lr | params.tau | A \\<b\\>\\|c | Seed 0 |\n| --- | --: |" in text
+    assert "\n| Setting | params.lr | params.tau | A \\<b\\>\\|c | Seed 0 |\n| --- | --- | --- | --: |" in text
 
 
 def test_the_caption_of_a_reproduction_is_no_markup_either(tmp_path: Path) -> None:
     one = parsed('measure = "a <b> loss"\n' + TINY, "mine")
     cells = [*one.cells("small")]
-    found = gather("mine", one, "small", cells, lambda run: tmp_path / run.method, {})
-    assert "A \\<b\\> loss" in markdown(found, []) and "<b>" not in markdown(found, [])
+    reproduction.write(one, "small", cells, lambda run: tmp_path / run.method, tmp_path / "mine")
+    text = (tmp_path / "mine" / "table.md").read_text()
+    assert "A \\<b\\> loss" in text and "<b>" not in text
 
 
 def test_two_who_write_one_file_take_turns(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_finished_run_is_sent_once(folder: Path, noted: type[Noted]) -> None:
     assert sent_so_far(folder, "tensorboard").finished
 
 
-def test_a_run_that_was_stopped_goes_on_in_the_same_place_without_doubled_steps(
+def test_a_run_that_was_stopped_continues_in_the_same_place_without_doubled_steps(
     tmp_path: Path, noted: type[Noted], done: Path
 ) -> None:
     folder = tmp_path / "halves"
@@ -111,7 +111,7 @@ def test_a_comparison_s_runs_are_all_sent(folder: Path, noted: type[Noted]) -> N
     assert send(folder.parent, "tensorboard") == 10
 
 
-def test_a_tracker_that_fails_is_told_once_and_goes_on_later(
+def test_a_tracker_that_fails_is_reported_once_and_continues_later(
     folder: Path, noted: type[Noted], caplog: pytest.LogCaptureFixture
 ) -> None:
     noted.fails = True
@@ -170,7 +170,7 @@ def test_a_run_that_is_finished_holds_no_file_open(folder: Path, noted: type[Not
         assert len(os.listdir("/dev/fd")) == before
 
 
-def test_a_mark_that_can_not_be_opened_is_not_called_damaged(
+def test_a_mark_that_cannot_be_opened_is_not_called_damaged(
     folder: Path, noted: type[Noted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> str:
@@ -196,7 +196,7 @@ def test_what_follows_sees_a_run_that_begins_later(folder: Path, noted: type[Not
     assert steps(noted.log) == [0, 1, 2, 3, 4]
 
 
-def test_what_is_wrong_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_wrong_is_reported_before_any_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"unknown tracker 'wanddb'\. Did you mean 'wandb'\?"):
         check(["wanddb"])
     (tmp_path / "wandb").mkdir()  # as W&B itself makes one: no package
@@ -214,7 +214,7 @@ def test_what_is_wrong_is_told_before_any_work(monkeypatch: pytest.MonkeyPatch, 
         send(tmp_path, "tensorboard")
 
 
-def test_damaged_files_are_told(folder: Path, noted: type[Noted]) -> None:
+def test_damaged_files_are_reported(folder: Path, noted: type[Noted]) -> None:
     for text in ("{", "[1]", '{"rounds": 3}'):
         (folder / "tracked-tensorboard.json").write_text(text)
         with pytest.raises(DataError, match=r"tracked-tensorboard.json is damaged"):

@@ -1,111 +1,186 @@
 """The commands `fedloom export`, `embed` and `predict`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
-from rich.console import Console
+import typer
 from rich.markup import escape
-from rich.table import Table
 
+from fedloom.cli.options import Force, IdColumn, Trust, out, plain_table, written
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.tables import read_csv
-from fedloom.deploy.deployed import load_active, load_party
-from fedloom.deploy.embeddings import collect_embeddings, prediction_rows, write_embeddings, write_predictions
-from fedloom.deploy.export import export as export_run
-from fedloom.deploy.folder import ACTIVE, read_manifest
-from fedloom.deploy.rows import read_rows
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fedloom.deploy.embeddings import Embeddings
 
 SHOWN = 10
 """Number of rows to print if no file is written."""
 
 
-def export(run: Path, target: Path | None, force: bool, out: Console) -> None:
-    """Write the folders, and print their owners."""
-    found = export_run(run, target, force=force)
-    table = Table("folder", "for", "holds", box=None, header_style="bold", pad_edge=False)
-    table.add_column("kB", justify="right")
-    own = "extractor, prototypes and prior" if found.alone else "extractor"
-    for name, size in found.sizes.items():
-        party = name.removeprefix("party-")
-        owner = "the active party" if name in (ACTIVE, "party-0") else f"party {party}"
-        holds = "the classifier of all embeddings" if name == ACTIVE else f"{own} ({escape(found.models[name])})"
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    folder: Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: RUN/export.")] = None,
+    force: Force = False,
+    trust: Trust = None,
+) -> None:
+    """Export each trained model to a folder of its own, for use on new rows.
+
+    [bold]fedloom run fedavg -s data.name=breast_cancer --out runs/mine[/]
+
+    [bold]fedloom export runs/mine --out models[/]  (models/client-0, client-1, …, and server)
+
+    Plain PyTorch opens them: python models/server/predict.py ROWS.csv. So does fedloom predict models/server ROWS.csv.
+
+    A vertical run gives parties/party-0, party-1, …, and active. A folder holds nothing of another party: no row, no
+    label, no weight. Then: fedloom embed, fedloom predict.
+    """
+    from fedloom.deploy.export import export as export_run
+    from fedloom.deploy.export_models import SERVER
+    from fedloom.deploy.folder import ACTIVE
+
+    exported = export_run(run, folder, force=force, trust=trust or ())
+    table = plain_table("folder", "for", "holds", numbers=("kB",))
+    own = "extractor, prototypes and prior" if exported.alone else "extractor"
+    for name, size in exported.sizes.items():
+        if not exported.vertical:
+            shared = name == SERVER
+            holds = f"the {'shared model' if shared else 'model'} ({escape(exported.models[name])})"
+            table.add_row(name, "everybody" if shared else name, holds, f"{size / 1000:,.0f}")
+            continue
+        owner = "the active party" if name in (ACTIVE, "party-0") else f"party {name.removeprefix('party-')}"
+        holds = "the classifier of all embeddings" if name == ACTIVE else f"{own} ({escape(exported.models[name])})"
         table.add_row(name, owner, holds, f"{size / 1000:,.0f}")
     out.print(table)
-    if found.round < found.rounds:
-        unfinished = f"{found.round} of {found.rounds} rounds"
-        out.print(f"The run is not finished: the parties are those after {unfinished}.", soft_wrap=True)
-    out.print(f"verified: predictions match the run on {found.tried} test rows")
-    out.print(f"written  {found.folder}", soft_wrap=True)
+    for name, reason in exported.skipped.items():
+        out.print(f"no folder for {escape(name)}: {escape(reason)}", soft_wrap=True)
+    if exported.round < exported.rounds:
+        out.print(
+            f"The run is unfinished: the folders hold the models after {exported.round} of {exported.rounds} rounds.",
+            soft_wrap=True,
+        )
+    out.print(f"verified: predictions match the run on {exported.tried} test rows")
+    written("written", exported.folder)
 
 
 def embed(
-    folder: Path, rows: Path, id: str | None, target: Path, force: bool, trust: Collection[str], out: Console
+    folder: Annotated[Path, typer.Argument(metavar="PARTY_FOLDER", help="A party's folder, from fedloom export.")],
+    rows: Annotated[
+        Path,
+        typer.Argument(metavar="ROWS.csv", help="New rows with the party's own columns; or a list of images, or .npy."),
+    ],
+    target: Annotated[Path, typer.Option("--out", help="The file to write.")],
+    id_: IdColumn = None,
+    force: Force = False,
+    trust: Trust = None,
 ) -> None:
-    """Write a party's embeddings of new rows."""
-    _free(target, force)
-    party = load_party(folder, trust=trust)
-    raw, ids = read_rows(rows, party.inputs, id)
-    values = party.embed(raw)
-    write_embeddings(target, party.manifest, values, ids)
-    out.print(f"party {party.number}: {len(values):,} rows, {values.shape[1]} numbers each")
+    """Embed new rows at one party, for the active party to predict from.
+
+    [bold]fedloom embed parties/party-1 lab.csv --id patient --out e1.safetensors[/]
+
+    Columns may be in any order, and others are ignored.
+
+    With --id the file has a digest of the order of the people, so that mismatched rows are refused; it has no id.
+
+    Images: a CSV file that lists files, in the column path or one for each view; or uint8 (n, C, H, W) in a .npy.
+    """
+    from fedloom.deploy.deployed import load_party
+    from fedloom.deploy.embeddings import write_embeddings
+    from fedloom.deploy.rows import read_rows
+
+    _refuse_overwrite(target, force)
+    party = load_party(folder, trust=trust or ())
+    raw, ids = read_rows(rows, party.inputs.recipe, id_)
+    embeddings = party.embed(raw, ids)
+    write_embeddings(target, embeddings)
+    out.print(f"party {party.number}: {len(embeddings):,} rows, {embeddings.values.shape[1]} numbers each")
     if ids is None:
         out.print(
             "No --id: the active party cannot check that all parties' rows are of the same people in the same order.",
             soft_wrap=True,
         )
-    out.print(f"written  {target}", soft_wrap=True)
+    written("written", target)
 
 
 def predict(
-    folder: Path,
-    rows: Path | None,
-    embeddings: Sequence[str],
-    id: str | None,
-    target: Path | None,
-    force: bool,
-    trust: Collection[str],
-    out: Console,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of fedloom export.")],
+    rows: Annotated[
+        Path | None, typer.Argument(metavar="ROWS.csv", help="New rows; at active, a file with the ids.")
+    ] = None,
+    embeddings: Annotated[
+        list[str] | None,
+        typer.Option("--embeddings", "-e", metavar="N=FILE", help="A party's embeddings, from fedloom embed."),
+    ] = None,
+    id_: IdColumn = None,
+    target: Annotated[
+        Path | None, typer.Option("--out", help="A CSV file to write. Default: print the first rows.")
+    ] = None,
+    force: Force = False,
+    trust: Trust = None,
 ) -> None:
-    """Predict with all parties, or with one alone; write or print the predictions."""
+    """Predict new rows: with a client's model, jointly at the active party, or at one party alone.
+
+    [bold]fedloom predict models/server new.csv --out predictions.csv[/]
+
+    [bold]fedloom predict parties/active -e 0=e0.safetensors -e 1=e1.safetensors --out predictions.csv[/]
+
+    [bold]fedloom predict parties/active clinic.csv --id patient -e 0=e0.safetensors -e 1=e1.safetensors[/]
+
+    [bold]fedloom predict parties/party-1 lab.csv --id patient[/]  (alone, from its prototypes: proto-evfl)
+
+    The CSV file has the id or the row's number, the predicted class, and a probability for each class.
+    """
+    from fedloom.deploy.deployed import load_party
+    from fedloom.deploy.embeddings import write_predictions
+    from fedloom.deploy.folder import ACTIVE, read_manifest
+    from fedloom.deploy.models import MODEL, load_model
+    from fedloom.deploy.rows import read_rows
+
     if target is not None:
-        _free(target, force)
+        _refuse_overwrite(target, force)
     ids: list[str] | None
-    if read_manifest(folder).role == ACTIVE:
-        classes, found, ids = _jointly(folder, rows, embeddings, id, trust, out)
+    if (folder / MODEL).is_file():
+        if rows is None or embeddings:
+            raise ConfigError(f"{folder} has a model, which predicts from rows: fedloom predict {folder} ROWS.csv")
+        model = load_model(folder, trust=trust or ())
+        raw, ids = read_rows(rows, model.recipe, id_)
+        classes, shares = model.classes, model.predict(raw)
+        out.print(f"{model.manifest.owner}, {model.manifest.method}: {len(shares):,} rows")
+    elif read_manifest(folder).role == ACTIVE:
+        classes, shares, ids = _jointly(folder, rows, embeddings or (), id_, trust or ())
     else:
         if rows is None or embeddings:
             raise ConfigError(
                 f"{folder} is the folder of one party, which predicts from its own rows: fedloom predict {folder} "
                 "ROWS.csv; use --embeddings with the active party's folder"
             )
-        party = load_party(folder, trust=trust)
-        raw, ids = read_rows(rows, party.inputs, id)
-        classes, found = party.classes, party.predict_alone(raw)
-        out.print(f"party {party.number} alone, from its prototypes: {len(found):,} rows")
-    heading, names = (id or "row", ids) if ids is not None else ("row", [str(n) for n in range(1, len(found) + 1)])
+        party = load_party(folder, trust=trust or ())
+        raw, ids = read_rows(rows, party.inputs.recipe, id_)
+        classes, shares = party.classes, party.predict_alone(raw)
+        out.print(f"party {party.number} alone, from its prototypes: {len(shares):,} rows")
+    heading, names = ("row", [str(n) for n in range(1, len(shares) + 1)]) if ids is None else (id_ or "row", ids)
     if target is not None:
-        write_predictions(target, heading, names, classes, found)
+        write_predictions(target, heading, names, classes, shares)
     else:
-        _show(heading, names, classes, found, out)
-    counts = Counter(found.argmax(1).tolist())
-    table = Table("class", box=None, header_style="bold", pad_edge=False)
-    for title in ("predicted", "mean probability"):
-        table.add_column(title, justify="right")
+        _show(heading, names, classes, shares)
+    counts = Counter(shares.argmax(1).tolist())
+    table = plain_table("class", numbers=("predicted", "mean probability"))
     for number, name in enumerate(classes):
-        table.add_row(escape(name), f"{counts[number]:,}", f"{found[:, number].mean():.3f}")
+        table.add_row(escape(name), f"{counts[number]:,}", f"{shares[:, number].mean():.3f}")
     out.print(table)
     if target is not None:
-        out.print(f"written  {target}", soft_wrap=True)
+        written("written", target)
 
 
 def _jointly(
-    folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str], out: Console
-) -> tuple[tuple[str, ...], np.ndarray, list[str] | None]:
+    folder: Path, rows: Path | None, embeddings: Sequence[str], id: str | None, trust: Collection[str]
+) -> "tuple[tuple[str, ...], np.ndarray, list[str] | None]":
     """Classes, probabilities (n, Z), and ids of the people if a file with them was given."""
+    from fedloom.data.tables import read_csv
+    from fedloom.deploy.deployed import load_active
+
     if not embeddings or (rows is None) != (id is None):
         raise ConfigError(
             f"{folder} is the active party's folder, which predicts from all parties' embeddings: give a file for "
@@ -114,43 +189,48 @@ def _jointly(
         )
     active = load_active(folder, trust=trust)
     ids = None if rows is None or id is None else read_csv(rows, needed=[id])[id]
-    parts, sure = collect_embeddings(active.manifest, dict(map(_named, embeddings)), ids)
-    found = active.predict(parts)
-    if ids is not None and len(ids) != len(found):
-        raise DataError(f"{rows} has {len(ids):,} rows, but the embeddings have {len(found):,}.")
-    out.print(
-        f"all {len(active.manifest.needs)} parties together: {len(found):,} rows" if len(parts) > 1 else "one party"
-    )
-    if not sure:
+    parts = [_read_embeddings(text) for text in embeddings]
+    shares = active.predict(parts, ids)
+    needed = len(active.manifest.needs)
+    who = f"all {needed} parties together" if len(parts) == needed else f"{len(parts)} of {needed} parties"
+    out.print(f"{who}: {len(shares):,} rows" if needed > 1 else "one party")
+    if not parts[0].order:
         out.print(
             "The embeddings were made without --id: whether their rows are of the same people was not checked.",
             soft_wrap=True,
         )
-    return active.classes, found, ids
+    return active.classes, shares, ids
 
 
-def _named(text: str) -> tuple[Path, int | None]:
-    """`0=e0.safetensors`, or the file alone, which names its party."""
+def _read_embeddings(text: str) -> "Embeddings":
+    """The embeddings of `0=e0.safetensors`, or of a file that names its party itself."""
+    from fedloom.deploy.embeddings import read_embeddings
+
     number, equals, file = text.partition("=")
-    return (Path(file), int(number)) if equals and number.isdecimal() else (Path(text), None)
+    numbered = bool(equals) and number.isdecimal()
+    path = Path(file if numbered else text)
+    embeddings = read_embeddings(path)
+    if numbered and embeddings.party != int(number):
+        raise DataError(f"{path} holds embeddings of party {embeddings.party}, not of party {number}.")
+    return embeddings
 
 
-def _show(heading: str, names: Sequence[str], classes: Sequence[str], found: np.ndarray, out: Console) -> None:
+def _show(heading: str, names: Sequence[str], classes: Sequence[str], shares: "np.ndarray") -> None:
     """Print the first rows with the predicted class and its probability."""
-    table = Table(escape(heading), "predicted", box=None, header_style="bold", pad_edge=False)
-    table.add_column("probability", justify="right")
-    rows = list(prediction_rows(names[:SHOWN], classes, found[:SHOWN], digits=3))
-    for row, probabilities in zip(rows, found, strict=False):
+    from fedloom.deploy.embeddings import prediction_rows
+
+    table = plain_table(escape(heading), "predicted", numbers=("probability",))
+    rows = prediction_rows(names[:SHOWN], classes, shares[:SHOWN], digits=3)
+    for row, probabilities in zip(rows, shares, strict=False):
         table.add_row(escape(row[0]), escape(row[1]), f"{probabilities.max():.3f}")
     out.print(table)
-    if len(found) > SHOWN:
+    if len(shares) > SHOWN:
         out.print(
-            f"… and {len(found) - SHOWN:,} more; --out predictions.csv writes all, with every class's probability"
+            f"… and {len(shares) - SHOWN:,} more; --out predictions.csv writes all, with every class's probability"
         )
 
 
-def _free(target: Path, force: bool) -> None:
-    """Refuse to overwrite a file or folder."""
+def _refuse_overwrite(target: Path, force: bool) -> None:
     if target.exists() and not (force and target.is_file()):
         problem = "already exists; add --force to replace it, or" if target.is_file() else "is a folder;"
         raise ConfigError(f"{target} {problem} choose another --out")

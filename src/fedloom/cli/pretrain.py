@@ -1,37 +1,56 @@
 """The command `fedloom pretrain`."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import tomli_w
-import torch
-from rich.console import Console
+import typer
 from rich.markup import escape
 from rich.progress import Progress
 
-from fedloom.cli.progress import stop_on_signal
+from fedloom.cli.options import Device, Force, Settings, out, written
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.build import data_of, pretrained_of
-from fedloom.experiment.pretraining import Training, train
-from fedloom.experiment.reading import read
-from fedloom.experiment.weights import Card
+
+if TYPE_CHECKING:
+    from fedloom.experiment.pretraining import Training
+    from fedloom.experiment.weights import Card
 
 
 def pretrain(
-    config: str | None,
-    model: str | None,
-    epochs: int | None,
-    target: Path,
-    settings: Sequence[str],
-    device: str | None,
-    threads: int,
-    force: bool,
-    out: Console,
+    config: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG.toml|NAME]", help="The config with the data and the model.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A network: see fedloom list models, or package.module:factory.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the server's rows.  [default: 20]")] = None,
+    target: Annotated[Path, typer.Option("--out", help="The file to write.")] = Path("server.safetensors"),
+    settings: Settings = None,
+    device: Device = None,
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads. More are faster, but change the last digits of weights.")
+    ] = 1,
+    force: Force = False,
 ) -> None:
-    """Train a model on a config's server rows, write it, and print its accuracy and the settings to use it."""
+    """Train a model on the server's own rows, for methods with a pretrained server model.
+
+    [bold]fedloom pretrain --model resnet8 -s data.name=digits -s data.server_rows=500[/]
+
+    [bold]fedloom pretrain my.toml --model resnet8x4 --epochs 240 --out server.safetensors --device cuda[/]
+
+    The server's rows are drawn before all others and are the same for every seed; no client or test set has them.
+    The file stores their hash, and a run whose server has other rows refuses it.
+
+    After a Ctrl-C the same command resumes after the last epoch, with the same final weights.
+
+    Then: [bold]fedloom run my.toml -s pretrained.file=server.safetensors[/]
+
+    Without a file, a run whose pretrained.model names a network trains it once and keeps it in ~/.cache/fedloom/models.
+    """
+    import tomli_w
+
+    from fedloom.experiment.build import data_of, pretrained_of
+    from fedloom.experiment.reading import read
+
     if target.is_dir() or target.suffix != ".safetensors":
         raise ConfigError(f"--out must be a .safetensors file, not {target}")
     if target.exists() and not force:
@@ -39,7 +58,7 @@ def pretrain(
     given: dict[str, Any] = {"file": None}  # a config may name the file to write
     given |= {k: v for k, v in {"model": model, "epochs": epochs}.items() if v is not None}
     flags = {"pretrained": given, "engine": None if device is None else {"device": device}}
-    run = read(config or "local", settings, flags).run
+    run = read(config or "local", settings or (), flags).run
     if not run.pretrained.to_train:
         raise ConfigError("no network to train: name one of fedloom list models, such as --model resnet8x4")
     dataset, shares = data_of(run)
@@ -51,15 +70,20 @@ def pretrain(
         f"{escape(dataset.name)}, held by the server only",
         soft_wrap=True,
     )
-    card = _trained(training, target, threads, out)
-    out.print(f"accuracy {card.accuracy:.1%} on {_rows(card.test_rows)} held out from training")
-    out.print(f"written  {target}", soft_wrap=True)
-    sections = {"data": {"name": run.data.name, "server": len(shares.server)}, "pretrained": {"file": str(target)}}
+    card = _trained(training, target, threads)
+    out.print(f"accuracy {card.accuracy:.1%} on {_rows(card.test_rows)} not used for training")
+    written("written", target)
+    sections = {"data": {"name": run.data.name, "server_rows": len(shares.server)}, "pretrained": {"file": str(target)}}
     out.print(f"Use it in a run on the same data:\n{tomli_w.dumps(sections)}", end="", markup=False, soft_wrap=True)
 
 
-def _trained(training: Training, target: Path, threads: int, out: Console) -> Card:
+def _trained(training: "Training", target: Path, threads: int) -> "Card":
     """Train with a progress bar in a terminal, or a line per epoch in a log; a stop waits for the end of an epoch."""
+    import torch
+
+    from fedloom.cli.progress import stop_on_signal
+    from fedloom.experiment.pretraining import train
+
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

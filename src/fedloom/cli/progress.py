@@ -1,18 +1,17 @@
 """Progress bars, and a stop that saves first."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from fedloom.cli.options import out
 from fedloom.report.formatting import estimate, percent
 
 if TYPE_CHECKING:
@@ -20,92 +19,82 @@ if TYPE_CHECKING:
     from fedloom.experiment.pool import Ended, Standing
     from fedloom.experiment.run import Status
 
+LINES_OF_ONE = 4
+"""Number of progress lines in a log of one run."""
 LINES = 10
-"""Lines of progress in a log of many runs."""
+"""Maximum number of progress lines in a log of many runs."""
 
 
-class _Bars:
-    """Progress bars, shown in a terminal only."""
+class RunProgress(Progress):
+    """A bar for each run in a terminal; in a log, four lines for one run, or one line for each of several."""
 
-    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
-        self._console = console
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal)
+    def __init__(self, experiment: "Experiment", console: Console, quiet: bool = False) -> None:
+        texts = TextColumn("{task.description}"), TextColumn("{task.fields[news]}")
+        bar = BarColumn(bar_width=28), MofNCompleteColumn()
+        left = TimeRemainingColumn(elapsed_when_finished=True)
+        super().__init__(texts[0], *bar, texts[1], left, console=console, disable=quiet or not console.is_terminal)
+        runs = experiment.runs()
+        self._quiet, self._several = quiet, len({run.seed for run in runs}) > 1
+        self._lines = LINES_OF_ONE if len(runs) == 1 else 1
+        self._logged = 0
+        self._runs: dict[str, TaskID] = {}
 
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
-
-
-class RunProgress(_Bars):
-    """One bar per run in a terminal; one line per milestone in a log."""
-
-    def __init__(self, experiment: Experiment, console: Console) -> None:
-        super().__init__(
-            console,
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-        )
-        self._several = len({run.seed for run in experiment.runs()}) > 1
-        self._tasks: dict[str, Any] = {}
-
-    def show(self, status: Status) -> None:
+    def show(self, status: "Status") -> None:
         """Show the status of a run after a round."""
         run = status.run
-        name = (run.name or run.method) + (f" seed {run.seed}" if self._several else "")
+        name = run.label + (f" seed {run.seed}" if self._several else "")
         news = f"{status.measure} {percent(status.accuracy, '')}" if status.accuracy == status.accuracy else ""
         if status.failures:
             news += f"  {status.failures} failures"
         news += f"  ({status.where})"
-        if not self._console.is_terminal:
-            if status.milestone:
-                self._console.print(f"{name}  round {status.round}/{status.rounds}  {news}", soft_wrap=True)
+        if not self.console.is_terminal:
+            reached = self._lines * status.round // status.rounds
+            if not self._quiet and reached > self._logged:
+                self.console.print(f"{name}  round {status.round}/{status.rounds}  {news}", soft_wrap=True)
+            self._logged = 0 if status.round == status.rounds else reached
             return
-        if name not in self._tasks:
-            self._tasks[name] = self._bars.add_task(name, total=status.rounds, news="")
-        self._bars.update(self._tasks[name], completed=status.round, news=news)
+        if name not in self._runs:
+            self._runs[name] = self.add_task(name, total=status.rounds, news="")
+        self.update(self._runs[name], completed=status.round, news=news)
 
 
-class PoolProgress(_Bars):
+class PoolProgress(Progress):
     """Progress of many runs: a bar in a terminal, about ten lines in a log; each failure once."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(
-            console,
-            TextColumn("runs"),
-            BarColumn(bar_width=28),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[news]}"),
-        )
-        self._task = self._bars.add_task("runs", total=None, news="")
+        bar = TextColumn("runs"), BarColumn(bar_width=28), MofNCompleteColumn(), TextColumn("{task.fields[news]}")
+        super().__init__(*bar, console=console, disable=not console.is_terminal)
+        self._runs = self.add_task("runs", total=None, news="")
         self._logged = 0
 
-    def show(self, now: Standing) -> None:
+    def show(self, now: "Standing") -> None:
         """Show the progress after a change."""
         if now.ended is not None and now.ended.reason and now.ended.state in ("failed", "left"):
             title, reason = escape(now.ended.job.title), escape(now.ended.reason)
-            self._console.print(f"[bold red]{now.ended.state}[/]  {title}: {reason}", soft_wrap=True)
+            self.console.print(f"[bold red]{now.ended.state}[/]  {title}: {reason}", soft_wrap=True)
         over = now.done + now.failed
         left = "" if now.left is None or over == now.of else f"{estimate(now.left)} left"
-        if self._console.is_terminal:
+        if self.console.is_terminal:
             under_way = [f"{name} {share:.0%}" if share else name for name, share in now.running[:2]]
             more = [f"and {len(now.running) - 2} more"] if len(now.running) > 2 else []
             news = "  ".join(filter(None, [left, ", ".join([*under_way, *more])]))
-            self._bars.update(self._task, completed=over, total=now.of, news=escape(news))
+            self.update(self._runs, completed=over, total=now.of, news=escape(news))
         elif now.ended is not None and now.ended.state != "kept" and LINES * over // now.of > self._logged:
             self._logged = LINES * over // now.of
             failed = f", {now.failed} failed" if now.failed else ""
-            self._console.print(f"{now.done}/{now.of} runs{failed}  {left}".rstrip(), soft_wrap=True)
+            self.console.print(f"{now.done}/{now.of} runs{failed}  {left}".rstrip(), soft_wrap=True)
 
 
-def closing(ended: Iterable[Ended]) -> tuple[str, int]:
+def exit_after(ended: "Iterable[Ended]") -> None:
+    """End a command with many runs: print the closing line, and exit with its status unless that is 0."""
+    line, status = closing(ended)
+    if line:
+        out.print(line)
+    if status:
+        raise typer.Exit(status)
+
+
+def closing(ended: "Iterable[Ended]") -> tuple[str, int]:
     """The closing line and the exit status of a command with many runs.
 
     Returns:

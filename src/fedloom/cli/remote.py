@@ -1,37 +1,31 @@
-"""The command line between organisations: `fedloom certs`, `fedloom node`, `fedloom relay`."""
+"""The command line between organizations: `fedloom certs`, `fedloom node`."""
 
-from __future__ import annotations
-
+import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from fedloom.core.errors import ConfigError, EngineError
+from fedloom.cli.options import PRIVATE, LogFormat, out
+from fedloom.core.errors import ConfigError, EngineError, did_you_mean
+from fedloom.core.renamed import NO_RELAY
 
-out = Console(highlight=False)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    app.command()(certs)
-    app.command()(node)
-    app.command()(relay)
+GRACE = 4.0
+"""Seconds that a node may take to end after SIGTERM, SIGHUP or Ctrl-C."""
 
 
 def certs(
     names: Annotated[list[str] | None, typer.Argument(metavar="NODE...", help="Names of the nodes.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("federation"),
     address: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE=HOST:PORT", help="A node's address. Default: ports of this machine."),
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The coordinator's address, which nodes dial. Default: this machine."),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The first of these ports.")] = 7443,
-    relay: Annotated[str | None, typer.Option(metavar="NAME", help="Create a certificate for a relay, too.")] = None,
-    behind: Annotated[
-        list[str] | None, typer.Option(metavar="NODE", help="A node that is reached through the relay. Repeatable.")
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="METHOD", help="A method that the nodes allow. Repeatable. Default: fedal."),
     ] = None,
     days: Annotated[int, typer.Option(min=1, help="Days until the certificates expire.")] = 365,
     revoke: Annotated[bool, typer.Option("--revoke", help="Revoke the certificates of these nodes.")] = False,
@@ -40,6 +34,8 @@ def certs(
     """Create a CA, and a certificate and a config for each node and for the coordinator.
 
     [bold]fedloom certs hospital-a hospital-b --out fed[/]
+
+    [bold]fedloom certs hospital-a hospital-b --address fed.example.org:7443 --method gossip --out fed[/]
 
     Then, on each machine with its folder (fed/hospital-a, …): [bold]fedloom node node.toml[/]
 
@@ -52,24 +48,17 @@ def certs(
     An existing PKI can replace the CA: see docs/net.md for what a certificate must have.
     """
     work = _net("fedloom.cli.federation")
+    os.umask(PRIVATE)
     if revoke:
         work.revoke(names or (), folder, out)
         return
     from fedloom.methods import registry
 
-    addresses = dict(_pair(text) for text in address or ())
-    work.certs(
-        names or (),
-        folder,
-        [name for name, method in registry().items() if "pooled rows" not in method.needs],
-        out,
-        days=days,
-        addresses=addresses,
-        port=port,
-        relay=relay,
-        behind=behind or (),
-        renew=renew,
-    )
+    methods = method or ["fedal"]
+    for name in methods:
+        if name not in registry():
+            raise ConfigError(f"--method: there is no method {name!r}.{did_you_mean(name, registry())}")
+    work.certs(names or (), folder, methods, out, days=days, address=address, renew=renew)
 
 
 def node(
@@ -79,7 +68,10 @@ def node(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Run without certificates, at a loopback address only.")
     ] = False,
-    log: Annotated[str, typer.Option(metavar="text|json", help="Format of log lines.")] = "text",
+    budget: Annotated[
+        bool, typer.Option("--budget", help="Print the privacy budget of the node's rows, and end.")
+    ] = False,
+    log: LogFormat = "text",
 ) -> None:
     """Take part in runs, beside your own data, until Ctrl-C.
 
@@ -93,12 +85,20 @@ def node(
     _net("fedloom.remote.engine")
     import asyncio
 
-    from fedloom.remote.node import server
+    os.umask(PRIVATE)
+    from fedloom.remote.node import privacy_ledger, process
     from fedloom.remote.node.config import read
 
     _log_as(log)
     config = config / "node.toml" if config.is_dir() else config
     cfg = read(config)
+    if budget:
+        own = {name: (data.rows, data.epsilon, data.delta) for name, data in cfg.data.items() if data.rows is not None}
+        for line in privacy_ledger.lines(privacy_ledger.PrivacyLedger(cfg.state), own):
+            out.print(line, markup=False, soft_wrap=True)
+        if not own:
+            out.print("no data of its own: no budget")
+        return
     if cfg.insecure != insecure:
         raise ConfigError(
             f"{config}: set insecure = true in the file and give --insecure, or neither, and create certificates with "
@@ -106,32 +106,52 @@ def node(
         )
     methods, data = brief(tuple(cfg.methods)), ", ".join(cfg.data)
 
-    def ready(there: server.NodeServer) -> None:
-        where = f"127.0.0.1:{there.port}" if cfg.relay is None and (cfg.listen or "").endswith(":0") else cfg.listen
-        out.print(f"[bold]{cfg.name}[/] listens at {where or f'{cfg.relay} (relay)'} from {', '.join(cfg.callers)}")
+    def ready(there: process.RunningNode) -> None:
+        dialled = ", ".join(f"{name} at {at}" for name, addresses in cfg.callers.items() for at in addresses)
+        out.print(f"[bold]{cfg.name}[/] takes calls of {dialled}", soft_wrap=True)
         out.print(
-            f"methods  {methods}\ndata     {data}\nstate    {cfg.state}\naudit    {there.host.audit.path}",
+            f"methods  {methods}\ndata     {data}\nstate    {cfg.state}\naudit    {there.service.audit.path}",
             soft_wrap=True,
         )
 
-    asyncio.run(server.run(cfg, ready))
+    asyncio.run(process.run(cfg, ready, _end_soon))
 
 
-def relay(
-    config: Annotated[
-        Path, typer.Argument(metavar="RELAY.toml", help="The relay's config, or its folder: see fedloom certs --relay.")
-    ],
-    log: Annotated[str, typer.Option(metavar="text|json", help="Format of log lines.")] = "text",
+def _end_soon() -> None:
+    """End this process after `GRACE` seconds even if an operation of PyTorch is still under way: what matters is on
+    disk, and the unfinished call changes nothing."""
+    timer = threading.Timer(GRACE, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+
+
+audit = typer.Typer(help="Check a node's audit log.", no_args_is_help=True)
+
+
+@audit.command("verify")
+def verify(
+    state: Annotated[Path, typer.Argument(metavar="STATE", help="The folder that node.toml names as state.")],
+    noted: Annotated[str, typer.Option(metavar="HASH", help="A hash that this command printed earlier.")] = "",
 ) -> None:
-    """Relay calls to nodes without an open port, which connect to the relay. It sees encrypted bytes only.
+    """Check that no line of a node's audit log was changed, removed or inserted.
 
-    [bold]fedloom certs hospital-a hospital-b --relay relay --behind hospital-b --out fed[/]
+    [bold]fedloom audit verify fed/hospital-a/state[/]
 
-    [bold]fedloom relay fed/relay/relay.toml[/]
+    It prints the hash of the newest line. Note it on another machine: later, --noted HASH finds out whether lines up to
+    there are still the same, even for somebody who could write the whole log anew.
     """
-    work = _net("fedloom.cli.federation")
-    _log_as(log)
-    work.relay(config / "relay.toml" if config.is_dir() else config, out)
+    verify = _net("fedloom.remote.node.audit").verify
+    found = verify(state, noted)
+    out.print(f"{found.lines:,} lines are as they were written; the newest has the hash\n{found.newest}")
+    if found.unchained:
+        out.print(f"{found.unchained:,} older lines have no hash: they are of a version before 0.2")
+    if found.torn:
+        out.print(f"{found.torn:,} lines are incomplete: the process was killed while it wrote them")
+
+
+def relay(config: Annotated[str, typer.Argument(metavar="RELAY.toml")] = "") -> None:
+    """Removed: nodes dial the coordinator."""
+    raise ConfigError(f"fedloom relay was removed: {NO_RELAY}.")
 
 
 def brief(names: Sequence[str]) -> str:
@@ -140,26 +160,17 @@ def brief(names: Sequence[str]) -> str:
 
 
 def _log_as(how: str) -> None:
-    """Start the log of a long-running process."""
-    from fedloom.remote.node import logs  # which needs no PyTorch, as a relay has none
+    from fedloom.remote.node import logs
 
     if how not in ("text", "json"):
-        raise ConfigError(f"--log must be text or json, not {how!r}")
+        raise ConfigError(f"--log-format must be text or json, not {how!r}")
     logs.begin(how)
 
 
 def _net(module: str) -> Any:
-    """Import a module that needs the extra `net`."""
     import importlib
 
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise EngineError(f"this needs an extra ({error}): pip install 'fedloom[net]'") from None
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, address = text.partition("=")
-    if not equals or not name or not address:
-        raise ConfigError(f"--address must be NODE=HOST:PORT, not {text!r}")
-    return name, address

@@ -1,31 +1,22 @@
 """`fedloom reproduce`, which repeats the tables and figures of papers."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
-from rich.table import Table
 
+from fedloom.cli.listing import completing
+from fedloom.cli.options import ParallelRuns, PlanOnly, Settings, out, plain_table, written
 from fedloom.core.errors import ConfigError, FedloomError
 from fedloom.core.paths import refuse_file
 
 if TYPE_CHECKING:
     from fedloom.reproduce.cost import Cost
-    from fedloom.reproduce.plan import Plan, Planned, PlanOutcome
-
-out = Console(highlight=False)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command()(reproduce)
+    from fedloom.reproduce.plan import Plan, PlanOutcome
 
 
 def reproduce(
@@ -33,42 +24,53 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[NAME...]",
-            help="See fedloom list reproductions. A paper, such as fedal, is all of it; or a .toml.",
+            help="Tables and figures: see fedloom list reproductions. Or a paper, such as fedal; or a TOML file.",
+            autocompletion=completing("reproductions"),
         ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="All tables and figures of all papers.")] = False,
-    scale: Annotated[str, typer.Option(metavar="small|paper", help="Minutes on a laptop; or as published.")] = "small",
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many, from 0. A claim needs 3 to be decided.")] = None,
+    scale: Annotated[str, typer.Option(metavar="small|paper", help="Minutes on a laptop, or as published.")] = "small",
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0. Deciding a claim takes 3.")] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="PATTERN", help="A row, a column or 'row @ column', with * and ?. Repeatable."),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Change one setting of all runs. Repeatable."),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time.  [default: one a core; on a GPU one]")
-    ] = None,
+    settings: Settings = None,
+    workers: ParallelRuns = None,
     ray: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Do each run on a Ray cluster: host:port or auto; local starts one here."),
+        typer.Option(metavar="ADDRESS", help="Run on a Ray cluster: host:port or auto; local starts one here."),
     ] = None,
     gpus: Annotated[
-        float, typer.Option(min=0, help="With --ray: what each run takes of a GPU, such as 0.25; it is on cuda then.")
+        float,
+        typer.Option(
+            "--gpus-per-run", min=0, help="With --ray: the share of a GPU for each run, such as 0.25; implies cuda."
+        ),
     ] = 0.0,
-    folder: Annotated[Path, typer.Option("--out", help="The folder to write to, and to go on in.")] = Path(
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write to, and to resume in.")] = Path(
         "reproduced"
     ),
-    plan_only: Annotated[bool, typer.Option("--plan", help="Show what would be run and what it costs, and stop.")] = (
-        False
-    ),
+    archive: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the archive of finished runs.  [default: OUT/archive]", show_default=False),
+    ] = None,
+    merge: Annotated[
+        list[Path] | None, typer.Option(metavar="FOLDER", help="Add another machine's archive first. Repeatable.")
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="Spend a time such as 10h or 45min on the runs that decide most claims; 0 only writes the pages.",
+        ),
+    ] = None,
+    plan_only: PlanOnly = False,
 ) -> None:
-    """Repeat a published table or figure: run its cells, and set the numbers beside the paper's.
+    """Repeat a published table or figure: run its cells and compare the results with the paper's.
 
-    [bold]fedloom reproduce fedal-table-6[/]  (minutes: a small scale, where claims are tested and not digits)
+    [bold]fedloom reproduce fedal-table-6[/]  (minutes: a small scale, which tests claims, not digits)
 
-    [bold]fedloom reproduce fedal --plan[/]  (what all of one paper would run)
+    [bold]fedloom reproduce fedal --plan[/]  (the runs of one paper, and their cost)
 
     [bold]fedloom reproduce --all[/]
 
@@ -76,19 +78,35 @@ def reproduce(
 
     [bold]fedloom reproduce fedal-table-6 --only FedAL --only 'Local @ *' --seeds 1[/]
 
-    [bold]fedloom reproduce fedal-table-6 --scale paper --ray 10.0.0.1:6379 --gpus 0.25 --out /shared/reproduced[/]
+    [bold]fedloom reproduce fedal-table-6 --scale paper --ray auto --gpus-per-run 0.25 --out /shared/reproduced[/]
 
     Each run has a folder in OUT/runs, and tables that need the same run share it. The page is
-    OUT/SCALE/NAME/index.html, with the same as Markdown and CSV beside it; with --only, -s or fewer seeds it is in a
-    folder of its own beside OUT/SCALE.
+    OUT/SCALE/NAME/index.html, with Markdown and CSV beside it; with --only, -s or fewer seeds it has a folder of its
+    own beside OUT/SCALE.
 
-    After a Ctrl-C, a kill or a failure the same command does what is left, and nothing twice.
+    [bold]fedloom reproduce --all --budget 10h[/]  (the runs that decide most claims first; repeat it to continue)
 
-    The command ends with status 1 if a run failed or was left to another process, and with 130 if it was stopped.
+    [bold]fedloom reproduce --all --budget 0 --archive archive --merge theirs[/]  (pages from archived numbers)
+
+    After a Ctrl-C, a kill or a failure, repeat the command: finished runs are not repeated.
+
+    The command exits with status 1 if a run failed or is in progress in another process, and with 130 if it was
+    stopped.
     """
-    from fedloom.cli.progress import PoolProgress, closing, stop_on_signal
+    from fedloom.cli.progress import PoolProgress, exit_after, stop_on_signal
 
-    plan = _plan(names or (), every, scale, seeds, only or (), settings or (), folder, ray, gpus)
+    if budget is not None and (ray is not None or seeds is not None):
+        raise ConfigError("--budget cannot be combined with --ray or --seeds. Remove one.")
+
+    def replan() -> "Plan":
+        return _plan(names or (), every, scale, seeds, only or (), settings or (), folder, ray, gpus, archive)
+
+    refuse_file(folder)
+    _merge(archive or folder / "archive", merge or ())
+    plan = replan()
+    if budget is not None and not plan_only:
+        _show(_spend(replan, budget, workers))
+        return
     costs = show_plan(plan, workers)
     if plan_only:
         for name, reason in plan.problems.items():
@@ -102,11 +120,7 @@ def reproduce(
             plan, workers=workers, ray=ray, gpus=gpus, costs=costs, progress=many.show, stop=stop, execute=execute
         )
     _show(done)
-    words, status = closing(done.ended)
-    if words:
-        out.print(words)
-    if status:
-        raise typer.Exit(status)
+    exit_after(done.ended)
 
 
 def _plan(
@@ -119,9 +133,9 @@ def _plan(
     folder: Path,
     ray: str | None,
     gpus: float,
-) -> Plan:
-    """The plan of the command line."""
-    from fedloom.experiment.reading import override
+    archive: Path | None,
+) -> "Plan":
+    from fedloom.experiment.overrides import override
     from fedloom.reproduce.plan import plan, reproductions
     from fedloom.reproduce.spec import SCALES
 
@@ -131,18 +145,52 @@ def _plan(
     if chosen is None:
         raise ConfigError(f"--scale must be small or paper, not {scale!r}")
     if gpus and ray is None:
-        raise ConfigError("--gpus needs --ray. To use a GPU of this machine: -s engine.device=cuda")
-    refuse_file(folder)
+        raise ConfigError("--gpus-per-run needs --ray. To use a GPU of this machine: -s engine.device=cuda")
     change: dict[str, Any] = {}
     for text in settings:
         override(change, text)
     if "seed" in change:
         raise ConfigError("seed cannot be set, as each cell has several seeds. Set their number with --seeds.")
     found = reproductions(names, every)
-    return plan(found, folder, chosen, seeds=seeds, only=only, change=change, device="cuda" if gpus else None)
+    device = "cuda" if gpus else None
+    return plan(found, folder, chosen, seeds=seeds, only=only, change=change, device=device, archive=archive)
 
 
-def show_plan(plan: Plan, workers: int | None) -> list[float]:
+def _merge(archive: Path, others: Sequence[Path]) -> None:
+    """Add other archives, and report the number of added runs and different results."""
+    from fedloom.reproduce.archive import Archive
+
+    for other in others:
+        added, differing = Archive(archive).merge(other)
+        out.print(f"{added} runs added from {other}", soft_wrap=True)
+        for text in differing:
+            out.print(f"[yellow]different result, ours is kept[/]  {escape(text)}", soft_wrap=True)
+
+
+def _spend(replan: "Callable[[], Plan]", budget: str, workers: int | None) -> "PlanOutcome":
+    """Spend the budget on the most informative runs, and write all pages."""
+    from fedloom.api import execute
+    from fedloom.cli.progress import PoolProgress, stop_on_signal
+    from fedloom.reproduce.budget import seconds_of, spend
+    from fedloom.reproduce.cost import cost
+    from fedloom.reproduce.plan import run_plan
+
+    seconds = seconds_of(budget)
+    with stop_on_signal("the rounds in progress, each saved first") as stop, PoolProgress(out) as many:
+        spend(
+            replan,
+            seconds,
+            lambda run: cost(run.model_copy(update={"seed": 0})).seconds,
+            workers=workers,
+            progress=many.show,
+            stop=stop,
+            execute=execute,
+            tell=lambda batch: out.print(f"next  {escape(batch.claim)}", soft_wrap=True),
+        )
+    return run_plan(replan(), execute_runs=False)
+
+
+def show_plan(plan: "Plan", workers: int | None) -> list[float]:
     """Print the runs of a plan and their cost.
 
     Returns:
@@ -155,12 +203,12 @@ def show_plan(plan: Plan, workers: int | None) -> list[float]:
     if not plan.planned:
         return []
     runs, finished = plan.runs, plan.finished
-    table = Table("name", "place", box=None, header_style="bold", pad_edge=False)
-    for heading in ("cells", "runs", "done"):
-        table.add_column(heading, justify="right")
-    table.columns[0].no_wrap = True
+    table = plain_table("name", "place", numbers=("cells", "runs", "done"))
     for one in plan.planned:
-        table.add_row(escape(one.name), escape(one.reproduction.place), *_counts(one, finished))
+        able, number = sum(bool(cell.runs) for cell in one.cells), len(one.cells)
+        cells = f"{able} of {number}" if able < number else str(able)
+        done = str(len(finished & one.runs.keys()))
+        table.add_row(escape(one.name), escape(one.reproduction.place), cells, str(len(one.runs)), done)
     out.print(table)
     for one in plan.planned:
         for why, count in Counter(cell.untestable for cell in one.cells if cell.untestable).items():
@@ -171,9 +219,8 @@ def show_plan(plan: Plan, workers: int | None) -> list[float]:
     more = f" ({shared} more are shared)" if shared else ""
     out.print(f"{len(runs)} runs{more}, {len(finished)} finished, {len(left)} to do, in {plan.out}", soft_wrap=True)
     costs = _costs(plan)
-    hands = workers or usual_workers(left.values())
     if todo := [cost for key, cost in costs.items() if key in left]:
-        out.print(describe(todo, min(hands, len(todo))), soft_wrap=True)
+        out.print(describe(todo, min(workers or usual_workers(left.values()), len(todo))), soft_wrap=True)
     if lacking := absent(left):
         out.print(
             f"missing data: {', '.join(sorted({name for name, _ in lacking}))}. It will be downloaded from the Hugging "
@@ -185,14 +232,7 @@ def show_plan(plan: Plan, workers: int | None) -> list[float]:
     return [cost.seconds for cost in costs.values()]
 
 
-def _counts(one: Planned, finished: set[str]) -> tuple[str, str, str]:
-    """Numbers of cells that can be run, of runs, and of finished runs."""
-    able = sum(bool(cell.runs) for cell in one.cells)
-    cells = str(able) if able == len(one.cells) else f"{able} of {len(one.cells)}"
-    return cells, str(len(one.runs)), str(len(finished & one.runs.keys()))
-
-
-def _costs(plan: Plan) -> dict[str, Cost]:
+def _costs(plan: "Plan") -> "dict[str, Cost]":
     """The cost of each run by digest, estimated for one seed; empty if a run is invalid, as its start reports."""
     from fedloom.experiment.pool import digest
     from fedloom.reproduce.cost import cost, unmeasured
@@ -209,13 +249,11 @@ def _costs(plan: Plan) -> dict[str, Cost]:
         return {}
 
 
-def _show(done: PlanOutcome) -> None:
-    """Print the verdict of each claim and the page."""
-    table = Table("", "claim", box=None, header_style="bold", pad_edge=False)
-    table.columns[0].no_wrap = True
+def _show(done: "PlanOutcome") -> None:
+    table = plain_table("", "claim")
     for outcome in done.outcomes:
         table.add_row("", f"[bold]{escape(outcome.name)}[/] {escape(outcome.title)}")
         for claim in outcome.claims:
             table.add_row(claim.verdict, escape(claim.text))
     out.print(table)
-    out.print(f"page  {done.page}", soft_wrap=True)
+    written("page", done.page)

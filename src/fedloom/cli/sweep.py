@@ -1,16 +1,12 @@
 """`fedloom sweep`, which searches for settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from fedloom.cli.track import Track
+from fedloom.cli.options import ParallelRuns, PlanOnly, Settings, Track, Trust, out, plain_table, written
 from fedloom.core.errors import FedloomError
 from fedloom.core.paths import refuse_file
 
@@ -18,63 +14,52 @@ if TYPE_CHECKING:
     from fedloom.reproduce.sweep.config import Sweep
     from fedloom.reproduce.sweep.run import SweepResults
 
-out = Console(highlight=False)
 BEST = 10
 """Number of settings shown in the terminal; the page shows all."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command()(sweep)
 
 
 def sweep(
     file: Annotated[str, typer.Argument(metavar="FILE.toml", help="A run's file with a table [sweep].")],
     seeds: Annotated[
-        str | None, typer.Option(help="Each setting is run with each, such as 0,1,2 or 0-4; in place of the file's.")
+        str | None, typer.Option(help="Seeds of each setting, such as 0,1,2 or 0-4. Default: the file's.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", "-s", metavar="KEY=VALUE", help="Change one setting, such as sweep.trials=50. Repeatable."
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Runs at the same time; they change nothing.  [default: one a core]")
-    ] = None,
+    settings: Settings = None,
+    workers: ParallelRuns = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--out", help="The folder to write to, and to go on in.  [default: sweeps/ and the file's name]"),
+        typer.Option("--out", help="The folder to write to, and to resume in. Default: sweeps/ and the file's name."),
     ] = None,
     track: Track = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would be run and what it costs, and stop.")] = False,
+    trust: Trust = None,
+    plan_only: PlanOnly = False,
 ) -> None:
     """Search for the settings of a run: a grid, several grids one after the other, random draws, or Optuna's TPE.
 
     [bold]fedloom sweep my.toml --plan[/]
 
-    [bold]fedloom sweep my.toml[/]  (a run, and a table \\[sweep] that says what is varied: docs/sweep.md)
+    [bold]fedloom sweep my.toml[/]  (a run, and a table \\[sweep] with the settings to vary: docs/sweep.md)
 
     [bold]fedloom sweep my.toml --seeds 0-2 -s sweep.search=tpe -s sweep.trials=40[/]
 
-    Each run has a folder in OUT/runs. OUT/index.html is the page, with the same as Markdown and CSV beside it, and
-    OUT/best.toml the best setting, for fedloom run.
+    Each run has a folder in OUT/runs. The page is OUT/index.html, with Markdown and CSV beside it; OUT/best.toml is the
+    config of the best setting, for fedloom run.
 
-    After a Ctrl-C, a kill or a failure the same command does what is left, and nothing twice.
+    After a Ctrl-C, a kill or a failure, repeat the command: finished runs are not repeated.
 
-    The command ends with status 1 if a run failed or was left to another process, and with 130 if it was stopped.
+    The command exits with status 1 if a run failed or is in progress in another process, and with 130 if it was
+    stopped.
     """
-    from fedloom.cli.progress import PoolProgress, closing, stop_on_signal
+    from fedloom.cli.progress import PoolProgress, exit_after, stop_on_signal
     from fedloom.experiment.reading import seeds_of
     from fedloom.report.track.trackers import check
     from fedloom.reproduce.sweep.config import read
 
     check(track or ())
-    asked = read(file, settings or (), None if seeds is None else seeds_of(seeds))
-    folder = folder or Path("sweeps") / asked.name
+    searched = read(file, settings or (), None if seeds is None else seeds_of(seeds), trust or ())
+    folder = folder or Path("sweeps") / searched.name
     refuse_file(folder)
-    _show_plan(asked, folder, workers)
-    if plan:
+    _show_plan(searched, folder, workers)
+    if plan_only:
         return
     from fedloom.api import execute
     from fedloom.report.track.background import tracking
@@ -86,17 +71,13 @@ def sweep(
         stop_on_signal("the rounds in progress, each saved first") as stop,
         PoolProgress(out) as many,
     ):
-        found = run_sweep(asked, folder, workers=workers, progress=many.show, stop=stop, execute=execute)
+        found = run_sweep(searched, folder, workers=workers, progress=many.show, stop=stop, execute=execute)
     page = write(found, folder)
     _show(found, page)
-    words, status = closing(found.ended.values())
-    if words:
-        out.print(words)
-    if status:
-        raise typer.Exit(status)
+    exit_after(found.ended.values())
 
 
-def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
+def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
     """Print the varied settings, the number of runs and their estimated time."""
     from fedloom.experiment.pool import usual_workers
     from fedloom.reproduce.cost import cost, describe
@@ -104,7 +85,7 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
     from fedloom.reproduce.sweep.run import planned, run_sweep
 
     config = sweep.config
-    table = Table("setting", "values", box=None, header_style="bold", pad_edge=False)
+    table = plain_table("setting", "values")
     for number, over in enumerate(config.over):
         for key, values in over.items():
             if isinstance(values, Range):
@@ -122,28 +103,26 @@ def _show_plan(sweep: Sweep, folder: Path, workers: int | None) -> None:
         soft_wrap=True,
     )
     out.print(f"judged by {escape(config.measure)}: {'less' if config.less else 'more'} is better")
-    # stopped before it begins: what is finished of this sweep, whatever else the folder holds
-    there = run_sweep(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
-    if there is not None and not there.stopped:
+    # stopped before it starts: counts the finished runs of this sweep, whatever else the folder holds
+    finished = run_sweep(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
+    if finished is not None and not finished.stopped:
         return
-    done = 0 if there is None else sum(one.state == "kept" for one in there.ended.values())
+    done = 0 if finished is None else sum(one.state == "kept" for one in finished.ended.values())
     try:
         each = cost(sweep.own())
     except FedloomError:  # the run will report the error
         return
     left = planned(sweep) - done
-    hands = min(workers or usual_workers([sweep.own()]), left)
-    out.print(f"{done} finished; left at most: {describe([each] * left, hands)}", soft_wrap=True)
+    parallel = min(workers or usual_workers([sweep.own()]), left)
+    out.print(f"{done} finished; left at most: {describe([each] * left, parallel)}", soft_wrap=True)
 
 
-def _show(found: SweepResults, page: Path) -> None:
-    """Print the best settings and warnings."""
+def _show(found: "SweepResults", page: Path) -> None:
     from fedloom.reproduce.sweep.config import shown
     from fedloom.reproduce.sweep.page import lead, warning, worth
 
     config = found.sweep.config
-    table = Table("", *map(escape, config.keys), box=None, header_style="bold", pad_edge=False)
-    table.add_column(escape(config.measure), justify="right")
+    table = plain_table("", *map(escape, config.keys), numbers=(escape(config.measure),))
     for trial in found.ranked[:BEST]:
         settings = [shown(trial.setting[key]) if key in trial.setting else "" for key in config.keys]
         table.add_row(trial.name, *map(escape, settings), worth(found, trial))
@@ -153,4 +132,4 @@ def _show(found: SweepResults, page: Path) -> None:
         out.print(table)
     out.print(escape(lead(found)), soft_wrap=True)
     out.print(escape(warning(found)), soft_wrap=True)
-    out.print(f"page  {page}", soft_wrap=True)
+    written("page", page)

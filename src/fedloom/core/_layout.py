@@ -1,7 +1,5 @@
 """The layout of a module's tensors in one block of bytes, and temporary replacement of its tensors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,13 +3,11 @@
 A path names a node of a tree: `reply.weights[3]`. The root's path is empty.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias, Union
 
 import torch
 from torch import Tensor
@@ -20,8 +18,9 @@ Leaf: TypeAlias = bool | int | float | str | Tensor | None
 
 # The containers are list, tuple (which arrives as a list) and dict with str keys, and nothing else.
 # The alias is wider because `dict` is invariant: a `dict[str, Tensor]` is no `dict[str, Tree]`.
-Tree: TypeAlias = "Leaf | Sequence[Tree] | Mapping[str, Tree]"
-Template: TypeAlias = "Tensor | Shape | type | Sequence[Template] | Mapping[str, Template] | None"
+# `Union`, because a string cannot be joined to another type with `|` when an annotation is evaluated.
+Tree: TypeAlias = Union[Leaf, Sequence["Tree"], Mapping[str, "Tree"]]  # noqa: UP007
+Template: TypeAlias = Union[Tensor, "Shape", type, Sequence["Template"], Mapping[str, "Template"], None]
 
 DTYPES: Final = (
     torch.float32,
@@ -60,18 +59,14 @@ def floats(*dims: int | None) -> Shape:
     return Shape(torch.float32, *dims)
 
 
-def leaves(tree: Tree) -> Iterator[tuple[str, Leaf]]:
-    """Each leaf with its path, in tree order."""
-    return _leaves(tree, "")
-
-
-def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+def leaves(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each leaf of the tree `node` with its path, in tree order."""
     if isinstance(node, dict):
         for key, child in node.items():
-            yield from _leaves(child, join(path, key))
+            yield from leaves(child, join(path, key))
     elif isinstance(node, list | tuple):
         for i, child in enumerate(node):
-            yield from _leaves(child, f"{path}[{i}]")
+            yield from leaves(child, f"{path}[{i}]")
     else:
         yield path, node
 
@@ -108,61 +103,43 @@ def _zip(fn: Callable[[list[Any]], Leaf], nodes: list[Any]) -> Tree:
 def check_finite(tree: Tree) -> None:
     """Raise MessageError ("not finite at 'logits'", without values) unless all floats and float tensors are finite."""
     for path, leaf in leaves(tree):
-        if isinstance(leaf, Tensor):
-            finite = not leaf.is_floating_point() or _all_finite(leaf.detach())
-        else:
-            finite = not isinstance(leaf, float) or math.isfinite(leaf)
+        finite = not isinstance(leaf, float) or math.isfinite(leaf)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            x = leaf.detach()  # a sum is several times faster than isfinite, but may overflow on finite terms
+            finite = math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
         if not finite:
             raise MessageError(f"not finite {at(path)}")
 
 
-def _all_finite(x: Tensor) -> bool:
-    # A sum is several times faster than isfinite and propagates NaN and infinity, but it may overflow on finite terms.
-    return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
-
-
-def check_like(tree: Tree, template: Template) -> None:
-    """Raise MessageError, with the path of the first difference, unless the tree fits the template.
+def check_like(node: Any, want: Any, path: str = "") -> None:
+    """Raise MessageError, with the path of the first difference, unless the tree `node` fits the template `want`.
 
     A template is a tree whose leaves are tensors (`device="meta"` saves memory), `Shape`s, the types int, float, bool
     and str, or None; the type `object` matches anything. A tree fits if it has the same keys in any order, and the same
     lengths, dtypes, shapes and types.
     """
-    _like(tree, template, "")
-
-
-def _like(node: Any, want: Any, path: str) -> None:
     if want is object:
         return
     if isinstance(want, dict):
         if not isinstance(node, dict) or node.keys() != want.keys():
             refuse(path, f"expected the keys {_keys(want)}, got {_keys(node)}")
         for key, child in want.items():
-            _like(node[key], child, join(path, key))
+            check_like(node[key], child, join(path, key))
     elif isinstance(want, list | tuple):
         if not isinstance(node, list | tuple) or len(node) != len(want):
             got = f"{len(node)}" if isinstance(node, list | tuple) else kind(node)
             refuse(path, f"expected a list of {len(want)}, got {got}")
         for i, child in enumerate(want):
-            _like(node[i], child, f"{path}[{i}]")
+            check_like(node[i], child, f"{path}[{i}]")
     elif isinstance(want, Tensor | Shape):
-        _like_tensor(node, want, path)
+        dims = want.shape if isinstance(want, Tensor) else want.dims
+        same = isinstance(node, Tensor) and node.dtype == want.dtype and len(node.shape) == len(dims)
+        if not same or any(d is not None and d != n for n, d in zip(node.shape, dims, strict=True)):
+            refuse(path, f"expected {kind(want) if isinstance(want, Tensor) else want}, got {kind(node)}")
     elif want is not None and not isinstance(want, type):
         refuse(path, f"a template holds tensors, Shapes, types and None, not {kind(want)}")
     elif type(node) is not (want or type(None)):
         refuse(path, f"expected {want.__name__ if want else 'none'}, got {kind(node)}")
-
-
-def _like_tensor(node: Any, want: Tensor | Shape, path: str) -> None:
-    dims = want.shape if isinstance(want, Tensor) else want.dims
-    if (
-        not isinstance(node, Tensor)
-        or node.dtype != want.dtype
-        or len(node.shape) != len(dims)
-        or any(d is not None and d != n for n, d in zip(node.shape, dims, strict=True))
-    ):
-        expected = kind(want) if isinstance(want, Tensor) else str(want)
-        refuse(path, f"expected {expected}, got {kind(node)}")
 
 
 def _keys(node: Any) -> str:
@@ -177,11 +154,9 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
 
     Integers are counters, such as BatchNorm's `num_batches_tracked`. Weights are first divided by their sum: then the
     mean of one tree is exact and half floats do not overflow; then the trees are added in order in each tensor's dtype.
-    The result is detached and shares no memory with the trees.
-
-    Raises:
-        MessageError: the trees differ (with the first differing path); a leaf is no float or integer tensor; or weights
-            are negative, not finite, all 0, or not one per tree.
+    The result is detached and shares no memory with the trees. Raises MessageError if the trees differ (with the first
+    differing path); a leaf is no float or integer tensor; or weights are negative, not finite, all 0, or not one per
+    tree.
     """
     if not trees or len(trees) != len(weights):
         raise MessageError(f"a mean needs trees and one weight for each: {len(trees)} trees, {len(weights)} weights")
@@ -192,7 +167,7 @@ def weighted_mean(trees: Sequence[Tree], weights: Sequence[float]) -> Tree:
         if not isinstance(leaf, Tensor) or leaf.dtype == torch.bool or leaf.is_complex():
             refuse(path, f"only float and integer tensors have a mean, not {kind(leaf)}")
     for other in trees[1:]:
-        _like(other, trees[0], "")
+        check_like(other, trees[0])
     shares = [weight / total for weight in weights]
     return _zip(lambda nodes: _mean(nodes, shares), list(trees))
 

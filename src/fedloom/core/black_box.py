@@ -6,8 +6,6 @@ A fitted object is never sent and never saved. It is fitted again wherever it is
 seed, so it is the same everywhere.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import random
@@ -39,8 +37,8 @@ class BlackBoxModel:
         classes: K.
         seed: seeds every random generator while an object is made, fitted and asked.
         learn: whether it is also fitted to the answers of others; otherwise it only teaches.
-        refit: local steps of a neural client between two fits.
-        floor: the smallest probability that it answers with.
+        refit_every: local steps of a neural client between two fits.
+        min_probability: the smallest probability that it answers with.
         public_weight: weight of a public row in a fit; an own row has weight 1.
     """
 
@@ -49,11 +47,13 @@ class BlackBoxModel:
     classes: int
     seed: int = 0
     learn: bool = True
-    refit: int = 25
-    floor: float = 1e-3
+    refit_every: int = 25
+    min_probability: float = 1e-3
     public_weight: float = 1.0
 
-    def fit(self, x: Tensor, y: Tensor, public: Tensor | None = None, targets: Tensor | None = None) -> FittedBlackBox:
+    def fit(
+        self, x: Tensor, y: Tensor, public: Tensor | None = None, targets: Tensor | None = None
+    ) -> "FittedBlackBox":
         """A new object, fitted to own rows and to public rows with soft labels.
 
         If its `fit` takes `sample_weight`, a public row appears once for each class, weighted by the probability of
@@ -73,7 +73,7 @@ class BlackBoxModel:
             inner = self.make()
         weighted = accepts_weights(inner.fit)
         if public is not None and targets is not None and len(public):
-            which, classes, shares = hard_rows(targets.cpu().numpy(), self.floor, weighted)
+            which, classes, shares = hard_rows(targets.cpu().numpy(), self.min_probability, weighted)
             rows = np.concatenate([rows, flatten_rows(public)[which]])
             labels = np.concatenate([labels, classes])
             weights = np.concatenate([weights, self.public_weight * shares])
@@ -88,50 +88,42 @@ class BlackBoxModel:
 
     def _columns(self, inner: Any) -> np.ndarray:
         """The class (k,) of each column of a fitted object's `predict_proba`."""
-        every, found = np.arange(self.classes), getattr(inner, "classes_", None)
-        if found is None:
+        every, declared = np.arange(self.classes), getattr(inner, "classes_", None)
+        if declared is None:
             return every
         with contextlib.suppress(TypeError, ValueError), np.errstate(invalid="ignore"):
-            given = np.asarray(found)
-            columns = given.astype(np.int64)
-            distinct = given.ndim == 1 and 0 < len(columns) == len(np.unique(columns))
-            if distinct and (columns == given).all() and np.isin(columns, every).all():
+            labels = np.asarray(declared)
+            columns = labels.astype(np.int64)
+            distinct = labels.ndim == 1 and 0 < len(columns) == len(np.unique(columns))
+            if distinct and (columns == labels).all() and np.isin(columns, every).all():
                 return columns
         raise ModelError(f"{self.name}: its classes_ after fit must be different labels from 0 to {self.classes - 1}")
 
-    def cached(self, key: bytes, make: Callable[[], CrossFit]) -> CrossFit:
-        """The fits with this key: those that this process made last for this model, or else those that `make` gives."""
-        found = _FITS.get(self)
-        if found is None or found[0] != key:
-            found = _FITS[self] = (key, make())
-        return found[1]
+    def cached(self, key: bytes, make: "Callable[[], CrossFit]") -> "CrossFit":
+        """The latest fits of this model in this process if they have this key, or else those of `make`."""
+        entry = _FITS.get(self)
+        if entry is None or entry[0] != key:
+            entry = _FITS[self] = (key, make())
+        return entry[1]
 
 
 class FittedBlackBox:
-    """A fitted black box.
-
-    Args:
-        model: the settings.
-        inner: the fitted object; None if all rows had one class.
-        columns: (k,) the class of each column of its `predict_proba`.
-    """
+    """A fitted black box: the object, None if all rows had one class, and the class of each column (k,) of its
+    `predict_proba`."""
 
     def __init__(self, model: BlackBoxModel, inner: Any, columns: np.ndarray) -> None:
         self._model, self._inner, self._columns = model, inner, columns
 
     def probs(self, x: Tensor) -> Tensor:
-        """Probabilities (n, K) float32 of rows x (n, ...), none below the floor.
-
-        Raises:
-            ModelError: the object's answers are not probabilities of its classes.
-        """
+        """Probabilities (n, K) float32 of rows x (n, ...), none below the floor. Raises ModelError if the object's
+        answers are not probabilities of its classes."""
         p = np.zeros((len(x), self._model.classes))
         if self._inner is None:
             p[:, self._columns] = 1.0
         elif len(x):
             with reproducible(self._model.seed):
                 p[:, self._columns] = self._checked(self._inner.predict_proba(flatten_rows(x)), len(x))
-        p = self._model.floor + (1 - self._model.classes * self._model.floor) * p
+        p = self._model.min_probability + (1 - self._model.classes * self._model.min_probability) * p
         return torch.from_numpy(p.astype(np.float32)).to(x.device)
 
     def _checked(self, answer: Any, rows: int) -> np.ndarray:
@@ -154,7 +146,7 @@ class FittedBlackBox:
 class CrossFit:
     """Two fits to all own rows, `odd` to the public rows of odd numbers and `even` to the others.
 
-    A classifier may memorise its training rows. It would then answer a public row with the labels that others gave it,
+    A classifier may memorize its training rows. It would then answer a public row with the labels that others gave it,
     and they would count their own answers twice. So a public row is answered by the fit that did not see it.
 
     Attributes:
@@ -191,15 +183,11 @@ _FITS: weakref.WeakKeyDictionary[BlackBoxModel, tuple[bytes, CrossFit]] = weakre
 
 
 def hard_rows(targets: np.ndarray, floor: float, weighted: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows with one class each that stand for rows with soft labels (m, K).
+    """Rows with one class each that stand for rows with soft labels (m, K): each (r,), the number of the row, its
+    class, and its weight; the weights of one row sum to about 1.
 
-    Args:
-        targets: the soft labels.
-        floor: classes at this probability are left out, as nobody finds them likely. The most probable one stays.
-        weighted: whether rows have weights; if not, each row appears once.
-
-    Returns:
-        Each (r,): the number of the row, its class, and its weight; the weights of one row sum to about 1.
+    Classes at the floor are left out, as nobody finds them likely, but for the most probable one. Unless `weighted`,
+    each row appears once.
     """
     if not weighted:
         return np.arange(len(targets)), targets.argmax(1), np.ones(len(targets))

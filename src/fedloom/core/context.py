@@ -4,13 +4,11 @@ Row numbers are drawn from (seed, purpose, round, party), so methods that are co
 on every engine.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeVar
+from functools import cached_property, lru_cache, partial
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +30,8 @@ class Rows:
         labels: (M,) int64; None if the rows have no labels here.
         index: (n,) int64, the numbers of these rows in the pool.
         shift, scale: a network's input is (pool - shift) / scale, float32; both broadcast over a row.
+        present: (n,) bool, in a vertical setting: whether the party has its columns of each row; None if it has all.
+            The inputs of a row that it lacks are blank.
     """
 
     pool: Tensor
@@ -39,6 +39,7 @@ class Rows:
     index: Tensor
     shift: Tensor
     scale: Tensor
+    present: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -49,11 +50,7 @@ class Rows:
         return raw.sub(self.shift).div_(self.scale)  # converts pixels to floats
 
     def y(self, which: Tensor) -> Tensor:
-        """Labels (B,) of rows `which` (B,).
-
-        Raises:
-            MethodError: the rows have no labels here.
-        """
+        """Labels (B,) of rows `which` (B,). Raises MethodError if the rows have no labels here."""
         if self.labels is None:
             raise MethodError("these rows have no labels here; read labels only at the party that holds them")
         return self.labels[self.index[which]]
@@ -63,11 +60,9 @@ class Rows:
         x = self.x(plan.to(self.index.device).flatten())
         return x.view(*plan.shape, *x.shape[1:])
 
-    def batches(self, plan: Tensor) -> Batches:
+    def batches(self, plan: Tensor) -> "Batches":
         """The batches of a plan (T, B) of row numbers."""
-        which = plan.to(self.index.device).flatten()
-        x, y = self.x(which), self.y(which)
-        return Batches(x.view(*plan.shape, *x.shape[1:]), y.view(plan.shape))
+        return Batches(self.inputs(plan), self.y(plan.to(self.index.device)))
 
     @cached_property
     def every(self) -> Tensor:
@@ -88,14 +83,8 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return zip(self.x, self.y, strict=True)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the inputs."""
-        return self.x.nbytes
 
-
-@dataclass(frozen=True, eq=False)
-class Sample:
+class Sample(NamedTuple):
     """A set of rows: x (n, ...), y (n,), and each row's weight in a mean, `weight` (n,) float32.
 
     The batched engine pads shorter samples with rows of weight 0.
@@ -104,14 +93,6 @@ class Sample:
     x: Tensor
     y: Tensor
     weight: Tensor
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.x, self.y, self.weight))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the inputs."""
-        return self.x.nbytes
 
 
 Kept = TypeVar("Kept", Batches, Sample, Tensor)
@@ -152,23 +133,27 @@ class BatchCache:
         key = (id(owner), key)
         cached_for, value = self._held.pop(key, (None, None))
         if value is not None:
-            self._bytes -= value.nbytes
+            self._bytes -= _nbytes(value)
         if value is None or cached_for is None or cached_for() is not owner:  # ids are reused
             value = make()
         self._held[key] = (weakref.ref(owner), value)
-        self._bytes += value.nbytes
+        self._bytes += _nbytes(value)
         while self._bytes > self._most:
             _, oldest = self._held.pop(next(iter(self._held)))
-            self._bytes -= oldest.nbytes
+            self._bytes -= _nbytes(oldest)
         result: Kept = value
         return result
+
+
+def _nbytes(kept: Batches | Sample | Tensor) -> int:
+    return (kept if isinstance(kept, Tensor) else kept.x).nbytes
 
 
 BATCH_CACHE = BatchCache(8 << 20)
 
 
 class PublicSet:
-    """Unlabelled rows that every party holds in the same order.
+    """Unlabeled rows that every party holds in the same order.
 
     The parties of a process share one object, so each batch is gathered once.
 
@@ -216,6 +201,8 @@ class ClientContext:
         tests: test rows by name. Methods do not read them.
         device: the device of its tensors.
         secret: a secret key for `noise`, if the party has one.
+        privacy_budget: charges private releases to the budget of its rows, if they have one: see
+            `fedloom.protect.noise.charge`.
     """
 
     id: int
@@ -236,6 +223,7 @@ class ClientContext:
     tests: Mapping[str, Rows] = field(default_factory=dict)
     device: str = "cpu"
     secret: int | None = None
+    privacy_budget: Callable[[float, int, float], None] | None = None
 
     @property
     def rows(self) -> Rows:
@@ -263,19 +251,17 @@ class ClientContext:
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches:
         """Round t's `steps` independent batches of `size` own rows."""
-
-        def gather() -> Batches:
-            return self.rows.batches(sample_plan(self.stream("batches", t), len(self.rows), steps, size))
-
-        return BATCH_CACHE.get(self, ("batches", t, steps, size), gather)
+        rows, rng = self.rows, partial(self.stream, "batches", t)
+        return BATCH_CACHE.get(
+            self, ("batches", t, steps, size), lambda: rows.batches(sample_plan(rng(), len(rows), steps, size))
+        )
 
     def epochs(self, t: int, *, epochs: int, size: int) -> Batches:
         """Round t's shuffled epochs over the own rows, in full batches of `size`."""
-
-        def gather() -> Batches:
-            return self.rows.batches(epoch_plan(self.stream("batches", t), len(self.rows), epochs, size))
-
-        return BATCH_CACHE.get(self, ("epochs", t, epochs, size), gather)
+        rows, rng = self.rows, partial(self.stream, "batches", t)
+        return BATCH_CACHE.get(
+            self, ("epochs", t, epochs, size), lambda: rows.batches(epoch_plan(rng(), len(rows), epochs, size))
+        )
 
     def sample_batch(self, t: int, *, size: int) -> tuple[Tensor, Tensor]:
         """One batch of round t: x (b, ...), y (b,) of b = `size` distinct own rows, or of all if there are fewer."""
@@ -285,47 +271,42 @@ class ClientContext:
     @property
     def support(self) -> Sample:
         """A random half of the own rows, for adaptation; the larger half if their number is odd."""
-        return BATCH_CACHE.get(self, "support", lambda: self._sample(self.half("support")))
+        return BATCH_CACHE.get(self, "support", lambda: self._sample("support"))
 
     @property
     def query(self) -> Sample:
         """The other half, for judging the adapted model."""
-        return BATCH_CACHE.get(self, "query", lambda: self._sample(self.half("query")))
+        return BATCH_CACHE.get(self, "query", lambda: self._sample("query"))
 
     def half(self, which: Literal["support", "query"]) -> Tensor:
-        """The row numbers (n,) of a half.
+        """The row numbers (n,) of a half. Raises MethodError if the party has fewer than two rows."""
 
-        Raises:
-            MethodError: the party has fewer than two rows.
-        """
-        return BATCH_CACHE.get(self, ("half", which), lambda: self._halved(which))
+        def draw() -> Tensor:
+            count = len(self.rows)
+            if count < 2:
+                raise MethodError(f"party {self.id} has {count} row; a support and a query half need at least 2")
+            order, first = self.stream("halves").permutation(count), -(-count // 2)
+            return torch.from_numpy(np.sort(order[:first] if which == "support" else order[first:]))
 
-    def _halved(self, which: Literal["support", "query"]) -> Tensor:
-        count = len(self.rows)
-        if count < 2:
-            raise MethodError(f"party {self.id} has {count} row; a support and a query half need at least 2")
-        order, first = self.stream("halves").permutation(count), -(-count // 2)
-        return torch.from_numpy(np.sort(order[:first] if which == "support" else order[first:]))
+        return BATCH_CACHE.get(self, ("half", which), draw)
 
-    def _sample(self, which: Tensor) -> Sample:
-        which = which.to(self.device)
-        x = self.rows.x(which)
-        return Sample(x, self.rows.y(which), x.new_full((len(which),), 1 / len(which)))
+    def _sample(self, which: Literal["support", "query"]) -> Sample:
+        numbers = self.half(which).to(self.device)
+        x = self.rows.x(numbers)
+        return Sample(x, self.rows.y(numbers), x.new_full((len(numbers),), 1 / len(numbers)))
 
     def aligned_batch(self, number: int, step: int, *, size: int) -> Tensor:
-        """Inputs (B, ...) of a step of epoch `number` over the aligned rows; cached."""
+        """Inputs (B, ...) of a step of epoch `number` over the aligned rows; cached. Without rows that it lacks."""
 
         def gather() -> Tensor:
-            return self.rows.x(aligned_plan(self.seed, number, self.aligned, size)[step].to(self.device))
+            rows = aligned_plan(self.seed, number, self.aligned, size)[step].to(self.device)
+            return self.rows.x(rows if self.rows.present is None else rows[self.rows.present[rows]])
 
         return BATCH_CACHE.get(self, ("aligned", number, step, size), gather)
 
-    def unlabelled(self, t: int, *, steps: int, size: int, aligned: bool = True) -> Tensor:
-        """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows only if not `aligned`.
-
-        Raises:
-            MethodError: there are no such rows.
-        """
+    def unlabeled(self, t: int, *, steps: int, size: int, aligned: bool = True) -> Tensor:
+        """Round t's independent batches of own inputs (T, B, ...), of the unaligned rows only if not `aligned`. Raises
+        MethodError if there are no such rows."""
         first = 0 if aligned else self.aligned
         if first == len(self.rows):
             raise MethodError(
@@ -334,21 +315,13 @@ class ClientContext:
         return self.rows.inputs(sample_plan(self.stream("batches", t), len(self.rows) - first, steps, size) + first)
 
     def build(self) -> nn.Module:
-        """Build the party's network.
-
-        Raises:
-            MethodError: the party has no network.
-        """
+        """Build the party's network. Raises MethodError if it has none."""
         if self.network is None:
             raise MethodError(f"party {self.id} has no network: name one in [models]")
         return self.network()
 
     def teacher(self) -> nn.Module:
-        """Load the pretrained model: frozen, in evaluation mode.
-
-        Raises:
-            MethodError: the party has no pretrained model.
-        """
+        """Load the pretrained model, frozen, in evaluation mode. Raises MethodError if the party has none."""
         if self.pretrained is None:
             raise MethodError(f"party {self.id} has no pretrained model: name one in [pretrained]")
         return self.pretrained().to(self.device).eval().requires_grad_(False)

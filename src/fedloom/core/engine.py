@@ -1,22 +1,23 @@
 """The interface of engines, and `run`, which executes one task of a party."""
 
-from __future__ import annotations
-
 import hashlib
 import traceback
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeAlias, final
 
+import numpy as np
 import torch
 
 from fedloom.core import message
-from fedloom.core.errors import MessageError, MethodError, NotReady
+from fedloom.core.errors import MessageError, MethodError, NotReady, PrivacyBudgetSpent
 from fedloom.core.evaluation import EVALUATIONS
 from fedloom.core.faults import Crash, Faults, spoil
+from fedloom.core.fixed_point import encoded
 from fedloom.core.message import Size, Template, Tree
 from fedloom.core.network import Keep
 from fedloom.core.party import Note, Party
@@ -25,6 +26,8 @@ CallId: TypeAlias = tuple[int, int] | None
 """(round, number of the call in the round): unchanged when a run resumes or repeats. None for calls outside the
 protocol, such as evaluation, which get no injected faults."""
 
+NOT_FINITE = "refused what it was sent: not finite"
+"""The reason of a failure whose arguments hold NaN or infinity."""
 UNREACHABLE = "unreachable"
 """The reason of a failure whose party cannot be reached now but may return."""
 
@@ -46,7 +49,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Delivery:
-    """One message between two peers, as recorded by the coordinator: without its content."""
+    """A message between two peers as the coordinator records it, without content."""
 
     sender: int
     receiver: int
@@ -122,7 +125,7 @@ class Lost(Exception):
     """
 
 
-class Engine(ABC):
+class Engine(AbstractContextManager["Engine"]):
     """Holds parties and runs their methods.
 
     Attributes:
@@ -141,6 +144,7 @@ class Engine(ABC):
         self._names = dict(names)
         self._seed = seed
         self._faults = faults
+        self._notes: dict[int, dict[str, Note]] = {i: {} for i in self.ids}
         self.changed: Callable[[], None] = lambda: None
 
     @final
@@ -149,6 +153,10 @@ class Engine(ABC):
         if party not in self._names:
             raise MethodError(f"unknown party {party}; the ids are {list(self._names)}")
         return self._names[party]
+
+    def owner(self, party: int) -> str:
+        """The name of the organization whose node runs the party; "" if it has none."""
+        return ""
 
     @final
     def call(
@@ -161,6 +169,24 @@ class Engine(ABC):
     ) -> list[Tree | Failure]:
         """Run `method` at each party with the shared and its own arguments; one reply or failure each, in order."""
         return self._call([self._task(i, method, shared, each[i] if each else {}, call) for i in parties])
+
+    @final
+    def sum(
+        self,
+        parties: Sequence[int],
+        method: str,
+        shared: Mapping[str, Tree],
+        expect: Template,
+        weight: str | None,
+        call: CallId,
+    ) -> tuple[np.ndarray | None, list[Failure | None]]:
+        """Run `method` at each party and add up the replies as integers: see `fedloom.core.fixed_point`.
+
+        Returns:
+            The sum (d + 1,) uint64, or None if too few parties were left for one; and for each party the reason why
+            its reply is not part of it.
+        """
+        return self._sum([self._task(i, method, shared, {}, call) for i in parties], expect, weight)
 
     @final
     def exchange(
@@ -192,9 +218,9 @@ class Engine(ABC):
             refs = dict(zip(order, self._leave(answering, expect), strict=True))
             answers = {pair: refs[pair] for pair in pairs}
         else:  # one answer of each peer for all that ask it
-            asked = list(dict.fromkeys(j for _, j in pairs))
-            left = self._leave([self._task(j, answer, shared, {}, call) for j in asked], expect)
-            shared_refs = dict(zip(asked, left, strict=True))
+            senders = list(dict.fromkeys(j for _, j in pairs))
+            left = self._leave([self._task(j, answer, shared, {}, call) for j in senders], expect)
+            shared_refs = dict(zip(senders, left, strict=True))
             answers = {(i, j): shared_refs[j] for i, j in pairs}
         inboxes: dict[int, dict[str, ReplyRef]] = {i: {} for i in links}
         for (i, j), ref in answers.items():
@@ -202,11 +228,10 @@ class Engine(ABC):
                 inboxes[i][str(j)] = ref
         taking = [self._task(i, take, shared, {"inbox": inbox}, call) for i, inbox in inboxes.items()]
         replies = self._call(taking)
-        lost = {(sender, receiver, answer) for sender, receiver in self._undelivered()}
-        unreachable = Failure(UNREACHABLE)
-        log = [
-            replace(d, failure=d.failure or unreachable) if (d.sender, d.receiver, d.kind) in lost else d for d in log
-        ]
+        lost = {(*ends, answer) for ends in self._undelivered()}
+        for n, d in enumerate(log):
+            if (d.sender, d.receiver, d.kind) in lost:
+                log[n] = replace(d, failure=d.failure or Failure(UNREACHABLE))
         for i, reply in zip(inboxes, replies, strict=True):
             if isinstance(reply, Failure):
                 log.append(Delivery(i, i, take, "", NOTHING, reply))
@@ -219,6 +244,23 @@ class Engine(ABC):
     @abstractmethod
     def _leave(self, tasks: Sequence[Task], expect: Template) -> list[ReplyRef]:
         """Run all tasks, check the replies against `expect`, and leave them where they are."""
+
+    def _sum(
+        self, tasks: Sequence[Task], expect: Template, weight: str | None
+    ) -> tuple[np.ndarray | None, list[Failure | None]]:
+        """The sum of the tasks' replies. Parties of one process have one owner, so nothing is masked."""
+        total, failures = None, list[Failure | None]()
+        for reply in self._call(tasks):
+            failure = verdict(reply, expect)
+            if failure is None:
+                assert not isinstance(reply, Failure)
+                try:
+                    x = encoded(reply, weight, len(tasks))
+                    total = x if total is None else total + x
+                except (MessageError, KeyError, TypeError) as error:
+                    failure = Failure("not a message", str(error))
+            failures.append(failure)
+        return total, failures
 
     def _undelivered(self) -> set[tuple[int, int]]:
         """(sender, receiver) of the answers that could not be delivered in the last `_call`."""
@@ -236,36 +278,34 @@ class Engine(ABC):
         """The SHA-256 of every party's state (`message.digest`), wherever the state is."""
         return {i: message.digest(state) for i, state in self.states().items()}
 
-    def saved(self, round: int) -> None:  # noqa: B027  only engines that keep state elsewhere need it
+    def saved(self, round: int) -> None:
         """Called when the experiment has saved a checkpoint after `round` rounds, to which it may return."""
 
     def restore(self, round: int) -> None:
-        """Return all parties that keep their own state to that after `round` rounds.
-
-        Raises:
-            MethodError: this engine's parties do not keep their own state.
-            EngineError: a party has no such state.
-        """
+        """Return all parties that keep their own state to that after `round` rounds. Raises EngineError if a party has
+        no such state."""
         raise MethodError(f"{type(self).__name__} does not support restore(); use load()")
 
     def presence(self) -> dict[int, bool]:
         """Whether each party can be reached now."""
         return dict.fromkeys(self.ids, True)
 
-    @abstractmethod
     def notes(self) -> dict[int, dict[str, Note]]:
         """Return and clear the parties' notes."""
+        notes, self._notes = self._notes, {i: {} for i in self.ids}
+        return notes
 
     @abstractmethod
     def account(self) -> Account:
         """Where the parties run."""
 
-    def close(self) -> None:  # noqa: B027  most engines hold nothing
+    def close(self) -> None:
         """Release all resources outside this process. The engine cannot be used afterwards."""
 
     @final
-    def __enter__(self) -> Engine:
-        return self
+    def _on_disk(self, count: int) -> tuple[str, ...]:
+        """The remark of an account on parties whose state is on disk."""
+        return (f"the state of {count} of {len(self.ids)} parties is on disk between calls",) if count else ()
 
     @final
     def __exit__(self, *_: object) -> None:
@@ -285,30 +325,26 @@ class Engine(ABC):
 
 
 def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep = torch.clone) -> Tree | Failure:
-    """Run one task; the party's reply, or a failure, which leaves the party's state unchanged.
-
-    Args:
-        party: the party that runs it.
-        task: the task.
-        arguments: its shared and own arguments, with references resolved.
-        keep: copies the network's memory before its first change.
-    """
+    """Run one task with its resolved `arguments`; the party's reply, or a failure, which leaves its state unchanged.
+    `keep` copies the network's memory before its first change."""
     if task.fault == "dropout":
         return Failure("dropped out", injected=True)
     function = bound(party, task.method)
     try:
         message.check_finite(arguments)
     except MessageError as error:
-        return Failure("refused what it was sent: not finite", str(error))
+        return Failure(NOT_FINITE, str(error))
     # torch.manual_seed is slow, and needed only if the device has a generator of its own
     (torch.default_generator if party.context.device == "cpu" else torch).manual_seed(task.seed)
     try:
         with party.transaction(keep):
             if task.fault == "crash":
                 raise Crash(f"injected at {task.method}")
-            reply = message.map_tensors(own_copy, function(**arguments))
+            reply = message.map_tensors(lambda x: x.detach().clone(), function(**arguments))
     except NotReady:
         return Failure("not ready")
+    except PrivacyBudgetSpent:  # for the node's owner to decide, not a failure of this party
+        raise
     except Exception as error:  # any error in a party's code is that party's failure
         if isinstance(error, MessageError):
             return Failure("not a message", traceback.format_exc())
@@ -317,11 +353,8 @@ def run(party: Party[Any], task: Task, arguments: Mapping[str, Tree], keep: Keep
 
 
 def bound(party: Party[Any], method: str) -> Callable[..., Tree]:
-    """The evaluation, or else the party's method, of this name.
-
-    Raises:
-        MethodError: there is none, or messages may not call it.
-    """
+    """The evaluation, or else the party's method, of this name. Raises MethodError if there is none, or messages may
+    not call it."""
     if method in EVALUATIONS:
         return partial(EVALUATIONS[method], party)
     function = None if method.startswith("_") else getattr(party, method, None)
@@ -345,7 +378,7 @@ def verdict(reply: object, expect: Template) -> Failure | None:
     try:
         message.check(reply)  # type: ignore[arg-type]
         reason = "wrong shape"
-        message.check_like(reply, expect)  # type: ignore[arg-type]
+        message.check_like(reply, expect)
         reason = "not finite"
         message.check_finite(reply)  # type: ignore[arg-type]
     except MessageError as error:
@@ -361,17 +394,21 @@ def reply_ref(held: Any, reply: Tree | Failure, expect: Template) -> ReplyRef:
     return ReplyRef(held, message.describe(reply), message.size(reply))  # type: ignore[arg-type]
 
 
+def references(value: Any) -> list[ReplyRef]:
+    """The references in an argument: one, those of a dict, or none."""
+    return [v for v in (value.values() if isinstance(value, dict) else [value]) if isinstance(v, ReplyRef)]
+
+
+def map_references(fn: Callable[[ReplyRef], Any], value: Any) -> Any:
+    """An argument with `fn` applied to its references."""
+    if not references(value):
+        return value
+    return {k: fn(v) for k, v in value.items()} if isinstance(value, dict) else fn(value)
+
+
 def arguments(task: Task, opened: Callable[[ReplyRef], Any] = attrgetter("held")) -> dict[str, Tree]:
     """The arguments of a task, with references resolved by `opened`."""
-
-    def resolve(value: Any) -> Any:
-        if isinstance(value, ReplyRef):
-            return opened(value)
-        if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
-            return {k: opened(v) for k, v in value.items()}
-        return value
-
-    return {**task.shared, **{k: resolve(v) for k, v in task.each.items()}}
+    return {**task.shared, **{k: map_references(opened, v) for k, v in task.each.items()}}
 
 
 def refusal(task: Task, arguments: Mapping[str, Tree], error: MessageError) -> Failure:
@@ -381,18 +418,13 @@ def refusal(task: Task, arguments: Mapping[str, Tree], error: MessageError) -> F
     except MessageError as not_finite:
         if task.fault == "dropout":
             return Failure("dropped out", injected=True)
-        return Failure("refused what it was sent: not finite", str(not_finite))
+        return Failure(NOT_FINITE, str(not_finite))
     raise error
 
 
 def names(parties: Iterable[tuple[int, type[Party[Any]]]]) -> dict[int, str]:
     """The ledger name of each party, its role and id: `client-3`."""
     return {i: f"{kind.ROLE or kind.__name__.lower()}-{i}" for i, kind in parties}
-
-
-def own_copy(x: torch.Tensor) -> torch.Tensor:
-    """A detached copy: later changes at the sender must not reach the receiver."""
-    return x.detach().clone()
 
 
 def _deliver(log: list[Delivery], sender: int, receiver: int, kind: str, ref: ReplyRef) -> bool:

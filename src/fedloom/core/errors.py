@@ -1,17 +1,17 @@
-"""Every error that fedloom raises on purpose.
+"""The errors that fedloom raises on purpose, and warnings that are logged once.
 
 A message says what is wrong, what is allowed, and what to do. Applications can catch `FedloomError` and show its text
 to users unchanged.
 """
 
-from __future__ import annotations
-
 import difflib
+import logging
 from collections.abc import Iterable
+from functools import lru_cache
 
 
 class FedloomError(Exception):
-    """Base of all errors that fedloom raises on purpose."""
+    """Base class of all errors that fedloom raises on purpose."""
 
 
 class ConfigError(FedloomError):
@@ -42,6 +42,10 @@ class NotReady(MethodError):
     """A party cannot reply yet, for example because it was absent when training began; the call leaves it out."""
 
 
+class PrivacyBudgetSpent(FedloomError):
+    """A private release would exceed the budget of the rows' owner; nothing was released."""
+
+
 class EngineError(FedloomError):
     """The machines or processes that run the parties are unavailable or lost."""
 
@@ -52,6 +56,12 @@ class Interrupted(EngineError):
 
 class CheckpointError(FedloomError):
     """A checkpoint is damaged, missing, or of another run."""
+
+
+@lru_cache(maxsize=1000)
+def warn_once(text: str) -> None:
+    """Log a warning once in this process."""
+    logging.getLogger("fedloom").warning("%s", text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -4,8 +4,6 @@ An engine runs each function of `EVALUATIONS` at a party by its name. None is a 
 party's state. In a vertical setting pages define the hooks of `PassiveParty` and `ActiveParty`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -14,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedloom.core.errors import MethodError
-from fedloom.core.message import Tree
+from fedloom.core.message import Tree, map_tensors
 from fedloom.core.party import Party
 
 MAX_LOSS: Final = 10.0
@@ -60,20 +58,20 @@ class LeaksLabels(ActiveParty, Protocol):
 
 
 def predictions(
-    party: Party[Any], *, on: str, eval_mode: str = "", broadcast: Mapping[str, Tree] | None = None
+    party: Party[Any],
+    *,
+    on: str,
+    eval_mode: str = "",
+    broadcast: Mapping[str, Tree] | None = None,
+    probabilities: bool = False,
 ) -> dict[str, Tree]:
-    """Predicted classes (n,) on the test rows named `on`, and their mean cross-entropy ().
-
-    Args:
-        party: the party to evaluate.
-        on: a name in `ClientContext.tests`.
-        eval_mode: one of the config's `eval_modes`, for which the party prepares its network; "" for none.
-        broadcast: what the server's `broadcast()` returned, if there is a server.
-    """
+    """Predicted classes (n,) on the test rows named `on` in `ClientContext.tests`, their mean cross-entropy (), and
+    with `probabilities` those of all classes (n, K). `Party.prepare` gets the other arguments."""
     with party.scratch():
         party.prepare(eval_mode=eval_mode, broadcast=broadcast or {})
         logits = party.infer(party.context.tests[on].every)
-    return {"predicted": logits.argmax(-1), "loss": F.cross_entropy(logits, _labels(party, on))}
+    found: dict[str, Tree] = {"predicted": logits.argmax(-1), "loss": F.cross_entropy(logits, _labels(party, on))}
+    return {**found, "probabilities": torch.softmax(logits, -1)} if probabilities else found
 
 
 def score(
@@ -102,10 +100,14 @@ def predictions_alone(party: Party[Any], *, on: str) -> dict[str, Tree]:
 
 
 def contribution(party: Party[Any], *, on: str) -> Tree:
-    """A passive party's contribution to the joint prediction of the test rows named `on`."""
+    """A passive party's contribution to the joint prediction of the test rows named `on`: zeros for those it lacks."""
     if not isinstance(party, PassiveParty):
         raise MethodError(f"{type(party).__name__} cannot contribute to joint predictions; define contribution()")
-    return party.contribution(on=on)
+    found = party.contribution(on=on)
+    present = party.context.tests[on].present if on in party.context.tests else None
+    if present is None:
+        return found
+    return map_tensors(lambda x: x * present.view(-1, *[1] * (x.dim() - 1)), found)
 
 
 def decide(server: Party[Any] | None, contributions: Mapping[int, Any]) -> Tensor:

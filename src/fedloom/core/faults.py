@@ -3,7 +3,7 @@
 The draw for a call depends only on (seed, round, call, party), so a run with faults is as reproducible as one without.
 """
 
-from __future__ import annotations
+from typing import Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -33,20 +33,30 @@ class Faults(BaseModel):
     """The reply is not a message."""
     late: float = Field(0.0, ge=0, le=1)
     """The reply arrives after the deadline."""
+    liars: tuple[int, ...] = ()
+    """Clients that lie in every reply: see `lie`. They have no other fault."""
+    lie: Literal["flip", "huge"] = "flip"
+    """What a liar does to the float tensors of its reply: change their sign, or multiply them by a million."""
 
     @model_validator(mode="after")
-    def _together(self) -> Faults:
-        total = sum(p for _, p in self)
+    def _together(self) -> "Faults":
+        total = sum(self._probabilities.values())
         if total > 1:
             raise ValueError(f"the probabilities must sum to at most 1, not {total:g}")
         return self
 
+    @property
+    def _probabilities(self) -> dict[str, float]:
+        return {name: value for name, value in self if isinstance(value, float)}
+
     def draw(self, seed: int, round: int, call: int, party: int) -> str | None:
         """The fault of this party in this call, or None."""
-        if not any(p for _, p in self):
+        if party in self.liars:
+            return self.lie
+        if not any(self._probabilities.values()):
             return None
         u = stream(seed, "faults", round, call, party).random()
-        for name, probability in self:
+        for name, probability in self._probabilities.items():
             if u < probability:
                 return name
             u -= probability
@@ -61,13 +71,16 @@ def spoil(reply: Tree, fault: str) -> object:
     """The reply after this fault."""
     if fault == "type":
         return object()
+    if fault in ("flip", "huge"):
+        factor = -1.0 if fault == "flip" else 1e6
+        return message.map_tensors(lambda x: x * factor if x.is_floating_point() else x, reply)
     if fault == "shape":
         return message.map_tensors(lambda x: torch.cat([x.flatten(), x.new_zeros(1)]), reply)
-    return message.map_tensors(lambda x: _with_first(x, float(fault)), reply)
 
+    def spoiled(x: Tensor) -> Tensor:
+        if x.is_floating_point() and x.numel():
+            x = x.clone(memory_format=torch.contiguous_format)
+            x.view(-1)[0] = float(fault)
+        return x
 
-def _with_first(x: Tensor, value: float) -> Tensor:
-    if x.is_floating_point() and x.numel():
-        x = x.clone(memory_format=torch.contiguous_format)
-        x.view(-1)[0] = value
-    return x
+    return message.map_tensors(spoiled, reply)

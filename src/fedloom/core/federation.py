@@ -4,8 +4,6 @@ A method's round runs at one party: a server, the active party, or a coordinator
 calls the other parties with `call`, lets them exchange messages with `exchange`, and draws participants with `sample`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ from fedloom.core import message
 from fedloom.core.engine import Engine, Failure, verdict
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.evaluation import EVALUATIONS
+from fedloom.core.fixed_point import LEAST, decoded, size, threshold
 from fedloom.core.graphs import Others
 from fedloom.core.ledger import Ledger
 from fedloom.core.message import Shape, Template
@@ -35,6 +34,21 @@ class CallFailure:
     trace: str = ""
 
 
+@dataclass(frozen=True)
+class SecureMean:
+    """The result of `Federation.sum`.
+
+    Attributes:
+        mean: the weighted mean of the replies, a float32 tree without the weight.
+        weight: the sum of all weights.
+        ids: the parties whose replies are part of it.
+    """
+
+    mean: Any
+    weight: int
+    ids: tuple[int, ...]
+
+
 class Federation:
     """Calls the parties of an engine and records their messages.
 
@@ -44,7 +58,7 @@ class Federation:
         coordinator: the ledger name of the party that runs the round.
         graph: the peers that each peer may exchange messages with; None for a complete graph.
         param_shapes: names and shapes of the network's parameters, without values, if all parties have one network.
-        colocated: parties in the coordinator's organisation, such as the active party's own columns. Messages between
+        colocated: parties in the coordinator's organization, such as the active party's own columns. Messages between
             them and the coordinator are not counted.
 
     Attributes:
@@ -71,6 +85,7 @@ class Federation:
         self.graph = None if graph is None else {i: frozenset(near) for i, near in graph.items()}
         self.ledger = Ledger()
         self.failures: list[CallFailure] = []
+        self.usable: set[tuple[str, str]] = set()  # party and kind of each usable reply
         self._round = 0
         self._calls = 0
 
@@ -140,6 +155,7 @@ class Federation:
                     failure = Failure("refused", str(error))
             if failure is None:
                 self._record(i, method, reply, down=False)
+                self.usable.add((self.engine.name(i), method))
                 valid[i] = reply
             else:
                 self._fail(self.engine.name(i), method, failure)
@@ -147,6 +163,63 @@ class Federation:
             self._fail(self.coordinator, method, Failure(f"fewer than {min_replies} replies"))
             return {}
         return valid
+
+    def sum(
+        self,
+        parties: Iterable[int],
+        method: str,
+        *,
+        expect: Template,
+        shared: Mapping[str, Any] | None = None,
+        weight: str | None = None,
+        min_replies: int = 0,
+    ) -> SecureMean | None:
+        """One message to each party, and the weighted mean of their replies, of which nobody sees a single one.
+
+        At nodes the coordinator gets masked replies that only their sum unmasks: see `fedloom.protect.masks`. Replies
+        are rounded to steps of 2^-24 and added as integers, so every engine gives the same bits.
+
+        Args:
+            parties: their ids, at least 3.
+            method: the name of the method that the message calls; the page lists it in `SUMMED`.
+            expect: the template of a valid reply, tensors of floats with every dimension known. A party checks its own
+                reply by it.
+            shared: arguments for all parties.
+            weight: the name of the weight in a reply, such as `rows`; None for equal weights.
+            min_replies: the least number of replies that the step needs.
+
+        Returns:
+            None if fewer than `min_replies`, or fewer than two thirds of the parties, were left.
+
+        Raises:
+            MethodError: fewer than 3 parties, or every party raised.
+        """
+        _check_callable(method)
+        ids, common = list(parties), dict(shared or {})
+        if len(ids) < LEAST:
+            raise MethodError(
+                f"a secure sum needs at least {LEAST} parties, not {len(ids)}: add clients, or set secure = false"
+            )
+        self._record_shared(ids, method, common)
+        total, failures = self.engine.sum(ids, method, common, expect, weight, self._next())
+        if all(f is not None and f.reason == "raised" and not f.injected for f in failures):
+            trace = failures[0].trace  # type: ignore[union-attr]
+            raise MethodError(f"every party failed in {method!r}; traceback of the first:\n{trace}")
+        valid = [i for i, failure in zip(ids, failures, strict=True) if failure is None]
+        masked = torch.empty(size(expect, weight), dtype=torch.int64, device="meta")
+        for i, failure in zip(ids, failures, strict=True):
+            if failure is None:
+                self._record(i, method, {"masked": masked}, down=False)
+                self.usable.add((self.engine.name(i), method))
+            else:
+                self._fail(self.engine.name(i), method, failure)
+        self._record_masks(valid)
+        least = max(min_replies, threshold(len(ids)))
+        if total is None or len(valid) < least:
+            self._fail(self.coordinator, method, Failure(f"fewer than {least} replies for a secure sum"))
+            return None
+        whole, mean = decoded(total, expect, weight)
+        return SecureMean(mean, whole, tuple(valid))
 
     def exchange(
         self,
@@ -186,6 +259,7 @@ class Federation:
                 sender, receiver = self.engine.name(d.sender), self.engine.name(d.receiver)
                 if d.failure is None:
                     self.ledger.add(self.round, sender, receiver, d.kind, d.what, d.size)
+                    self.usable.add((sender, d.kind))
                 else:
                     self._fail(sender, d.kind, d.failure)
 
@@ -256,6 +330,18 @@ class Federation:
         what, size = message.describe(tree), message.size(tree)
         for i in receivers:
             self.ledger.add(self.round, self.coordinator, self.engine.name(i), kind, what, size)
+
+    def _record_masks(self, parties: Sequence[int]) -> None:
+        """Record what a secure sum of these parties sends besides: keys, sealed shares, signatures, opened shares."""
+        n = len(parties)
+        if n == 0:
+            return
+        up = {"keys": 136, "sealed": 82 * (n - 1), "signature": 72, "opened": 33 * n}
+        down = {"keys": 136 * n, "sealed": 82 * (n - 1), "signatures": 72 * n}
+        for parts, is_down in ((down, True), (up, False)):
+            tree = {name: torch.empty(count, dtype=torch.uint8, device="meta") for name, count in parts.items()}
+            for i in parties:
+                self._record(i, "masks", tree, down=is_down)
 
     def _fail(self, party: str, kind: str, failure: Failure) -> None:
         self.failures.append(CallFailure(self.round, party, kind, failure.reason, failure.trace))

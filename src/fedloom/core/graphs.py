@@ -1,10 +1,8 @@
 """Topologies: undirected graphs of m peers, numbered from 0. Random ones depend only on the seed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.rng import stream
@@ -22,11 +20,7 @@ class Others(Sequence[int]):
     def __init__(self, m: int, but: int) -> None:
         self._numbers, self._but = range(m - 1), but
 
-    @overload
-    def __getitem__(self, k: int) -> int: ...
-    @overload
-    def __getitem__(self, k: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, k: int | slice) -> int | tuple[int, ...]:
+    def __getitem__(self, k: Any) -> Any:
         if isinstance(k, slice):
             return tuple(n + (n >= self._but) for n in self._numbers[k])
         n = self._numbers[k]
@@ -45,11 +39,8 @@ def ring(m: int) -> Graph:
 
 
 def groups(m: int, number: int) -> Graph:
-    """Complete groups without links between them: consecutive peers, group sizes as equal as possible.
-
-    Raises:
-        ConfigError: there are fewer peers than groups.
-    """
+    """Complete groups without links between them: consecutive peers, group sizes as equal as possible. Raises
+    ConfigError if there are fewer peers than groups."""
     if number > m:
         raise ConfigError(f"{m} peers cannot form {number} groups: take at most {m} groups")
     ends = [m // number * g + min(g, m % number) for g in range(number + 1)]
@@ -58,11 +49,8 @@ def groups(m: int, number: int) -> Graph:
 
 
 def regular(m: int, degree: int | None = None, *, seed: int = 0) -> Graph:
-    """A connected random graph in which every peer has `degree` neighbours; None for half of the others.
-
-    Raises:
-        ConfigError: there is no such graph, or none of those drawn is connected.
-    """
+    """A connected random graph in which every peer has `degree` neighbours; None for half of the others. Raises
+    ConfigError if there is no such graph, or none of those drawn is connected."""
     degree, networkx = regular_degree(m, degree), _networkx()
     few = min(degree, m - 1 - degree)  # the complement of a regular graph is regular
 
@@ -76,11 +64,8 @@ def regular(m: int, degree: int | None = None, *, seed: int = 0) -> Graph:
 def small_world(m: int, degree: int | None = None, rewire: float = 0.1, *, seed: int = 0) -> Graph:
     """A ring that links each peer to its `degree` nearest; each link is rewired with probability `rewire`.
 
-    Watts and Strogatz, "Collective dynamics of small-world networks", Nature 1998. Connected. None is degree 4, or
-    less if there are too few peers.
-
-    Raises:
-        ConfigError: there is no such graph, or none of those drawn is connected.
+    Watts and Strogatz, "Collective dynamics of small-world networks", Nature 1998. Connected. None is degree 4, or less
+    if there are too few peers. Raises ConfigError if there is no such graph, or none of those drawn is connected.
     """
     degree, networkx = small_world_degree(m, degree), _networkx()
 
@@ -93,10 +78,8 @@ def small_world(m: int, degree: int | None = None, rewire: float = 0.1, *, seed:
 def edges(text: str, m: int) -> Graph:
     """The graph of a text with one link per line: two ids, separated by a comma or blanks. `#` starts a comment.
 
-    A peer without links learns alone; the graph need not be connected.
-
-    Raises:
-        ConfigError: a line is invalid; the message has its number.
+    A peer without links learns alone; the graph need not be connected. Raises ConfigError if a line is invalid; the
+    message has its number.
     """
     near: list[set[int]] = [set() for _ in range(m)]
     for number, line in enumerate(text.splitlines(), 1):
@@ -119,11 +102,7 @@ def edges(text: str, m: int) -> Graph:
 
 
 def regular_degree(m: int, degree: int | None) -> int:
-    """The degree of `regular`.
-
-    Raises:
-        ConfigError: there is no such graph, or networkx is not installed.
-    """
+    """The degree of `regular`. Raises ConfigError if there is no such graph, or networkx is not installed."""
     _networkx()
     if degree is None:
         half = max((m - 1) // 2, min(2, m - 1))
@@ -138,11 +117,7 @@ def regular_degree(m: int, degree: int | None) -> int:
 
 
 def small_world_degree(m: int, degree: int | None) -> int:
-    """The degree of `small_world`.
-
-    Raises:
-        ConfigError: there is no such graph, or networkx is not installed.
-    """
+    """The degree of `small_world`. Raises ConfigError if there is no such graph, or networkx is not installed."""
     _networkx()
     if degree is None:
         degree = min(4, (m - 1) // 2 * 2)

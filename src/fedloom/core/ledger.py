@@ -3,8 +3,6 @@
 Reports take their communication figures from it, and privacy tests read it: every message of a method has an entry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -40,11 +38,8 @@ COLUMNS = tuple(f.name for f in fields(Entry))
 
 
 class Ledger:
-    """All messages of a run: by round, roles, kind and content; and their totals by sender and receiver.
-
-    Attributes:
-        pairs: for each (sender, receiver) the number of messages and the bytes of tensor data.
-    """
+    """All messages of a run: by round, roles, kind and content; and for each (sender, receiver), in `pairs`, the number
+    of messages and the bytes of tensor data."""
 
     def __init__(self) -> None:
         self._entries: dict[tuple[int, str, str, str, str], Entry] = {}
@@ -72,11 +67,11 @@ class Ledger:
 
     def sent(self, party: str) -> int:
         """Bytes of tensor data that a party (`client-3`), or all of a role (`client`), sent."""
-        return sum(size for (who, _), (_, size) in self.pairs.items() if party in (who, role(who)))
+        return sum(size for (sender, _), (_, size) in self.pairs.items() if party in (sender, role(sender)))
 
     def received(self, party: str) -> int:
         """Bytes of tensor data that a party, or all of a role, received."""
-        return sum(size for (_, who), (_, size) in self.pairs.items() if party in (who, role(who)))
+        return sum(size for (_, receiver), (_, size) in self.pairs.items() if party in (receiver, role(receiver)))
 
     def state(self) -> dict[str, Any]:
         """Everything as plain lists, for a checkpoint."""
@@ -88,7 +83,7 @@ class Ledger:
         return len(self._entries), {pair: [*sums] for pair, sums in self.pairs.items()}
 
     def rollback(self, mark: tuple[int, dict[tuple[str, str], list[int]]]) -> None:
-        """Forget all messages of the rounds since `mark`."""
+        """Drop all messages of the rounds since `mark`."""
         count, pairs = mark
         for key in [*self._entries][count:]:
             del self._entries[key]
@@ -96,8 +91,8 @@ class Ledger:
 
     def load(self, state: dict[str, Sequence[Iterable[Any]]]) -> None:
         """Restore the result of `state()`."""
-        found = [Entry(*row) for row in state["entries"]]
-        self._entries = {(e.round, e.sender, e.receiver, e.kind, e.what): e for e in found}
+        entries = [Entry(*row) for row in state["entries"]]
+        self._entries = {(e.round, e.sender, e.receiver, e.kind, e.what): e for e in entries}
         self.pairs = {(a, b): [count, size] for a, b, count, size in state["pairs"]}
 
 

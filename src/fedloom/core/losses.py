@@ -3,8 +3,6 @@
 A gradient "per row" is that of the row's own loss; divide by B for the gradient of the batch mean.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

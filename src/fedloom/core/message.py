@@ -5,8 +5,6 @@ and, as JSON, the skeleton: the tree with `{"$tensor": 0}` in place of tensor 0.
 exactly one encoding, and `decode` accepts no other: a decoded tree encodes to the same bytes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -61,6 +59,7 @@ __all__ = [
 FORMAT: Final = "fedloom/1"
 MAX_HEADER: Final = 1 << 24  # bytes
 MAX_TEXT: Final = 1 << 16  # bytes of one str leaf in UTF-8
+_PER_LEAF: Final = 16  # values, or quotes, of a header for each leaf: its name, dtype, shape and offsets
 _ENTRIES: Final = 512  # headers and structures in each cache
 _REMEMBER: Final = 1 << 16  # bytes; longer headers are not cached, so that no sender can fill the memory
 
@@ -88,6 +87,7 @@ class Limits:
 
 
 DEFAULT: Final = Limits()
+_ANY: Final = Limits(max_bytes=1 << 62, max_depth=1 << 30, max_leaves=1 << 62, max_name=1 << 62, max_ndim=1 << 30)
 
 
 class Size(NamedTuple):
@@ -113,11 +113,8 @@ class _Spec:
 
 
 def encode(tree: Tree, limits: Limits = DEFAULT) -> bytes:
-    """The bytes of a tree, which are always the same for the same tree. Tensors may be on any device.
-
-    Raises:
-        MessageError: `check` refuses the tree, or its message exceeds `limits.max_bytes`.
-    """
+    """The bytes of a tree, which are always the same for the same tree. Tensors may be on any device. Raises
+    MessageError if `check` refuses the tree, or its message exceeds `limits.max_bytes`."""
     walk = _Walk(limits)
     header, payload = _header(walk.text(tree), walk.specs)
     wire = 8 + len(header) + payload
@@ -136,8 +133,9 @@ def check(tree: Tree, limits: Limits = DEFAULT) -> None:
 class _Walk:
     """One pass over a tree: checks each node, collects the tensors, returns the skeleton."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, meta: bool = False) -> None:
         self.limits = limits
+        self.meta = meta  # whether tensors need no data
         self.specs: list[_Spec] = []
         self.tensors: list[Tensor] = []
         self.leaves = 0
@@ -175,8 +173,8 @@ class _Walk:
 
     def tensor(self, node: Tensor | _Spec, path: str) -> dict[str, int]:
         if isinstance(node, Tensor):
-            if node.layout != torch.strided or node.is_quantized or node.is_nested or node.is_meta:
-                refuse(path, "a tensor must be dense and hold data: not sparse, quantised or meta")
+            if node.layout != torch.strided or node.is_quantized or node.is_nested or (node.is_meta and not self.meta):
+                refuse(path, "a tensor must be dense and hold data: not sparse, quantized or meta")
             self.tensors.append(node)
             node = _Spec(node.dtype, tuple(node.shape))
         if node.dtype not in self.limits.dtypes or node.dtype not in _CODES:
@@ -232,7 +230,7 @@ def _header(text: str, specs: Sequence[_Spec]) -> tuple[bytes, int]:
 
 
 def _order(specs: Sequence[_Spec]) -> list[int]:
-    """Tensors by falling item size, then tree order, so that each is aligned and the data has no gaps."""
+    """Tensors by decreasing item size, then in tree order, so that each is aligned and the data has no gaps."""
     return sorted(range(len(specs)), key=lambda i: -specs[i].dtype.itemsize)
 
 
@@ -297,7 +295,7 @@ class _Plan(NamedTuple):
 
 @lru_cache(maxsize=_ENTRIES)
 def _plan(header: bytes, limits: Limits) -> _Plan:
-    fields = _parse(header, depth=3)
+    fields = _parse(header, 3, limits)
     meta = fields.pop("__metadata__", None) if isinstance(fields, dict) else None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise MessageError(f"the header must name the format {FORMAT!r}")
@@ -306,7 +304,7 @@ def _plan(header: bytes, limits: Limits) -> _Plan:
     if len(fields) > limits.max_leaves:
         raise MessageError(f"a message may have {limits.max_leaves} leaves, not {len(fields)}")
     specs = [_read_spec(str(i), fields.get(str(i))) for i in range(len(fields))]
-    skeleton = _parse(meta["tree"].encode(errors="replace"), depth=limits.max_depth + 1)
+    skeleton = _parse(meta["tree"].encode(errors="replace"), limits.max_depth + 1, limits)
     # Encoding the tree again must give the same header. This checks every offset, number, NaN, reference, repeated key
     # and space.
     walk = _Walk(limits)
@@ -315,12 +313,18 @@ def _plan(header: bytes, limits: Limits) -> _Plan:
     return _Plan(skeleton, specs, *_offsets(specs))
 
 
-def _parse(raw: bytes, depth: int) -> Any:
-    """Parse JSON after bounding its nesting by `2 * depth`, so that the parser cannot overflow."""
+def _parse(raw: bytes, depth: int, limits: Limits) -> Any:
+    """Parse JSON after bounding its values and its nesting by `2 * depth`, so that the parser cannot overflow."""
+    most = _PER_LEAF * limits.max_leaves + 1000
+    if raw.count(b'"') > most:
+        raise MessageError("the header has more names and texts than its leaves can have")
     try:
         text = raw.decode()
         outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
-        brackets = re.sub(r"[^][{}]+", "", "".join(outside))
+        values = "".join(outside)
+        if values.count(",") + values.count("[") + values.count("{") > most:
+            raise MessageError("the header has more values than its leaves can have")
+        brackets = re.sub(r"[^][{}]+", "", values)
         for _ in range(depth):  # each pass removes the innermost level, or two
             brackets = brackets.replace("[]", "").replace("{}", "")
         if brackets:
@@ -381,7 +385,7 @@ def size(tree: Tree) -> Size:
     """The exact sizes in bytes of a tree that passes `check`, without encoding it; also of a tree of meta tensors."""
     key: list[Any] = []
     digits = _key(tree, key)
-    facts = _facts(tree, key)
+    facts = _facts(tree, key, digits)
     header = facts.fixed + digits
     return Size(facts.payload, 8 + header + -header % 8 + facts.payload)
 
@@ -392,8 +396,7 @@ def describe(tree: Tree) -> str:
     Above 12 leaves, those with the same first name form one entry: "layer1* 6 leaves 73728 B".
     """
     key: list[Any] = []
-    _key(tree, key)
-    return _facts(tree, key).summary
+    return _facts(tree, key, _key(tree, key)).summary
 
 
 def _key(node: Any, key: list[Any]) -> int:
@@ -423,14 +426,13 @@ def _key(node: Any, key: list[Any]) -> int:
     return 0
 
 
-def _facts(tree: Tree, key: list[Any]) -> _Facts:
+def _facts(tree: Tree, key: list[Any], digits: int) -> _Facts:
     structure = tuple(key)
     facts = _known.get(structure)
     if facts is None:
-        specs: list[_Spec] = []
-        header, payload = _header(_dumps(_skeleton(tree, specs)), specs)
-        zeros = key.count(int) + key.count(float)
-        facts = _Facts(payload, len(header.rstrip(b" ")) - zeros, _summary(tree))
+        walk = _Walk(_ANY, meta=True)
+        header, payload = _header(walk.text(tree), walk.specs)
+        facts = _Facts(payload, len(header.rstrip(b" ")) - digits, _summary(tree))
         if len(header) <= _REMEMBER:
             if len(_known) >= _ENTRIES:
                 _known.clear()
@@ -438,30 +440,15 @@ def _facts(tree: Tree, key: list[Any]) -> _Facts:
     return facts
 
 
-def _skeleton(node: Any, specs: list[_Spec]) -> Any:
-    """As `_Walk.strip`, with 0 for each number and without checks, so that meta tensors are allowed."""
-    if isinstance(node, Tensor):
-        specs.append(_Spec(node.dtype, tuple(node.shape)))
-        return {"$tensor": len(specs) - 1}
-    if isinstance(node, dict):
-        return {key: _skeleton(child, specs) for key, child in node.items()}
-    if isinstance(node, list | tuple):
-        return [_skeleton(child, specs) for child in node]
-    return 0 if type(node) in (int, float) else node
-
-
 def _summary(tree: Tree) -> str:
     every = list(leaves(tree))
-    groups: dict[str, list[tuple[str, Leaf]]] = {}
+    groups: dict[str, dict[str, Leaf]] = {}
     for path, leaf in every:
         name = path if len(every) <= 12 else re.split(r"[.[]", path, maxsplit=1)[0]
-        groups.setdefault(name, []).append((path, leaf))
-    return "; ".join(_entry(name, group) for name, group in groups.items()) or "nothing"
-
-
-def _entry(name: str, group: list[tuple[str, Leaf]]) -> str:
-    if len(group) > 1:
-        data = sum(leaf.nbytes for _, leaf in group if isinstance(leaf, Tensor))
-        return f"{name}* {len(group)} leaves {data} B"
-    path, leaf = group[0]
-    return f"{path} {kind(leaf)}".strip()
+        groups.setdefault(name, {})[path] = leaf
+    entries = []
+    for name, group in groups.items():
+        data = sum(leaf.nbytes for leaf in group.values() if isinstance(leaf, Tensor))
+        alone = "".join(f"{path} {kind(leaf)}".strip() for path, leaf in group.items())
+        entries.append(alone if len(group) == 1 else f"{name}* {len(group)} leaves {data} B")
+    return "; ".join(entries) or "nothing"

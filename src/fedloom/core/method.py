@@ -1,10 +1,7 @@
 """The registration of a method: its name, config, parties, round, and requirements on a run."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -12,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from fedloom.core.context import ClientContext
 from fedloom.core.errors import ConfigError, MethodError, did_you_mean
 from fedloom.core.party import Party
+from fedloom.core.problems import problems
 
 Round: TypeAlias = Callable[..., Iterator[str]]
 """`round(fed, server, clients, cfg, t)`: one pass of the algorithm's outer loop. It yields the name of each completed
@@ -31,7 +29,7 @@ Need: TypeAlias = Literal[
     "pooled rows",
 ]
 NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
-    "public rows": ("horizontal", "Every client holds the same unlabelled rows."),
+    "public rows": ("horizontal", "Every client holds the same unlabeled rows."),
     "public rows at the server": ("horizontal", "The server holds these rows, too."),
     "one network": (
         "horizontal",
@@ -47,15 +45,36 @@ NEEDS: Final[Mapping[Need, tuple[Setting, str]]] = {
         "The features of all networks have one dimension, though architectures may differ: see "
         "`MethodConfig.FEATURE_DIM`. Without models.pool, all have one architecture.",
     ),
-    "server rows": ("horizontal", "The server has labelled rows of its own."),
+    "server rows": ("horizontal", "The server has labeled rows of its own."),
     "pretrained server model": ("horizontal", "The server has a pretrained model."),
     "pretrained encoder": (
         "horizontal",
         "The server has a pretrained model, and clients build its architecture to receive its weights.",
     ),
-    "pooled rows": ("vertical", "All rows of all parties count as aligned and labelled, which no federation has."),
+    "pooled rows": ("vertical", "All rows of all parties count as aligned and labeled, which no federation has."),
 }
 """Each need that a method may declare, with its setting and meaning."""
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The differential privacy of what a method sends of one kind.
+
+    Attributes:
+        message: what is covered, such as "weights".
+        adjacency: what adjacent data sets differ in.
+        delta: δ.
+        note: the clients' note of a round in which they release it.
+        epsilon: ε of a client, from the values of this note in all rounds that have one.
+        by_server: whether the server adds the noise.
+    """
+
+    message: str
+    adjacency: str
+    delta: float
+    note: str
+    epsilon: Callable[[Sequence[float]], float]
+    by_server: bool = False
 
 
 class MethodConfig(BaseModel):
@@ -76,7 +95,7 @@ class MethodConfig(BaseModel):
 
     @property
     def iterations_per_round(self) -> int:
-        """Local optimiser steps in a round, by which runs of different methods are compared."""
+        """Local optimizer steps in a round, by which runs of different methods are compared."""
         return 1
 
     @property
@@ -95,6 +114,11 @@ class MethodConfig(BaseModel):
         return True
 
     @property
+    def server_reads_public(self) -> bool:
+        """Whether the server needs the public rows with these settings, though not for the method as such."""
+        return False
+
+    @property
     def keeps_batch_statistics(self) -> bool:
         """Whether each client predicts with its own BatchNorm statistics (`batchnorm = "own"`), which a client that
         never trains does not have."""
@@ -103,6 +127,11 @@ class MethodConfig(BaseModel):
     def participants(self, clients: int) -> int:
         """The number of participants of a round: `clients_per_round` if the config has it, else all clients."""
         return min(clients, getattr(self, "clients_per_round", None) or clients)
+
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """The differential privacy of the messages with these settings."""
+        return ()
 
     @property
     def warnings(self) -> Mapping[str, str]:
@@ -131,6 +160,7 @@ class Method:
         needs: requirements on a run, from `NEEDS`.
         min_clients: the least number of participants of a round.
         contributors: in a vertical setting, the clients whose contributions predict jointly; () for all.
+        any_contributor: in a vertical setting, whether the active party predicts from any of them, at least one.
     """
 
     name: str
@@ -148,6 +178,7 @@ class Method:
     needs: tuple[Need, ...] = ()
     min_clients: int = 1
     contributors: tuple[int, ...] = ()
+    any_contributor: bool = False
 
     def __post_init__(self) -> None:
         for need in self.needs:
@@ -174,42 +205,3 @@ class Method:
             return self.config(**values)
         except ValidationError as error:
             raise ConfigError("\n".join(problems(error, self.config, "params"))) from None
-
-
-def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> list[str]:
-    """One sentence for each error, with the key and what is allowed."""
-    found = []
-    for item in error.errors():
-        path = [str(p) for p in item["loc"]]
-        where = ".".join(([at] if at else []) + path)
-        if item["type"] == "extra_forbidden":
-            found.append(f"{where}: there is no such setting.{did_you_mean(path[-1], _names(model, path[:-1]))}")
-        elif item["type"] == "missing":
-            found.append(f"{where}: must be set")
-        elif item["type"] in ("model_type", "dict_type"):
-            found.append(f"{where}: must be a table, not {item['input']!r}")
-        elif item["type"] == "too_short":
-            found.append(f"{where}: must have at least {item['ctx']['min_length']}")
-        else:
-            text = item["msg"].removeprefix("Value error, ")
-            given = "" if isinstance(item["input"], dict | list) else f", not {item['input']!r}"
-            named = text.startswith(f"{where}.")  # a check of several settings names them in full
-            found.append(text if named else f"{where}: {text[0].lower() + text[1:]}{given}")
-    return found
-
-
-def _names(model: type[BaseModel], path: list[str]) -> list[str]:
-    """The field names of the model at `path`, also within mappings and sequences of models."""
-    kind: Any = model
-    for part in path:
-        if _is_model(kind):
-            kind = kind.model_fields[part].annotation if part in kind.model_fields else None
-        else:
-            kind = next((inner for inner in reversed(get_args(kind)) if inner is not Ellipsis), None)
-        if NoneType in get_args(kind):
-            kind = next((inner for inner in get_args(kind) if _is_model(inner)), None)
-    return list(kind.model_fields) if _is_model(kind) else []
-
-
-def _is_model(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)

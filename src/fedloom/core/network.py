@@ -1,10 +1,8 @@
 """A live `nn.Module` whose state is one block of memory, with its parameters as views of one flat vector.
 
-With one vector, an optimiser step takes a few operations whatever the number of layers. With one block, a snapshot is
+With one vector, an optimizer step takes a few operations whatever the number of layers. With one block, a snapshot is
 one copy, and an engine can place the state in shared memory, on disk, or beside that of other parties for batching.
 """
-
-from __future__ import annotations
 
 import contextlib
 import struct
@@ -19,7 +17,7 @@ from torch.func import grad, vmap
 from fedloom.core._layout import ALIGNMENT, fast_format, flattened, layout, lent, places, unflatten
 from fedloom.core.context import Batches
 from fedloom.core.errors import ModelError, StateError
-from fedloom.core.optim import Optimiser
+from fedloom.core.optim import Optimizer
 
 INFERENCE_ROWS = 256
 """Rows per forward pass in `infer`: larger batches fall out of the CPU's cache and are slower."""
@@ -27,23 +25,28 @@ Keep: TypeAlias = Callable[[Tensor], Tensor]
 """Copies a block before its first change in a call."""
 Only: TypeAlias = Collection[str] | Mapping[str, Tensor] | None
 """The parameters that a step updates: names, or masks of gradients by name; None for all."""
+Loss: TypeAlias = Callable[..., Tensor]
+"""A function of a batch, such as (x, y), that returns a scalar with its graph."""
+Graded: TypeAlias = tuple[Tensor, dict[str, Tensor]]
+"""A scalar () and its gradient by parameter name."""
 Product: TypeAlias = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """A matrix-vector product, by parameter names."""
 
 
 class Network:
-    """A module, its flat parameter and gradient vectors, and its optimiser's slots.
+    """A module, its flat parameter and gradient vectors, and its optimizer's slots.
 
     Attributes:
         memory: (nbytes,) uint8, the whole state: parameters, slots, buffers.
         fields: the layout of `memory`.
         flat: (P,) all trainable parameters; the module's own are views of it.
-        slots: the optimiser's state by name.
+        slots: the optimizer's state by name.
+        in_loss: whether a loss is being computed.
     """
 
-    def __init__(self, module: nn.Module, optimiser: Optimiser) -> None:
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
         self.module = module
-        self.optimiser = optimiser
+        self.optimizer = optimizer
         parameters = {k: p for k, p in module.named_parameters() if p.requires_grad}
         if not parameters:
             raise ModelError(f"{type(module).__name__} has no trainable parameters; set requires_grad on some")
@@ -63,18 +66,19 @@ class Network:
             for name, b in module.named_buffers(remove_duplicate=False)
             for path, _, key in [name.rpartition(".")]
         ]
-        slots = optimiser.slots(flat)
+        slots = optimizer.slots(flat)
         self.fields = layout({"params": {"": flat}, "opt": slots, "buffers": buffers})
         size = max(f.start + f.nbytes for f in self.fields)
         self._bind(torch.zeros(-(-size // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=flat.device))
         for part, values in {"params": first, "opt": slots, "buffers": buffers}.items():
-            _copy(self.state()[part], values, part)
+            copy_state(self.state()[part], values, part)
         self._point(self._buffers)
         self._sent: tuple[Tensor, Tensor, dict[str, Tensor]] | None = None  # the cached pass
         self._at: dict[str, Tensor] | None = None  # weights of a gradient_at, if one is running
         self._scratch = False
         self._keeper: Keep | None = None
         self._before: Tensor | None = None
+        self.in_loss = False
         self._has_dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in module.modules())
         module.train()
 
@@ -120,13 +124,12 @@ class Network:
         """
         self._mode(False)
         x = self._laid_out(x)
-        if batch_statistics and self._buffers:
-            with torch.no_grad(), of_the_batch(self.module):
-                out: Tensor = self.module(x)
-                return out
         with torch.no_grad():
-            parts = [self.module(x[i : i + INFERENCE_ROWS]) for i in range(0, max(len(x), 1), INFERENCE_ROWS)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            if batch_statistics and self._buffers:
+                with of_the_batch(self.module):
+                    out: Tensor = self.module(x)
+                    return out
+            return chunked(self.module, x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Training-mode outputs (B, ...), detached. The pass is cached until the weights change.
@@ -141,41 +144,45 @@ class Network:
         """The trainable parameters by name, with their graph, for use in a loss."""
         return self._at or self.parameters
 
-    def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
-        """One optimiser step on the scalar `loss(*batch)`; returns its value () before the step."""
+    def minimize(self, loss: Loss, *batch: object, only: Only = None) -> Tensor:
+        """One optimizer step on the scalar `loss(*batch)`; returns its value () before the step."""
         if only is None:
-            value = loss(*batch)
+            value = self._value(loss, batch)
             self._step(value, None)
             return value.detach()
         value, gradients = self.gradient(loss, *batch, of=only)
         self._keep()
-        rates = self.optimiser.tick(self.slots)
+        rates = self.optimizer.tick(self.slots)
         for name, g in gradients.items():
             masked = g * only[name] if isinstance(only, Mapping) else g
-            self.optimiser.move(self._views[name], masked, self._moving[name], *rates)
+            self.optimizer.move(self._views[name], masked, self._moving[name], *rates)
         return value
 
-    def gradient(
-        self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _value(self, loss: Loss, batch: tuple[object, ...]) -> Tensor:
+        """The value of a loss; `in_loss` is true meanwhile."""
+        self.in_loss = True
+        try:
+            return loss(*batch)
+        finally:
+            self.in_loss = False
+
+    def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
         """The scalar `loss(*batch)` () and its gradient by name; no step. BatchNorm statistics are updated."""
         self._sent = None
         names = list(self.parameters if of is None else of)
         inputs = [*names, *self._extra_input(names)]
         with self._learning(inputs):  # a frozen body then costs no graph
-            value = loss(*batch)
+            value = self._value(loss, batch)
             grads = torch.autograd.grad(value, [self.parameters[k] for k in inputs], allow_unused=True)
         return value.detach(), _whole({k: self.parameters[k] for k in names}, grads[: len(names)])
 
-    def gradient_at(
-        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
         """The scalar `loss(*batch)` () and its gradient by name at `weights`. BatchNorm statistics are updated."""
         value, _, gradient = self._graded_at(weights, loss, batch, graph=False)
         return value, gradient
 
     def curvature_at(
-        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+        self, weights: Mapping[str, Tensor], loss: Loss, *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
         """As `gradient_at`, and the Hessian-vector product there, which may be called once."""
         value, at, gradient = self._graded_at(weights, loss, batch, graph=True)
@@ -190,7 +197,7 @@ class Network:
         return value, {k: g.detach() for k, g in gradient.items()}, product
 
     def _graded_at(
-        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], batch: tuple[object, ...], *, graph: bool
+        self, weights: Mapping[str, Tensor], loss: Loss, batch: tuple[object, ...], *, graph: bool
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """A loss at `weights`, these weights as leaves, and the gradient, itself differentiable if `graph`."""
         self._sent = None
@@ -198,15 +205,13 @@ class Network:
         self._at = at
         try:
             with lent(list(places(self.module, self.parameters)), at):
-                value = loss(*batch)
+                value = self._value(loss, batch)
             grads = torch.autograd.grad(value, list(at.values()), create_graph=graph, allow_unused=True)
         finally:
             self._at = None
         return value.detach(), at, _whole(at, grads)
 
-    def row_gradients(
-        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
-    ) -> dict[str, Tensor]:
+    def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]) -> dict[str, Tensor]:
         """Per-row gradients (B, ...) of `loss` by name; no step."""
         where = list(places(self.module, {k: self.parameters[k] for k in of}))
 
@@ -247,15 +252,15 @@ class Network:
             for p in frozen:
                 p.requires_grad_(True)
 
-    def train(self, loss: Callable[..., Tensor], batches: Batches, *, only: Only = None) -> Tensor:
+    def train(self, loss: Loss, batches: Batches, *, only: Only = None) -> Tensor:
         """One step on `loss(x, y)` for each batch; returns the mean loss ()."""
-        return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
+        return torch.stack([self.minimize(loss, x, y, only=only) for x, y in batches]).mean()
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
-        """One optimiser step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
+        """One optimizer step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
         _, outputs, moved = self._pass(x)
         self._step(outputs, gradient)
-        _copy(self._buffers, moved, "buffers")
+        copy_state(self._buffers, moved, "buffers")
 
     def _pass(self, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """`x`, the outputs with their graph, and the buffers after the pass."""
@@ -297,13 +302,13 @@ class Network:
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters.values()]
         for p in self.parameters.values():
             p.grad = None
-        rates = self.optimiser.tick(self.slots)
+        rates = self.optimizer.tick(self.slots)
         if self.slots:  # several operations, each on one vector
             torch.cat([flattened(g, self.format) for g in grads], out=self._gradient)
-            self.optimiser.move(self.flat, self._gradient, self.slots, *rates)
+            self.optimizer.move(self.flat, self._gradient, self.slots, *rates)
         else:  # one operation, for which copying the gradients does not pay
             for w, g in zip(self._views.values(), grads, strict=True):
-                self.optimiser.move(w, g, {}, *rates)
+                self.optimizer.move(w, g, {}, *rates)
 
     def _laid_out(self, x: Tensor) -> Tensor:
         """`x` in the memory format of the weights if it is a batch of images."""
@@ -323,7 +328,7 @@ class Network:
         """Copy `values` into one part of the state; names and shapes must be the same."""
         self._keep()
         self._sent = None
-        _copy(self.state()[part], values, part)
+        copy_state(self.state()[part], values, part)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[None]:
@@ -379,6 +384,12 @@ def _formatted(x: Tensor, format: torch.memory_format) -> Tensor:
     return unflatten(flattened(x, format), x.shape, format) if x.dim() == 4 else x
 
 
+def chunked(infer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The outputs for rows x (n, ...), by `INFERENCE_ROWS` at a time."""
+    parts = [infer(x[i : i + INFERENCE_ROWS]) for i in range(0, max(len(x), 1), INFERENCE_ROWS)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 @contextlib.contextmanager
 def of_the_batch(module: nn.Module) -> Iterator[None]:
     """A context in which BatchNorm in evaluation mode uses the statistics of its batch and stores none."""
@@ -400,7 +411,8 @@ def _scratch(numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def _copy(to: Mapping[str, Tensor], values: Mapping[str, Tensor], part: str) -> None:
+def copy_state(to: Mapping[str, Tensor], values: Mapping[str, Tensor], part: str) -> None:
+    """Copy `values` into one part of a state. Raises StateError unless names and shapes are the same."""
     if to.keys() != values.keys():
         name = sorted(to.keys() ^ values.keys())[0]
         problem = "is missing" if name in to else "is unknown"

@@ -1,10 +1,8 @@
-"""Optimisers over one flat vector.
+"""Optimizers over one flat vector.
 
 A party's parameters are views of one vector (see `fedloom.core.network`), so a step is a handful of operations on
 long vectors instead of one per layer. The formulas are those of `torch.optim`, and a test holds them to it.
 """
-
-from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
@@ -17,20 +15,17 @@ Rate: TypeAlias = float | Tensor
 """A coefficient of one step; a tensor () when parties are batched, each with its own."""
 
 
-class Optimiser(Protocol):
-    """The interface of optimisers: slots for a parameter vector, and an in-place step in two parts."""
+class Optimizer(Protocol):
+    """The interface of optimizers: slots for a parameter vector, and an in-place step in two parts."""
 
     def slots(self, flat: Tensor) -> dict[str, Tensor]:
         """New slots for a parameter vector `flat` (P,): named tensors, (P,) or ()."""
-        ...
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
         """Begin a step: advance the slots of shape (); returns the coefficients of this step."""
-        ...
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
         """Update weights `w` and their slots in place along `g`; elementwise, so on any part of `flat`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,8 @@ class SGD:
         return {"velocity": torch.zeros_like(flat)} if self.momentum else {}
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
-        """No coefficients."""
-        return ()
+        """The learning rate."""
+        return (self.lr,)
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
         """v <- momentum * v + g;  w <- w - lr * v."""
@@ -55,7 +50,7 @@ class SGD:
             g = g.add(w, alpha=self.weight_decay)
         if self.momentum:
             g = slots["velocity"].mul_(self.momentum).add_(g)
-        w.add_(g, alpha=-self.lr)
+        _descend(w, g, rates[0])
 
 
 @dataclass(frozen=True)
@@ -79,16 +74,16 @@ class Adam:
         }
 
     def tick(self, slots: dict[str, Tensor]) -> tuple[Rate, ...]:
-        """Count step t; returns η / (1 - β1^t) and √(1 - β2^t)."""
+        """Count step t; returns η / (1 - β1^t), √(1 - β2^t), and 1 - ηλ for a weight decay of λ."""
         t = _number(slots["step"].add_(1))
         b1, b2 = self.betas
-        return self.lr / (1 - b1**t), (1 - b2**t) ** 0.5
+        return self.lr / (1 - b1**t), (1 - b2**t) ** 0.5, 1 - self.lr * self.weight_decay
 
     def move(self, w: Tensor, g: Tensor, slots: dict[str, Tensor], *rates: Rate) -> None:
         """w <- w - rate * mean / (√square / root + ε), with new running means."""
-        (b1, b2), (rate, root) = self.betas, rates
+        (b1, b2), (rate, root, kept) = self.betas, rates
         if self.weight_decay:
-            w.mul_(1 - self.lr * self.weight_decay)
+            w.mul_(kept)
         mean = slots["mean"].lerp_(g, 1 - b1)
         square = slots["square"].mul_(b2).addcmul_(g, g, value=1 - b2)
         denominator = square.sqrt().div_(root).add_(self.eps)
@@ -104,3 +99,10 @@ def _number(count: Tensor) -> Rate:
         with contextlib.suppress(RuntimeError):  # under vmap: one counter for each party
             return int(count)
     return count.double()
+
+
+def _descend(w: Tensor, g: Tensor, rate: Rate) -> None:
+    if isinstance(rate, Tensor):
+        w.sub_(g * rate)
+    else:
+        w.add_(g, alpha=-rate)

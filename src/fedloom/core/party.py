@@ -5,10 +5,8 @@ A method page subclasses `Party` once per role. Each method of the subclass hand
 engine may move a party to another process, rebuild it from its state, or resume it later.
 """
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -18,10 +16,10 @@ from torch import Tensor, nn
 
 from fedloom.core import message
 from fedloom.core.context import Batches, ClientContext, PublicSet, Rows
-from fedloom.core.errors import MessageError, MethodError, StateError
+from fedloom.core.errors import MessageError, MethodError, StateError, warn_once
 from fedloom.core.message import Tree
-from fedloom.core.network import Keep, Network, Only, Product
-from fedloom.core.optim import Optimiser
+from fedloom.core.network import Graded, Keep, Loss, Network, Only, Product
+from fedloom.core.optim import Optimizer
 
 NETWORK_STATE = ("params", "buffers", "opt")
 _OWN = ("cfg", "context", "_network", "_notes")
@@ -31,7 +29,7 @@ Note: TypeAlias = float | list[float]
 
 
 class Party(Generic[ConfigT]):
-    """One participant. Subclasses declare `STATE` and initialise it in `setup`.
+    """One participant. Subclasses declare `STATE` and initialize it in `setup`.
 
     Attributes:
         STATE: names of the attributes that persist between messages. `params`, `buffers` and `opt` belong to the
@@ -42,6 +40,8 @@ class Party(Generic[ConfigT]):
             `fed.exchange`.
         TO_PEERS: methods whose replies go to peers only: those named as `ask` and `answer` in `fed.exchange`. A node
             never sends these replies to the coordinator, and refuses every method that is in neither list.
+        SUMMED: methods in CALLS whose replies are only added up, by `fed.sum`, where `cfg.secure` is true. A node then
+            never sends one of these replies to the coordinator unmasked.
         cfg: the method's config.
         context: the party's rows, network, neighbours and seed. It never changes.
     """
@@ -51,6 +51,7 @@ class Party(Generic[ConfigT]):
     ROLE: ClassVar[str] = ""
     CALLS: ClassVar[tuple[str, ...]] = ()
     TO_PEERS: ClassVar[tuple[str, ...]] = ()
+    SUMMED: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, cfg: ConfigT, context: ClientContext) -> None:
         self._network: Network | None = None
@@ -63,7 +64,7 @@ class Party(Generic[ConfigT]):
             raise MethodError(f"{type(self).__name__} declares {missing[0]!r} in STATE but setup() does not set it")
         if self._network is None and set(self.STATE) & set(NETWORK_STATE):
             raise MethodError(
-                f"{type(self).__name__} declares params in STATE; call self.network(module, optimiser) in setup()"
+                f"{type(self).__name__} declares params in STATE; call self.network(module, optimizer) in setup()"
             )
 
     def setup(self) -> None:
@@ -71,7 +72,7 @@ class Party(Generic[ConfigT]):
 
     # -- the network -----------------------------------------------------------------------------
 
-    def network(self, module: nn.Module, optimiser: Optimiser) -> None:
+    def network(self, module: nn.Module, optimizer: Optimizer) -> None:
         """Make `module` this party's network. Call it in `setup` only."""
         needed = {"params", "opt"} | ({"buffers"} if any(True for _ in module.buffers()) else set())
         if not needed <= set(self.STATE):
@@ -79,7 +80,7 @@ class Party(Generic[ConfigT]):
                 f"{type(self).__name__} trains a network: its STATE must name {sorted(needed)}, "
                 f"not only {list(self.STATE)}"
             )
-        self._network = Network(module.to(self.context.device), optimiser)
+        self._network = Network(module.to(self.context.device), optimizer)
 
     @property
     def net(self) -> Network:
@@ -94,9 +95,7 @@ class Party(Generic[ConfigT]):
 
     def infer(self, x: Tensor) -> Tensor:
         """Evaluation-mode outputs (n, ...), detached. BatchNorm uses its running statistics, or those of `x` if the
-        config has `batchnorm = "batch"`.
-
-        Override it if evaluation needs other outputs, such as the logits of a black box.
+        config has `batchnorm = "batch"`. Override it if evaluation needs other outputs, such as those of a black box.
         """
         return self.net.infer(x, batch_statistics=getattr(self.cfg, "batchnorm", "own") == "batch")
 
@@ -105,7 +104,7 @@ class Party(Generic[ConfigT]):
         return self.net.forward(x)
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
-        """One optimiser step along Jᵀ `gradient` (B, ...), J the Jacobian of the outputs at `x`."""
+        """One optimizer step along Jᵀ `gradient` (B, ...), J the Jacobian of the outputs at `x`."""
         self.net.descend(x, gradient)
 
     @property
@@ -113,55 +112,37 @@ class Party(Generic[ConfigT]):
         """The trainable parameters by name, with their graph, for use in a loss."""
         return self.net.live
 
-    def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
-        """One optimiser step on the scalar `loss(*batch)`; returns its value before the step.
+    def minimize(self, loss: Loss, *batch: object, only: Only = None) -> Tensor:
+        """One optimizer step on the scalar `loss(*batch)`; returns its value before the step.
 
-        Args:
-            loss: returns a scalar with its graph.
-            batch: arguments of `loss`.
-            only: names of the parameters to update, None for all; the others stay bit-identical. If it maps names to
-                masks, gradients are multiplied by the masks: an entry with mask 0 moves only by earlier momentum or
-                weight decay.
+        `only` names the parameters to update; the others stay bit-identical. If it maps names to masks, gradients are
+        multiplied by the masks: an entry with mask 0 moves only by earlier momentum or weight decay.
         """
-        return self.net.minimise(loss, *batch, only=only)
+        return self.net.minimize(loss, *batch, only=only)
 
-    def gradient(
-        self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
         """The scalar `loss(*batch)` () and its gradient for the parameters named in `of` (None: all); no step.
-
-        The network is in training mode: BatchNorm statistics are updated.
-        """
+        BatchNorm statistics are updated."""
         return self.net.gradient(loss, *batch, of=of)
 
-    def gradient_at(
-        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The scalar `loss(*batch)` () and its gradient by name, evaluated at `weights` instead of the own parameters.
-
-        Within the loss, `self.model` and `self.live` use those weights. BatchNorm statistics are updated.
-        """
+    def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
+        """As `gradient` of all parameters, at `weights`, which `self.model` and `self.live` use within the loss."""
         return self.net.gradient_at(weights, loss, *batch)
 
     def curvature_at(
-        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+        self, weights: Mapping[str, Tensor], loss: Loss, *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
-        """As `gradient_at`, with a third value: the exact Hessian-vector product at `weights`, a function of vectors by
-        name. It costs one backward pass and may be called once.
-        """
+        """As `gradient_at`, and the exact Hessian-vector product at `weights`, a function of vectors by name. It costs
+        one backward pass and may be called once."""
         return self.net.curvature_at(weights, loss, *batch)
 
-    def row_gradients(
-        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, *, of: Collection[str]
-    ) -> dict[str, Tensor]:
-        """Per-row gradients (B, ...) of `loss(x, y)` for x (B, ...), y (B,), by the parameters named in `of`.
-
-        Use it to clip row by row. torch refuses networks whose rows depend on each other (BatchNorm).
-        """
+    def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, *, of: Collection[str]) -> dict[str, Tensor]:
+        """Gradients (B, ...) of `loss(x, y)` for each row of x (B, ...), y (B,), by the parameters named in `of`, to
+        clip row by row. torch refuses networks whose rows depend on each other (BatchNorm)."""
         return self.net.row_gradients(loss, x, y, of)
 
-    def train(self, loss: Callable[..., Tensor], batches: Batches, *, only: Only = None) -> Tensor:
-        """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in `minimise`."""
+    def train(self, loss: Loss, batches: Batches, *, only: Only = None) -> Tensor:
+        """One step of `loss(x, y)` for each batch; returns the mean loss (). `only` as in `minimize`."""
         return self.net.train(loss, batches, only=only)
 
     def scratch(self) -> AbstractContextManager[None]:
@@ -170,7 +151,13 @@ class Party(Generic[ConfigT]):
 
     @property
     def params(self) -> dict[str, Tensor]:
-        """The network's parameters by name; assign a tree of the same names and shapes to replace them."""
+        """The network's parameters by name, without a graph: use `live` in a loss. Assign a tree of the same names and
+        shapes to replace them."""
+        if self.net.in_loss:
+            warn_once(
+                f"{type(self).__name__} reads self.params in a loss, where it is a constant without a gradient: use "
+                "self.live; if a constant is meant, read self.params before the loss"
+            )
         return self.net.state()["params"]
 
     @params.setter
@@ -188,7 +175,7 @@ class Party(Generic[ConfigT]):
 
     @property
     def opt(self) -> dict[str, Tensor]:
-        """The optimiser's slots by name; assignable like `params`."""
+        """The optimizer's slots by name; assignable like `params`."""
         return self.net.state()["opt"]
 
     @opt.setter
@@ -212,13 +199,12 @@ class Party(Generic[ConfigT]):
         return self.context.stream(purpose, *keys)
 
     def noise(self, on: Tree, purpose: str, *keys: int) -> np.random.Generator:
-        """As `stream`, for noise that hides `on` (tensors and the noise scale). With a secret in the context, nobody
-        else can reproduce it, and it depends on `on` and the purpose only, not on the keys."""
+        """As `stream`, for noise that hides `on` (tensors and the noise scale): see `ClientContext.noise`."""
         return self.context.noise(on, purpose, *keys)
 
     @contextlib.contextmanager
     def seeded(self, purpose: str) -> Iterator[None]:
-        """Within it torch's global generator is this party's own, for initialising a network."""
+        """Within it torch's global generator is this party's own, for initializing a network."""
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(int(self.stream(purpose).integers(2**62)))
             yield
@@ -247,7 +233,7 @@ class Party(Generic[ConfigT]):
     def public_set(self) -> PublicSet:
         """The public set. Raises MethodError if the party has none."""
         if self.context.public is None:
-            raise MethodError(f"{type(self).__name__} needs public rows: set data.public to their number")
+            raise MethodError(f"{type(self).__name__} needs public rows: set data.public_rows to their number")
         return self.context.public
 
     def public_digest(self) -> str | None:
@@ -257,17 +243,13 @@ class Party(Generic[ConfigT]):
     # -- for the experiment; none of this is sent as a message -----------------------------------------
 
     def note(self, name: str, value: Tensor | float) -> None:
-        """Record a diagnostic of this round, a number or a vector. A later value of the same name replaces it.
-
-        "mixing" is the vector (m,) of this party's mixing weights for the models of all m parties.
-        """
+        """Record a diagnostic of this round, a number or a vector; a later value of the same name replaces it. "mixing"
+        is the vector (m,) of this party's mixing weights for the models of all m parties."""
         self._notes[name] = value
 
     def take_notes(self) -> dict[str, Note]:
         """Return and clear the notes, as floats or lists of floats."""
-        notes: dict[str, Note] = {}
-        for name, value in self._notes.items():
-            notes[name] = value.tolist() if isinstance(value, Tensor) and value.dim() else float(value)
+        notes = {k: v.tolist() if isinstance(v, Tensor) and v.dim() else float(v) for k, v in self._notes.items()}
         self._notes.clear()
         return notes
 
@@ -276,11 +258,9 @@ class Party(Generic[ConfigT]):
         return {}
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Prepare the network for an evaluation, such as by fine-tuning. The change is undone afterwards.
+        """Prepare the network for an evaluation, such as by fine-tuning; the change is undone afterwards.
 
-        Args:
-            eval_mode: one of the config's `eval_modes`, or "".
-            broadcast: what the server's `broadcast()` returned; {} without a server.
+        `eval_mode` is one of the config's `eval_modes`, or ""; `broadcast` the result of the server's `broadcast()`.
         """
 
     # -- state -----------------------------------------------------------------------------------
@@ -294,7 +274,13 @@ class Party(Generic[ConfigT]):
                 "the class."
             )
         if name in self.STATE and name not in NETWORK_STATE:
-            value = _as_state(value, f"{type(self).__name__}.{name}")
+            try:
+                message.check(value)
+            except MessageError as error:
+                raise StateError(
+                    f"{type(self).__name__}.{name} is in STATE and must be a tree of tensors and plain numbers: {error}"
+                ) from None
+            value = message.map_tensors(torch.Tensor.detach, value)
         object.__setattr__(self, name, value)
 
     def state(self) -> dict[str, Tree]:
@@ -302,11 +288,8 @@ class Party(Generic[ConfigT]):
         return {name: getattr(self, name) for name in self.STATE}
 
     def load(self, state: Mapping[str, Tree]) -> None:
-        """Load a state that `state()` returned, in this process or another.
-
-        Raises:
-            StateError: its names or shapes differ from those of this party.
-        """
+        """Load a state that `state()` returned, in this process or another. Raises StateError if its names or shapes
+        differ from those of this party."""
         if tuple(state) != self.STATE:
             raise StateError(
                 f"{type(self).__name__} has the state {self.STATE}, but the state to load has {tuple(state)}: "
@@ -321,11 +304,8 @@ class Party(Generic[ConfigT]):
 
     @contextlib.contextmanager
     def transaction(self, keep: Keep = torch.clone) -> Iterator[None]:
-        """A context that restores the state if an exception is raised.
-
-        Args:
-            keep: copies the network's memory before its first change.
-        """
+        """A context that restores the state if an exception is raised. `keep` copies the network's memory before its
+        first change."""
         own = {name: message.map_tensors(torch.Tensor.clone, value) for name, value in self.own_state().items()}
         if self._network is not None:
             self._network.begin(keep)
@@ -339,11 +319,3 @@ class Party(Generic[ConfigT]):
         finally:
             if self._network is not None:
                 self._network.end()
-
-
-def _as_state(value: Tree, where: str) -> Tree:
-    try:
-        message.check(value)
-    except MessageError as error:
-        raise StateError(f"{where} is in STATE and must be a tree of tensors and plain numbers: {error}") from None
-    return message.map_tensors(torch.Tensor.detach, value)

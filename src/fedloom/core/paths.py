@@ -1,10 +1,9 @@
 """Import paths such as `package.module:name`, folders for caches and output, and file locks."""
 
-from __future__ import annotations
-
+import contextlib
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -48,15 +47,9 @@ def refuse_file(folder: Path) -> None:
 
 
 def lock(file: IO[Any] | int, *, wait: bool = False) -> bool:
-    """Lock an open file. The kernel releases the lock when the file is closed, also after a kill.
-
-    Args:
-        file: open for writing.
-        wait: whether to wait until another process releases the lock.
-
-    Returns:
-        False if another process has the lock. True where the disk or system does not support locks.
-    """
+    """Lock a file that is open for writing; with `wait`, once another process releases it. False if another process
+    has the lock; True where the disk or system does not support locks. The kernel releases the lock when the file is
+    closed, also after a kill."""
     if fcntl is None:
         return True
     try:
@@ -66,3 +59,10 @@ def lock(file: IO[Any] | int, *, wait: bool = False) -> bool:
     except OSError:
         pass
     return True
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[bool]:
+    """A context that holds a lock file; yields whether this process has the lock, see `lock`."""
+    with path.open("a") as file:
+        yield lock(file, wait=wait)

@@ -1,7 +1,5 @@
 """Independent random streams."""
 
-from __future__ import annotations
-
 import hashlib
 import operator
 from zlib import crc32
@@ -17,15 +15,8 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     """A generator for one purpose of one run, as in `stream(seed, "batches", round, client)`.
 
     Each (seed, purpose, keys) has its own stream, so an additional draw, client or round in one place changes no draw
-    elsewhere. The stream depends on the arguments only and is the same on every machine.
-
-    Args:
-        seed: the run's seed, 0 <= seed < 2**32.
-        purpose: a name that no other caller uses.
-        keys: numbers that distinguish the streams of one purpose, each 0 <= key < 2**32.
-
-    Raises:
-        ConfigError: a number is not an integer in that range.
+    elsewhere. The stream depends on the arguments only and is the same on every machine. `purpose` is a name that no
+    other caller uses; `keys` distinguish its streams. Raises ConfigError unless 0 <= seed, key < 2**32.
     """
     numbers = [_checked("seed", seed), *(_checked("key", key) for key in keys)]
     # NumPy pads short entropy with zeros: without the number of keys, [s, p] and [s, p, 0] would give the same stream.
@@ -38,14 +29,8 @@ def hidden_stream(secret: int, purpose: str, on: bytes) -> np.random.Generator:
 
     The draws depend on no seed or number that others choose: anybody who could request new draws for the same content
     would recover it by averaging.
-
-    Args:
-        secret: 0 <= secret < 2**128.
-        purpose: as in `stream`.
-        on: the content that the draws hide. Different content gets different draws, so that differences reveal nothing.
-
-    Raises:
-        ConfigError: the secret is not an integer in that range.
+    Draws for different content `on` that they hide differ, so that differences reveal nothing. Raises ConfigError
+    unless 0 <= secret < 2**128.
     """
     if not 0 <= secret < 2**128:
         raise ConfigError("The secret of a random stream must be an integer from 0 to 2**128 - 1.")

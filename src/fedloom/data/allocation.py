@@ -1,7 +1,5 @@
 """Allocation of rows to clients: functions shared by the partitions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedloom.core.errors import DataError

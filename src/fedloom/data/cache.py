@@ -3,15 +3,13 @@
 Removing entries is always safe.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +18,7 @@ from fedloom.core.paths import cache_folder
 from fedloom.data.dataset import Dataset
 
 # Part of every key: increment it when decoding changes.
-_VERSION = 1
+_VERSION = 2
 
 
 def remember(key: str, build: Callable[[], Dataset]) -> Dataset:
@@ -55,36 +53,27 @@ def _fetch(entry: Path) -> Dataset | None:
         # Copy on write: processes share unchanged pages, and PyTorch accepts the array as writable.
         x = np.asarray(np.load(entry / "x.npy", mmap_mode="c", allow_pickle=False))
         small = {name: np.load(entry / f"{name}.npy", allow_pickle=False) for name in words["arrays"]}
-        return Dataset(
-            name=words["name"],
-            x=x,
-            classes=tuple(words["classes"]),
-            columns=tuple(words["columns"]),
-            **{"test": None, **small},
-        )
+        texts: Any = {key: tuple(v) if isinstance(v, list) else v for key, v in words.items() if key != "arrays"}
+        arrays: Any = {"x": x, **small}
+        return Dataset(**arrays, **texts)
     except (OSError, EOFError, ValueError, KeyError, TypeError, DataError):
         return None
 
 
 def _store(entry: Path, data: Dataset) -> None:
-    arrays = {field.name: getattr(data, field.name) for field in fields(data)}
-    arrays = {name: value for name, value in arrays.items() if isinstance(value, np.ndarray)}
-    words = {
-        "name": data.name,
-        "classes": data.classes,
-        "columns": data.columns,
-        "arrays": [name for name in arrays if name != "x"],
-    }
+    arrays = {name: value for name, value in vars(data).items() if isinstance(value, np.ndarray)}
+    texts = {name: value for name, value in vars(data).items() if name not in arrays and value is not None}
+    words = {**texts, "arrays": sorted(arrays.keys() - {"x"})}
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        half_done = Path(tempfile.mkdtemp(prefix=".writing-", dir=entry.parent))
+        draft = Path(tempfile.mkdtemp(prefix=".writing-", dir=entry.parent))
     except OSError:
         return
     try:
         for name, value in arrays.items():
-            np.save(half_done / f"{name}.npy", value, allow_pickle=False)
-        (half_done / "words.json").write_text(json.dumps(words), encoding="utf-8")
+            np.save(draft / f"{name}.npy", value, allow_pickle=False)
+        (draft / "words.json").write_text(json.dumps(words), encoding="utf-8")
         shutil.rmtree(entry, ignore_errors=True)
-        half_done.rename(entry)
+        draft.rename(entry)
     except OSError:
-        shutil.rmtree(half_done, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)

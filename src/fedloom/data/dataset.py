@@ -1,21 +1,22 @@
-"""A pool of labelled rows in memory."""
+"""A pool of labeled rows in memory."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from fedloom.core.errors import DataError
 
 Kind = Literal["image", "table"]
+Fill = Literal["", "median", "most-frequent"]
+_SHAPES = {(4, np.dtype(np.uint8)), *((dims, np.dtype(np.float32)) for dims in (2, 3, 4))}
+"""Numbers of dimensions and types of rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled rows in memory, decoded; training and test rows together.
+    """Labeled rows in memory, decoded; training and test rows together.
 
     Raises:
         DataError: the arrays are inconsistent, a label is out of range, or a number is not finite.
@@ -23,7 +24,7 @@ class Dataset:
 
     name: str
     x: np.ndarray
-    """(n, C, H, W) uint8 images, or (n, F) float32 columns; C-contiguous."""
+    """(n, C, H, W) uint8 or float32 images, (n, F) float32 columns, or (n, F, L) float32 series; C-contiguous."""
     y: np.ndarray
     """(n,) int64 labels, 0..K-1."""
     classes: tuple[str, ...]
@@ -32,12 +33,25 @@ class Dataset:
     """(C,) or (F,) float32. The input of a network is (x - shift) / scale."""
     scale: np.ndarray
     """(C,) or (F,) float32, above 0."""
-    test: np.ndarray | None
+    test: np.ndarray | None = None
     """(t,) int64 row numbers of the official test split, or None if the set has none."""
     groups: np.ndarray | None = None
-    """(n,) int64 natural owner of each row (a writer, a celebrity), or None."""
+    """(n,) int64 owner of each row, such as a writer; None without owners."""
     columns: tuple[str, ...] = ()
     """F names of table columns; one value of a category is called "column=value"."""
+    owners: tuple[str, ...] = ()
+    """Names of the owners, if they are known: row i belongs to `owners[groups[i]]`."""
+    fill: Fill = ""
+    """What replaces the missing numbers of a table, which are NaN until it is standardized; "" for none."""
+    notes: tuple[str, ...] = ()
+    """Sentences on what was decided when the data was read."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """The encoding of a user's table, as plain JSON values: `TableEncoder.from_dict` reads it."""
+    fits: tuple[tuple[np.ndarray, np.ndarray, np.ndarray], ...] = ()
+    """The fill (F,), shift and scale of a table's columns: one for each owner, by which x is scaled already, or one for
+    all, by which only missing numbers are filled."""
+    ready: bool = False
+    """Whether rows are inputs of networks as they are, so that they are not standardized."""
 
     def __post_init__(self) -> None:
         for problem in _problems(self):
@@ -59,20 +73,44 @@ class Dataset:
         rows = np.arange(len(self.y))
         return rows if self.test is None else np.setdiff1d(rows, self.test, assume_unique=True)
 
-    def standardised(self, rows: np.ndarray) -> Dataset:
+    def standardized(self, rows: np.ndarray) -> "Dataset":
         """The same rows with shift and scale set to the mean and s.d. of each column over `rows`.
 
-        Images keep their fixed shift and scale: statistics of the pixels would have to be pooled from the clients.
+        Images, and rows that are `ready`, keep their shift and scale: statistics of the pixels would have to be pooled
+        from the clients.
 
         Args:
             rows: (r,) row numbers, r >= 1. A column that is constant over them gets scale 1.
         """
-        if self.kind == "image":
+        if self.kind == "image" or self.ready:
             return self
         if len(rows) == 0:
-            raise DataError(f"Data set {self.name!r}: standardising needs at least one row, but none was given.")
+            raise DataError(f"Data set {self.name!r}: standardizing needs at least one row, but none was given.")
+        if self.fill:
+            fill, shift, scale = fit_columns(self.x[rows], self.fill)
+            x = np.where(np.isnan(self.x), fill, self.x)
+            return replace(self, x=x, shift=shift, scale=scale, fill="", fits=((fill, shift, scale),))
         shift, scale = moments(self.x[rows])
         return replace(self, shift=shift, scale=scale)
+
+    def standardized_by_owner(self, train: np.ndarray) -> "Dataset":
+        """The same rows, each column filled and scaled by its owner's own rows among `train` (r,): see `fits`.
+
+        An owner without such rows is filled and scaled by all its rows.
+        """
+        if self.kind == "image":
+            return self
+        assert self.groups is not None
+        x, fits, chosen = self.x.copy(), [], np.zeros(len(self.y), dtype=bool)
+        chosen[train] = True
+        for owner in range(int(self.groups.max()) + 1):
+            own = self.groups == owner
+            fill, shift, scale = fit_columns(
+                self.x[own & chosen if (own & chosen).any() else own], self.fill or "median"
+            )
+            x[own] = (np.where(np.isnan(x[own]), fill, x[own]) - shift) / scale
+            fits.append((fill, shift, scale))
+        return replace(self, x=x, fill="", fits=tuple(fits))
 
 
 @dataclass(frozen=True)
@@ -91,6 +129,24 @@ class DatasetInfo:
 DatasetLike: TypeAlias = Dataset | DatasetInfo
 
 
+def fit_columns(x: np.ndarray, fill: Fill) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What replaces missing numbers in each column of rows (r, F), 0 in an empty one; and the `moments` afterwards."""
+    empty = np.isnan(x).all(axis=0)
+    known = np.where(empty, np.float32(0), x)
+    if fill == "median":
+        values = np.nanmedian(known, axis=0)
+    else:
+        values = np.array([_most_frequent(column[~np.isnan(column)]) for column in known.T])
+    filling = values.astype(np.float32)
+    return filling, *moments(np.where(np.isnan(x), filling, x))
+
+
+def _most_frequent(values: np.ndarray) -> float:
+    """The most frequent value, the smallest of several."""
+    names, counts = np.unique(values, return_counts=True)
+    return float(names[counts.argmax()])
+
+
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and s.d. (F,) float32 of rows (r, F); the s.d. is 1 where a column is constant."""
     exact = x.astype(np.float64)
@@ -104,37 +160,24 @@ def pixel_scaling(channels: int, half_range: float = 127.5) -> tuple[np.ndarray,
 
 
 def image_dataset(
-    name: str,
-    x: np.ndarray,
-    y: np.ndarray,
-    classes: tuple[str, ...],
-    *,
-    test: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
-    half_range: float = 127.5,
+    name: str, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], *, half_range: float = 127.5, **more: Any
 ) -> Dataset:
-    """Images (n, C, H, W) with pixels 0..2 * half_range, which a network receives as -1..1."""
-    return Dataset(name, x, y, classes, *pixel_scaling(x.shape[1], half_range), test, groups)
+    """Images (n, C, H, W) with pixels 0..2 * half_range, which a network receives as -1..1; `more` as in `Dataset`."""
+    shift, scale = pixel_scaling(x.shape[1], half_range)
+    return Dataset(name, x, y, classes, shift, scale, **more)
 
 
 def table_dataset(
-    name: str,
-    x: np.ndarray,
-    y: np.ndarray,
-    classes: tuple[str, ...],
-    columns: tuple[str, ...],
-    *,
-    test: np.ndarray | None = None,
-    groups: np.ndarray | None = None,
+    name: str, x: np.ndarray, y: np.ndarray, classes: tuple[str, ...], columns: tuple[str, ...], **more: Any
 ) -> Dataset:
-    """A table (n, F), not standardised; see `Dataset.standardised`."""
+    """A table (n, F), not standardized; see `Dataset.standardized`. `more` as in `Dataset`."""
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
-    return Dataset(name, x, y, classes, zeros, ones, test, groups, columns)
+    return Dataset(name, x, y, classes, zeros, ones, columns=columns, **more)
 
 
-def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> str:
-    """The problem with rows and their scaling, or ""."""
-    if (x.ndim, x.dtype) not in ((4, np.dtype(np.uint8)), (2, np.dtype(np.float32))):
+def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray, *, gaps: bool = False) -> str:
+    """The problem with rows and their scaling, or ""; with `gaps`, a number may be missing (NaN)."""
+    if (x.ndim, x.dtype) not in _SHAPES:
         return f"x must be (n, C, H, W) uint8 or (n, F) float32, not {x.shape} {x.dtype}; convert it first"
     if not x.flags.c_contiguous:
         return "x must be C-contiguous; use np.ascontiguousarray"
@@ -144,7 +187,7 @@ def array_problem(x: np.ndarray, shift: np.ndarray, scale: np.ndarray) -> str:
         return "shift and scale must be finite"
     if not (scale > 0).all():
         return "scale must be above 0"
-    if x.ndim == 2 and not np.isfinite(x).all():
+    if x.dtype == np.float32 and not (~np.isinf(x) if gaps else np.isfinite(x)).all():
         return "the table has numbers that are not finite; impute or drop missing values"
     return ""
 
@@ -154,7 +197,7 @@ def _problems(data: Dataset) -> Iterator[str]:
     y, n, classes = data.y, len(data.y), len(data.classes)
     if n == 0:
         yield "it has no rows"
-    if problem := array_problem(data.x, data.shift, data.scale):
+    if problem := array_problem(data.x, data.shift, data.scale, gaps=bool(data.fill)):
         yield problem
     if y.shape != (len(data.x),):
         yield f"x has {len(data.x)} rows, but y has the shape {y.shape}"
@@ -166,6 +209,8 @@ def _problems(data: Dataset) -> Iterator[str]:
         yield f"labels must be in 0..{classes - 1}, one for each class, but range from {y.min()} to {y.max()}"
     if data.groups is not None and data.groups.shape != y.shape:
         yield f"groups must give an owner for each of the {n} rows"
+    if data.owners and (data.groups is None or not 0 <= data.groups.min() <= data.groups.max() < len(data.owners)):
+        yield f"groups must be in 0..{len(data.owners) - 1}, one for each owner"
     if not _valid_rows(data.test, n):
         yield f"test must hold distinct row numbers from 0 to {n - 1}"
     if data.kind == "table" and len(data.columns) != data.x.shape[1]:

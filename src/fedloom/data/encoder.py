@@ -5,8 +5,8 @@ for heavy tails. They are implemented in NumPy, because rules must load from JSO
 importing scikit-learn takes seconds.
 """
 
-from __future__ import annotations
-
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
@@ -14,13 +14,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.dataset import Dataset, table_dataset
-from fedloom.data.tables import MISSING, RawTable, is_number, texts
+from fedloom.data.dataset import Dataset, Fill, table_dataset
+from fedloom.data.options import Understanding
+from fedloom.data.tables import MISSING, RawTable, is_missing, is_number, numbers_of, refuse_mistakes, texts, typed
 
 OTHER = "other"
 _SKEW = 3.0  # beyond this a column has a heavy tail; an exponential one has 2
-_LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
-_MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
 _FARTHEST = 1e4  # standard deviations; none of n rows that were fitted is farther out than sqrt(n)
 _MOST_CATEGORIES = 1000
 SHOWN = 5
@@ -29,28 +28,43 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class RawNumber:
-    """A column of numbers without scaling and without missing values."""
+    """A column of numbers without scaling."""
 
     name: str
+    gaps: bool = False
+    """Whether a number may be missing: it is encoded as NaN."""
+    indicator: bool = False
+    """Whether a further column says which numbers are missing."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of the encoded column."""
-        return (self.name,)
+        """Names of the encoded columns."""
+        return (self.name, f"{self.name} missing") if self.indicator else (self.name,)
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """(n, 1) float32 from (n,) raw values."""
+        """(n, 1) float32 from (n,) raw values, or (n, 2) with an indicator."""
+        if self.gaps:
+            if values.dtype.kind not in "biuf":
+                words = [MISSING if is_missing(word) else word for word in texts(self.name, values)]
+                wrong = np.array([word != MISSING and not is_number(word) for word in words], dtype=bool)
+                refuse_rows(self.name, "a number, or nothing,", wrong)
+                values = np.array(["nan" if word == MISSING else word for word in words], dtype=np.float64)
+            with np.errstate(over="ignore"):
+                known = values.astype(np.float32)
+            refuse_rows(self.name, "a finite number", np.isinf(known))
+            missing = [np.isnan(known)] if self.indicator else []
+            return np.stack([known, *missing], axis=1).astype(np.float32)
         if values.dtype.kind not in "biuf":
             values = np.array([word if is_number(word) else "nan" for word in texts(self.name, values)], np.float64)
         with np.errstate(over="ignore"):
-            numbers: np.ndarray = values.astype(np.float32)
-        refuse_rows(self.name, "a finite number", ~np.isfinite(numbers))
-        return numbers[:, None]
+            numbers: np.ndarray = values.astype(np.float32)[:, None]
+        refuse_rows(self.name, "a finite number", ~np.isfinite(numbers[:, 0]))
+        return numbers
 
 
 @dataclass(frozen=True)
 class ScaledNumber:
-    """A column of numbers: the value, or its logarithm, standardised; then 1 if it was missing."""
+    """A column of numbers: the value, or its logarithm, standardized; then 1 if it was missing."""
 
     name: str
     log: bool
@@ -59,9 +73,9 @@ class ScaledNumber:
     """The median, which replaces a missing number."""
     mean: float
     scale: float
-    """The s.d.; 0 if all fitted numbers are equal: then only the indicator is encoded."""
+    """The s.d.; 0 if all fitted numbers are equal: only the indicator is encoded."""
     gaps: bool
-    """Whether some fitted rows lack a number: then there is an indicator column."""
+    """Whether some fitted rows lack a number: there is an indicator column."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -70,7 +84,7 @@ class ScaledNumber:
 
     def encode(self, values: np.ndarray) -> np.ndarray:
         """(n, 0..2) float32 from (n,) raw values."""
-        numbers = _numbers(self.name, values)
+        numbers = numbers_of(self.name, values)
         missing = np.isnan(numbers)
         filled = _log(np.where(missing, self.fill, numbers), self.log)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -105,7 +119,29 @@ class OneHot:
         return hot if self.other else hot[:, :-1]
 
 
-ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot
+@dataclass(frozen=True)
+class HashedText:
+    """A column of free text as a bag of words: each word is counted in one of `width` columns, by a hash."""
+
+    name: str
+    width: int = 32
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the encoded columns."""
+        return tuple(f"{self.name}#{number}" for number in range(self.width))
+
+    def encode(self, values: np.ndarray) -> np.ndarray:
+        """(n, width) float32 from (n,) raw values: each row has length 1, or 0 without words."""
+        counts = np.zeros((len(values), self.width), dtype=np.float32)
+        for row, text in enumerate(texts(self.name, values)):
+            for word in re.findall(r"\w+", text.casefold()):
+                counts[row, int.from_bytes(hashlib.sha256(word.encode()).digest()[:8], "big") % self.width] += 1
+        counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-12)
+        return counts
+
+
+ColumnEncoder: TypeAlias = RawNumber | ScaledNumber | OneHot | HashedText
 
 
 @dataclass(frozen=True)
@@ -117,7 +153,7 @@ class TableEncoder:
     """Names of constant raw columns."""
 
     @classmethod
-    def plain(cls, columns: Mapping[str, np.ndarray]) -> TableEncoder:
+    def plain(cls, columns: Mapping[str, np.ndarray]) -> "TableEncoder":
         """Numbers unchanged, and text one-hot encoded in the order of the words.
 
         Args:
@@ -141,19 +177,17 @@ class TableEncoder:
         return cls(tuple(rules))
 
     @classmethod
-    def fit(cls, columns: Mapping[str, np.ndarray], rows: np.ndarray, *, rare: int = 10) -> TableEncoder:
+    def fit(cls, columns: Mapping[str, np.ndarray], rows: np.ndarray, *, rare: int = 10) -> "TableEncoder":
         """Fit the rules on some rows.
 
         Numbers: missing values become the median, and a column "<name> missing" marks them if a fitted row lacks one.
         If the absolute skewness exceeds 3 and a logarithm reduces it, sign(v) log(1 + |v|) replaces v. Then mean 0 and
         s.d. 1. Words: stripped; a missing value is the word "?"; words of fewer than `rare` fitted rows, and unknown
-        words, share the column "other". Constant columns are dropped.
-
-        The type of a column depends on all its rows: text counts as numbers if it has gaps ("?", "" or None) and all
-        other values are numbers.
+        words, share the column "other". Constant columns are dropped. The type of a column depends on all its rows:
+        see `typed`.
 
         Args:
-            columns: name -> (n,) numbers, truth values, or objects that are text or None.
+            columns: name -> (n,) numbers, booleans, or objects that are text or None.
             rows: (r,) numbers of the rows to fit on, r >= 1.
             rare: minimum number of fitted rows for a word to have its own column.
 
@@ -163,12 +197,11 @@ class TableEncoder:
         """
         if len(rows) == 0:
             raise DataError("A table's encoder needs at least one row to fit on.")
-        fitted = [_fit(name, values, rows, rare) for name, values in columns.items()]
-        kept = tuple(rule for rule in fitted if not isinstance(rule, str))
-        dropped = tuple(rule for rule in fitted if isinstance(rule, str))
-        if not kept:
+        fitted = {name: _fit(name, typed(name, values), rows, rare) for name, values in columns.items()}
+        dropped = tuple(name for name, rule in fitted.items() if rule is None)
+        if len(dropped) == len(fitted):
             raise DataError(f"A party needs a column that is not constant, but all of {list(dropped)} are.")
-        return cls(kept, dropped)
+        return cls(tuple(rule for rule in fitted.values() if rule is not None), dropped)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -181,25 +214,24 @@ class TableEncoder:
         Raises:
             DataError: a column is missing, or has another type or length.
         """
-        parts = []
         for rule in self.columns:
             if rule.name not in columns:
                 raise DataError(f"Column {rule.name!r} is missing.{did_you_mean(rule.name, columns)}")
-            parts.append(rule.encode(np.asarray(columns[rule.name])))
-        if len({len(part) for part in parts}) > 1:
-            lengths = {rule.name: len(part) for rule, part in zip(self.columns, parts, strict=True)}
+        parts = {rule.name: rule.encode(np.asarray(columns[rule.name])) for rule in self.columns}
+        lengths = {name: len(part) for name, part in parts.items()}
+        if len(set(lengths.values())) > 1:
             raise DataError(f"All columns must have the same number of rows, but have {lengths}.")
-        return np.ascontiguousarray(np.concatenate(parts, axis=1))
+        return np.ascontiguousarray(np.concatenate(list(parts.values()), axis=1))
 
     def to_dict(self) -> dict[str, Any]:
         """The rules as plain JSON values."""
-        columns = [
+        rules = [
             asdict(rule) | ({"words": list(rule.words)} if isinstance(rule, OneHot) else {}) for rule in self.columns
         ]
-        return {"columns": columns, "dropped": list(self.dropped)}
+        return {"columns": rules, "dropped": list(self.dropped)}
 
     @classmethod
-    def from_dict(cls, rules: Mapping[str, Any]) -> TableEncoder:
+    def from_dict(cls, rules: Mapping[str, Any]) -> "TableEncoder":
         """The encoder from the output of `to_dict`.
 
         Raises:
@@ -223,96 +255,90 @@ def encode_table(table: RawTable) -> Dataset:
     return table_dataset(table.name, x, table.y, table.classes, encoder.names, test=table.test, groups=table.groups)
 
 
-def refuse_rows(column: str, what: str, wrong: np.ndarray) -> None:
+def encode_own(found: Understanding) -> Dataset:
+    """A user's table: numbers as they are, words of a category one-hot, free text hashed.
+
+    The words are those of all rows. Missing numbers are NaN until the data set is standardized: what replaces them and
+    the scale of each column are fitted later, on rows that are then known to be public or of one owner.
+
+    Raises:
+        DataError: numbers are missing, and `data.missing` is "refuse".
+    """
+    table, missing = found.table, found.options.missing
+    gaps = {name: count for name, count in found.missing.items() if found.kinds[name] == "number"}
+    if gaps and missing == "refuse":
+        first, *others = sorted(gaps, key=lambda name: -gaps[name])
+        more = f", and so do {', '.join(others[:5])}{', …' * (len(others) > 5)}" if others else ""
+        raise DataError(
+            f"Column {first!r} of {table.name!r} lacks {gaps[first]} of {len(table.y)} numbers{more}. Set "
+            "data.missing to "
+            "median, most-frequent or indicator to fill them, or leave the columns out with data.drop."
+        )
+    rules: list[ColumnEncoder] = []
+    for name, values in table.columns.items():
+        if found.kinds[name] == "number":
+            rules.append(RawNumber(name, name in gaps, name in gaps and missing == "indicator"))
+        elif found.kinds[name] == "category":
+            rules.append(OneHot(name, tuple(np.unique(values).tolist())))
+        else:
+            rules.append(HashedText(name))
+    encoder = TableEncoder(tuple(rules), tuple(found.dropped))
+    fill: Fill = "" if not gaps else "most-frequent" if missing == "most-frequent" else "median"
+    return table_dataset(
+        table.name, encoder.transform(table.columns), table.y, table.classes, encoder.names, test=table.test,
+        groups=table.groups, owners=table.owners, fill=fill, notes=found.notes, recipe=encoder.to_dict(),
+    )  # fmt: skip
+
+
+def refuse_rows(column: str, what: str, wrong: np.ndarray, where: str = "") -> None:
     """Raise DataError if rows of a column are `wrong` (n,); the message has row numbers and no values."""
     rows = np.flatnonzero(wrong)
     if len(rows):
         named = ", ".join(str(row + 1) for row in rows[:SHOWN]) + (", …" if len(rows) > SHOWN else "")
         raise DataError(
-            f"Column {column!r} must hold {what} in each row, but {len(rows)} of {len(wrong)} don't (row {named}, "
-            "counted from 1 below the header); correct or drop those rows."
+            f"{where}Column {column!r} must hold {what} in each row, but {len(rows)} of {len(wrong)} don't (row "
+            f"{named}, counted from 1 below the header); correct or drop those rows."
         )
 
 
-def typed(name: str, values: np.ndarray) -> np.ndarray:
-    """(n,) numbers unchanged, numbers in text with gaps as float64 with NaN, or else stripped words.
-
-    Raises:
-        DataError: a value is neither a number nor text.
-    """
-    if values.dtype.kind in "biuf":
-        return values
-    words = texts(name, values)
-    known = words[words != MISSING]
-    numbers = 0 < len(known) < len(words) and all(is_number(word) for word in np.unique(known))
-    return _numbers(name, words) if numbers else words
-
-
-def _rule(column: dict[str, Any]) -> ScaledNumber | OneHot:
+def _rule(column: dict[str, Any]) -> ColumnEncoder:
+    name = str(column["name"])
     if "words" in column:
-        return OneHot(str(column["name"]), tuple(str(word) for word in column["words"]), bool(column["other"]))
+        return OneHot(name, tuple(str(word) for word in column["words"]), bool(column["other"]))
+    if "width" in column:
+        return HashedText(name, int(column["width"]))
+    if "indicator" in column:
+        return RawNumber(name, bool(column["gaps"]), bool(column["indicator"]))
     numbers = {key: float(column[key]) for key in ("fill", "mean", "scale")}
     if not all(np.isfinite(value) for value in numbers.values()) or numbers["scale"] < 0:
         raise ValueError(f"column {column['name']!r} has {numbers}")
-    return ScaledNumber(str(column["name"]), bool(column["log"]), gaps=bool(column["gaps"]), **numbers)
+    return ScaledNumber(name, bool(column["log"]), gaps=bool(column["gaps"]), **numbers)
 
 
-def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNumber | OneHot | str:
-    """The rule of a column, or its name if it is constant."""
-    values = typed(name, values)
+def _fit(name: str, values: np.ndarray, rows: np.ndarray, rare: int) -> ScaledNumber | OneHot | None:
+    """The rule of a `typed` column, or None if it is constant."""
     if values.dtype.kind != "O":
-        return _fit_number(name, _numbers(name, values)[rows])
-    _refuse_mistakes(name, values)
+        return _fit_number(name, numbers_of(name, values)[rows])
+    refuse_mistakes(name, values[values != MISSING])  # nearly all words would be rare
     words, counts = np.unique(values[rows], return_counts=True)
     frequent = tuple(str(word) for word in words[counts >= rare] if word != OTHER)
-    rest = len(frequent) < len(words)
-    return name if len(frequent) + rest < 2 else OneHot(name, frequent, rest)
+    others = len(frequent) < len(words)
+    return None if len(frequent) + others < 2 else OneHot(name, frequent, others)
 
 
-def _refuse_mistakes(name: str, words: np.ndarray) -> None:
-    """Raise DataError for numbers with a few words among them: as a text column, nearly all words would be rare."""
-    known = words[words != MISSING]
-    odd = [word for word in known if not is_number(word)]
-    if odd and len(known) - len(odd) >= _MOSTLY * len(known):
-        raise DataError(
-            f"Column {name!r} has numbers, but {len(odd)} of its {len(known)} values are not, such as {odd[0][:40]!r}; "
-            "correct them, or leave them empty (if the numbers are codes, prefix each with a letter)."
-        )
-
-
-def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | str:
+def _fit_number(name: str, numbers: np.ndarray) -> ScaledNumber | None:
     known = numbers[~np.isnan(numbers)]
     gaps = len(known) < len(numbers)
     if not len(known):
-        return name
+        return None
     fill = float(np.median(known))
     if known.min() == known.max():
-        return ScaledNumber(name, False, fill, 0.0, 0.0, True) if gaps else name
+        return ScaledNumber(name, False, fill, 0.0, 0.0, True) if gaps else None
     skew = abs(_skewness(known))
     log = bool(skew > _SKEW and abs(_skewness(_log(known, True))) < skew)
     filled = _log(np.where(np.isnan(numbers), fill, numbers), log)
-    scale = float(filled.std())
-    if not scale > 0:  # numbers that differ by less than float64 resolves
-        return name
-    return ScaledNumber(name, log, fill, float(filled.mean()), scale, gaps)
-
-
-def _numbers(name: str, values: np.ndarray) -> np.ndarray:
-    """(n,) float64, with NaN for missing values."""
-    if values.dtype.kind in "biuf":
-        numbers: np.ndarray = values.astype(np.float64)
-    else:
-        words = texts(name, values)
-        bad = [word for word in np.unique(words) if word != MISSING and not is_number(word)]
-        if bad:
-            raise DataError(f"Column {name!r} must have numbers, but has {bad[0]!r}; correct or drop those rows.")
-        numbers = np.array(["nan" if word == MISSING else word for word in words], dtype=np.float64)
-    outside = int((np.abs(numbers) > _LARGEST).sum())
-    if outside:
-        raise DataError(
-            f"Numbers must be within ±{_LARGEST:.0e}, but column {name!r} has {outside} outside; correct them."
-        )
-    return numbers
+    scale = float(filled.std())  # 0 for numbers that differ by less than float64 resolves
+    return ScaledNumber(name, log, fill, float(filled.mean()), scale, gaps) if scale > 0 else None
 
 
 def _log(numbers: np.ndarray, wanted: bool) -> np.ndarray:
@@ -320,7 +346,7 @@ def _log(numbers: np.ndarray, wanted: bool) -> np.ndarray:
 
 
 def _skewness(numbers: np.ndarray) -> float:
-    """The third moment of the standardised numbers; 0 if they are equal."""
-    centred = numbers - numbers.mean()
-    spread = centred.std()
-    return float(np.mean((centred / spread) ** 3)) if spread > 0 else 0.0
+    """The third moment of the standardized numbers; 0 if they are equal."""
+    centered = numbers - numbers.mean()
+    spread = centered.std()
+    return float(np.mean((centered / spread) ** 3)) if spread > 0 else 0.0

@@ -1,10 +1,6 @@
 """Partitions from user code, and an adapter for the partitioners of `flwr-datasets`."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,21 +19,20 @@ def partition_at(path: str) -> PartitionFunction:
     Raises:
         DataError: the path does not lead to a callable.
     """
-    partition = callable_at(path, DataError)
-    return partial(_partition_by, partition) if hasattr(partition, "load_partition") else partition
+    kind = callable_at(path, DataError)
+    if not hasattr(kind, "load_partition"):
+        return kind
 
+    def partition(labels: np.ndarray, clients: int, rng: np.random.Generator, **options: Any) -> list[np.ndarray]:
+        standard = {"num_partitions": clients, "seed": int(rng.integers(2**31)), "partition_by": "label"}
+        accepted = inspect.signature(kind).parameters
+        try:
+            partitioner = kind(**{k: v for k, v in standard.items() if k in accepted} | options)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{path} does not accept the options {options}: {error}") from None
+        return from_flwr(partitioner, labels)
 
-def _partition_by(
-    kind: Callable[..., Any], labels: np.ndarray, clients: int, rng: np.random.Generator, **options: Any
-) -> list[np.ndarray]:
-    """The partition of the labels by a new partitioner of this class."""
-    given = {"num_partitions": clients, "seed": int(rng.integers(2**31)), "partition_by": "label"}
-    takes = inspect.signature(kind).parameters
-    try:
-        partitioner = kind(**{k: v for k, v in given.items() if k in takes} | options)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{getattr(kind, '__name__', kind)} does not accept the options {options}: {error}") from None
-    return from_flwr(partitioner, labels)
+    return partition
 
 
 def from_flwr(partitioner: Any, labels: np.ndarray, *, groups: np.ndarray | None = None) -> list[np.ndarray]:

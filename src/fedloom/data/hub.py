@@ -3,12 +3,14 @@
 Importing `datasets` takes seconds, so functions import it. Code that comes with a data set is never run.
 """
 
-from __future__ import annotations
-
+import contextlib
 import re
+import socket
+import urllib.parse
+import urllib.request
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,12 +25,12 @@ from fedloom.data.tables import RawTable, column_values, read_csv
 
 _LABEL_NAMES = ("label", "labels", "target", "class", "y")
 _BOOLEANS = {"True": True, "true": True, "TRUE": True, "False": False, "false": False, "FALSE": False}
-_SPLIT_NAMES = {
-    **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
-    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
-}
-"""Words in file names that `datasets` recognises as split names."""
+_SPLIT_NAMES = dict.fromkeys(("train", "training"), "train")
+_SPLIT_NAMES |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
+_SPLIT_NAMES |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+"""Words in file names that `datasets` recognizes as split names."""
+_CONNECT = 3.0
+"""Seconds to wait for the hub."""
 _TEST_NAMES = ("test", "validation", "valid", "val")
 
 
@@ -48,24 +50,51 @@ class Hints:
     """Side in pixels to which each image's central square is scaled; None keeps images as they are."""
 
 
+@dataclass(frozen=True, eq=False)
+class Content:
+    """The columns of files, before their roles are known."""
+
+    columns: Sequence[str]
+    """Their names, without that of the images."""
+    values: Callable[[str], np.ndarray]
+    """A column's name -> (n,) values."""
+    test: np.ndarray | None
+    """Row numbers of the test split, if there is one."""
+    named: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Columns of class numbers -> the names of their classes."""
+    images: Iterator[bytes | Path] | None = None
+    """The encoded images; None for a table."""
+
+
 def read_files(path: Path, *, name: str, hints: Hints, config: str | None = None) -> Dataset | RawTable:
     """Read a .parquet or .csv file, or a folder of them in the hub's layout; a table is not encoded.
 
     Raises:
         DataError: `datasets` is not installed but needed, or the files are invalid.
     """
+    return _build(name, hints, read_content(path, name, test=hints.test, config=config))
+
+
+def read_content(path: Path, name: str, *, test: str | None = None, config: str | None = None) -> Content:
+    """The columns of a .parquet or .csv file, or of a folder of them; `test` is the official test split.
+
+    Raises:
+        DataError: as `read_files`.
+    """
     if config and (path / config).is_dir():
         path = path / config
     if table_endings(path) == {".csv"}:
-        return _read_csv_files(path, name, hints)
-    options = {"path": path.suffix[1:], "data_files": str(path)} if path.is_file() else {"path": str(path)}
+        return _read_csv_files(path, name, test)
+    options: dict[str, Any] = {"path": str(path)}
+    if path.is_file():
+        options = {"path": path.suffix[1:], "data_files": str(path)}
     try:
         splits = _load_dataset(**options)
     except DataError:
         raise
     except Exception as error:  # of several libraries
         raise DataError(f"{path} cannot be read as a data set; correct or replace it ({_reason(error)}).") from error
-    return _assemble(splits, name=name, hints=hints)
+    return _assemble(splits, name, test)
 
 
 def table_endings(path: Path) -> set[str]:
@@ -84,29 +113,28 @@ def open_hub(
         name: the name of the data set in fedloom.
         hints: see `Hints`.
         config: the hub's configuration name, if there are several.
-        folder: the folder without a local copy, or None without a data root; for the error message.
+        folder: the folder without a local copy, or None without a data root; for errors.
 
     Raises:
         DataError: `datasets` is not installed, the hub is unreachable, or the data is invalid.
     """
     try:
-        splits = _load_dataset(repository, name=config)
+        splits = _load_dataset(repository, hub=True, name=config)
     except DataError:
         raise
     except OSError as error:  # ConnectionError, FileNotFoundError, DatasetNotFoundError
         raise DataError(
-            f"Data set {name!r} is neither in {folder or 'a local folder (FEDLOOM_DATA is not set)'} "
-            f"nor available from the Hugging Face hub as {repository!r} ({_reason(error)}): put its "
-            f"Parquet or CSV files into {folder or '<FEDLOOM_DATA>/' + repository}, or run once "
-            "with a network."
+            f"Data set {name!r} is neither in {folder or 'a local folder (FEDLOOM_DATA is not set)'} nor available "
+            f"from the Hugging Face hub as {repository!r} ({_reason(error)}); put its Parquet or CSV files into "
+            f"{folder or '<FEDLOOM_DATA>/' + repository}, or run once with a network."
         ) from error
     except Exception as error:
         raise DataError(f"Data set {name!r} ({repository!r}) cannot be read: {_reason(error)}.") from error
     prints = [[split, table._fingerprint] for split, table in splits.items()]
-    return key_of(name, prints, repr(hints)), lambda: _assemble(splits, name=name, hints=hints)
+    return key_of(name, prints, repr(hints)), lambda: _build(name, hints, _assemble(splits, name, hints.test))
 
 
-def _load_dataset(*args: Any, **options: Any) -> Mapping[str, Any]:
+def _load_dataset(*args: Any, hub: bool = False, **options: Any) -> Mapping[str, Any]:
     """The splits from `datasets`, without progress bars."""
     try:
         import datasets
@@ -118,11 +146,43 @@ def _load_dataset(*args: Any, **options: Any) -> Mapping[str, Any]:
     silent = datasets.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        splits: Mapping[str, Any] = datasets.load_dataset(*args, **options)
+        with _offline() if hub and not _hub_answers() else contextlib.nullcontext():
+            splits: Mapping[str, Any] = datasets.load_dataset(*args, **options)
         return splits
     finally:
         if not silent:
             datasets.enable_progress_bars()
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached, without the half minute of retries of `datasets`; assumed behind a proxy."""
+    from huggingface_hub import constants
+
+    if urllib.request.getproxies().keys() & {"https", "http", "all"}:
+        return True
+    url = urllib.parse.urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((url.hostname or "", url.port or 443), _CONNECT).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Let `datasets` use its cache only."""
+    import datasets
+    from huggingface_hub import constants
+
+    places: tuple[Any, ...] = (datasets.config, constants)
+    before = [place.HF_HUB_OFFLINE for place in places]
+    try:
+        for place in places:
+            place.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.HF_HUB_OFFLINE = value
 
 
 def _reason(error: BaseException) -> str:
@@ -133,7 +193,7 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"[.\s]+$", "", lines[0])
 
 
-def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
+def _read_csv_files(path: Path, name: str, test: str | None) -> Content:
     """A CSV file, or the CSV files of a folder, with split names in file names as on the hub."""
     splits: dict[str, list[Path]] = defaultdict(list)
     for file in [path] if path.is_file() else sorted(path.rglob("*.csv")):
@@ -141,7 +201,7 @@ def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
         splits[next((_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES), "")].append(file)
     if len(splits) > 1:
         splits.pop("", None)
-    parts = [part or [] for part in _train_and_test(splits, name, hints.test)]
+    parts = [part or [] for part in _train_and_test(splits, name, test)]
     tables = [[read_csv(file) for file in part] for part in parts]
     every = [table for part in tables for table in part]
     names = list(every[0])
@@ -151,7 +211,7 @@ def _read_csv_files(path: Path, name: str, hints: Hints) -> Dataset | RawTable:
     columns = {column: _booleans(column_values(list(chain(*(table[column] for table in every))))) for column in names}
     sizes = [sum(len(table[names[0]]) for table in part) for part in tables]
     held_out = np.arange(sizes[0], sum(sizes), dtype=np.int64) if sizes[1] else None
-    return _build(name, hints, names, columns.__getitem__, held_out)
+    return Content(names, columns.__getitem__, held_out)
 
 
 def _booleans(values: np.ndarray) -> np.ndarray:
@@ -160,13 +220,17 @@ def _booleans(values: np.ndarray) -> np.ndarray:
     return np.array([_BOOLEANS[value] for value in values]) if boolean else values
 
 
-def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset | RawTable:
-    """Images or a raw table from the training and the test split of a `datasets.DatasetDict`."""
+def _assemble(splits: Mapping[str, Any], name: str, official: str | None) -> Content:
+    """The training and the test split of a `datasets.DatasetDict`."""
     import datasets
 
-    train, test = _train_and_test(splits, name, hints.test)
+    train, test = _train_and_test(splits, name, official)
     pool = train if test is None else datasets.concatenate_datasets([train, test])
-    images = [column for column, feature in pool.features.items() if isinstance(feature, datasets.Image)]
+    images = [
+        column
+        for column, feature in pool.features.items()  # without the hub's own metadata an image is two fields
+        if isinstance(feature, datasets.Image) or (isinstance(feature, dict) and feature.keys() == {"bytes", "path"})
+    ]
     if len(images) > 1:
         raise DataError(f"Data set {name!r} must have one column of images, but has {images}.")
     named = {c: feature.names for c, feature in pool.features.items() if isinstance(feature, datasets.ClassLabel)}
@@ -177,48 +241,30 @@ def _assemble(splits: Mapping[str, Any], *, name: str, hints: Hints) -> Dataset 
         array: np.ndarray = pool.select_columns([column]).with_format("arrow")[:].column(column).to_numpy()
         return array
 
-    encoded = _encoded(pool, images[0]) if images else None
-    return _build(name, hints, pool.column_names, values, held_out, named, encoded)
+    columns = [column for column in pool.column_names if column not in images]
+    return Content(columns, values, held_out, named, _encoded(pool, images[0]) if images else None)
 
 
-def _build(
-    name: str,
-    hints: Hints,
-    columns: Sequence[str],
-    values: Callable[[str], np.ndarray],
-    held_out: np.ndarray | None,
-    named: Mapping[str, Sequence[str]] | None = None,
-    images: Iterator[bytes | Path] | None = None,
-) -> Dataset | RawTable:
-    """Images or a raw table.
-
-    Args:
-        name: of the data set.
-        hints: see `Hints`.
-        columns: their names.
-        values: a column's name -> (n,) values.
-        held_out: row numbers of the test split, if any.
-        named: columns of class numbers, and the names of their classes.
-        images: the encoded images, unless the data set is a table.
-    """
-    named = named or {}
+def _build(name: str, hints: Hints, content: Content) -> Dataset | RawTable:
+    """Images or a raw table of known columns."""
+    columns, values, named = content.columns, content.values, content.named
     for column in (hints.label, hints.groups):
         if column is not None and column not in columns:
             hint = did_you_mean(column, columns)
             raise DataError(f"Data set {name!r} must have a column {column!r}, but has {[*columns]}.{hint}")
-    label = hints.label or _label_column(columns, list(named), name, table=images is None)
+    label = hints.label or _label_column(columns, list(named), name, table=content.images is None)
     y, classes = _labels(values(label), named.get(label), name, label)
     groups = None
     if hints.groups is not None:
         groups = np.unique(values(hints.groups), return_inverse=True)[1].astype(np.int64)
-    if images is not None:
-        x = decode_images(images, size=hints.size)
-        return image_dataset(name, x, y, classes, test=held_out, groups=groups)
+    if content.images is not None:
+        x = decode_images(content.images, size=hints.size)
+        return image_dataset(name, x, y, classes, test=content.test, groups=groups)
     kept = {column: values(column) for column in columns if column not in {label, hints.groups, *hints.drop}}
     for column in kept.keys() & named.keys():  # class numbers become their names, or None if missing
         codes = np.nan_to_num(kept[column], nan=-1).astype(np.int64)
         kept[column] = np.array([*named[column], None], dtype=object)[codes]
-    return RawTable(name, kept, y, classes, held_out, groups)
+    return RawTable(name, kept, y, classes, content.test, groups)
 
 
 def _train_and_test(splits: Mapping[str, Any], name: str, wanted: str | None) -> tuple[Any, Any]:
@@ -251,23 +297,17 @@ def _labels(
     values: np.ndarray, names: Sequence[str] | None, name: str, column: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """(n,) int64 labels 0..K-1 and the K names, sorted unless the files number the classes themselves."""
-    if values.dtype.kind == "O":
-        fit = all(isinstance(value, str) for value in values)
-    elif values.dtype.kind == "f":
-        fit = bool(np.isfinite(values).all() and (values == np.floor(values)).all())
-    else:
-        fit = values.dtype.kind in "biu"
-    if not fit:
+    kind = values.dtype.kind
+    whole = kind in "biu" or (kind == "f" and bool(np.isfinite(values).all() and (values == np.floor(values)).all()))
+    if not whole and not (kind == "O" and all(isinstance(value, str) for value in values)):
         raise DataError(
             f"Labels must be text, whole numbers or booleans without gaps, but column {column!r} of data set {name!r} "
             f"({values.dtype}) has missing values, decimals or other types; choose another column."
         )
     if names is not None:
         return values.astype(np.int64), tuple(names)
-    if values.dtype.kind == "O":
-        values = np.array([value.strip() for value in values], dtype=object)
-    elif values.dtype.kind == "f":
-        values = values.astype(np.int64)
+    values = np.array([value.strip() for value in values], dtype=object) if kind == "O" else values
+    values = values.astype(np.int64) if kind == "f" else values
     known, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), tuple(str(value) for value in known)
 
@@ -276,9 +316,8 @@ def _encoded(pool: Any, column: str) -> Iterator[bytes | Path]:
     """The encoded images of a column."""
     import datasets
 
-    raw = pool.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    for batch in raw.iter(batch_size=256):
-        for item in batch[column]:
-            if item is None:
-                raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
-            yield item["bytes"] if item["bytes"] is not None else Path(item["path"])
+    encoded = pool.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    for item in chain.from_iterable(batch[column] for batch in encoded.iter(batch_size=256)):
+        if item is None:
+            raise DataError(f"Each row must have an image, but column {column!r} has gaps; drop those rows.")
+        yield item["bytes"] if item["bytes"] is not None else Path(item["path"])

@@ -1,30 +1,27 @@
-"""Reads PNG and JPEG files into one array of pixels, also from folders named after classes."""
-
-from __future__ import annotations
+"""Reads PNG and JPEG files into one array of pixels, also from folders of classes; cuts images into a grid of cells."""
 
 import io
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.dataset import Dataset, image_dataset
 
 _ENDINGS = {".png", ".jpg", ".jpeg"}
-_GREY = {"1", "L", "LA", "La"}
-_COLOUR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
+_GRAY = {"1", "L", "LA", "La"}
+_COLOR = {"P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"}
 
 
 def decode_images(files: Iterable[bytes | Path], *, size: int | None = None, channels: int | None = None) -> np.ndarray:
-    """Decode images to (n, C, H, W) uint8; all in grey (C = 1) or in colour (C = 3).
+    """Decode images to (n, C, H, W) uint8; all in gray (C = 1) or in color (C = 3).
 
     Args:
         files: the images, encoded, or as paths.
         size: side in pixels to which each image's central square is scaled. Without it all images must have one
             width and height.
-        channels: 1 for grey, 3 for colour; None for that of most images.
+        channels: 1 for gray, 3 for color; None for that of most images.
 
     Raises:
         DataError: no images, images of different shapes, or an invalid image.
@@ -32,17 +29,24 @@ def decode_images(files: Iterable[bytes | Path], *, size: int | None = None, cha
     planes = [_plane(number, file, size) for number, file in enumerate(files)]
     if not planes:
         raise DataError("At least one image is needed, but the list is empty.")
-    height, width = _common_shape([plane.shape[:2] for plane in planes])
-    grey = 2 * sum(plane.ndim == 2 for plane in planes) > len(planes) if channels is None else channels == 1
-    pixels = np.empty((len(planes), 1 if grey else 3, height, width), dtype=np.uint8)
+    shapes = Counter(plane.shape[:2] for plane in planes)
+    if len(shapes) > 1:
+        sizes = ", ".join(f"{h}x{w} ({number})" for (h, w), number in shapes.most_common(4))
+        raise DataError(
+            f"All images must have one height and width, but there are {len(shapes)}: {sizes}"
+            f"{', ...' if len(shapes) > 4 else ''}. Scale them to one size first."
+        )
+    ((height, width),) = shapes
+    gray = 2 * sum(plane.ndim == 2 for plane in planes) > len(planes) if channels is None else channels == 1
+    pixels = np.empty((len(planes), 1 if gray else 3, height, width), dtype=np.uint8)
     for number, plane in enumerate(planes):
-        pixels[number] = _channels(plane, grey)
+        pixels[number] = _channels(plane, gray)
         planes[number] = pixels[number]  # so that a large set is not in memory twice
     return pixels
 
 
 def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
-    """One image as (H, W) grey or (H, W, 3) colour."""
+    """One image as (H, W) gray or (H, W, 3) color."""
     import PIL.Image
     import PIL.ImageOps
 
@@ -50,34 +54,23 @@ def _plane(number: int, file: bytes | Path, size: int | None) -> np.ndarray:
     try:
         with PIL.Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
             mode = image.mode
-            if mode in _GREY | _COLOUR:
-                plain = image.convert("L" if mode in _GREY else "RGB")
+            if mode in _GRAY | _COLOR:
+                plain = image.convert("L" if mode in _GRAY else "RGB")
                 return np.asarray(PIL.ImageOps.fit(plain, (size, size)) if size else plain)
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{where} cannot be decoded; replace or remove it ({error}).") from error
     raise DataError(
-        f"{where} must have 8 bits per channel, in grey or colour, but its Pillow mode is {mode!r}; convert it first."
+        f"{where} must have 8 bits per channel, in gray or color, but its Pillow mode is {mode!r}; convert it first."
     )
 
 
-def _channels(plane: np.ndarray, grey: bool) -> np.ndarray:
+def _channels(plane: np.ndarray, gray: bool) -> np.ndarray:
     """One image as (1, H, W) or (3, H, W)."""
     import PIL.Image
 
-    if grey:
+    if gray:
         return (plane if plane.ndim == 2 else np.asarray(PIL.Image.fromarray(plane).convert("L")))[None]
     return np.broadcast_to(plane, (3, *plane.shape)) if plane.ndim == 2 else plane.transpose(2, 0, 1)
-
-
-def _common_shape(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    counts = Counter(shapes)
-    if len(counts) > 1:
-        sizes = ", ".join(f"{h}x{w} ({number})" for (h, w), number in counts.most_common(4))
-        raise DataError(
-            f"All images must have one height and width, but there are {len(counts)}: {sizes}"
-            f"{', ...' if len(counts) > 4 else ''}. Scale them to one size first."
-        )
-    return shapes[0]
 
 
 def is_image(path: Path) -> bool:
@@ -91,10 +84,13 @@ def class_folders(path: Path) -> dict[str, list[Path]]:
     return {folder.name: sorted(filter(is_image, folder.iterdir())) for folder in folders}
 
 
-def read_class_folders(path: Path, *, name: str) -> Dataset:
-    """Read `<path>/<class>/*.png`, or the same below `<path>/train` and, if any, `<path>/test`.
+def list_class_folders(path: Path) -> tuple[list[Path], np.ndarray, tuple[str, ...], np.ndarray | None]:
+    """The files of `<path>/<class>/*.png`, or of the same below `<path>/train` and, if any, `<path>/test`.
 
     Classes are numbered in the order of their names; rows are sorted by class and file name.
+
+    Returns:
+        The files, (n,) int64 labels, the names of the classes, and the row numbers of the test split, if there is one.
 
     Raises:
         DataError: fewer than two class folders, an empty one, or a test class without training images.
@@ -114,10 +110,52 @@ def read_class_folders(path: Path, *, name: str) -> Dataset:
         raise DataError(f"{path / 'test'} has a class {unknown[0]!r} that {folder} lacks; add training images of it.")
     rows = [(file, classes.index(label)) for part in (train, test) for label, files in part.items() for file in files]
     held = sum(len(files) for files in test.values())
-    return image_dataset(
-        name,
-        decode_images(file for file, _ in rows),
-        np.array([number for _, number in rows], dtype=np.int64),
-        classes,
-        test=np.arange(len(rows) - held, len(rows)) if held else None,
-    )
+    y = np.array([number for _, number in rows], dtype=np.int64)
+    return [file for file, _ in rows], y, classes, np.arange(len(rows) - held, len(rows)) if held else None
+
+
+def default_grid(parties: int) -> tuple[int, int]:
+    """(rows, columns) of a grid with one cell for each party: two rows for an even number, else one."""
+    return (2, parties // 2) if parties % 2 == 0 else (1, parties)
+
+
+def grid_cells(shape: tuple[int, int], grid: tuple[int, int]) -> list[tuple[int, int, int, int]]:
+    """The cells of an image (H, W) as (top, left, height, width), from each to a neighbour.
+
+    Odd rows run right to left: a 2x2 grid is top left, top right, bottom right, bottom left. All cells have one size:
+    a side that is not divisible is rounded up, and evenly spaced cells overlap by a pixel or two.
+
+    Raises:
+        DataError: the grid has more cells than the image has pixels, in height or width.
+    """
+    if not all(1 <= number <= side for number, side in zip(grid, shape, strict=True)):
+        raise DataError(f"A grid of {grid[0]}x{grid[1]} cells does not fit an image of {shape[0]}x{shape[1]} pixels.")
+    (tops, height), (lefts, width) = (_starts(side, number) for side, number in zip(shape, grid, strict=True))
+    return [(top, left, height, width) for row, top in enumerate(tops) for left in (lefts[::-1] if row % 2 else lefts)]
+
+
+def crop_cells(
+    images: np.ndarray, grid: tuple[int, int], cells: Sequence[int], rows: np.ndarray | None = None
+) -> np.ndarray:
+    """Some cells of images, concatenated as channels.
+
+    Args:
+        images: (n, C, H, W).
+        grid: cells in (rows, columns).
+        cells: k numbers of cells in the order of `grid_cells`.
+        rows: (r,) numbers of the images; None for all.
+
+    Returns:
+        (r, k * C, h, w), C-contiguous.
+    """
+    windows, parts = grid_cells((images.shape[2], images.shape[3]), grid), []
+    for top, left, height, width in (windows[number] for number in cells):
+        cell = images[:, :, top : top + height, left : left + width]
+        parts.append(cell if rows is None else cell[rows])
+    return np.ascontiguousarray(np.concatenate(parts, axis=1))
+
+
+def _starts(side: int, number: int) -> tuple[list[int], int]:
+    """Starts and width of `number` equal windows that cover a side."""
+    width = -(-side // number)
+    return [round(k * (side - width) / max(number - 1, 1)) for k in range(number)], width

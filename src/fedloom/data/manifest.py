@@ -5,8 +5,6 @@ have labels; paths are relative to the file's folder. All views of an object at 
 sorted by the views' names (numbers by size).
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import logging
@@ -23,8 +21,9 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import pixel_scaling
 from fedloom.data.images import decode_images, is_image
+from fedloom.data.presence import RowPresence, had
 from fedloom.data.tables import class_numbers, read_csv
-from fedloom.data.vertical import PartyView, VerticalDataset, ranges
+from fedloom.data.vertical import PartyView, VerticalDataset, blank, ranges
 from fedloom.data.vertical_split import split_parties
 
 COLUMNS = ("sample_id", "party", "view", "path", "label")
@@ -36,17 +35,11 @@ _Files: TypeAlias = Mapping[int, Mapping[str, Mapping[str, Path]]]
 """Party -> object -> view -> file."""
 
 
-class _Problems:
-    """Problems of many rows, reported in one error with counts and examples."""
-
-    def __init__(self) -> None:
-        self.examples: dict[str, list[str]] = defaultdict(list)
-
-    def add(self, problem: str, example: object) -> None:
-        self.examples[problem].append(str(example))
+class _Problems(defaultdict[str, list[object]]):
+    """Problem -> examples, reported in one error."""
 
     def raise_any(self, where: Path) -> None:
-        lines = [f"{problem}: {len(all_)}, such as {', '.join(all_[:3])}" for problem, all_ in self.examples.items()]
+        lines = [f"{what}: {len(all_)}, such as {', '.join(map(str, all_[:3]))}" for what, all_ in self.items()]
         if lines:
             raise DataError("\n".join([f"{where} is invalid; correct these:", *lines]))
 
@@ -73,6 +66,7 @@ def manifest(
     test_fraction: float = 0.25,
     test_rows: int | None = None,
     size: int = 32,
+    presence: RowPresence | None = None,
 ) -> VerticalDataset:
     """Read the parties' images from a manifest; only images that are used are decoded.
 
@@ -88,6 +82,7 @@ def manifest(
         test_fraction: the share of each class's objects that is tested, without a column `split` (train or test).
         test_rows: maximum number of test objects, a random sample; None keeps all.
         size: side in pixels to which each image's central square is scaled.
+        presence: which aligned and test objects each party has, by their sample_id; None for all.
 
     Raises:
         DataError: the manifest is inconsistent, an image is invalid, or there are too few objects.
@@ -100,7 +95,7 @@ def manifest(
     everywhere = set(names).intersection(*listing.files)
     useless = {name for name in listing.test or () if name not in everywhere or numbers[name] < 0}
     held = [sorted(set(files) - useless) for files in listing.files]
-    shared = sorted(everywhere.intersection(*held))
+    shared = sorted(everywhere - useless)
     places = [{name: row for row, name in enumerate(objects)} for objects in held]
     split = split_parties(
         [np.array([rows[name] for name in shared], dtype=np.int64) for rows in places],
@@ -112,16 +107,12 @@ def manifest(
         test_rows=test_rows,
         balanced=True,
     )
-    views = [
-        _view(
-            f"party-{party}",
-            [[listing.files[party][objects[row]] for row in rows] for rows in parts],
-            listing.views[party],
-            size,
-            split.truth[party],
-        )
-        for party, (objects, *parts) in enumerate(zip(held, split.aligned, split.unaligned, split.test, strict=True))
-    ]
+    views = []
+    for party, (objects, *parts) in enumerate(zip(held, split.aligned, split.unaligned, split.test, strict=True)):
+        ids = [[objects[row] for row in rows] for rows in parts]
+        files = [[listing.files[party][name] for name in rows] for rows in ids]
+        present = had(presence, party, ids[0], len(ids[1]), ids[2])
+        views.append(_view(f"party-{party}", files, listing.views[party], size, split.truth[party], present))
     return VerticalDataset(path.resolve().parent.name, "image", classes, tuple(views), split.labels, split.test_labels)
 
 
@@ -176,23 +167,23 @@ def make_manifest(
         raise DataError(f"The pattern {pattern!r} is not a valid regular expression ({error}); correct it.") from error
     if not {"sample", "view"} <= set(fits.groupindex):
         raise DataError(f"The pattern {pattern!r} must have the named groups (?P<sample>...) and (?P<view>...).")
-    problems, found = _Problems(), []
+    problems, files = _Problems(list), []
     for file in sorted(file for split in ("train", "test") for file in root.glob(f"*/{split}/*") if is_image(file)):
         match = fits.fullmatch(file.name)
         if match is None:
-            problems.add("file names that do not match the pattern", file.relative_to(root))
+            problems["file names that do not match the pattern"].append(file.relative_to(root))
         else:
-            found.append((file, match["sample"], match["view"]))
+            files.append((file, match["sample"], match["view"]))
     problems.raise_any(root)
-    if not found:
+    if not files:
         raise DataError(f"{root} must have PNG or JPEG files in <class>/train or <class>/test, but has none.")
-    parties = _assign_views({view for _, _, view in found}, views_to_party)
-    objects = {(file.parent.parent.name, sample) for file, sample, _ in found}
+    parties = _assign_views({view for _, _, view in files}, views_to_party)
+    objects = {(file.parent.parent.name, sample) for file, sample, _ in files}
     # Reproducible numbers, in whose order classes are mixed.
     mixed = sorted(objects, key=lambda names: hashlib.sha256("/".join(names).encode()).digest())
     numbers = {names: f"{number:0{len(str(len(mixed)))}}" for number, names in enumerate(mixed)}
     rows = []
-    for file, sample, view in found:
+    for file, sample, view in files:
         split, label, party = file.parent.name, file.parent.parent.name, parties[view]
         path = Path(os.path.relpath(file, target.parent)).as_posix()
         values = (numbers[label, sample], str(party), view, path, label if party == 0 else "", split)
@@ -209,22 +200,22 @@ def _read(path: Path) -> _Listing:
     """The manifest's rows, validated individually and jointly."""
     table = read_csv(path, needed=COLUMNS)
     splits = table.get("split", [""] * len(table["path"]))
-    problems = _Problems()
+    problems = _Problems(list)
     files: dict[int, dict[str, dict[str, Path]]] = defaultdict(lambda: defaultdict(dict))
     labels: dict[str, set[str]] = defaultdict(set)
     parts: dict[str, set[str]] = defaultdict(set)
     for row, split in zip(zip(*(table[name] for name in COLUMNS), strict=True), splits, strict=True):
         sample, party, view, place, label = row
         if not (sample and view and place):
-            problems.add("rows without sample_id, view or path", row)
+            problems["rows without sample_id, view or path"].append(row)
         elif not re.fullmatch("[0-9]{1,4}", party):
-            problems.add("party numbers that are not 0, 1, ...", repr(party))
+            problems["party numbers that are not 0, 1, ..."].append(repr(party))
         elif view in files[int(party)][sample]:
-            problems.add("repeated combinations of sample, party and view", (sample, party, view))
+            problems["repeated combinations of sample, party and view"].append((sample, party, view))
         elif label and int(party):
-            problems.add("labels outside party 0's rows", (sample, party, label))
+            problems["labels outside party 0's rows"].append((sample, party, label))
         elif split not in ("train", "test", ""):
-            problems.add("splits that are neither train nor test", repr(split))
+            problems["splits that are neither train nor test"].append(repr(split))
         else:
             files[int(party)][sample][view] = path.parent / place
             parts[sample].add(split or "train")
@@ -232,7 +223,7 @@ def _read(path: Path) -> _Listing:
     for where, values in {"labels": labels, "splits": parts}.items():
         for sample, different in values.items():
             if len(different) > 1:
-                problems.add(f"objects with several {where}", f"{sample} {sorted(different)}")
+                problems[f"objects with several {where}"].append(f"{sample} {sorted(different)}")
     views = {
         party: _in_order({view for images in objects.values() for view in images}) for party, objects in files.items()
     }
@@ -240,7 +231,14 @@ def _read(path: Path) -> _Listing:
         party: {sample: images for sample, images in objects.items() if len(images) == len(views[party])}
         for party, objects in files.items()
     }
-    _check_files(files, whole, problems)
+    for party in set(range(max([*files, 1]) + 1)) - set(files):
+        problems["parties without rows (they are numbered 0, 1, ...)"].append(party)
+    for party, objects in files.items():
+        if not whole[party]:
+            problems["parties that have all their views of no object"].append(party)
+        images = (file for views in objects.values() for file in views.values())
+        if missing := [file for file in images if not file.is_file()]:
+            problems["files that are missing"] += missing
     problems.raise_any(path)
     lacking = [(sample, party) for party in sorted(files) for sample in files[party] if sample not in whole[party]]
     if lacking:
@@ -249,24 +247,9 @@ def _read(path: Path) -> _Listing:
             path, len(lacking), sum(map(len, files.values())), *lacking[0],
         )  # fmt: skip
     test = {sample for sample, split in parts.items() if "test" in split}
-    return _Listing(
-        [whole[party] for party in sorted(files)],
-        [views[party] for party in sorted(files)],
-        {sample: "".join(labels[sample]) for sample in whole[0]},
-        test if "split" in table else None,
-    )
-
-
-def _check_files(files: _Files, whole: _Files, problems: _Problems) -> None:
-    """Check that every party has rows and all its views of some objects, and that every picture exists."""
-    for party in set(range(max([*files, 1]) + 1)) - set(files):
-        problems.add("parties without rows (they are numbered 0, 1, ...)", party)
-    for party, objects in files.items():
-        if not whole[party]:
-            problems.add("parties that have all their views of no object", party)
-        for file in (file for views in objects.values() for file in views.values()):
-            if not file.is_file():
-                problems.add("files that are missing", file)
+    names = {sample: "".join(labels[sample]) for sample in whole[0]}
+    order = sorted(files)
+    return _Listing([whole[k] for k in order], [views[k] for k in order], names, test if "split" in table else None)
 
 
 def _in_order(views: set[str]) -> list[str]:
@@ -291,11 +274,17 @@ def _assign_views(views: set[str], shares: Mapping[str, int] | int) -> dict[str,
 
 
 def _view(
-    name: str, parts: Sequence[Sequence[Mapping[str, Path]]], views: list[str], size: int, truth: np.ndarray | None
+    name: str,
+    parts: Sequence[Sequence[Mapping[str, Path]]],
+    views: list[str],
+    size: int,
+    truth: np.ndarray | None,
+    present: np.ndarray | None,
 ) -> PartyView:
     """One party's images of aligned, unaligned and test objects."""
     files = [objects[view] for part in parts for objects in part for view in views]
     pixels = decode_images(files, size=size)
     x = pixels.reshape(-1, len(views) * pixels.shape[1], size, size)
     recipe = {"kind": "pictures", "views": views, "size": size, "shape": list(x.shape[1:])}
-    return PartyView(name, x, *pixel_scaling(x.shape[1]), *ranges(*map(len, parts)), truth, recipe)
+    scaling, rows = pixel_scaling(x.shape[1]), ranges(*map(len, parts))
+    return PartyView(name, blank(x, present), *scaling, *rows, truth, recipe, present)

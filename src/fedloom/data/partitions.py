@@ -4,8 +4,6 @@ All take `labels` (n,) int64, the number of clients and a generator, and return 
 into `labels`. No row belongs to two clients and no client is empty. Impossible settings raise `DataError`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +11,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
-from fedloom.data.allocation import (
-    check_classes,
-    check_rows,
-    deal,
-    fill_up,
-    fixed_counts,
-    proportional,
-    shuffled_by_class,
-)
+from fedloom.core.renamed import renamed
+from fedloom.data import allocation
+from fedloom.data.allocation import check_classes, check_rows, deal, shuffled_by_class
 
 PartitionFunction = Callable[..., list[np.ndarray]]
 OptionValue = int | float | None
@@ -67,7 +59,7 @@ def dirichlet(
         rng: random generator of all draws.
         alpha: concentration, above 0; large is uniform, small gives each client few classes.
         rows: rows of each client, multinomial(rows, q_n) without replacement. If a class runs out, the shortfall is
-            drawn from the other classes by q_n renormalised, or uniformly if q_n is 0 on all that are left. None
+            drawn from the other classes by q_n renormalized, or uniformly if q_n is 0 on all that are left. None
             allocates every row, those of class k in proportion to q_n[k].
         min_rows: with rows=None, smaller clients are filled up with random rows of the largest client.
     """
@@ -75,9 +67,9 @@ def dirichlet(
     queues = shuffled_by_class(labels, rng)
     mixes = rng.dirichlet(np.full(len(queues), alpha), size=clients)  # (N, K)
     if rows is not None:
-        return deal(queues, fixed_counts(mixes, [len(queue) for queue in queues], rows, rng))
-    counts = [proportional(len(queue), mixes[:, k], rng) for k, queue in enumerate(queues)]
-    return fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
+        return deal(queues, allocation.fixed_counts(mixes, [len(queue) for queue in queues], rows, rng))
+    counts = [allocation.proportional(len(queue), mixes[:, k], rng) for k, queue in enumerate(queues)]
+    return allocation.fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
 
 
 def dirichlet_classwise(
@@ -98,9 +90,9 @@ def dirichlet_classwise(
     for queue in queues:
         open_to = held < len(labels) / clients
         shares = np.where(open_to, rng.dirichlet(np.full(clients, alpha)), 0.0)
-        counts.append(proportional(len(queue), shares, rng, open_to))
+        counts.append(allocation.proportional(len(queue), shares, rng, open_to))
         held += counts[-1]
-    return fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
+    return allocation.fill_up(deal(queues, np.stack(counts, axis=1)), min_rows, rng)
 
 
 def pathological(
@@ -261,41 +253,28 @@ def natural(
 
 
 _ALPHA = "concentration: small gives each client few classes, large is uniform"
+_EACH = Option("rows", int, None, "rows of each client; none: all rows are allocated")
 _MOST = Option("rows", int, None, "maximum number of rows of each client; none: all rows are allocated")
+_LEAST = Option("rows", int, 20, "minimum number of rows of a client; the maximum is twice as many")
 _MIN_ROWS = Option("min_rows", int, 1, "minimum number of rows of a client")
+_CLASSES = Option("classes", int, 2, "classes of each client")
+_GROUPS = Option("number", int, 5, "number of groups")
 
 PARTITIONS: dict[str, PartitionScheme] = {
     "dirichlet": PartitionScheme(
         "each client has its own Dirichlet class mix",
         dirichlet,
-        (
-            Option("alpha", float, 0.1, _ALPHA),
-            Option("rows", int, None, "rows of each client; none: all rows are allocated"),
-            _MIN_ROWS,
-        ),
+        (Option("alpha", float, 0.1, _ALPHA), _EACH, _MIN_ROWS),
     ),
     "dirichlet-classwise": PartitionScheme(
         "each class is divided by a Dirichlet draw over clients",
         dirichlet_classwise,
         (Option("alpha", float, 0.5, _ALPHA), _MIN_ROWS),
     ),
-    "pathological": PartitionScheme(
-        "each client has a fixed number of classes",
-        pathological,
-        (Option("classes", int, 2, "classes of each client"), _MOST),
-    ),
-    "groups": PartitionScheme(
-        "groups of clients, each group with its own classes",
-        groups,
-        (Option("number", int, 5, "number of groups"), _MOST),
-    ),
+    "pathological": PartitionScheme("each client has a fixed number of classes", pathological, (_CLASSES, _MOST)),
+    "groups": PartitionScheme("groups of clients, each group with its own classes", groups, (_GROUPS, _MOST)),
     "random-classes": PartitionScheme(
-        "each client has few rows, evenly over random classes",
-        random_classes,
-        (
-            Option("classes", int, 2, "classes of each client"),
-            Option("rows", int, 20, "minimum number of rows of a client; the maximum is twice as many"),
-        ),
+        "each client has few rows, evenly over random classes", random_classes, (_CLASSES, _LEAST)
     ),
     "iid": PartitionScheme("rows are assigned at random", iid),
     "natural": PartitionScheme("each client is one owner of rows", natural, (_MIN_ROWS,), needs_groups=True),
@@ -321,7 +300,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, OptionValu
     """
     known = {option.name: option for option in find_partition(name).options}
     problems = [
-        f"Unknown option {word!r} of partition {name!r}.{did_you_mean(word, known)}"
+        renamed(f"data.options.{word}") or f"Unknown option {word!r} of partition {name!r}.{did_you_mean(word, known)}"
         for word in options
         if word not in known
     ]

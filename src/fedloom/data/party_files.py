@@ -1,14 +1,13 @@
 """A vertical federation from one CSV file for each party."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.data.presence import RowPresence, had
 from fedloom.data.tables import class_numbers, column_values, read_csv
 from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
 from fedloom.data.vertical_split import split_parties
@@ -19,42 +18,47 @@ Align = Callable[[list[list[str]]], Sequence[np.ndarray]]
 
 @dataclass(frozen=True, eq=False)
 class PartyFile:
-    """The content of one party's file.
-
-    Attributes:
-        name: the stem of the file's name.
-        ids: of its n rows.
-        columns: name -> the text of each row; without ids and labels.
-        labels: (n,) int64 classes of the active party's rows, -1 where missing; empty for other parties.
-        classes: their names; empty for other parties.
-    """
+    """The content of one party's file."""
 
     name: str
+    """The stem of the file's name."""
     ids: list[str]
+    """Of its n rows."""
     columns: dict[str, list[str]]
-    labels: np.ndarray
+    """Name -> the text of each row; without ids and labels."""
+    labels: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """(n,) int64 classes of the active party's rows, -1 where missing; empty for other parties."""
     classes: tuple[str, ...] = ()
+    """Their names; empty for other parties."""
 
     @classmethod
-    def active(cls, file: Path, id: str, label: str) -> PartyFile:
+    def active(cls, file: Path, id: str, label: str) -> "PartyFile":
         """The file of the active party. Raises DataError if it is invalid."""
         table = read_csv(file, needed=[id, label])
         labels, classes = class_numbers(table.pop(label), f"Column {label!r} of {file}")
         return cls(file.stem, table.pop(id), table, labels, classes)
 
     @classmethod
-    def passive(cls, file: Path, id: str, label: str) -> PartyFile:
+    def passive(cls, file: Path, id: str, label: str) -> "PartyFile":
         """The file of a passive party. Raises DataError if it is invalid or has labels."""
         table = read_csv(file, needed=[id])
         if label in table:
             raise DataError(f"Only the active party may have labels, but {file} has a column {label!r}; remove it.")
-        return cls(file.stem, table.pop(id), table, np.empty(0, dtype=np.int64))
+        return cls(file.stem, table.pop(id), table)
 
-    def view(self, aligned: np.ndarray, unaligned: np.ndarray, test: np.ndarray, truth: np.ndarray | None) -> PartyView:
-        """The encoded columns of its aligned, unaligned and test rows, given by row numbers (n,)."""
+    def view(
+        self,
+        aligned: np.ndarray,
+        unaligned: np.ndarray,
+        test: np.ndarray,
+        truth: np.ndarray | None,
+        present: np.ndarray | None = None,
+    ) -> PartyView:
+        """The encoded columns of its aligned, unaligned and test rows, given by row numbers (n,), and whether it has
+        each; a row that it lacks may have any number."""
         rows = np.concatenate([aligned, unaligned, test])
         columns = {name: column_values(words)[rows] for name, words in self.columns.items()}
-        return table_view(self.name, columns, *ranges(len(aligned), len(unaligned), len(test)), truth)
+        return table_view(self.name, columns, *ranges(len(aligned), len(unaligned), len(test)), truth, present)
 
 
 def from_files(
@@ -67,6 +71,8 @@ def from_files(
     aligned: int | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
+    anybody: bool = False,
+    presence: RowPresence | None = None,
 ) -> VerticalDataset:
     """Read each party's CSV file and match their people.
 
@@ -85,6 +91,9 @@ def from_files(
             turn, each to one party as unaligned.
         test_fraction: the share of each class that is tested.
         test_rows: maximum number of test rows, a random sample; None keeps all.
+        anybody: whether all people of the first file with a label are aligned or tested, though other files may lack
+            them; otherwise only those that all files have.
+        presence: which aligned and test people each party has, by the first party's ids; None for all.
 
     Raises:
         DataError: a file is invalid, ids do not match, or there are too few people.
@@ -96,33 +105,53 @@ def from_files(
         )
     held = [PartyFile.active(Path(files[0]), keys[0], label)]
     held += [PartyFile.passive(Path(file), key, label) for file, key in zip(files[1:], keys[1:], strict=True)]
-    ids, y, classes = [own.ids for own in held], held[0].labels, held[0].classes
-    common = _checked([np.asarray(rows) for rows in align(ids)], [len(words) for words in ids])
+    ids, y = [own.ids for own in held], held[0].labels
+    common = (
+        [np.arange(len(y)), *(_found(ids[0], other, align) for other in ids[1:])] if anybody else _common(ids, align)
+    )
     known = [np.full(len(words), -1, dtype=np.int64) for words in ids]
     for rows, numbers in zip(common, known, strict=True):
-        numbers[rows] = y[common[0]]
+        numbers[rows[rows >= 0]] = y[common[0][rows >= 0]]
     known[0] = y
     split = split_parties(
         common, known, seed=seed, aligned=aligned, test_fraction=test_fraction, test_rows=test_rows, balanced=False
     )
+    names = np.array(ids[0], dtype=object)
+    first, last = list(names[split.aligned[0]]), list(names[split.test[0]])
     views = []
-    for party, own in enumerate(held):
-        views.append(own.view(split.aligned[party], split.unaligned[party], split.test[party], split.truth[party]))
-    return VerticalDataset(Path(files[0]).stem, "table", classes, tuple(views), split.labels, split.test_labels)
+    for m, own in enumerate(held):
+        joint, rest, test = split.aligned[m], split.unaligned[m], split.test[m]
+        present = had(presence, m, first, len(rest), last)
+        if anybody:
+            present = np.concatenate([joint, rest, test]) >= 0
+        views.append(own.view(joint, rest, test, split.truth[m], present))
+    return VerticalDataset(Path(files[0]).stem, "table", held[0].classes, tuple(views), split.labels, split.test_labels)
+
+
+def _common(ids: Sequence[list[str]], align: Align) -> list[np.ndarray]:
+    """For each party, (P,) its row numbers of the people that all have."""
+    return _checked([np.asarray(rows) for rows in align(list(ids))], [len(words) for words in ids])
+
+
+def _found(first: list[str], other: list[str], align: Align) -> np.ndarray:
+    """(n,) another party's row number of each of the first one's people, -1 where it has none."""
+    mine, theirs = _common([first, other], align)
+    rows = np.full(len(first), -1, dtype=np.int64)
+    rows[mine] = theirs
+    return rows
 
 
 def _checked(common: list[np.ndarray], sizes: list[int]) -> list[np.ndarray]:
     """An alignment's rows in the order of the first party's. Raises DataError if they are invalid."""
-    lengths = [rows.shape for rows in common]
-    fit = len(common) == len(sizes) and len(set(lengths)) == 1 and all(rows.ndim == 1 for rows in common)
-    fit = fit and all(rows.dtype.kind in "iu" or len(rows) == 0 for rows in common)
-    if fit and all(
-        len(np.unique(rows)) == len(rows) and (len(rows) == 0 or (rows.min() >= 0 and rows.max() < size))
+    fits = len(common) == len(sizes) and len({rows.shape for rows in common}) == 1 and common[0].ndim == 1
+    if fits and all(
+        not len(rows)
+        or (rows.dtype.kind in "iu" and rows.min() >= 0 and len(np.unique(rows[rows < size])) == len(rows))
         for rows, size in zip(common, sizes, strict=True)
     ):
         order = np.argsort(common[0])  # an alignment's own order may differ from run to run
         return [rows[order].astype(np.int64) for rows in common]
     raise DataError(
         f"An alignment must return equally many distinct row numbers below {sizes} for {len(sizes)} parties, not "
-        f"{lengths}."
+        f"{[rows.shape for rows in common]}."
     )

@@ -3,8 +3,6 @@
 Errors name file, column and row, and never show a value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.errors import DataError
-from fedloom.data.dataset import Dataset, Kind, image_dataset, moments, pixel_scaling, table_dataset
+from fedloom.data.dataset import Dataset, Fill, Kind, fit_columns, image_dataset, moments, pixel_scaling, table_dataset
 from fedloom.data.encoder import OneHot, RawNumber, TableEncoder, refuse_rows
 from fedloom.data.hub import Hints, read_files
 from fedloom.data.images import class_folders, decode_images, is_image
@@ -21,20 +19,19 @@ from fedloom.data.tables import MISSING, RawTable, read_csv
 
 @dataclass(frozen=True)
 class DataSchema:
-    """The format of the rows of all parties.
-
-    Attributes:
-        classes: K names.
-        label: the column of the classes, in a table.
-        table: the columns of a table, in order; empty for images.
-        shape: (C, H, W) of an image.
-    """
+    """The format of the rows of all parties."""
 
     kind: Kind
     classes: tuple[str, ...]
+    """K names."""
     label: str = "label"
+    """The column of the classes, in a table."""
     table: tuple[RawNumber | OneHot, ...] = ()
+    """The columns of a table, in order; empty for images."""
     shape: tuple[int, ...] = ()
+    """(C, H, W) of an image."""
+    fill: Fill = ""
+    """What replaces missing numbers of a table, which are NaN until then; "" refuses them."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -46,18 +43,20 @@ class DataSchema:
         """Shape of one row."""
         return self.shape if self.kind == "image" else (len(self.columns),)
 
-    def scaling(self, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Shift and scale: constant for images; for a table those of rows x (n, F), or 0 and 1 without rows."""
+    def scaling(self, x: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What replaces missing numbers, shift and scale: constant for images; for a table those of rows x (n, F), or
+        0, 0 and 1 without rows."""
         if self.kind == "image":
-            return pixel_scaling(self.shape[0])
+            return np.zeros(self.shape[0], np.float32), *pixel_scaling(self.shape[0])
         if x is None:
-            return np.zeros(len(self.columns), np.float32), np.ones(len(self.columns), np.float32)
-        return moments(x)
+            zeros = np.zeros(len(self.columns), np.float32)
+            return zeros, zeros, zeros + 1
+        return fit_columns(x, self.fill) if self.fill else (np.zeros(x.shape[1], np.float32), *moments(x))
 
 
 def read_rows(path: Path, schema: DataSchema, name: str) -> Dataset:
-    """Labelled rows: a CSV or Parquet file, or a folder with one folder of PNG or JPEG files for each class. Columns
-    that are not in the schema are ignored. The result is not standardised.
+    """Labeled rows: a CSV or Parquet file, or a folder with one folder of PNG or JPEG files for each class. Columns
+    that are not in the schema are ignored. The result is not standardized.
 
     Raises:
         DataError: the rows do not fit the schema.
@@ -67,7 +66,7 @@ def read_rows(path: Path, schema: DataSchema, name: str) -> Dataset:
     if path.suffix == ".csv" and schema.kind == "table":
         table = _read_csv(path, schema, schema.label)
         y = _labels(path, schema, table[schema.label])
-        return table_dataset(name, _encode(path, schema, table), y, schema.classes, schema.columns)
+        return table_dataset(name, _encode(path, schema, table), y, schema.classes, schema.columns, fill=schema.fill)
     if not path.exists():
         raise DataError(f"{path} does not exist; name a file or folder with rows.")
     raw = read_files(path, name=name, hints=Hints(label=schema.label))
@@ -76,7 +75,7 @@ def read_rows(path: Path, schema: DataSchema, name: str) -> Dataset:
         if schema.kind != "table":
             raise DataError(f"{path} must hold images, but it is a table.")
         x = _encode(path, schema, raw.columns)
-        return table_dataset(name, x, y, schema.classes, schema.columns, test=raw.test)
+        return table_dataset(name, x, y, schema.classes, schema.columns, test=raw.test, fill=schema.fill)
     return image_dataset(name, _check_shape(path, schema, raw.x), y, schema.classes, test=raw.test)
 
 
@@ -119,10 +118,7 @@ def _labels(path: Path, schema: DataSchema, words: Sequence[str] | np.ndarray) -
     """(n,) int64 classes."""
     places = {name: k for k, name in enumerate(schema.classes)}
     codes = np.array([places.get(str(word).strip() or MISSING, -1) for word in words], dtype=np.int64)
-    try:
-        refuse_rows(schema.label, f"one of the {len(places)} classes", codes < 0)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
+    refuse_rows(schema.label, f"one of the {len(places)} classes", codes < 0, where=f"{path}: ")
     return codes
 
 

@@ -1,7 +1,5 @@
 """A simulated vertical federation: the columns of a data set divided among parties."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,13 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
-from fedloom.data.encoder import typed
-from fedloom.data.image_grid import crop_cells, default_grid, grid_cells
+from fedloom.data.images import crop_cells, default_grid, grid_cells
+from fedloom.data.options import GUESS, DataOptions
+from fedloom.data.presence import RowPresence, had
 from fedloom.data.sources import load_raw
 from fedloom.data.split import check_settings, hold_out
-from fedloom.data.tables import RawTable
-from fedloom.data.vertical import PartyView, VerticalDataset, ranges, table_view
+from fedloom.data.tables import RawTable, typed
+from fedloom.data.vertical import PartyView, VerticalDataset, blank, ranges, table_view
 from fedloom.data.vertical_split import alignment_order, deal_unaligned, first_rows, mixes
 
 
@@ -28,22 +27,24 @@ def simulate(
     root: Path | None = None,
     aligned: int = 200,
     unaligned: int | None = None,
-    held: int | None = None,
+    blocks_per_party: int | None = None,
     grid: tuple[int, int] | None = None,
-    ratio: float | Sequence[float] = 1.0,
-    majority: int = 1,
-    rare: Sequence[int] = (),
+    imbalance_ratio: float | Sequence[float] = 1.0,
+    majority_classes: int = 1,
+    rare_classes: Sequence[int] = (),
     rare_rows: int = 0,
     balanced: bool | None = None,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
     everything: bool = False,
+    options: DataOptions = GUESS,
+    presence: RowPresence | None = None,
 ) -> VerticalDataset:
     """Divide the columns of a data set among parties.
 
-    Images are cut into a grid of cells, and columns into blocks; party m holds `held` of them from number m on,
-    cyclically. Draws have separate random streams: the test rows, those of `fedloom.data.split`, do not depend on the
-    number of parties or of aligned rows, and 200 aligned rows are the first of 600. Unaligned rows are of different
+    Images are cut into a grid of cells, and columns into blocks; party m holds `blocks_per_party` of them from number m
+    on, cyclically. Draws have separate random streams: the test rows, those of `fedloom.data.split`, do not depend on
+    the number of parties or of aligned rows, and 200 aligned rows are the first of 600. Unaligned rows are of different
     people at each party, none of them aligned or tested.
 
     Args:
@@ -51,49 +52,60 @@ def simulate(
         parties: number of parties, at least 2.
         seed: of the run.
         root: the data root.
-        aligned: number of aligned rows, labelled at the first party.
+        aligned: number of aligned rows, labeled at the first party.
         unaligned: number of unaligned rows of each party; None for the largest possible.
-        held: number of cells or blocks of each party; None for 2, or 1 for two parties.
-        grid: cells of an image as (rows, columns); None for one for each party (`image_grid.default_grid`).
-        ratio: majority class : minority class among the unaligned rows, for all parties or each; 1 is the mix of
-            all rows.
-        majority: number of random majority classes of each party if the ratio is above 1; of two classes class 0.
-        rare: classes with at most `rare_rows` aligned rows; other classes replace them.
+        blocks_per_party: number of cells or blocks of each party; None for 2, or 1 for two parties.
+        grid: cells of an image as (rows, columns); None for one for each party (`images.default_grid`).
+        imbalance_ratio: majority class : minority class among the unaligned rows, for all parties or each; 1 is the
+            mix of all rows.
+        majority_classes: number of random majority classes of each party if the ratio is above 1; of two classes
+            class 0.
+        rare_classes: classes with at most `rare_rows` aligned rows; other classes replace them.
         rare_rows: 0 for zero-shot, a few for few-shot.
         balanced: whether the aligned rows are drawn evenly over the classes, as far as they have rows; None: for
             images only.
         test_fraction: the share of each class that is tested if there is no official test split.
         test_rows: maximum number of test rows, a random sample; None keeps all.
-        everything: the upper bound: all unaligned rows become aligned and labelled, with all views.
+        everything: the upper bound: all unaligned rows become aligned and labeled, with all views.
+        options: the meaning of a file's columns.
+        presence: which aligned and test rows each party has, by their numbers in the data set; None for all.
 
     Raises:
         DataError: the data cannot be read, a setting is invalid, or there are too few rows.
     """
-    data = load_raw(name, root=root)
-    held = held if held is not None else min(2, parties - 1)
+    data = load_raw(name, root=root, options=options)
+    held = blocks_per_party if blocks_per_party is not None else min(2, parties - 1)
+    ratio = imbalance_ratio
     ratios = [float(value) for value in ratio] if isinstance(ratio, Sequence) else [float(ratio)] * parties
-    drawn = data.test is None
     check_settings(
         (aligned >= 1, "aligned", "at least 1", aligned),
         (unaligned is None or unaligned >= 0, "unaligned", "at least 0", unaligned),
         (rare_rows >= 0, "rare_rows", "at least 0", rare_rows),
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
         (parties >= 2, "parties", "at least 2", parties),
-        (not drawn or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+        (data.test is not None or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
     )
-    _check_classes(data.classes, ratios, parties=parties, majority=majority, rare=rare)
+    _check_classes(data.classes, ratios, parties=parties, majority=majority_classes, rare=rare_classes)
     hold = _cells(data, parties, held, grid) if isinstance(data, Dataset) else _blocks(data, parties, held, grid, seed)
     whole, test = hold_out(data.y, data.test, seed=seed, fraction=test_fraction, limit=test_rows)
     pool = np.setdiff1d(np.arange(len(data.y)), whole)
     y = data.y[pool]
     order = alignment_order(y, balanced=isinstance(data, Dataset) if balanced is None else balanced, seed=seed)
-    chosen = first_rows(order, y, aligned, rare=rare, rare_rows=rare_rows)
-    shares = mixes(y, len(data.classes), ratios=ratios, majority=majority, seed=seed)
+    chosen = first_rows(order, y, aligned, rare=rare_classes, rare_rows=rare_rows)
+    shares = mixes(y, len(data.classes), ratios=ratios, majority=majority_classes, seed=seed)
     own = deal_unaligned(order, y, chosen, shares, rows=unaligned, seed=seed, classes=data.classes)
     if everything:
         chosen, own = np.concatenate([chosen, *own]), [np.empty(0, dtype=np.int64)] * parties
     views = [
-        _view(data, f"party-{party}", part, pool[chosen], pool[rows], test)
+        _view(
+            data,
+            f"party-{party}",
+            part,
+            pool[chosen],
+            pool[rows],
+            test,
+            had(presence, party, pool[chosen].tolist(), len(rows), test.tolist()),
+        )
         for party, (part, rows) in enumerate(zip(hold, own, strict=True))
     ]
     return VerticalDataset(data.name, views[0].kind, data.classes, tuple(views), y[chosen], data.y[test])
@@ -103,11 +115,15 @@ def _check_classes(
     classes: tuple[str, ...], ratios: list[float], *, parties: int, majority: int, rare: Sequence[int]
 ) -> None:
     if len(ratios) != parties or not all(1 <= ratio < float("inf") for ratio in ratios):
-        raise DataError(f"ratio must be one number of at least 1, or one for each of {parties} parties, not {ratios}.")
+        raise DataError(
+            f"imbalance_ratio must be one number of at least 1, or one for each of {parties} parties, not {ratios}."
+        )
     if max(ratios) > 1 and not 1 <= majority < len(classes):
-        raise DataError(f"majority must be from 1 to {len(classes) - 1} for {len(classes)} classes, not {majority}.")
+        raise DataError(
+            f"majority_classes must be from 1 to {len(classes) - 1} for {len(classes)} classes, not {majority}."
+        )
     if not set(rare) < set(range(len(classes))):
-        raise DataError(f"rare must be a proper subset of the classes 0..{len(classes) - 1}, not {list(rare)}.")
+        raise DataError(f"rare_classes must be a proper subset of the classes 0..{len(classes) - 1}, not {list(rare)}.")
 
 
 def _cells(data: Dataset, parties: int, held: int, grid: tuple[int, int] | None) -> list[dict[str, Any]]:
@@ -138,19 +154,25 @@ def _blocks(
 def _check_held(parties: int, held: int, number: int, what: str) -> None:
     if not 1 <= held <= number or number < parties:
         raise DataError(
-            f"{parties} parties with {held} each do not fit {number} {what}: at least {parties} are needed, and held "
-            f"must be from 1 to {number}."
+            f"{parties} parties with {held} each do not fit {number} {what}: at least {parties} are needed, and "
+            f"blocks_per_party must be from 1 to {number}."
         )
 
 
 def _view(
-    data: Dataset | RawTable, name: str, part: dict[str, Any], aligned: np.ndarray, own: np.ndarray, test: np.ndarray
+    data: Dataset | RawTable,
+    name: str,
+    part: dict[str, Any],
+    aligned: np.ndarray,
+    own: np.ndarray,
+    test: np.ndarray,
+    present: np.ndarray | None,
 ) -> PartyView:
     """One party's rows: aligned, unaligned, then test rows."""
     rows, parts = np.concatenate([aligned, own, test]), ranges(len(aligned), len(own), len(test))
     if isinstance(data, Dataset):
         x = crop_cells(data.x, tuple(part["grid"]), part["cells"], rows)
         shift, scale = (np.tile(level, len(part["cells"])) for level in (data.shift, data.scale))
-        return PartyView(name, x, shift, scale, *parts, data.y[own], part)
+        return PartyView(name, blank(x, present), shift, scale, *parts, data.y[own], part, present)
     columns = {column: values[rows] for column, values in part.items()}
-    return table_view(name, columns, *parts, data.y[own])
+    return table_view(name, columns, *parts, data.y[own], present)

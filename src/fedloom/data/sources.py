@@ -1,7 +1,5 @@
 """Sources of data: registered names, and the user's files."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable
@@ -13,11 +11,13 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
+from fedloom.core.objects import find, is_object
 from fedloom.data.cache import files_key, key_of, remember
 from fedloom.data.dataset import Dataset, Kind, image_dataset
 from fedloom.data.encoder import encode_table
-from fedloom.data.hub import Hints, open_hub, read_files, table_endings
-from fedloom.data.images import is_image, read_class_folders
+from fedloom.data.hub import Hints, open_hub, read_files
+from fedloom.data.options import GUESS, DataOptions
+from fedloom.data.own import look, read_own
 from fedloom.data.tables import RawTable
 
 ROOT_VARIABLE = "FEDLOOM_DATA"
@@ -59,44 +59,35 @@ def _hub(kind: Kind, title: str, repository: str, config: str | None = None, **h
 # CelebA is 84x84 as in the LEAF benchmark (Caldas et al., arXiv:1812.01097), which federated papers follow. The hub's
 # images of Mini-ImageNet have many sizes; Vinyals et al. (arXiv:1606.04080) made them 84x84.
 SOURCES: dict[str, Source] = {
-    "digits": Source("Handwritten digits, 8x8 grey, 10 classes", "image"),
+    "digits": Source("Handwritten digits, 8x8 gray, 10 classes", "image"),
     "breast_cancer": Source("Breast cancer, 30 measurements, 2 classes", "table"),
     "wine": Source("Wine recognition, 13 measurements, 3 classes", "table"),
-    "mnist": _hub("image", "MNIST digits, 28x28 grey, 10 classes", "ylecun/mnist", test="test"),
+    "mnist": _hub("image", "MNIST digits, 28x28 gray, 10 classes", "ylecun/mnist", test="test"),
     "fashion_mnist": _hub(
-        "image", "Fashion-MNIST, 28x28 grey, 10 classes", "zalando-datasets/fashion_mnist", test="test"
-    ),
+        "image", "Fashion-MNIST, 28x28 gray, 10 classes", "zalando-datasets/fashion_mnist", test="test"),
     "emnist": _hub(
-        "image", "EMNIST letters, 28x28 grey, 26 classes", "tanganke/emnist_letters", "emnist-letters", test="test"
-    ),
+        "image", "EMNIST letters, 28x28 gray, 26 classes", "tanganke/emnist_letters", "emnist-letters", test="test"),
     "femnist": _hub(
-        "image", "FEMNIST characters by writer, 28x28 grey, 62 classes", "flwrlabs/femnist",
-        label="character", groups="writer_id",
-    ),
-    "cifar10": _hub("image", "CIFAR-10, 32x32 colour, 10 classes", "uoft-cs/cifar10", test="test"),
+        "image", "FEMNIST characters by writer, 28x28 gray, 62 classes", "flwrlabs/femnist",
+        label="character", groups="writer_id"),
+    "cifar10": _hub("image", "CIFAR-10, 32x32 color, 10 classes", "uoft-cs/cifar10", test="test"),
     "cifar100": _hub(
-        "image", "CIFAR-100, 32x32 colour, 100 classes", "uoft-cs/cifar100", test="test", label="fine_label"
-    ),
+        "image", "CIFAR-100, 32x32 color, 100 classes", "uoft-cs/cifar100", test="test", label="fine_label"),
     "svhn": _hub(
-        "image", "Street view house numbers, 32x32 colour, 10 classes", "ufldl-stanford/svhn", "cropped_digits",
-        test="test",
-    ),
-    "cinic10": _hub("image", "CINIC-10, 32x32 colour, 10 classes", "flwrlabs/cinic10", test="test"),
+        "image", "Street view house numbers, 32x32 color, 10 classes", "ufldl-stanford/svhn", "cropped_digits",
+        test="test"),
+    "cinic10": _hub("image", "CINIC-10, 32x32 color, 10 classes", "flwrlabs/cinic10", test="test"),
     "celeba": _hub(
-        "image", "CelebA by celebrity, smiling or not, 84x84 colour, 2 classes", "flwrlabs/celeba",
-        test="test", label="Smiling", groups="celeb_id", size=84,
-    ),
-    "tiny-imagenet": _hub("image", "Tiny ImageNet, 64x64 colour, 200 classes", "zh-plus/tiny-imagenet", test="valid"),
+        "image", "CelebA by celebrity, smiling or not, 84x84 color, 2 classes", "flwrlabs/celeba",
+        test="test", label="Smiling", groups="celeb_id", size=84),
+    "tiny-imagenet": _hub("image", "Tiny ImageNet, 64x64 color, 200 classes", "zh-plus/tiny-imagenet", test="valid"),
     "mini-imagenet": _hub(
-        "image", "Mini-ImageNet, 84x84 colour, 100 classes", "timm/mini-imagenet", test="test", size=84
-    ),
+        "image", "Mini-ImageNet, 84x84 color, 100 classes", "timm/mini-imagenet", test="test", size=84),
     "adult": _hub(
-        "table", "Adult census income, 14 features, 2 classes", "scikit-learn/adult-census-income", label="income"
-    ),
+        "table", "Adult census income, 14 features, 2 classes", "scikit-learn/adult-census-income", label="income"),
     "credit": _hub(
         "table", "Credit card default, 23 features, 2 classes", "scikit-learn/credit-card-clients",
-        label="default.payment.next.month", drop=("ID",),
-    ),
+        label="default.payment.next.month", drop=("ID",)),
 }  # fmt: skip
 
 
@@ -106,61 +97,81 @@ its data set."""
 
 
 def check_name(name: str) -> None:
-    """Raise DataError unless the name is registered, or an existing path."""
-    if name not in SOURCES and not NOISE.fullmatch(name) and not Path(name).expanduser().exists():
+    """Raise DataError unless the name is registered, an object of this process, or an existing path."""
+    if is_object(name):
+        find(name, DataError)
+    elif name not in SOURCES and not NOISE.fullmatch(name) and not Path(name).expanduser().exists():
         raise DataError(
             f"{name!r} is neither a registered data set nor an existing file or folder.{did_you_mean(name, SOURCES)}"
         )
 
 
-def load(name: str, *, root: Path | None = None) -> Dataset:
+def load(name: str, *, root: Path | None = None, options: DataOptions = GUESS) -> Dataset:
     """Load a data set by its name in `SOURCES`, or from files.
 
     A data set of the Hugging Face hub is read from the folder `<root>/<owner>/<name>` if it exists, else from the hub.
     Decoded data is cached on disk (`fedloom.data.cache`). Splits other than training and test are ignored.
 
-    A path may be a .parquet or .csv file, a folder of them in the hub's layout, or a folder of class folders of PNG or
-    JPEG files, with or without train/ and test/ above. Text columns of a table are one-hot encoded. The labels are the
-    column of type ClassLabel; else the one called label, labels, target, class or y; else the last one of a table.
+    A path may be a .parquet or .csv file, a folder of them in the hub's layout, a folder of PNG or JPEG files that its
+    metadata.csv lists as file_name, or a folder of class folders of such files: with or without train/ and test/ above,
+    or in one folder for each owner. See `fedloom.data.own.read_data` for the columns of a table.
 
     Args:
         name: a registered name, or a path. Names take precedence: write "./mnist" for a folder called mnist.
         root: the data root; None for the environment variable FEDLOOM_DATA.
+        options: the meaning of the columns, for a path.
 
     Raises:
         DataError: the name is unknown, or the data is missing, unreadable or inconsistent.
     """
+    if is_path(name):
+        check_name(name)
+        path = Path(name).expanduser()
+        return remember(files_key(path, "own", repr(options)), lambda: read_own(path, options)[0])
+    if options != GUESS:
+        raise DataError(f"{name!r} is a registered data set, whose columns are known: leave out {options.given()}.")
     key, read = _reader(name, root)
-
-    def encoded() -> Dataset:
-        data = read()
-        return encode_table(data) if isinstance(data, RawTable) else data
-
-    return remember(key, encoded) if key else encoded()
+    return remember(key, lambda: _encoded(read())) if key else _encoded(read())
 
 
-def load_raw(name: str, *, root: Path | None = None) -> Dataset | RawTable:
+def _encoded(data: Dataset | RawTable) -> Dataset:
+    return encode_table(data) if isinstance(data, RawTable) else data
+
+
+def is_path(name: str) -> bool:
+    """Whether the name is that of a user's file or folder, not of a registered data set."""
+    return name not in SOURCES and not NOISE.fullmatch(name) and not is_object(name)
+
+
+def load_raw(name: str, *, root: Path | None = None, options: DataOptions = GUESS) -> Dataset | RawTable:
     """Like `load`, but a table is not encoded.
 
     Raises:
         DataError: as `load`.
     """
-    source, noise = SOURCES.get(name), NOISE.fullmatch(name)
-    table = source.kind == "table" if source else bool(noise) or bool(table_endings(Path(name).expanduser()))
-    return _reader(name, root)[1]() if table else load(name, root=root)
+    if is_path(name):
+        check_name(name)
+        found, images = look(name, options)
+        return found.table if images is None else load(name, root=root, options=options)
+    if is_object(name) and isinstance(data := find(name, DataError), Dataset) and data.x.ndim == 2:
+        columns = {column: data.x[:, k] for k, column in enumerate(data.columns)}
+        return RawTable(data.name, columns, data.y, data.classes, data.test, data.groups)
+    source = SOURCES.get(name)
+    return _reader(name, root)[1]() if source is None or source.kind == "table" else load(name, root=root)
 
 
 def _reader(name: str, root: Path | None) -> tuple[str, Callable[[], Dataset | RawTable]]:
     """The cache key of a data set, "" if it is not cached, and a function that reads it."""
-    source = SOURCES.get(name)
     if sizes := NOISE.fullmatch(name):
         rows, shape, classes = int(sizes[1]), tuple(map(int, sizes[2].split("x"))), int(sizes[3])
         return "", lambda: _noise(name, rows, shape, classes)
-    if source is None:
-        return _path_reader(name)
+    if is_object(name):
+        return "", lambda: find(name, DataError)
+    source = SOURCES[name]
     if source.hub is None:  # scikit-learn takes seconds to import, its data a moment to read
         return key_of(name, version("scikit-learn")), lambda: _load_bundled(name)
-    folder, hints, config = _folder(source.hub, root), source.hints, source.config
+    root = root or (Path(os.environ[ROOT_VARIABLE]) if os.environ.get(ROOT_VARIABLE) else None)
+    folder, hints, config = root and root.expanduser() / source.hub, source.hints, source.config
     if folder is None or not folder.is_dir():
         return open_hub(source.hub, name=name, hints=hints, config=config, folder=folder)
     key = files_key(folder, name, config, repr(hints))
@@ -177,28 +188,6 @@ def _noise(name: str, rows: int, shape: tuple[int, ...], classes: int) -> Datase
     columns = rng.standard_normal((*shape, classes), dtype=np.float32)[:, y]
     columns += rng.standard_normal(columns.shape, dtype=np.float32)
     return RawTable(name, {f"column {number}": column for number, column in enumerate(columns)}, y, names, None)
-
-
-def _folder(repository: str, root: Path | None) -> Path | None:
-    """The folder of a hub data set in the data root, if there is a root."""
-    if root is None and os.environ.get(ROOT_VARIABLE):
-        root = Path(os.environ[ROOT_VARIABLE])
-    return None if root is None else root.expanduser() / repository
-
-
-def _path_reader(name: str) -> tuple[str, Callable[[], Dataset | RawTable]]:
-    """The cache key and reader of a file or folder."""
-    check_name(name)
-    path = Path(name).expanduser()
-    title = path.resolve().stem if path.is_file() else path.resolve().name
-    if table_endings(path):
-        return files_key(path, title, "tables"), lambda: read_files(path, name=title, hints=Hints())
-    if path.is_dir() and any(map(is_image, path.rglob("*"))):
-        return files_key(path, title, "folders"), lambda: read_class_folders(path, name=title)
-    raise DataError(
-        f"{name!r} must be a .parquet or .csv file, a folder of such files, or a folder of class folders of PNG or "
-        "JPEG files."
-    )
 
 
 def _load_bundled(name: str) -> Dataset | RawTable:

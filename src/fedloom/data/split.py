@@ -1,7 +1,5 @@
 """The split of a data set into clients' training rows, public rows, test rows, and the server's own rows."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +26,7 @@ class Split:
     own_test: tuple[np.ndarray, ...]
     """For each client, test rows in the class mix of its shard; a row may serve several clients."""
     server: np.ndarray
-    """Labelled training rows that only the server holds; may be empty."""
+    """Labeled training rows that only the server holds; may be empty."""
 
 
 def split(
@@ -42,12 +40,13 @@ def split(
     public: int = 0,
     test_fraction: float = 0.25,
     test_rows: int | None = None,
-    own_test_rows: int = 0,
+    own_test_rows: int | None = 0,
 ) -> Split:
     """Draw the server's rows, then test rows, then public rows, and partition the rest.
 
     Test rows, public rows, partition and each client's own test rows have separate random streams, so that neither the
-    number of clients nor the partition changes the test set or the public set.
+    number of clients nor the partition changes the test set or the public set. Of rows with owners, the same share of
+    each owner's rows is tested.
 
     Args:
         dataset: the rows.
@@ -60,63 +59,78 @@ def split(
         public: number of public rows, drawn uniformly from the training rows.
         test_fraction: the share of each class that is held out if the data set has no official test split.
         test_rows: maximum number of test rows, a random sample; None keeps all.
-        own_test_rows: test rows of each client in its own class mix, from the test split before it is cut to
-            `test_rows`; fewer if a class has too few, without repetition.
+        own_test_rows: maximum number of test rows of each client, from the test split before it is cut to `test_rows`:
+            in the partition "natural" those of its owner, else rows in its own class mix, without repetition. None: all
+            of its owner, else 100.
 
     Raises:
         DataError: the data has too few rows.
     """
-    rows, drawn = len(dataset.train), dataset.test is None
+    rows = len(dataset.train)
     check_settings(
         (clients >= 1, "clients", "at least 1", clients),
         (0 <= server < max(1, rows), "server", f"at least 0, and below the {rows} training rows", server),
         (public >= 0, "public", "at least 0", public),
-        (not drawn or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
+        (dataset.test is not None or 0 < test_fraction < 1, "test_fraction", "between 0 and 1", test_fraction),
         (test_rows is None or test_rows >= 1, "test_rows", "at least 1", test_rows),
-        (own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
+        (own_test_rows is None or own_test_rows >= 0, "own_test_rows", "at least 0", own_test_rows),
     )
     apart = np.sort(stream(0, "data.server").choice(dataset.train, server, replace=False))
     pool = np.setdiff1d(np.arange(len(dataset.y)), apart, assume_unique=True)
     official = None if dataset.test is None else np.searchsorted(pool, dataset.test)
-    held = hold_out(dataset.y[pool], official, seed=seed, fraction=test_fraction, limit=test_rows)
+    owners = None if dataset.groups is None else dataset.groups[pool]
+    held = hold_out(dataset.y[pool], official, seed=seed, fraction=test_fraction, limit=test_rows, groups=owners)
     test, kept = (pool[places] for places in held)
     pool = np.setdiff1d(pool, test, assume_unique=True)
     if public >= len(pool):
-        raise DataError(f"public must be below {len(pool)}, the number of training rows, not {public}.")
+        raise DataError(f"public_rows must be below {len(pool)}, the number of training rows, not {public}.")
     shared = np.sort(stream(seed, "data.public").choice(pool, public, replace=False))
     pool = np.setdiff1d(pool, shared, assume_unique=True)
     shards = tuple(pool[part] for part in _partition(dataset, pool, clients, seed, partition, options or {}))
     by_class = [test[dataset.y[test] == label] for label in range(len(dataset.classes))]
-    own_test = tuple(
-        _own_rows(by_class, dataset.y[shard], own_test_rows, stream(seed, "data.own-test", client))
-        for client, shard in enumerate(shards)
-    )
-    return Split(shards, shared, kept, own_test, apart)
+    own_test = []
+    for client, shard in enumerate(shards):
+        rng = stream(seed, "data.own-test", client)
+        own = np.arange(0) if dataset.groups is None else test[dataset.groups[test] == dataset.groups[shard[0]]]
+        if partition == "natural" and len(own):
+            own_test.append(np.sort(own if own_test_rows is None else rng.permutation(own)[:own_test_rows]))
+        else:
+            own_test.append(_own_rows(by_class, dataset.y[shard], 100 if own_test_rows is None else own_test_rows, rng))
+    return Split(shards, shared, kept, tuple(own_test), apart)
 
 
 def hold_out(
-    labels: np.ndarray, official: np.ndarray | None, *, seed: int, fraction: float, limit: int | None
+    labels: np.ndarray,
+    official: np.ndarray | None,
+    *,
+    seed: int,
+    fraction: float,
+    limit: int | None,
+    groups: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """All test rows, and those that are kept, ascending.
 
     Args:
         labels: (n,) int64.
-        official: row numbers of the official test split; None draws a share of each class.
+        official: row numbers of the official test split; None draws a share of each class, or of each owner's rows.
         seed: of the run.
         fraction: that share, between 0 and 1.
         limit: maximum number of kept rows, a random sample; None keeps all.
+        groups: (n,) int64 owner of each row, or None.
     """
-    test = _stratified(labels, fraction, stream(seed, "data.test")) if official is None else official
+    if official is not None:
+        test = official
+    elif groups is None:
+        test = _stratified(labels, fraction, stream(seed, "data.test"))
+    else:
+        test = _by_owner(labels, groups, fraction, stream(seed, "data.test"))
     if limit is None or limit >= len(test):
         return test, np.sort(test)
     return test, np.sort(stream(seed, "data.test-rows").choice(test, limit, replace=False))
 
 
 def public_hash(dataset: Dataset, split: Split) -> str:
-    """SHA-256 of the public rows in their order: type, shape and bytes, no labels.
-
-    Parties compare it to verify that their public rows are identical.
-    """
+    """`rows_hash` of the public rows, by which parties verify that theirs are identical."""
     return rows_hash(dataset.x[split.public])
 
 
@@ -146,6 +160,18 @@ def _stratified(labels: np.ndarray, fraction: float, rng: np.random.Generator) -
         rows = rng.permutation(np.flatnonzero(labels == label))
         count = max(1, int(fraction * len(rows) + 0.5))
         parts.append(rows[: min(count, len(rows) - 1)])
+    return np.concatenate(parts)
+
+
+def _by_owner(labels: np.ndarray, groups: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
+    """The same fraction of each owner's rows, rounded, in its class mix: they are ordered by class, and taken at equal
+    distances. An owner of two rows or more has at least one for testing and one for training."""
+    parts = []
+    for owner in np.unique(groups):
+        rows = rng.permutation(np.flatnonzero(groups == owner))
+        rows = rows[np.argsort(labels[rows], kind="stable")]
+        count = min(max(1, int(fraction * len(rows) + 0.5)), len(rows) - 1)
+        parts.append(rows[((np.arange(count) + rng.random()) * len(rows) / max(count, 1)).astype(np.int64)])
     return np.concatenate(parts)
 
 

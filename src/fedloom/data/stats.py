@@ -1,15 +1,15 @@
-"""Statistics and a figure of a partition's heterogeneity."""
-
-from __future__ import annotations
+"""Statistics of class counts: of a partition among clients, with a figure, and of a vertical federation's parties."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
 from fedloom.core.errors import DataError
+from fedloom.data.encoder import TableEncoder
+from fedloom.data.vertical import PartyView, VerticalDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,17 +72,15 @@ def describe(labels: np.ndarray, shards: Sequence[np.ndarray], classes: Sequence
     sizes = counts.sum(axis=1)
     mixes = counts / sizes[:, None]  # (N, K)
     logs = np.log2(mixes, out=np.zeros_like(mixes), where=mixes > 0)
-    overall = counts.sum(axis=0) / counts.sum()
-    pairs = [_variation(mixes[i + 1 :], mixes[i]).sum() for i in range(len(mixes) - 1)]
-    number = len(mixes) * (len(mixes) - 1) / 2
+    pairs = sum(float(_variation(mixes[i + 1 :], mixes[i]).sum()) for i in range(len(mixes)))
     return PartitionStats(
         classes=tuple(classes),
         counts=counts,
         sizes=sizes,
         held=(counts > 0).sum(axis=1),
         entropy=-(mixes * logs).sum(axis=1) + 0.0,  # + 0.0 turns -0.0 into 0.0
-        to_global=float(_variation(mixes, overall).mean()),
-        pairwise=float(sum(pairs) / number) if pairs else 0.0,
+        to_global=float(_variation(mixes, counts.sum(axis=0) / counts.sum()).mean()),
+        pairwise=2 * pairs / max(1, len(mixes) * (len(mixes) - 1)),
     )
 
 
@@ -95,7 +93,7 @@ def _variation(mixes: np.ndarray, mix: np.ndarray) -> np.ndarray:
 def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     """Draw discs over clients (x) and classes (y) whose area and shade are the number of rows.
 
-    The colour map is cividis, whose lightness is monotonic, so that it works for any colour vision and in grey.
+    The color map is cividis, whose lightness is monotonic, so that it works for any color vision and in gray.
 
     Args:
         stats: from `describe`.
@@ -111,19 +109,10 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     client, label = np.nonzero(stats.counts)
     rows = stats.counts[client, label]
     cell = 72 * min(width / clients, height / classes)  # points a side; there are 72 to the inch
-    disc = axes.scatter(
-        client,
-        label,
-        s=(0.9 * cell) ** 2 * rows / rows.max(),
-        c=rows,
-        cmap="cividis_r",
-        vmin=0,
-        edgecolors="0.3",
-        linewidths=0.4,
-    )
+    sizes = (0.9 * cell) ** 2 * rows / rows.max()
+    disc = axes.scatter(client, label, s=sizes, c=rows, cmap="cividis_r", vmin=0, edgecolors="0.3", linewidths=0.4)
     axes.set(xlim=(-0.7, clients - 0.3), ylim=(-0.7, classes - 0.3), xlabel="client", ylabel="class")
-    step = -(-clients // 25)
-    axes.set_xticks(range(0, clients, step))
+    axes.set_xticks(range(0, clients, -(-clients // 25)))
     step = -(-classes // 50)
     axes.set_yticks(range(0, classes, step), [name[:20] for name in stats.classes[::step]])
     axes.set_axisbelow(True)
@@ -132,3 +121,101 @@ def plot_counts(stats: PartitionStats, target: str | Path | IO[bytes]) -> None:
     ticks = MaxNLocator(nbins=8, integer=True)
     figure.colorbar(disc, ax=axes, label="rows", fraction=0.6 * inch, pad=0.2 * inch, ticks=ticks)
     figure.savefig(target, dpi=120, format=None if isinstance(target, str | Path) else "png")
+
+
+def ratio(counts: Sequence[float] | np.ndarray) -> float:
+    """Γ: ratio of the largest class to the smallest class with rows; 1 without rows."""
+    rows = np.asarray(counts, dtype=float)
+    rows = rows[rows > 0]
+    return float(rows.max() / rows.min()) if len(rows) else 1.0
+
+
+def imbalance_degree(counts: Sequence[float] | np.ndarray) -> float:
+    """MID = 1 - H(p) / ln Z of Z classes: 0 if all have equally many rows, 1 if one class has all.
+
+    Raises:
+        DataError: fewer than two classes, a negative count, or no rows.
+    """
+    shares = _shares(counts)
+    present = shares[shares > 0]
+    return float(np.clip(1 + (present * np.log(present)).sum() / np.log(len(shares)), 0.0, 1.0))
+
+
+def cosine(counts: Sequence[float] | np.ndarray, whole: Sequence[float] | np.ndarray) -> float:
+    """cos(L, l): of two vectors of class counts; 1 if they are proportional.
+
+    Raises:
+        DataError: as `imbalance_degree`.
+    """
+    one, other = _shares(counts), _shares(whole)
+    return float(np.clip(one @ other / np.sqrt((one @ one) * (other @ other)), 0.0, 1.0))
+
+
+def weighted_cosine(counts: Sequence[Sequence[float]] | np.ndarray) -> float:
+    """WCS = sum over parties of |l_m| / |L| cos(L, l_m), where L is the sum of all l_m.
+
+    Args:
+        counts: (M, Z) rows of each class at each party. A party without rows has weight 0.
+
+    Raises:
+        DataError: as `imbalance_degree`.
+    """
+    table = np.asarray(counts, dtype=float)
+    whole = table.sum(axis=0)
+    return sum(float(row.sum() / whole.sum()) * cosine(row, whole) for row in table if row.sum() > 0)
+
+
+def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
+    """Each party's data and its class imbalance, as plain JSON values.
+
+    "unaligned_counts" and the measures are of a party's unaligned rows if their classes are known, as in a simulation,
+    else None; "all" is of the unaligned rows of all parties. "aligned_counts" and "test_counts" are of the common rows.
+    Γ is the ratio of the largest to the smallest class with rows, S the number of classes with rows. "dropped" are the
+    columns of a table that are constant over a party's training rows.
+    """
+    number = len(parties.classes)
+    counts = [None if view.truth is None else np.bincount(view.truth, minlength=number) for view in parties.views]
+    known = [row for row in counts if row is not None]
+    whole = np.sum(known, axis=0) if len(known) == len(counts) and np.sum(known) > 0 else None
+    return {
+        "name": parties.name,
+        "kind": parties.kind,
+        "classes": list(parties.classes),
+        "aligned_counts": np.bincount(parties.labels, minlength=number).tolist(),
+        "test_counts": np.bincount(parties.test_labels, minlength=number).tolist(),
+        "parties": [_party(view, row, whole) for view, row in zip(parties.views, counts, strict=True)],
+        "all": {**_measures(whole), "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known))},
+    }
+
+
+def _party(view: PartyView, counts: np.ndarray | None, whole: np.ndarray | None) -> dict[str, Any]:
+    """One party's entry of `describe_parties`; `whole` are the counts of all parties."""
+    rows = None if counts is None or not counts.sum() else counts
+    encoder = TableEncoder.from_dict(view.recipe) if view.recipe.get("kind") == "table" else None
+    return {
+        "name": view.name,
+        "input_shape": list(view.input_shape),
+        "columns": None if encoder is None else list(encoder.names),
+        "dropped": None if encoder is None else list(encoder.dropped),
+        "aligned": len(view.aligned),
+        "unaligned": len(view.unaligned),
+        "test": len(view.test),
+        "unaligned_counts": None if counts is None else counts.tolist(),
+        **_measures(rows),
+        "cosine": None if rows is None or whole is None else cosine(rows, whole),
+    }
+
+
+def _measures(counts: np.ndarray | None) -> dict[str, float | int | None]:
+    if counts is None:
+        return {"gamma": None, "classes_held": None, "mid": None}
+    return {"gamma": ratio(counts), "classes_held": int((counts > 0).sum()), "mid": imbalance_degree(counts)}
+
+
+def _shares(counts: Sequence[float] | np.ndarray) -> np.ndarray:
+    """(Z,) counts that sum to 1."""
+    rows = np.asarray(counts, dtype=float)
+    if rows.ndim != 1 or len(rows) < 2 or not np.isfinite(rows).all() or rows.min() < 0 or rows.sum() <= 0:
+        raise DataError(f"counts must have at least 2 classes, no negative number and a positive sum, not {counts}.")
+    shares: np.ndarray = rows / rows.sum()
+    return shares

@@ -1,7 +1,5 @@
 """Raw tables: CSV files read as text, and columns of numbers or text."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,9 @@ from fedloom.core.errors import DataError, did_you_mean
 
 MISSING = "?"
 """The category of missing text."""
-_MISSING_VALUES = {"", MISSING, "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None"}
+_MOSTLY = 0.9  # of a column's words; if so many are numbers, the others are probably errors
+_LARGEST = 1e30  # so that squares fit into float64 and scaled values into float32
+_MISSING_VALUES = {"", MISSING, ".", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +31,8 @@ class RawTable:
     """(t,) int64 row numbers of the official test split, or None if there is none."""
     groups: np.ndarray | None = None
     """(n,) int64 natural owner of each row, or None."""
+    owners: tuple[str, ...] = ()
+    """Names of the owners, if they are known."""
 
 
 def read_csv(path: Path, *, needed: Sequence[str] = ()) -> dict[str, list[str]]:
@@ -109,6 +111,11 @@ def texts(name: str, values: np.ndarray) -> np.ndarray:
     return np.array([MISSING if v is None else v.strip() or MISSING for v in values], dtype=object)
 
 
+def is_missing(word: str) -> bool:
+    """Whether a word stands for a missing value."""
+    return word in _MISSING_VALUES
+
+
 def is_number(word: str) -> bool:
     """Whether a word can be read as a number."""
     try:
@@ -116,3 +123,45 @@ def is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def typed(name: str, values: np.ndarray) -> np.ndarray:
+    """(n,) numbers unchanged, numbers in text with gaps as float64 with NaN, or else stripped words.
+
+    Raises:
+        DataError: a value is neither a number nor text.
+    """
+    if values.dtype.kind in "biuf":
+        return values
+    words = texts(name, values)
+    known = words[words != MISSING]
+    numbers = 0 < len(known) < len(words) and all(is_number(word) for word in np.unique(known))
+    return numbers_of(name, words) if numbers else words
+
+
+def numbers_of(name: str, values: np.ndarray) -> np.ndarray:
+    """(n,) float64, with NaN for missing values."""
+    if values.dtype.kind in "biuf":
+        numbers: np.ndarray = values.astype(np.float64)
+    else:
+        words = texts(name, values)
+        bad = [word for word in np.unique(words) if word != MISSING and not is_number(word)]
+        if bad:
+            raise DataError(f"Column {name!r} must have numbers, but has {bad[0]!r}; correct or drop those rows.")
+        numbers = np.array(["nan" if word == MISSING else word for word in words], dtype=np.float64)
+    outside = int((np.abs(numbers) > _LARGEST).sum())
+    if outside:
+        raise DataError(
+            f"Numbers must be within ±{_LARGEST:.0e}, but column {name!r} has {outside} outside; correct them."
+        )
+    return numbers
+
+
+def refuse_mistakes(name: str, known: np.ndarray) -> None:
+    """Raise DataError if a column's `known` words (n,) are numbers but for a few."""
+    odd = [word for word in known if not is_number(word)]
+    if odd and len(known) - len(odd) >= _MOSTLY * len(known):
+        raise DataError(
+            f"Column {name!r} has numbers, but {len(odd)} of its {len(known)} values are not, such as {odd[0][:40]!r}; "
+            "correct them, or leave them empty (if the numbers are codes, prefix each with a letter)."
+        )

@@ -1,7 +1,5 @@
 """The encoded data of each party of a vertical federation, and the recipe that encodes its raw rows."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -13,7 +11,7 @@ import numpy as np
 from fedloom.core.errors import DataError
 from fedloom.data.dataset import Kind, array_problem
 from fedloom.data.encoder import TableEncoder
-from fedloom.data.image_grid import crop_cells, grid_cells
+from fedloom.data.images import crop_cells, grid_cells
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +40,8 @@ class PartyView:
     """(N_u,) int64 classes of the unaligned rows, or None if unknown. For statistics only; methods do not get them."""
     recipe: dict[str, Any]
     """The encoding of raw rows as x, as plain JSON values, for `prepare`."""
+    present: np.ndarray | None = None
+    """(n,) bool, whether the party has each row of x; None if it has all. The rows that it lacks are 0 in x."""
 
     def __post_init__(self) -> None:
         for problem in _view_problems(self):
@@ -56,6 +56,11 @@ class PartyView:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one row: (C, H, W) or (F,)."""
         return self.x.shape[1:]
+
+    def has(self, rows: np.ndarray) -> np.ndarray:
+        """(r,) bool, whether the party has these rows (r,) of x."""
+        found: np.ndarray = np.ones(len(rows), dtype=bool) if self.present is None else self.present[rows]
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,10 +100,16 @@ def table_view(
     unaligned: np.ndarray,
     test: np.ndarray,
     truth: np.ndarray | None,
+    present: np.ndarray | None = None,
 ) -> PartyView:
-    """A party's view of its raw columns, encoded by rules fitted on its aligned and unaligned rows."""
+    """A party's view of its raw columns, encoded by rules fitted on the aligned and unaligned rows that it has."""
+    known = np.concatenate([aligned, unaligned])
+    if present is not None:
+        known = known[present[known]]
+        if not len(known):
+            raise DataError(f"Party {name!r} lacks every row for training: lower columns.missing, or leave it out.")
     try:
-        encoder = TableEncoder.fit(columns, np.concatenate([aligned, unaligned]))
+        encoder = TableEncoder.fit(columns, known)
         x = encoder.transform(columns)
     except DataError as error:
         raise DataError(f"Party {name!r}: {error}") from error
@@ -109,7 +120,15 @@ def table_view(
         )  # fmt: skip
     zeros, ones = np.zeros(x.shape[1], np.float32), np.ones(x.shape[1], np.float32)
     recipe = {"kind": "table", **encoder.to_dict()}
-    return PartyView(name, x, zeros, ones, aligned, unaligned, test, truth, recipe)
+    return PartyView(name, blank(x, present), zeros, ones, aligned, unaligned, test, truth, recipe, present)
+
+
+def blank(x: np.ndarray, present: np.ndarray | None) -> np.ndarray:
+    """The rows (n, ...) with zeros for those that are not present (n,)."""
+    if present is None:
+        return x
+    found: np.ndarray = np.ascontiguousarray(x * present.reshape(-1, *[1] * (x.ndim - 1)).astype(x.dtype))
+    return found
 
 
 def prepare(recipe: Mapping[str, Any], raw: Mapping[str, np.ndarray] | np.ndarray) -> np.ndarray:
@@ -150,18 +169,22 @@ def _view_problems(view: PartyView) -> Iterator[str]:
         yield problem
     if not view.x[0:1].size:
         yield f"x must have rows and columns, not the shape {view.x.shape}"
-    parts, n = {"aligned": view.aligned, "unaligned": view.unaligned, "test": view.test}, len(view.x)
-    for name, part in parts.items():
+    parts, n = (view.aligned, view.unaligned, view.test), len(view.x)
+    for part in parts:
         if part.dtype != np.int64 or part.ndim != 1:
-            yield f"{name} must be int64 row numbers, not {part.dtype} {part.shape}"
-    rows = np.concatenate(list(parts.values()))
+            yield f"aligned, unaligned and test must be int64 row numbers, not {part.dtype} {part.shape}"
+    rows = np.concatenate(parts)
     if len(rows) and (rows.min() < 0 or rows.max() >= n):
         yield f"aligned, unaligned and test must hold row numbers from 0 to {n - 1}"
     if twice := len(rows) - len(np.unique(rows)):
         yield f"aligned, unaligned and test must be disjoint, but {twice} rows occur twice"
     if view.truth is not None and (view.truth.dtype != np.int64 or view.truth.shape != view.unaligned.shape):
         yield f"truth must be an int64 class for each of the {len(view.unaligned)} unaligned rows"
-    if not _is_json(view.recipe):
+    if view.present is not None and (view.present.dtype != bool or view.present.shape != (n,)):
+        yield f"present must be ({n},) bool, not {view.present.shape} {view.present.dtype}"
+    try:
+        json.dumps(view.recipe, allow_nan=False)
+    except (TypeError, ValueError):
         yield "the recipe must consist of plain JSON values"
 
 
@@ -182,19 +205,10 @@ def _dataset_problems(data: VerticalDataset) -> Iterator[str]:
     for what, counts in sizes.items():
         if len(set(counts)) > 1 or counts[0] == 0:
             yield f"all must have the same number of {what} rows, at least 1, but have {counts}"
-    known = [("labels", data.labels, sizes["aligned"][0]), ("test_labels", data.test_labels, sizes["test"][0])]
-    for what, labels, size in known:
+    known = {"labels": (data.labels, sizes["aligned"][0]), "test_labels": (data.test_labels, sizes["test"][0])}
+    known |= {f"the truth of {v.name!r}": (v.truth, len(v.truth)) for v in views if v.truth is not None}
+    for what, (labels, size) in known.items():
         if labels.dtype != np.int64 or labels.shape != (size,):
             yield f"{what} must be ({size},) int64, not {labels.shape} {labels.dtype}"
-    truths = [(f"the truth of {v.name!r}", v.truth, 0) for v in views if v.truth is not None and len(v.truth)]
-    for what, labels, _ in [*known, *truths]:
-        if labels.min() < 0 or labels.max() >= classes:
+        if len(labels) and (labels.min() < 0 or labels.max() >= classes):
             yield f"{what} must be in 0..{classes - 1}, but range from {labels.min()} to {labels.max()}"
-
-
-def _is_json(tree: Any) -> bool:
-    try:
-        json.dumps(tree, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -1,7 +1,5 @@
 """The split of a vertical federation's rows into aligned, unaligned and test rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,12 +37,11 @@ def split_parties(
 ) -> VerticalSplit:
     """Draw test rows and aligned rows from the people with a label that all parties have.
 
-    All other rows of a party are unaligned: people that some party lacks, and people without a label, which several
-    parties may have. If `aligned` leaves some common people over, each is assigned in turn to one party as unaligned,
-    and the other parties do not use its rows.
+    All other rows of a party are unaligned: people that some party lacks, and people without a label, whom several
+    parties may have. Common people beyond `aligned` are assigned in turn, each to one party as unaligned.
 
     Args:
-        common: for each party, (P,) its row numbers of the common people, in one order.
+        common: for each party, (P,) its row numbers of the common people, in one order; -1 for people that it lacks.
         known: for each party, (n,) int64 class of each of its rows, or -1; the first party's are the labels.
         seed: of the run.
         official: (P,) whether a common person is a test row; None draws a share of each class.
@@ -78,7 +75,8 @@ def split_parties(
     unaligned, truth = [], []
     for party, (rows, classes) in enumerate(zip(common, known, strict=True)):
         others = np.setdiff1d(np.arange(len(classes)), rows[people])
-        own = np.concatenate([others, rows[left[party :: len(common)]]])
+        dealt = rows[left[party :: len(common)]]
+        own = np.concatenate([others, dealt[dealt >= 0]])
         unaligned.append(own)
         truth.append(classes[own] if (classes[own] >= 0).all() else None)
     test = people[kept]
@@ -152,11 +150,11 @@ def deal_unaligned(
     Args:
         order: (n,) from `alignment_order`.
         labels: (n,) int64.
-        taken: rows that are aligned.
+        taken: aligned rows.
         shares: (M, K) from `mixes`.
         rows: number of rows of each party; None for the largest possible.
         seed: of the run.
-        classes: K names, for the error message.
+        classes: K names, for errors.
 
     Raises:
         DataError: a class has too few rows.
@@ -181,11 +179,11 @@ def deal_unaligned(
             f"unaligned must be at most {most}."
         )
     ends = np.cumsum(wanted, axis=0)
-    hands = [
-        np.concatenate([queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)])
-        for last, row in zip(ends, wanted, strict=True)
-    ]
-    return [stream(seed, "columns.order", party).permutation(hand) for party, hand in enumerate(hands)]
+    parts: list[np.ndarray] = []
+    for party, (last, row) in enumerate(zip(ends, wanted, strict=True)):
+        own = [queue[end - count : end] for queue, end, count in zip(queues, last, row, strict=True)]
+        parts.append(stream(seed, "columns.order", party).permutation(np.concatenate(own)))
+    return parts
 
 
 def _turns(labels: np.ndarray) -> np.ndarray:

@@ -3,13 +3,11 @@
 They are the method's own parties and predict what they predicted at the end of the run.
 """
 
-from __future__ import annotations
-
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,42 +21,34 @@ from fedloom.core.evaluation import PredictsAlone, contribution, decide
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.deploy import folder as folders
-from fedloom.deploy.folder import ALL, WIDEST, InputSpec, PartyManifest, digest, validating
+from fedloom.deploy.embeddings import Embeddings, order_digest
+from fedloom.deploy.folder import ALL, WIDEST, PartyManifest, digest, validating
 from fedloom.deploy.rows import RawRows, check_inputs, encode_rows
-from fedloom.experiment.build import SETTINGS
 
 
-def load_party(folder: str | Path, *, trust: Collection[str] = ()) -> DeployedParty:
-    """A party from its folder; it needs no other's.
+def load_party(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedParty":
+    """Load a party from its folder; no other folder is needed.
 
     Args:
-        folder: as `export` wrote it.
-        trust: networks (`package.module:factory`) and method pages (`FILE.py`) of one's own that the folder may name.
-            Their code is executed, so no folder can name any on its own.
+        folder: written by `export`.
+        trust: your own networks (`package.module:factory`) and method pages (`FILE.py`) that the folder may name. Their
+            code is executed; code that is not listed here never is.
 
     Raises:
         CheckpointError: the folder is incomplete, altered, or not a party's.
         ConfigError: it names code that is not in `trust`.
     """
-    path = Path(folder)
-    manifest, state = folders.read(path, "party")
-    method = _method(path, manifest, trust)
-    assert manifest.inputs is not None
-    if ":" in manifest.inputs.model and manifest.inputs.model not in trust:
-        raise ConfigError(_untrusted(path, "network", manifest.inputs.model))
-    with validating(path):
+    manifest, state, method = _load(Path(folder), "party", trust)
+    if manifest.inputs and ":" in manifest.inputs.model and manifest.inputs.model not in trust:
+        raise ConfigError(_untrusted(Path(folder), "network", manifest.inputs.model))
+    with validating(Path(folder)):
         return DeployedParty(manifest, state, method)
 
 
-def load_active(folder: str | Path, *, trust: Collection[str] = ()) -> DeployedActive:
-    """The active party's classifier from its folder; it needs no other's.
-
-    Args, Raises: as `load_party`.
-    """
-    path = Path(folder)
-    manifest, state = folders.read(path, "active")
-    method = _method(path, manifest, trust)
-    with validating(path):
+def load_active(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedActive":
+    """Load the active party's classifier from its folder; arguments and errors as `load_party`."""
+    manifest, state, method = _load(Path(folder), "active", trust)
+    with validating(Path(folder)):
         return DeployedActive(manifest, state, method)
 
 
@@ -68,75 +58,70 @@ class DeployedParty:
     Attributes:
         manifest: the content of its `party.json`.
         inputs: how raw rows become numbers.
+        number: its number in the federation.
+        classes: Z names.
+        can_predict_alone: whether the method lets a party predict without the others.
     """
 
     def __init__(self, manifest: PartyManifest, state: Any, method: Method) -> None:
         assert manifest.inputs is not None and manifest.party is not None
-        self.manifest = manifest
-        self.inputs: InputSpec = manifest.inputs
+        self.manifest, self.inputs = manifest, manifest.inputs
+        self.number, self.classes = manifest.party, manifest.classes
         check_inputs(self.inputs)
         cfg = _config(manifest, method)
-        self._scaling = _scaling(state, self.inputs.shape)
-        _check_size(self.inputs, cfg.learnt, state)
-        self._tests: dict[str, Rows] = {}
         model, shape, norm = self.inputs.model, self.inputs.shape, self.inputs.norm
+        self._scaling = _scaling(state, shape)
+        _check_size(model, shape, norm, cfg.learned, state)
+        self._tests: dict[str, Rows] = {}
         context = ClientContext(
-            id=manifest.party,
-            seed=secrets.randbits(32),  # of noise on what is sent, if the method adds some: nobody may know it
+            id=self.number,
+            seed=secrets.randbits(32),  # nobody may know the seed of noise on embeddings
             parties=manifest.parties,
-            classes=len(manifest.classes),
+            classes=len(self.classes),
             data=self._rows(np.empty((0, *shape), np.float32)),
-            network=partial(models.build, model, shape, cfg.learnt, norm=norm, seed=0),
+            network=partial(models.build, model, shape, cfg.learned, norm=norm, seed=0),
             tests=self._tests,
         )
         self._party = method.client(cfg, context)
+        self.can_predict_alone = isinstance(self._party, PredictsAlone)
         _restore(self._party, state["state"])
 
-    @property
-    def number(self) -> int:
-        """Which party it is."""
-        return self.manifest.party or 0
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Z names."""
-        return self.manifest.classes
-
-    @property
-    def can_predict_alone(self) -> bool:
-        """Whether the method lets a party predict without the others."""
-        return isinstance(self._party, PredictsAlone)
-
-    def embed(self, rows: RawRows) -> np.ndarray:
+    def embed(self, rows: RawRows, ids: Sequence[str] | None = None) -> Embeddings:
         """Embeddings (n, d) float32 of new rows, for the active party. See `fedloom.deploy.rows.RawRows`.
 
+        Args:
+            rows: n rows.
+            ids: of the n people, by which the active party checks that all parties embed the same people in the same
+                order. None leaves the order unchecked.
+
         Raises:
-            DataError: the rows don't fit.
+            DataError: the rows do not fit, or an id is missing or repeated.
         """
         name = secrets.token_hex(16)  # never the same, so that noise is never the same
         self._tests[name] = self._rows(encode_rows(self.inputs, rows))
         try:
-            out = contribution(self._party, on=name)
+            out = embedded(self._party, name)
         finally:
             del self._tests[name]
-        if not isinstance(out, Tensor) or out.dim() != 2:
-            raise ConfigError(f"parties of {self.manifest.method} send no embeddings (n, d), so there are none to make")
-        return _array(out)
+        if ids is not None and len(ids) != len(out):
+            raise DataError(f"There must be one id for each of the {len(out)} rows, but there are {len(ids)}.")
+        order = "" if ids is None else order_digest(ids)
+        return Embeddings(self.number, self.manifest.federation, order, out.detach().cpu().float().numpy())
 
     def predict_alone(self, rows: RawRows) -> np.ndarray:
-        """Probabilities (n, Z) float32 of this party's own, from its prototypes and prior.
+        """Probabilities (n, Z) float32 of this party alone, from its prototypes and prior.
 
         Raises:
-            ConfigError: the method's parties can't do that.
-            DataError: the rows don't fit.
+            ConfigError: the method's parties cannot predict alone.
+            DataError: the rows do not fit.
         """
         if not isinstance(self._party, PredictsAlone):
             raise ConfigError(
-                f"{self.manifest.method} gives no party what it needs to predict alone: make embeddings (fedloom "
-                "embed) and let the active party predict from those of all"
+                f"parties of {self.manifest.method} cannot predict alone; make embeddings (fedloom embed) and let the "
+                "active party predict from those of all parties"
             )
-        embedded = self.outputs(self._rows(encode_rows(self.inputs, rows)).every)
-        return _array(torch.softmax(self._party.alone(embedded), -1))
+        outputs = self.outputs(self._rows(encode_rows(self.inputs, rows)).every)
+        return _probabilities(self._party.alone(outputs))
 
     def outputs(self, x: Tensor) -> Tensor:
         """Its network's outputs for inputs (n, ...): embeddings (n, d) before any noise."""
@@ -151,12 +136,13 @@ class DeployedActive:
 
     Attributes:
         manifest: the content of its `party.json`.
+        classes: Z names.
     """
 
     def __init__(self, manifest: PartyManifest, state: Any, method: Method) -> None:
         assert method.server is not None
-        self.manifest = manifest
-        self._alone = hasattr(method.client, "alone")
+        self.manifest, self.classes = manifest, manifest.classes
+        self._alone, self._any = hasattr(method.client, "alone"), method.any_contributor
         classes = len(manifest.classes)
         # An active party is built where its rows are; one zero row of each class replaces those it had.
         labels, scaling = torch.arange(classes), (torch.zeros(1), torch.ones(1))
@@ -166,57 +152,82 @@ class DeployedActive:
         message.check_like(state, {"state": object})
         _restore(self._active, state["state"])
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Z names."""
-        return self.manifest.classes
+    def predict(self, embeddings: Iterable[Embeddings], ids: Sequence[str] | None = None) -> np.ndarray:
+        """Probabilities (n, Z) float32 from the parties' embeddings of the same people in the same order.
 
-    def predict(self, embeddings: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Probabilities (n, Z) float32 from each party's embeddings (n, d) of the same people in the same order.
+        Args:
+            embeddings: one of each party, from `DeployedParty.embed` or `read_embeddings`; of any parties, if the
+                method predicts from any.
+            ids: of the n people, to compare with those of the embeddings.
 
         Raises:
-            DataError: some are missing, or don't fit.
+            DataError: a needed party is missing, one is repeated, embeddings are of another export, or their people
+                differ.
         """
-        needed, parties = self.manifest.needs, self.manifest.parties
-        missing = [m for m in needed if m not in embeddings]
-        if missing:
-            raise DataError(self._missing(missing))
-        unknown = [m for m in embeddings if m not in range(parties)]
-        if unknown:
-            raise DataError(f"There is no party {unknown[0]}; valid numbers are 0–{parties - 1}.")
-        parts = {m: self._checked(m, embeddings[m]) for m in sorted(needed)}
-        sizes = {m: len(part) for m, part in parts.items()}
+        sent = self._by_party(embeddings)
+        _check_order({m: one.order for m, one in sent.items()}, None if ids is None else order_digest(ids))
+        parts = {m: self._tensor(sent[m]) for m in sorted(self.manifest.needs) if m in sent}
+        sizes = {m: len(part) for m, part in parts.items()} | ({} if ids is None else {"ids": len(ids)})
         if len(set(sizes.values())) > 1:
             raise DataError(f"All parties must embed the same people, but their numbers of rows differ: {sizes}.")
-        return _array(torch.softmax(decide(self._active, parts), -1))
+        return _probabilities(decide(self._active, parts))
 
-    def _checked(self, m: int, values: np.ndarray) -> Tensor:
-        width = self.manifest.width
-        try:
-            part = np.asarray(values, dtype=np.float32)
-        except (TypeError, ValueError):
-            kind = type(values).__name__
-            raise DataError(f"Party {m}'s embeddings must be an array of numbers, not {kind}.") from None
-        if part.ndim != 2 or part.shape[1] != width or not len(part):
-            raise DataError(f"Party {m}'s embeddings must be (n, {width}) with n >= 1, but are {part.shape}.")
-        if not np.isfinite(part).all():
-            raise DataError(f"Party {m}'s embeddings must be finite, but some are not; embed its rows again.")
+    def _by_party(self, embeddings: Iterable[Embeddings]) -> dict[int, Embeddings]:
+        found: dict[int, Embeddings] = {}
+        for one in embeddings:
+            if not isinstance(one, Embeddings):
+                kind = type(one).__name__
+                raise DataError(f"Embeddings must be Embeddings, of embed(rows, ids) or read_embeddings, not {kind}.")
+            if one.federation != self.manifest.federation:
+                raise DataError(
+                    f"Party {one.party}'s embeddings were made with a folder of another export; use the folders of one."
+                )
+            if one.party in found:
+                raise DataError(f"Party {one.party} has more than one set of embeddings; give one for each party.")
+            found[one.party] = one
+        missing = [m for m in self.manifest.needs if m not in found]
+        if missing and (not self._any or len(missing) == len(self.manifest.needs)):
+            raise DataError(self._missing(missing))
+        return found
+
+    def _tensor(self, sent: Embeddings) -> Tensor:
+        part, width = np.asarray(sent.values), self.manifest.width
+        if part.dtype != np.float32 or part.shape[1:] != (width,) or not len(part) or not np.isfinite(part).all():
+            got = f"{part.shape} {part.dtype}"
+            raise DataError(f"Party {sent.party}'s embeddings must be (n >= 1, {width}), finite, float32, not {got}.")
         return torch.from_numpy(part.copy())
 
     def _missing(self, missing: Sequence[int]) -> str:
-        who = f"party {missing[0]}" if len(missing) == 1 else f"parties {', '.join(map(str, missing))}"
+        parties = f"party {missing[0]}" if len(missing) == 1 else f"parties {', '.join(map(str, missing))}"
+        how = f"ask for them (fedloom embed party-{missing[0]} ROWS.csv)"
+        alone = "any party can predict alone, from its prototypes: fedloom predict party-0 ROWS.csv"
+        other = f"Without them {alone}" if self._alone else f"Parties of {self.manifest.method} cannot predict alone"
         needed = len(self.manifest.needs)
-        other = (
-            "any party can predict alone, from its prototypes: fedloom predict party-0 ROWS.csv, or "
-            "load_party(...).predict_alone(rows)"
-            if self._alone
-            else f"there is no prediction: {self.manifest.method} has no other way"
+        return f"Embeddings of {parties} are missing; a joint prediction needs those of all {needed}: {how}. {other}."
+
+
+def _check_order(orders: Mapping[int, str], own: str | None) -> None:
+    """Raise DataError unless all digests of the order of people, and of the caller's ids, are equal."""
+    expected = next(iter(orders.values()), "") if own is None else own
+    odd = next((m for m, order in orders.items() if order != expected), None)
+    if odd is not None:
+        without = next((m for m, order in orders.items() if not order), None)
+        raise DataError(
+            f"Party {without}'s embeddings have no ids, but those of others do; embed its rows with --id "
+            "(embed(rows, ids)), so that the order of people can be compared."
+            if without is not None
+            else f"Party {odd}'s embeddings are of other people, or of the same in another order, than "
+            f"{'the rows given' if own else f'those of party {next(iter(orders))}'}; bring all files into one order "
+            "(fedloom align) and embed again."
         )
-        return (
-            f"Embeddings of {who} are missing, and a joint prediction needs those of "
-            f"{f'all {needed} parties' if needed > 1 else 'this party'}: ask for them (fedloom embed "
-            f"party-{missing[0]} ROWS.csv). Without them {other}."
-        )
+
+
+def embedded(party: Party[Any], on: str) -> Tensor:
+    """A party's embeddings (n, d) of the test rows named `on`, as the active party receives them."""
+    found = contribution(party, on=on)
+    if not isinstance(found, Tensor) or found.dim() != 2:
+        raise ConfigError(f"{type(party).__name__} has no embeddings (n, d), so it cannot be used after training")
+    return found
 
 
 def exported(party: Party[Any]) -> dict[str, Any]:
@@ -232,26 +243,25 @@ def _restore(party: Party[Any], state: Any) -> None:
 
 
 def _config(manifest: PartyManifest, method: Method) -> Any:
-    cfg = method.configure(params=manifest.params)
-    widest = min(WIDEST, ALL // manifest.parties)
-    if cfg.width > widest:
-        raise CheckpointError(f"width must be at most {widest}, but is {cfg.width}")
+    cfg, widest = method.configure(params=manifest.params), min(WIDEST, ALL // manifest.parties)
+    if cfg.embedding_dim > widest:
+        raise CheckpointError(f"params.embedding_dim must be at most {widest}, not {cfg.embedding_dim}")
     return cfg
 
 
-def _check_size(inputs: InputSpec, width: int, state: Any) -> None:
-    """Refuse a network that is larger than the state to load into it, before memory is allocated for it."""
-    if ":" in inputs.model:
+def _check_size(model: str, shape: tuple[int, ...], norm: Any, outputs: int, state: Any) -> None:
+    """Refuse a network larger than its state before memory is allocated for it."""
+    if ":" in model:
         return
     with torch.device("meta"):
-        claimed = sum(p.numel() for p in models.build(inputs.model, inputs.shape, width, inputs.norm).parameters())
-    there = sum(leaf.numel() for _, leaf in message.leaves(state) if isinstance(leaf, Tensor))
-    if claimed > there:
-        raise CheckpointError(f"its network has {claimed:,} parameters, but the state has {there:,} numbers")
+        claimed = sum(p.numel() for p in models.build(model, shape, outputs, norm).parameters())
+    saved = sum(leaf.numel() for _, leaf in message.leaves(state) if isinstance(leaf, Tensor))
+    if claimed > saved:
+        raise CheckpointError(f"its network has {claimed:,} parameters, but the state has {saved:,} numbers")
 
 
 def _scaling(state: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Shift and scale, a number for each channel or column, shaped to broadcast over a row."""
+    """Shift and scale of each channel or column, shaped to broadcast over a row."""
     numbers = message.floats(shape[0])
     message.check_like(state, {"state": object, "shift": numbers, "scale": numbers})
     if not (state["scale"] > 0).all():
@@ -260,31 +270,34 @@ def _scaling(state: Any, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return state["shift"].view(broadcast), state["scale"].view(broadcast)
 
 
-def _method(path: Path, manifest: PartyManifest, trust: Collection[str]) -> Method:
-    """The method that a folder names: one of fedloom's, or one whose page is trusted."""
+def _load(
+    path: Path, role: Literal["party", "active"], trust: Collection[str]
+) -> tuple[PartyManifest, message.Tree, Method]:
+    """A folder's manifest, state and method: one of fedloom's, or one whose page is trusted."""
+    manifest, state = folders.read(path, role)
     if ".py" not in manifest.method:
         with validating(path):
             method = methods.find(manifest.method)
     else:
         file, _, name = manifest.method.partition(".py:")
-        pages = [page for page in trust if Path(page).name == f"{file}.py"]
-        if not pages:
+        page = next((page for page in trust if Path(page).name == f"{file}.py"), None)
+        if page is None:
             raise ConfigError(_untrusted(path, "method page", f"{file}.py"))
-        if not Path(pages[0]).is_file() or digest(Path(pages[0]).read_bytes()) != manifest.page_sha256:
-            raise ConfigError(f"{pages[0]} is not the page that {path} was trained with; name that one")
-        method = methods.load(f"{pages[0]}:{name}")
-    if not SETTINGS[method.setting].exportable:
+        if not Path(page).is_file() or digest(Path(page).read_bytes()) != manifest.page_sha256:
+            raise ConfigError(f"{page} is not the method page of {path}; give the file that it was trained with")
+        method = methods.load(f"{page}:{name}")
+    if method.setting != "vertical":
         raise CheckpointError(f"{path} names {method.name}, which is not a vertical method")
-    return method
+    return manifest, state, method
 
 
-def _untrusted(path: Path, what: str, name: str) -> str:
+def _untrusted(path: Path, kind: str, name: str) -> str:
     return (
-        f"{path} needs a {what} that is not fedloom's, {name}, whose code would be executed; if you trust it, add "
-        f"--trust {name}, or trust=[{name!r}]"
+        f"{path} needs your own {kind} {name}, whose code would be executed; if you trust it, add --trust {name}, or "
+        f"trust=[{name!r}]"
     )
 
 
-def _array(x: Tensor) -> np.ndarray:
-    out: np.ndarray = x.detach().cpu().float().numpy()
+def _probabilities(logits: Tensor) -> np.ndarray:
+    out: np.ndarray = torch.softmax(logits, -1).detach().cpu().float().numpy()
     return out

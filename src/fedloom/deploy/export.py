@@ -1,30 +1,31 @@
-"""Export of a run's parties, each to a folder of its own."""
-
-from __future__ import annotations
+"""Export of a run's trained models, each to a folder of its own."""
 
 import contextlib
 import os
 import tempfile
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedloom import methods
 from fedloom._version import __version__
+from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.evaluation import contribution, decide
+from fedloom.core.evaluation import decide
 from fedloom.core.party import Party
-from fedloom.data.vertical import PartyView
 from fedloom.deploy import folder as folders
-from fedloom.deploy.deployed import exported, load_active, load_party
-from fedloom.deploy.folder import ACTIVE, MANIFEST, STATE, digest
+from fedloom.deploy.deployed import embedded, exported, load_active, load_party
+from fedloom.deploy.embeddings import Embeddings
+from fedloom.deploy.export_models import WrittenModels, write_models
+from fedloom.deploy.folder import ACTIVE, LIMITS, MANIFEST, STATE, digest
+from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS
 from fedloom.experiment import checkpoint
-from fedloom.experiment.build import SETTINGS, build
+from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
+from fedloom.experiment.foreign_code import refuse_foreign_code
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import check
 from fedloom.experiment.session import fingerprint
@@ -37,57 +38,83 @@ CLOSE = 1e-5
 
 @dataclass(frozen=True)
 class Exported:
-    """The result of an export.
-
-    Attributes:
-        folder: the target.
-        sizes: bytes of each folder by its name.
-        models: each party's network by its folder's name.
-        round, rounds: completed and planned rounds.
-        alone: whether a party can predict alone.
-        tried: number of test rows on which the folders' predictions match the run.
-    """
+    """The result of an export."""
 
     folder: Path
     sizes: Mapping[str, int]
+    """Bytes of each folder by its name."""
     models: Mapping[str, str]
+    """Each owner's network by its folder's name."""
+    skipped: Mapping[str, str]
+    """Owners without a folder, with the reason."""
     round: int
     rounds: int
+    """Completed and planned rounds."""
+    vertical: bool
     alone: bool
+    """Whether the folders are those of a vertical federation, and whether its parties can predict alone."""
     tried: int
+    """Number of test rows on which the folders' predictions match the run."""
 
 
-def export(run: str | Path, out: str | Path | None = None, *, force: bool = False) -> Exported:
-    """Write one folder for each party of a run: `party-0`, `party-1`, …, and `active` with the classifier.
+def export(
+    run: str | Path, out: str | Path | None = None, *, force: bool = False, trust: Collection[str] = ()
+) -> Exported:
+    """Write one folder for each trained model of a run, in the state of its newest checkpoint.
 
-    Each holds the trained state of its owner, and nothing of another party: no rows, labels, weights or prototypes. The
-    state is that of the run's newest checkpoint; each folder is loaded and compared with it.
+    Horizontal: one for each client, named by the owner of its rows, or else as in the ledger (`client-0`, …), with the
+    model that its main metric evaluates; and `server`, if all clients share a model. Plain PyTorch opens them: see
+    `fedloom.deploy.models`.
+
+    Vertical: `party-0`, `party-1`, …, and `active` with the classifier. Each holds the state of its owner, and no rows,
+    labels, weights or prototypes of another party.
+
+    Each folder is loaded and compared with the run before it replaces another.
 
     Args:
-        run: a run's folder. Its data must still exist, because the recipes are computed from it.
+        run: a run's folder. Its data must still exist, because the preprocessing is computed from it.
         out: None for `export` in the run's folder.
-        force: replace existing folders once the new ones are verified, and remove those of other parties.
+        force: replace existing folders once the new ones are verified, and remove those of other owners.
+        trust: code that the config of a run outside the working folder may name.
 
     Raises:
-        ConfigError: the run's method is not vertical, or folders already exist.
-        CheckpointError: the run has no valid checkpoint.
+        ConfigError: folders already exist, or the models are at nodes.
+        CheckpointError: the run has no valid checkpoint, or a folder does not predict as the run did.
         FedloomError: the run cannot be rebuilt.
     """
     run, target = Path(run), Path(run) / "export" if out is None else Path(out)
-    config = _config(run)
-    _refuse_horizontal(config)
-    plan = build(config)
+    plan = build(_config(run, trust))
     done, states = _saved(run, plan)
+    existing = next((name for name in _owned(target)), None)
+    if existing and not force:
+        raise ConfigError(f"{target / existing} already exists; add --force to replace it, or choose another --out")
+    with _writable(target), tempfile.TemporaryDirectory(prefix=".new-", dir=target) as staging:
+        work = _write_parties if plan.method.setting == "vertical" else write_models
+        found = work(plan, states, done, Path(staging))
+        _install(Path(staging), target, found.names)  # only verified folders replace others
+    return Exported(
+        target,
+        {name: sum(file.stat().st_size for file in (target / name).iterdir()) for name in found.names},
+        found.networks,
+        found.skipped,
+        done,
+        plan.rounds,
+        plan.method.setting == "vertical",
+        hasattr(plan.method.client, "alone"),
+        found.tried,
+    )
+
+
+def _write_parties(plan: RunPlan, states: Mapping[str, Any], done: int, staging: Path) -> WrittenModels:
+    """Write and verify the folders of a vertical run."""
     contributors = plan.method.contributors or tuple(range(len(plan.clients)))
     names = [*(f"party-{m}" for m in contributors), ACTIVE]
-    existing = [name for name in names if (target / name / MANIFEST).exists()]
-    if existing and not force:
-        raise ConfigError(f"{target / existing[0]} already exists; add --force to replace it, or choose another --out")
     parties = _restored(plan, states, contributors)
-    embedded = {m: _embeddings(plan, party) for m, party in parties.items() if m is not None}
-    inputs: dict[int | None, Any] = {None: None, **{m: _input_spec(plan, m) for m in embedded}}
-    data = [folders.encoded({"state": exported(party), **_scaling(plan, m)}) for m, party in parties.items()]
-    page = _page(plan.run)
+    sent = {m: embedded(party, "test") for m, party in parties.items() if m is not None}
+    tensors, inputs = zip(*(_content(plan, m, party) for m, party in parties.items()), strict=True)
+    data = [message.encode(tree, LIMITS) for tree in tensors]
+    file = Path(plan.run.method.partition(".py:")[0].removesuffix(".py") + ".py")
+    page = file if plan.run.method_is_file else None
     common = {
         "fedloom": __version__,
         "parties": len(plan.clients),
@@ -98,69 +125,61 @@ def export(run: str | Path, out: str | Path | None = None, *, force: bool = Fals
         "page_sha256": digest(page.read_bytes()) if page else None,
         "preset": plan.run.preset,
         "params": plan.cfg.model_dump(mode="json"),
-        "width": next(iter(embedded.values())).shape[1],
+        "width": next(iter(sent.values())).shape[1],
         "classes": plan.data.classes,
     }
-    with _staging(target) as staging:  # only verified folders replace others
-        for name, m, tensors in zip(names, parties, data, strict=True):
-            own = {"role": ACTIVE if m is None else "party", "party": m, "inputs": inputs[m]}
-            folders.write(staging / name, {**common, **own}, tensors)
-        trust = [*plan.architectures, *([str(page)] if page else [])]
-        tried = _verify(staging, parties, embedded, trust)
-        _install(staging, target, names)
-    return Exported(
-        target,
-        {name: sum(file.stat().st_size for file in (target / name).iterdir()) for name in names},
-        {f"party-{m}": plan.architectures[m] for m in contributors},
-        done,
-        plan.rounds,
-        hasattr(plan.method.client, "alone"),
-        tried,
-    )
+    for name, m, spec, state in zip(names, parties, inputs, data, strict=True):
+        own = {"role": ACTIVE if m is None else "party", "party": m, "inputs": spec}
+        folders.write(staging / name, {**common, **own}, state)
+    tried = _verify(staging, parties, sent, [*plan.architectures, *([str(page)] if page else [])])
+    return WrittenModels(names, {f"party-{m}": plan.architectures[m] for m in contributors}, {}, tried)
 
 
 @contextlib.contextmanager
-def _staging(target: Path) -> Iterator[Path]:
-    """A temporary folder within the target."""
+def _writable(target: Path) -> Iterator[None]:
+    """Create the folder; an operating system's error inside is a `ConfigError` about it."""
     try:
         target.mkdir(parents=True, exist_ok=True)
-        made = tempfile.TemporaryDirectory(prefix=".new-", dir=target)
+        yield
     except OSError as error:
-        raise ConfigError(f"{target} can't be written ({error.strerror}); choose another --out") from None
-    with made as folder:
-        yield Path(folder)
+        raise ConfigError(f"{target} cannot be written ({error.strerror}); choose another --out") from None
+
+
+def _owned(target: Path) -> list[str]:
+    """The folders in `target` that an export wrote."""
+    return sorted(found.parent.name for kind in (MANIFEST, MODEL) for found in target.glob(f"*/{kind}"))
 
 
 def _install(staging: Path, target: Path, names: Sequence[str]) -> None:
-    """Move the new folders into place, and remove folders of other parties from an earlier export."""
-    try:
-        for card in target.glob(f"party-*/{MANIFEST}"):
-            if card.parent.name not in names:
-                card.unlink()
-                (card.parent / STATE).unlink(missing_ok=True)
-                if not any(card.parent.iterdir()):
-                    card.parent.rmdir()
-        for name in names:
-            (target / name).mkdir(exist_ok=True)
-            for file in (STATE, MANIFEST):
-                os.replace(staging / name / file, target / name / file)
-    except OSError as error:
-        raise ConfigError(f"{target} can't be written ({error.strerror}); choose another --out") from None
+    """Move the new folders into place, and remove the files of earlier ones."""
+    for name in _owned(target):
+        for file in (MANIFEST, STATE, MODEL, WEIGHTS, NETWORK, PREDICT):
+            (target / name / file).unlink(missing_ok=True)
+        if not any((target / name).iterdir()):
+            (target / name).rmdir()
+    for name in names:
+        (target / name).mkdir(exist_ok=True)
+        for made in sorted((staging / name).iterdir(), key=lambda path: path.suffix == ".json"):  # the manifest last
+            if made.is_file():
+                os.replace(made, target / name / made.name)
 
 
-def _config(run: Path) -> RunConfig:
+def _config(run: Path, trust: Collection[str]) -> RunConfig:
     """The config in a run's folder, for this machine's CPU."""
     path = run / "config.toml"
     if not path.is_file():
         inside = sorted(str(found.parent) for found in run.glob("*/config.toml"))
-        hint = f"; choose one of: {', '.join(inside[:8])}" if inside else "; fedloom run … --out writes one"
-        raise ConfigError(f"{run} is not a run's folder: it has no config.toml{hint}")
+        hint = f"choose one of: {', '.join(inside[:8])}" if inside else "create one with fedloom run … --out"
+        raise ConfigError(f"{run} is not a run's folder: it has no config.toml; {hint}")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} can't be read: {error}") from None
-    values.pop("engine", None)
-    return check({"run": values}).run
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    refuse_foreign_code(values, path, trust)
+    config = check({"run": {**values, "engine": {}}}).run
+    if config.data.own or config.columns.private:
+        raise ConfigError(f"{run} is a run at nodes: each node has its own model, as run-ID/model.safetensors")
+    return config
 
 
 def _saved(run: Path, plan: RunPlan) -> tuple[int, Mapping[str, Any]]:
@@ -169,22 +188,12 @@ def _saved(run: Path, plan: RunPlan) -> tuple[int, Mapping[str, Any]]:
         found, _ = checkpoint.newest(run / "checkpoints", fingerprint(plan))
     except CheckpointError as error:
         raise CheckpointError(
-            f"{run} can't be exported: none of its checkpoints is valid for the present data, config.toml and "
-            f"version of fedloom\n{error}"
+            f"{run} cannot be exported: no checkpoint is valid for the present data, config.toml and version of "
+            f"fedloom; run it again\n{error}"
         ) from None
     if found is None:
         raise CheckpointError(f"{run} has no checkpoint yet; let it finish a round first")
     return found[0], found[1]
-
-
-def _refuse_horizontal(config: RunConfig) -> None:
-    method, _, _ = config.resolve()
-    if not SETTINGS[method.setting].exportable:
-        able = ", ".join(name for name, known in methods.registry().items() if SETTINGS[known.setting].exportable)
-        raise ConfigError(
-            f"{method.name} is a horizontal method, whose clients have a whole model each; only runs of vertical "
-            f"methods can be exported: {able}"
-        )
 
 
 def _restored(plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[int]) -> dict[int | None, Party[Any]]:
@@ -192,62 +201,39 @@ def _restored(plan: RunPlan, states: Mapping[str, Any], contributors: Sequence[i
     assert plan.server is not None
     active, *others = states  # the active party's comes first, then by number
     plan.server.load(states[active])
-    parties: dict[int | None, Party[Any]] = {m: plan.clients[m]() for m in contributors}
+    parties: dict[int | None, Party[Any]] = {}
     for m in contributors:
+        parties[m] = plan.clients[m]()
         parties[m].load(states[others[m]])
     return {**parties, None: plan.server}
 
 
-def _embeddings(plan: RunPlan, party: Party[Any]) -> torch.Tensor:
-    """Embeddings (n, d) of the test rows, as the active party receives them."""
-    found = contribution(party, on="test")
-    if not isinstance(found, torch.Tensor) or found.dim() != 2:
-        raise ConfigError(f"parties of {plan.method.name} send no embeddings (n, d), so they can't be exported")
-    return found
-
-
-def _view(plan: RunPlan, m: int) -> PartyView:
-    assert plan.data.parties is not None
-    return plan.data.parties.views[m]
-
-
-def _scaling(plan: RunPlan, m: int | None) -> dict[str, torch.Tensor]:
-    """Shift and scale of a passive party."""
-    if m is None:
-        return {}
-    view = _view(plan, m)
-    return {"shift": torch.from_numpy(view.shift), "scale": torch.from_numpy(view.scale)}
-
-
-def _input_spec(plan: RunPlan, m: int) -> dict[str, Any]:
-    view = _view(plan, m)
-    norm = plan.run.models.norm
-    return {"model": plan.architectures[m], "norm": norm, "shape": view.input_shape, "recipe": view.recipe}
-
-
-def _page(run: RunConfig) -> Path | None:
-    """The file of a method page of the user's own."""
-    return Path(run.method.partition(".py:")[0].removesuffix(".py") + ".py") if run.method_is_file else None
+def _content(plan: RunPlan, m: int | None, party: Party[Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """A party's exported tensors, and its `InputSpec`; None for the active party."""
+    state = {"state": exported(party)}
+    if m is None or plan.data.parties is None:
+        return state, None
+    view = plan.data.parties.views[m]
+    scaling = {"shift": torch.from_numpy(view.shift), "scale": torch.from_numpy(view.scale)}
+    network = {"model": plan.architectures[m], "norm": plan.run.models.norm, "shape": view.input_shape}
+    return {**state, **scaling}, {**network, "recipe": view.recipe}
 
 
 def _verify(
-    folder: Path, parties: Mapping[int | None, Party[Any]], embedded: Mapping[int, torch.Tensor], trust: Sequence[str]
+    folder: Path, parties: Mapping[int | None, Party[Any]], sent: Mapping[int, torch.Tensor], trust: Sequence[str]
 ) -> int:
-    """Load the folders and compare what they predict with the run's parties; return the number of test rows.
-
-    Raises:
-        CheckpointError: the predictions differ.
-    """
+    """Compare the folders' predictions with those of the run's parties; return the number of test rows."""
     rows = 0
-    for m in embedded:
+    for m in sent:
         tests = parties[m].context.tests["test"]
         rows = min(TRIED, len(tests))
         x = tests.x(torch.arange(rows))
         _compare(f"party-{m}", parties[m].infer(x), load_party(folder / f"party-{m}", trust=trust).outputs(x))
-    parts = {m: values[:rows] for m, values in embedded.items()}
+    parts = {m: values[:rows] for m, values in sent.items()}
     joint = torch.softmax(decide(parties[None], parts), -1)
-    again = load_active(folder / ACTIVE, trust=trust).predict({m: part.numpy() for m, part in parts.items()})
-    _compare(ACTIVE, joint, torch.from_numpy(again))
+    active = load_active(folder / ACTIVE, trust=trust)
+    again = [Embeddings(m, active.manifest.federation, "", part.numpy()) for m, part in parts.items()]
+    _compare(ACTIVE, joint, torch.from_numpy(active.predict(again)))
     return rows
 
 
@@ -255,6 +241,6 @@ def _compare(name: str, run: torch.Tensor, folder: torch.Tensor) -> None:
     scale = max(1.0, float(run.abs().max()))
     if run.shape != folder.shape or float((run - folder).abs().max()) > CLOSE * scale:
         raise CheckpointError(
-            f"the folder {name} predicts otherwise than the run: its party uses state that it does not export; name "
-            "all of it in EXPORT on the method's page"
+            f"the folder {name} does not predict as the run did: its party uses state that it does not export; add it "
+            "to EXPORT on the method's page"
         )

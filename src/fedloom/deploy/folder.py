@@ -1,14 +1,13 @@
 """The folder of one party: a manifest, `party.json`, and tensors, `state.safetensors`.
 
-The tensors are a message (`fedloom.core.message`): a safetensors file that holds no code, with one encoding. The
-manifest names its SHA-256. Both are validated as untrusted input.
+The tensors are a message (`fedloom.core.message`), a safetensors file without code, and the manifest has its SHA-256.
+Both are validated as untrusted input.
 """
-
-from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedloom.core import message
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.message import Limits, Tree
-from fedloom.core.method import problems
+from fedloom.core.problems import problems
 from fedloom.experiment.checkpoint import write_atomically
 
 MANIFEST, STATE = "party.json", "state.safetensors"
 ACTIVE = "active"
 WIDEST, ALL = 1 << 11, 1 << 18
-"""Most numbers of an embedding, of one party and of all together, so that no manifest can ask for more memory."""
+"""Largest embedding of one party, and of all together: the limit on the memory that a manifest can claim."""
 LARGEST_MANIFEST = 1 << 26
-"""Most bytes of a `party.json`."""
-_LIMITS = Limits(max_bytes=1 << 36)
+"""Maximum bytes of a `party.json`."""
+LIMITS = Limits(max_bytes=1 << 36)
 _HEX = Field(pattern="^[0-9a-f]{64}$")
 
 
@@ -42,11 +41,8 @@ class InputSpec(BaseModel):
     recipe: dict[str, Any]
 
     @model_validator(mode="after")
-    def _size(self) -> InputSpec:
-        values = 1
-        for side in self.shape:
-            values *= side
-        if min(self.shape) < 1 or values > 1 << 24:
+    def _size(self) -> "InputSpec":
+        if min(self.shape) < 1 or math.prod(self.shape) > 1 << 24:
             raise ValueError("a row must have 1 to 2**24 numbers")
         return self
 
@@ -81,10 +77,10 @@ class PartyManifest(BaseModel):
     inputs: InputSpec | None
     """Of a party."""
     state_sha256: str = _HEX
-    state_bytes: int = Field(ge=8, le=_LIMITS.max_bytes)
+    state_bytes: int = Field(ge=8, le=LIMITS.max_bytes)
 
     @model_validator(mode="after")
-    def _role(self) -> PartyManifest:
+    def _role(self) -> "PartyManifest":
         if (self.role == "party") != (self.party is not None and self.inputs is not None):
             raise ValueError("a party needs a number and inputs, the active party's classifier has neither")
         if max(self.party or 0, *self.needs) >= self.parties or min(self.needs) < 0:
@@ -97,33 +93,28 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def encoded(state: Tree) -> bytes:
-    """The content of `state.safetensors`."""
-    return message.encode(state, _LIMITS)
-
-
 def write(folder: Path, values: Mapping[str, Any], state: bytes) -> None:
-    """Write a folder: the state first, so that readers refuse what a crash in between leaves.
+    """Write a folder: the state first, so that readers refuse an incomplete one.
 
     Args:
-        folder: made if it is not there.
+        folder: created if missing.
         values: of a `PartyManifest`, except those of the state.
-        state: from `encoded`.
+        state: an encoded message.
 
     Raises:
-        ConfigError: it can't be written there, or no reader would take it.
+        ConfigError: the folder cannot be written, or the manifest is invalid.
     """
     try:
         manifest = PartyManifest(**values, state_sha256=digest(state), state_bytes=len(state))
     except ValidationError as error:  # such as more parties than a manifest allows
-        raise ConfigError("\n".join(["this run can't be exported:", *problems(error, PartyManifest)])) from None
+        raise ConfigError("\n".join(["this run cannot be exported:", *problems(error, PartyManifest)])) from None
     text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / STATE, state)
         write_atomically(folder / MANIFEST, text.encode())
     except OSError as error:
-        raise ConfigError(f"{folder} can't be written ({error.strerror}); choose another --out") from None
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); choose another --out") from None
 
 
 def read_manifest(folder: Path) -> PartyManifest:
@@ -135,15 +126,11 @@ def read_manifest(folder: Path) -> PartyManifest:
     path = folder / MANIFEST
     if not path.is_file():
         inside = sorted(found.parent.name for found in folder.glob(f"*/{MANIFEST}"))
-        hint = f": name one of its folders, {', '.join(inside)}" if inside else ""
-        raise CheckpointError(
-            f"{folder} is not a party's folder: it has no {MANIFEST}{hint or '; fedloom export writes them'}"
-        )
-    with _readable(path):
+        hint = f"choose one of its folders: {', '.join(inside)}" if inside else "create one with fedloom export"
+        raise CheckpointError(f"{folder} is not a party's folder: it has no {MANIFEST}; {hint}")
+    with readable(path):
         if path.stat().st_size > LARGEST_MANIFEST:
-            raise CheckpointError(
-                f"{path} is larger than the {LARGEST_MANIFEST:,} bytes it may have; copy the folder again"
-            )
+            raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")
         values = json.loads(path.read_bytes())
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} must hold a JSON object; copy the folder again")
@@ -162,44 +149,33 @@ def read(folder: Path, role: Literal["party", "active"]) -> tuple[PartyManifest,
     """
     manifest = read_manifest(folder)
     if manifest.role != role:
-        whose = "the active party: load_active" if manifest.role == ACTIVE else "a party: load_party"
-        raise CheckpointError(f"{folder} is the folder of {whose} reads it")
+        owner = "the active party" if manifest.role == ACTIVE else "a party"
+        raise CheckpointError(f"{folder} is the folder of {owner}; load it with load_{manifest.role}")
     path = folder / STATE
-    with _readable(path):
-        size = path.stat().st_size
-        if size != manifest.state_bytes:
-            raise CheckpointError(
-                f"{path} has {size:,} bytes, but {MANIFEST} says {manifest.state_bytes:,}; copy the folder again"
-            )
-        data = path.read_bytes()
+    with readable(path):
+        data = path.read_bytes() if path.stat().st_size == manifest.state_bytes else b""
     if digest(data) != manifest.state_sha256:
-        raise CheckpointError(
-            f"{path} is torn or altered: its checksum is not that of {MANIFEST}; copy the folder again"
-        )
+        raise CheckpointError(f"{path} is not the file that {MANIFEST} describes; copy the folder again")
     with validating(folder):
-        state = message.decode(data, _LIMITS)
+        state = message.decode(data, LIMITS)
         message.check_finite(state)
     return manifest, state
 
 
 @contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
+    """Raise an error of the file system, or of JSON, inside as a `CheckpointError` about the file."""
     try:
         yield
-    except OSError as error:
-        raise CheckpointError(f"{path} can't be read ({error.strerror}); copy the folder again") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise CheckpointError(f"{path} is not JSON in UTF-8 ({error}); copy the folder again") from None
+    except (OSError, ValueError, RecursionError, MemoryError) as error:  # also of JSON
+        raise CheckpointError(f"{path} cannot be read ({error}); copy the folder again") from None
 
 
 @contextlib.contextmanager
 def validating(folder: Path) -> Iterator[None]:
-    """Any exception inside is due to the folder's content, and is raised as a `CheckpointError`."""
+    """Raise any exception inside as a `CheckpointError` about the folder's content."""
     try:
         yield
     except Exception as error:
-        text = str(error) or type(error).__name__
-        text = text if len(text) <= 500 else f"{text[:500]} …"
-        raise CheckpointError(
-            f"{folder} does not hold together: {text}; copy it again, or export the run again"
-        ) from error
+        text = (str(error) or type(error).__name__)[:500]
+        raise CheckpointError(f"{folder} is inconsistent: {text}; copy it again, or export the run again") from error

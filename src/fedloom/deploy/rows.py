@@ -1,7 +1,5 @@
 """Encodes new raw rows, from files or memory, as inputs of a party's network."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -13,17 +11,16 @@ import numpy as np
 
 from fedloom.core.errors import DataError, did_you_mean
 from fedloom.data.encoder import ColumnEncoder, OneHot, TableEncoder
-from fedloom.data.image_grid import grid_cells
-from fedloom.data.images import decode_images
+from fedloom.data.images import decode_images, grid_cells
 from fedloom.data.manifest import read_views
 from fedloom.data.tables import read_csv, text_values
 from fedloom.data.vertical import prepare
 from fedloom.deploy.folder import InputSpec
 
 RawRows: TypeAlias = Mapping[str, Any] | np.ndarray | Sequence[Any] | str | os.PathLike[str]
-"""Rows of a table: a CSV file, or column -> values. Pictures: (n, C, H, W) uint8, whole or as the party holds them, in
-memory or a `.npy` file; or files, one for each row, or view -> file for each; or a CSV file with the columns `path`,
-or one for each view, that lists them."""
+"""Rows of a table: a CSV file, or column -> values. Images: (n, C, H, W) uint8, whole or the party's part, or their
+`.npy` file; or a list of files, one (or view -> file) for each row; or a CSV file that lists them in the column `path`,
+or in one column for each view."""
 
 
 def check_inputs(inputs: InputSpec) -> None:
@@ -45,14 +42,14 @@ def check_inputs(inputs: InputSpec) -> None:
     elif kind == "pictures":
         gives = tuple(recipe["shape"])
         if gives[0] % len(recipe["views"]) or gives[1:] != (recipe["size"],) * 2:
-            raise DataError(f"pictures of {recipe['size']} pixels a side can't make rows of shape {gives}")
+            raise DataError(f"pictures of {recipe['size']} pixels a side cannot make rows of shape {gives}")
     else:
         raise DataError(f"its recipe must be of the kind table, cells or pictures, not {kind!r}")
     if gives != shape:
         raise DataError(f"its recipe gives rows of shape {gives}, but its network takes {shape}")
 
 
-def read_rows(path: Path, inputs: InputSpec, id: str | None = None) -> tuple[RawRows, list[str] | None]:
+def read_rows(path: Path, recipe: Mapping[str, Any], id: str | None = None) -> tuple[RawRows, list[str] | None]:
     """The rows of a file, and the ids in the column `id`, if it is given.
 
     Raises:
@@ -60,24 +57,22 @@ def read_rows(path: Path, inputs: InputSpec, id: str | None = None) -> tuple[Raw
     """
     if path.suffix == ".npy":
         if id is not None:
-            raise DataError(f"{path} has no columns, so there is no id {id!r}; leave out --id, or list files in a CSV")
+            raise DataError(f"{path} has no columns, so no id {id!r}; leave out --id, or list files in a CSV.")
         try:
             return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)), None
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} can't be read as an array of numbers ({error}).") from None
-    table = read_csv(path, needed=[id] if id is not None else [])
+            raise DataError(f"{path} cannot be read as an array of numbers ({error}).") from None
+    table = read_csv(path, needed=[] if id is None else [id])
     ids = None if id is None else table[id]
-    recipe = inputs.recipe
     if recipe["kind"] == "table":
-        names = [rule.name for rule in TableEncoder.from_dict(recipe).columns]
+        names = [str(column["name"]) for column in recipe["columns"]]
         _check_complete(names, table, str(path))
         return {name: text_values(table[name]) for name in names}, ids
     views = list(recipe["views"]) if recipe["kind"] == "pictures" else ["path"]
-    _check_complete(views, table, f"{path}, which lists pictures,")
+    _check_complete(views, table, f"{path}, which lists images,")
     files = [[path.parent / name for name in names] for names in zip(*(table[view] for view in views), strict=True)]
-    if recipe["kind"] == "pictures":
-        return [dict(zip(views, names, strict=True)) for names in files], ids
-    return [names[0] for names in files], ids
+    named = recipe["kind"] == "pictures"
+    return [dict(zip(views, names, strict=True)) if named else names[0] for names in files], ids
 
 
 def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
@@ -86,31 +81,26 @@ def encode_rows(inputs: InputSpec, rows: RawRows) -> np.ndarray:
     Raises:
         DataError: the rows do not fit the party.
     """
-    if isinstance(rows, str | os.PathLike):
-        rows, _ = read_rows(Path(rows), inputs)
+    data: Any = read_rows(Path(rows), inputs.recipe)[0] if isinstance(rows, str | os.PathLike) else rows
+    if not isinstance(data, Mapping) and hasattr(data, "keys"):  # a data frame
+        data = {str(name): data[name] for name in data.keys()}  # noqa: SIM118
     if inputs.recipe["kind"] != "table":
-        if hasattr(rows, "keys"):
+        if isinstance(data, Mapping):
             raise DataError("This party takes images: a uint8 array (n, C, H, W) or files, not columns of a table.")
-        x = _encode_pictures(inputs, rows if isinstance(rows, np.ndarray) else list(rows))  # type: ignore[arg-type]
-    elif hasattr(rows, "keys"):
-        columns: Any = rows
-        x = _encode_table(inputs.recipe, {str(name): columns[name] for name in columns.keys()})  # noqa: SIM118 - or a data frame
+        x = encode_images(inputs.recipe, inputs.shape, data if isinstance(data, np.ndarray) else list(data))
+    elif isinstance(data, Mapping):
+        rules = TableEncoder.from_dict(inputs.recipe).columns
+        _check_complete([rule.name for rule in rules], data, "The rows")
+        x = prepare(inputs.recipe, {rule.name: column_values(rule, np.asarray(data[rule.name])) for rule in rules})
     else:
-        given = f"an array of {rows.dtype}" if isinstance(rows, np.ndarray) else f"a {type(rows).__name__}"
-        raise DataError(f"This party takes rows of a table: a CSV file, or column -> values, not {given}.")
+        kind = f"an array of {data.dtype}" if isinstance(data, np.ndarray) else f"a {type(data).__name__}"
+        raise DataError(f"This party takes rows of a table: a CSV file, or column -> values, not {kind}.")
     if not len(x):
         raise DataError("At least one row is needed, but there is none.")
     return x
 
 
-def _encode_table(recipe: Mapping[str, Any], rows: Mapping[str, Any]) -> np.ndarray:
-    """Columns by their names, in any order; others are ignored."""
-    rules = TableEncoder.from_dict(recipe).columns
-    _check_complete([rule.name for rule in rules], rows, "The rows")
-    return prepare(recipe, {rule.name: _column_values(rule, np.asarray(rows[rule.name])) for rule in rules})
-
-
-def _column_values(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
+def column_values(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
     """(n,) numbers, or text and None, from a column of a data frame or a list."""
     if values.ndim != 1:
         raise DataError(f"Column {rule.name!r} must be a list of values, one for each row, not {values.shape}.")
@@ -137,13 +127,11 @@ def _column_values(rule: ColumnEncoder, values: np.ndarray) -> np.ndarray:
     return values
 
 
-def _encode_pictures(inputs: InputSpec, rows: np.ndarray | list[Any]) -> np.ndarray:
-    recipe = inputs.recipe
+def encode_images(recipe: Mapping[str, Any], shape: tuple[int, ...], rows: np.ndarray | list[Any]) -> np.ndarray:
+    """(n, *shape) uint8 of whole images, of images as the party holds them, or of files."""
     if isinstance(rows, np.ndarray):
-        own = rows.dtype == np.uint8 and rows.shape[1:] == inputs.shape
-        if own and tuple(recipe["shape"]) != inputs.shape:
-            return np.require(rows, requirements=("C", "W"))  # a file's pages can't be written to
-        return prepare(recipe, rows)
+        encoded = rows.dtype == np.uint8 and rows.shape[1:] == shape != tuple(recipe["shape"])
+        return np.require(rows, requirements=("C", "W")) if encoded else prepare(recipe, rows)  # a file is read-only
     if not rows:
         raise DataError("At least one row is needed, but there is none.")
     if recipe["kind"] == "pictures":
@@ -152,7 +140,7 @@ def _encode_pictures(inputs: InputSpec, rows: np.ndarray | list[Any]) -> np.ndar
             raise DataError(f"Each row must be view -> file, with the views {views}.")
         return prepare(recipe, read_views(recipe, [{v: Path(f) for v, f in files.items()} for files in rows]))
     if not all(isinstance(file, str | os.PathLike) for file in rows):
-        raise DataError("Pictures come as a uint8 array (n, C, H, W), or as a list of files.")
+        raise DataError("Images must be a uint8 array (n, C, H, W) or a list of files.")
     return prepare(recipe, decode_images([Path(file) for file in rows], channels=int(recipe["shape"][0])))
 
 

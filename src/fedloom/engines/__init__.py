@@ -5,8 +5,7 @@ An engine holds the parties and runs their methods. Rounds and the ledger belong
 
 from fedloom.core.engine import Account, Delivery, Engine, Failure, Lost
 from fedloom.engines.batched import BatchedEngine
-from fedloom.engines.isolated import IsolatedEngine
-from fedloom.engines.local import LocalEngine
+from fedloom.engines.local import IsolatedEngine, LocalEngine
 from fedloom.engines.workers import WorkersEngine
 
 __all__ = [

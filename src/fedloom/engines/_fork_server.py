@@ -1,11 +1,9 @@
 """A fork server: it starts the worker processes and ends them all.
 
-The server is a process that is forked once, early, and only forks workers. A replacement worker therefore starts from
-the same image as the first one, whatever this process has done since: torch refuses to train in a fork of a process
-that trained beside a GPU. The server outlives this process briefly, however it ends, to end the workers.
+The server is a process that is forked once, before training, and only forks workers. A replacement worker therefore
+starts from the same image as the first one, whatever this process has done since: torch refuses to train in a fork of a
+process that trained beside a GPU. The server outlives this process briefly, however it ends, to end the workers.
 """
-
-from __future__ import annotations
 
 import contextlib
 import gc
@@ -32,36 +30,29 @@ _PATIENCE: Final = 5.0  # seconds for the server to exit before it is killed
 
 
 class ForkServer:
-    """Forks processes that run `work`, and ends them all.
-
-    Raises:
-        ConfigError: this system cannot fork.
-    """
+    """Forks processes that run `work`, and ends them all. Raises ConfigError if this system cannot fork."""
 
     def __init__(self, work: Work) -> None:
         if not hasattr(os, "fork"):
             raise ConfigError("this system cannot fork processes; set engine.workers to 1")
         self._control, theirs = socket.socketpair()
         gc.freeze()  # keeps existing objects in shared pages, untouched by garbage collection
-        with _signals_blocked():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
             owner, pid = os.getpid(), _fork()
             if not pid:
                 self._control.close()
                 _run_and_exit(lambda: _serve(theirs, owner, work))
             self._end = weakref.finalize(self, _end, owner, pid, self._control)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         with contextlib.suppress(OSError):  # it does so too, but possibly too late
             os.setpgid(pid, pid)
 
     def spawn(self, number: int, dead: int = 0) -> tuple[int, socket.socket, int]:
-        """End and reap the process `dead`, then fork worker `number`.
-
-        Returns:
-            The new process id, its socket, and the exit code of `dead`, negative for a signal.
-
-        Raises:
-            OSError: the server has ended.
-        """
+        """End and reap the process `dead`, then fork worker `number`: the new process id, its socket, and the exit code
+        of `dead`, negative for a signal. Raises OSError if the server has ended."""
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -87,21 +78,16 @@ def _end(owner: int, server: int, control: socket.socket) -> None:
     with contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_RDWR)  # closing is not enough: forks may hold it open
     control.close()
-    try:
-        _await(server)
+    try:  # wait without reaping, so that the process group id stays reserved
+        deadline = time.monotonic() + (_PATIENCE if hasattr(os, "waitid") else 0)
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline and not os.waitid(os.P_PID, server, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                time.sleep(0.001)
     finally:
         with contextlib.suppress(OSError):
             os.killpg(server, signal.SIGKILL)
         with contextlib.suppress(OSError):
             os.waitpid(server, 0)
-
-
-def _await(pid: int) -> None:
-    """Wait for a child to exit without reaping it, so that its process group id stays reserved."""
-    deadline = time.monotonic() + (_PATIENCE if hasattr(os, "waitid") else 0)
-    with contextlib.suppress(OSError):
-        while time.monotonic() < deadline and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            time.sleep(0.001)
 
 
 def _serve(control: socket.socket, parent: int, work: Work) -> None:
@@ -156,13 +142,3 @@ def _fork() -> int:
     with warnings.catch_warnings():  # Python warns if other threads run; the fork needs none of them
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """A context in which SIGINT and SIGTERM are blocked."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,8 +4,6 @@ The parties of a federation share pools of rows. A worker gets the union of its 
 Rows that all parties hold, such as a public set, are cut once for all workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import warnings
@@ -47,12 +45,7 @@ def opened(data: Packed) -> Any:
 
 @dataclass(frozen=True)
 class RowPool:
-    """Rows cut from one pool.
-
-    Attributes:
-        x, y, shift, scale: as in `Rows`.
-        sets: the index (n,) of each row set in this pool, by its number.
-    """
+    """Rows cut from one pool, and the index (n,) in it of each row set, by its number."""
 
     x: NDArray[Any]
     y: NDArray[Any] | None
@@ -68,9 +61,8 @@ class PartySpec:
     kind: Callable[[Any, ClientContext], Party[Any]]
     cfg: Any
     context: ClientContext
-    data: int | None
-    public: tuple[int, int, str] | None  # the rows, the seed, the digest
-    tests: Mapping[str, int]
+    rows: Mapping[str, int]  # by the names of `_row_sets`
+    public: tuple[int, str] | None  # seed and digest
 
 
 @dataclass(frozen=True)
@@ -83,18 +75,12 @@ class PartyBundle:
 
 
 class PartyBundler:
-    """Bundles any of the parties for a worker, again if they must move.
-
-    Args:
-        builders: by id, `partial(party class, config, context)`.
-
-    Raises:
-        EngineError: a builder has another form.
-    """
+    """Bundles any of the parties for a worker, again if they must move. Raises EngineError if a builder is not
+    `partial(party class, config, context)`."""
 
     def __init__(self, builders: Mapping[int, Callable[[], Party[Any]]]) -> None:
         self._parts = {i: _parts(builder) for i, builder in builders.items()}
-        by_party = [list(_row_sets(context)) for _, _, context in self._parts.values()]
+        by_party = [[rows for _, rows in _row_sets(context)] for _, _, context in self._parts.values()]
         self._rows = list({id(r): r for sets in by_party for r in sets}.values())
         self._numbers = {id(r): n for n, r in enumerate(self._rows)}
         self._common = set.intersection(*({self._numbers[id(r)] for r in sets} for sets in by_party))
@@ -107,7 +93,7 @@ class PartyBundler:
     def bundle(self, parties: Iterable[int]) -> PartyBundle:
         """These parties. Send the bundle within `by_value`."""
         chosen = [self._parts[i] for i in parties]
-        own = {self._numbers[id(r)] for _, _, context in chosen for r in _row_sets(context)} - self._common
+        own = {self._numbers[id(r)] for _, _, context in chosen for _, r in _row_sets(context)} - self._common
         named = {name for parts in chosen for name in _texts(parts)} & self.modules.keys()
         return PartyBundle(
             [self._spec(*parts) for parts in chosen],
@@ -136,14 +122,13 @@ class PartyBundler:
                 ray.cloudpickle.unregister_pickle_by_value(module)
 
     def _spec(self, kind: Any, cfg: Any, context: ClientContext) -> PartySpec:
-        numbers, public = self._numbers, context.public
+        public = context.public
         return PartySpec(
             kind,
             cfg,
             replace(context, data=None, public=None, tests={}),
-            None if context.data is None else numbers[id(context.data)],
-            None if public is None else (numbers[id(public.rows)], public.seed, public.digest),
-            {on: numbers[id(rows)] for on, rows in context.tests.items()},
+            {name: self._numbers[id(rows)] for name, rows in _row_sets(context)},
+            None if public is None else (public.seed, public.digest),
         )
 
 
@@ -152,16 +137,15 @@ def pack(rows: Mapping[int, Rows]) -> list[RowPool]:
     pools: dict[tuple[int, ...], dict[int, Rows]] = {}
     for number, r in rows.items():
         pools.setdefault((id(r.pool), id(r.labels), id(r.shift), id(r.scale)), {})[number] = r
-    return [_cut(members) for members in pools.values()]
-
-
-def _cut(members: Mapping[int, Rows]) -> RowPool:
-    first = next(iter(members.values()))
-    used = torch.unique(torch.cat([r.index for r in members.values()]))  # sorted
-    x, shift, scale = (a.cpu().numpy() for a in (first.pool[used], first.shift, first.scale))
-    y = None if first.labels is None else first.labels[used].cpu().numpy()
-    sets = {n: torch.searchsorted(used, r.index).cpu().numpy() for n, r in members.items()}
-    return RowPool(x, y, shift, scale, sets)
+    cut = []
+    for members in pools.values():
+        first = next(iter(members.values()))
+        used = torch.unique(torch.cat([r.index for r in members.values()]))  # sorted
+        x, shift, scale = (a.cpu().numpy() for a in (first.pool[used], first.shift, first.scale))
+        y = None if first.labels is None else first.labels[used].cpu().numpy()
+        sets = {n: torch.searchsorted(used, r.index).cpu().numpy() for n, r in members.items()}
+        cut.append(RowPool(x, y, shift, scale, sets))
+    return cut
 
 
 def unpack(pools: Iterable[RowPool], device: str) -> dict[int, Rows]:
@@ -179,17 +163,13 @@ def unpack(pools: Iterable[RowPool], device: str) -> dict[int, Rows]:
 
 def place(spec: PartySpec, rows: Mapping[int, Rows], publics: dict[int, PublicSet], device: str) -> ClientContext:
     """A specification's context with its row sets. `publics` keeps one public set for all parties of a process."""
-    public = None
-    if spec.public is not None:
-        number, seed, digest = spec.public
-        public = publics.setdefault(number, PublicSet(rows[number], seed, digest))
-    return replace(
-        spec.context,
-        data=None if spec.data is None else rows[spec.data],
-        public=public,
-        tests={on: rows[number] for on, number in spec.tests.items()},
-        device=device,
-    )
+    own = {name: rows[number] for name, number in spec.rows.items()}
+    data, public = own.pop("data", None), own.pop("public", None)
+    shared = None
+    if public is not None and spec.public is not None:
+        shared = publics.setdefault(spec.rows["public"], PublicSet(public, *spec.public))
+    tests = {name.removeprefix("test "): own_rows for name, own_rows in own.items()}
+    return replace(spec.context, data=data, public=shared, tests=tests, device=device)
 
 
 def _parts(builder: Any) -> tuple[Any, Any, ClientContext]:
@@ -199,12 +179,10 @@ def _parts(builder: Any) -> tuple[Any, Any, ClientContext]:
     raise EngineError("the ray engine builds parties on its workers: each builder must be partial(class, cfg, context)")
 
 
-def _row_sets(context: ClientContext) -> Iterator[Rows]:
-    if context.data is not None:
-        yield context.data
-    if context.public is not None:
-        yield context.public.rows
-    yield from context.tests.values()
+def _row_sets(context: ClientContext) -> list[tuple[str, Rows]]:
+    public = None if context.public is None else context.public.rows
+    tests = [(f"test {on}", rows) for on, rows in context.tests.items()]
+    return [*((name, rows) for name, rows in (("data", context.data), ("public", public)) if rows is not None), *tests]
 
 
 # -- modules that another machine does not have -------------------------------------------------------

@@ -1,18 +1,18 @@
 """The driver's side of Ray: join a cluster, start workers, call them, and detect their loss."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import ray
 from ray import exceptions as lost
+from ray._private import ray_constants
 
 from fedloom.core.errors import EngineError, FedloomError
 from fedloom.engines._party_bundle import WorkerLost
@@ -45,16 +45,8 @@ _LOSS: Final = (
 
 
 class RayCluster:
-    """Workers on a cluster, by number. Numbers are never reused.
-
-    Args:
-        address: the address of the cluster's head, `host:port` or `auto`; None starts a cluster on this machine.
-        workers: the number of workers that the cluster must have room for.
-        cpus, gpus: the resources of each worker; `gpus` may be a fraction.
-
-    Raises:
-        EngineError: the cluster does not exist, has another version, or is too small.
-    """
+    """Workers on a cluster, by number; numbers are never reused. The arguments are those of `RayEngine`. Raises
+    EngineError if the cluster does not exist, has another version, or is too small for the workers."""
 
     def __init__(self, address: str | None, workers: int, cpus: float, gpus: float) -> None:
         self._started = not ray.is_initialized()
@@ -114,18 +106,9 @@ class RayCluster:
             _compare(about)
         return added
 
-    def put(self, value: Any) -> Any:
-        """Store a value that many workers read; returns a reference."""
-        return ray.put(value)
-
     def ask(self, method: str, orders: Mapping[int, tuple[Any, ...]]) -> dict[int, Any]:
-        """Call a method of several workers in parallel; their replies by number.
-
-        Raises:
-            WorkerLost: a worker was lost.
-            EngineError: an order cannot be sent.
-            FedloomError: a worker raised it.
-        """
+        """Call a method of several workers in parallel; their replies by number. Raises WorkerLost, EngineError if an
+        order cannot be sent, or the error of a worker."""
         try:
             calls = {number: getattr(self.workers[number], method).remote(*order) for number, order in orders.items()}
         except Exception as error:  # pickling fails with many kinds of error
@@ -157,7 +140,12 @@ class RayCluster:
         calls = {number: worker.about.remote() for number, worker in self.workers.items()}
         if calls:
             ray.wait(list(calls.values()), num_returns=len(calls), timeout=START)
-        silent = [number for number, reply in calls.items() if not _answered(reply)]
+        silent = []
+        for number, reply in calls.items():
+            try:
+                ray.get(reply, timeout=0)
+            except lost.RayError:  # also if it has not answered in time
+                silent.append(number)
         for number in silent:
             ray.kill(self.workers.pop(number))
             del self.nodes[number]
@@ -184,7 +172,8 @@ def _join(address: str | None, cpus: int) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         if address is None:
-            _start(lambda: ray.init("local", num_cpus=max(1, cpus), include_dashboard=False, **quiet))
+            with _on_loopback():
+                _start(lambda: ray.init("local", num_cpus=max(1, cpus), include_dashboard=False, **quiet))
         else:
             ray.init(address, **quiet)
     except (Exception, SystemExit) as error:
@@ -200,6 +189,26 @@ def _join(address: str | None, cpus: int) -> None:
     finally:
         if main and callable(before):  # a run saves before it stops; Ray's handler would end it at once
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Within it, a new cluster listens on 127.0.0.1 only, and the token that Ray creates (since 2.60) is private.
+
+    Whoever reaches a port of a cluster could otherwise run code here. Ray has no argument for it: it takes the loopback
+    address where it starts no clusters of several machines, as on Windows and macOS.
+    """
+    name = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR
+    before, several, umask = os.environ.get(name), ray_constants.ENABLE_RAY_CLUSTER, os.umask(0o077)
+    os.environ[name], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        yield
+    finally:
+        os.umask(umask)
+        ray_constants.ENABLE_RAY_CLUSTER = several
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
 
 
 def _start(start: Callable[[], object]) -> None:
@@ -229,13 +238,11 @@ def _knock(address: str) -> None:
             if os.environ.get("RAY_USE_TLS", "0") == "0":
                 link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + bytes(5))
                 if link.recv(9)[3:4] != b"\4":  # in HTTP/2 both sides begin with settings
-                    raise EngineError(_no_cluster(address, "another service listens there"))
+                    raise ConnectionError("another service listens there")
     except (OSError, OverflowError, UnicodeError) as error:
-        raise EngineError(_no_cluster(address, str(error))) from None
-
-
-def _no_cluster(address: str, reason: str) -> str:
-    return f"no Ray cluster at {address!r} ({reason}); start one with `ray start --head`, which prints its address"
+        raise EngineError(
+            f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`, which prints its address"
+        ) from None
 
 
 def _compare(about: Mapping[str, str]) -> None:
@@ -243,18 +250,10 @@ def _compare(about: Mapping[str, str]) -> None:
     ours = versions()
     theirs = {name: about[name] for name in ours}
     if theirs != ours:
-        have, want = (" and ".join(f"{name} {v}" for name, v in found.items()) for found in (theirs, ours))
+        have, want = (" and ".join(f"{name} {v}" for name, v in each.items()) for each in (theirs, ours))
         raise EngineError(
             f"the node {about['address']} has {have}, this one {want}; install the same versions on every node"
         )
-
-
-def _answered(answer: Any) -> bool:
-    ready, _ = ray.wait([answer], timeout=0)
-    try:
-        return bool(ready and ray.get(answer))
-    except lost.RayError:
-        return False
 
 
 def _counts(resources: Mapping[str, float]) -> str:

@@ -1,8 +1,5 @@
 """The Ray actor of a worker: it holds some parties, runs their tasks, and passes answers to other workers."""
 
-from __future__ import annotations
-
-import contextlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -19,7 +16,7 @@ from fedloom.core.message import Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines._party_bundle import Packed, PartyBundle, RowPool, opened, packed, place, unpack
 from fedloom.engines._shared_buffer import unspell
-from fedloom.engines.memory import Arena
+from fedloom.engines.memory import Arena, swapped_in
 
 Key: TypeAlias = tuple[int, int]
 """The key of an answer: the number of its worker, and its own."""
@@ -45,14 +42,8 @@ class Shard:
     def build(
         self, common: Sequence[RowPool], bundle: PartyBundle, device: str, memory: int | None
     ) -> tuple[dict[int, str], int]:
-        """Build parties and keep them; their names, and the number of this worker's parties on disk.
-
-        Args:
-            common: rows that all parties hold.
-            bundle: the parties.
-            device: the device of their tensors.
-            memory: bytes of state kept in memory on a CPU; None for all.
-        """
+        """Build parties and keep them, with the rows that all parties hold and `memory` as of `RayEngine`; their names,
+        and the number of this worker's parties on disk."""
         for name, module in bundle.modules.items():
             sys.modules.setdefault(name, module)
         if self._arena is None and device == "cpu":
@@ -60,31 +51,27 @@ class Shard:
         self._device = device
         self._common = self._common or unpack(common, device)
         rows = {**self._common, **unpack(bundle.pools, device)}
-        made = {}
+        built = {}
         for spec in bundle.specs:
             party = spec.kind(spec.cfg, place(spec, rows, self._publics, device))
             if self._arena is not None:
                 self._arena.adopt(party)
-            made[party.context.id] = party
-        self._parties.update(made)
-        spilled = 0 if self._arena is None else self._arena.spilled
-        return names((i, type(p)) for i, p in made.items()), spilled
+            built[party.context.id] = party
+        self._parties.update(built)
+        spilled = len(self._arena.spilled) if self._arena else 0
+        return names((i, type(p)) for i, p in built.items()), spilled
 
     def do(
         self, head: Packed, tasks: Sequence[Task], each: Sequence[Packed], keys: Sequence[Key], bundles: Sequence[Any]
     ) -> tuple[list[Any], dict[int, dict[str, Note]]]:
-        """Run tasks in order.
+        """Run tasks in order. For each a packed reply, a reference, a failure, or None for a reply that is not a
+        message; and the parties' notes.
 
         Args:
             head: the shared arguments, and the template of a valid answer.
-            tasks: the tasks without their plain arguments.
-            each: their plain arguments.
+            each: the plain arguments, which `tasks` lack.
             keys: keys under which to leave the answers; if empty, answers are sent and earlier ones dropped.
             bundles: references to answers of other workers, fetched from their nodes.
-
-        Returns:
-            For each task a packed reply, a reference, a failure, or None for a reply that is not a message; and the
-            parties' notes.
         """
         common = self._opened(head)
         fetched = {key: self._opened(data) for bundle in ray.get(list(bundles)) for key, data in bundle.items()}
@@ -99,7 +86,7 @@ class Shard:
             resolved = arguments(
                 whole, lambda ref: self._left[ref.held] if ref.held in self._left else fetched[ref.held]
             )
-            with self._swapped_in(party):
+            with swapped_in(self._arena, party):
                 reply = run(party, whole, resolved)
             replies.append(self._keep(keys[n], reply, expect) if keys else _sent(reply))
             notes.setdefault(task.party, {}).update(party.take_notes())
@@ -120,7 +107,7 @@ class Shard:
     def load(self, states: Mapping[int, Packed]) -> None:
         """Load states that `states` returned."""
         for i, state in states.items():
-            with self._swapped_in(self._parties[i]):
+            with swapped_in(self._arena, self._parties[i]):
                 self._parties[i].load(self._opened(state))
 
     def _keep(self, key: Key, reply: Any, expect: Any) -> ReplyRef:
@@ -128,9 +115,6 @@ class Shard:
         if left.failure is None:
             self._left[key] = reply
         return left
-
-    def _swapped_in(self, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._arena is None else self._arena.swapped_in(party)
 
     def _opened(self, data: Packed) -> Any:
         tree = opened(data)

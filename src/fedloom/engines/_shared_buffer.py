@@ -5,8 +5,6 @@ change in every frame, and a message's header is cached only while it is the sam
 that one process writes and all can read, so messages pass from worker to worker without the parent.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket

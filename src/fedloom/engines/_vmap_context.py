@@ -4,13 +4,12 @@ Each tensor of a party's state is one slice of a stacked tensor, and `torch.func
 all slices. State is written back only after the method has returned, so a run that fails changes nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal, NoReturn
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
@@ -30,18 +29,12 @@ def run_vmapped(
     method: str,
     shared: Mapping[str, Tree],
     each: Sequence[Mapping[str, Tree]],
+    same: "SameContent | None" = None,
 ) -> list[Tree]:
-    """Run `method` once for all these parties; their replies.
+    """Run `method` once for parties that differ only in weights, data, and the values of numbers; their replies.
 
-    Args:
-        memory: (G, nbytes) uint8, the states of their group.
-        rows: the sorted rows of these parties in `memory`.
-        parties: parties that differ only in weights, data, and the content of their tensors.
-        shared: arguments for all parties.
-        each: further arguments of each party.
-
-    Raises:
-        NotBatchable, or torch's own error if it has no batching rule. The state is unchanged.
+    `memory` (G, nbytes) uint8 holds the states of their group, in which `rows`, sorted, are theirs. Raises
+    NotBatchable, or torch's own error if it has no batching rule; the state is then unchanged.
     """
     network = parties[0].net
     first, n = rows[0], len(rows)  # a slice avoids a copy if the rows are consecutive
@@ -53,18 +46,26 @@ def run_vmapped(
     contexts = [p.context for p in parties]
     rows_alone = not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in network.module.modules())
     me = torch.arange(len(parties), device=memory.device)
+    same = same or SameContent()
+    numbers = _differing([p.cfg for p in parties], me.device)
+    rates = _differing([p.net.optimizer for p in parties], me.device)
     trees: dict[str, Any] = {}
     changed = False
 
     def work(state: list[Tensor], own_: list[Tensor], each_: list[Tensor], me_: Tensor) -> list[Tensor]:
         nonlocal changed
         notes: dict[str, Tensor | float] = {}
-        stacked = VmapNetwork(network, dict(zip(network.fields, state, strict=True)), notes)
+        cfg, optimizer = parties[0].cfg, network.optimizer
+        if numbers:
+            cfg = cfg.model_copy(update={k: x[me_].float() for k, x in numbers.items()})
+        if rates:
+            optimizer = replace(optimizer, **{k: x[me_] for k, x in rates.items()})  # type: ignore[type-var]
+        stacked = VmapNetwork(network, dict(zip(network.fields, state, strict=True)), notes, optimizer)
         before = _refill(own[0], own_)
         party = object.__new__(type(parties[0]))
         vars(party).update(
-            cfg=parties[0].cfg,
-            context=VmapContext(contexts, me_, rows_alone=rows_alone),
+            cfg=cfg,
+            context=VmapContext(contexts, me_, same, rows_alone=rows_alone),
             _network=stacked,
             _notes=notes,
             **before,
@@ -107,19 +108,61 @@ def _refill(tree: Any, tensors: Sequence[Tensor]) -> Any:
     return message.map_tensors(lambda _: next(left), tree)
 
 
+def _differing(objects: Sequence[Any], device: torch.device) -> dict[str, Tensor]:
+    """The numbers (G,) float64 in which configs or optimizers of several runs differ, by name."""
+    first = objects[0]
+    if all(o is first for o in objects):
+        return {}
+    names = type(first).model_fields if isinstance(first, BaseModel) else [f.name for f in fields(first)]
+    values = {name: [getattr(o, name) for o in objects] for name in names}
+    return {
+        name: torch.tensor(each, dtype=torch.float64, device=device)
+        for name, each in values.items()
+        if isinstance(each[0], float) and any(v != each[0] for v in each)
+    }
+
+
+class SameContent:
+    """Whether two tensors have the same content, remembered: runs read the same data set into several pools."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[bool, Tensor, Tensor]] = {}  # it keeps the tensors of its keys
+
+    def __call__(self, a: Tensor | None, b: Tensor | None) -> bool:
+        if a is None or b is None or a is b:
+            return a is b
+        key = (id(a), id(b))
+        if key not in self._known:
+            alike = a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+            self._known[key] = alike and bool(torch.equal(a, b)), a, b
+        return self._known[key][0]
+
+    def pool(self, rows: Sequence[Rows]) -> bool:
+        """Whether all these rows are of one pool, with the same labels and scaling."""
+        first = rows[0]
+        return all(
+            self(r.pool, first.pool)
+            and self(r.labels, first.labels)
+            and self(r.shift, first.shift)
+            and self(r.scale, first.scale)
+            for r in rows
+        )
+
+
 class VmapContext:
-    """Replaces `ClientContext` inside `vmap`: the contexts of a group.
+    """Replaces `ClientContext` inside `vmap`: the contexts of a group, of which `me` (), batched, is the party's.
+    `rows_alone` tells that the network's output for a row does not depend on other rows."""
 
-    Args:
-        contexts: the parties' contexts, in the order of the stacked state.
-        me: () int64, batched: the index of the party.
-        rows_alone: whether the network's output for a row does not depend on other rows.
-    """
+    seed: int
+    parties: int
+    classes: int
+    device: str
 
-    def __init__(self, contexts: Sequence[ClientContext], me: Tensor, *, rows_alone: bool) -> None:
-        first = contexts[0]
-        self._contexts, self._me, self._rows_alone = contexts, me, rows_alone
-        self.seed, self.parties, self.classes, self.device = first.seed, first.parties, first.classes, first.device
+    def __init__(self, contexts: Sequence[ClientContext], me: Tensor, same: SameContent, *, rows_alone: bool) -> None:
+        self._contexts, self._me, self._same, self._rows_alone = contexts, me, same, rows_alone
+        for name in ("seed", "parties", "classes", "device"):
+            if len({getattr(s, name) for s in contexts}) == 1:
+                setattr(self, name, getattr(contexts[0], name))
 
     def batches(self, t: int, *, steps: int, size: int) -> Batches | PaddedBatches:
         """See `ClientContext.batches`."""
@@ -164,7 +207,7 @@ class VmapContext:
         most = max(steps)
         even = [torch.cat([p, p[:1].expand(most - len(p), -1)]) if len(p) < most else p for p in plans]
         first = rows[0]
-        if all(r.pool is first.pool and r.shift is first.shift and r.scale is first.scale for r in rows):
+        if self._same.pool(rows):
             device = first.index.device
             where = torch.stack([r.index[p.to(device)] for r, p in zip(rows, even, strict=True)])[self._me]  # (T, B)
             batches = Rows(first.pool, first.labels, where.flatten(), first.shift, first.scale).batches(
@@ -182,7 +225,7 @@ class VmapContext:
     @property
     def rows(self) -> Rows:
         """The own rows, if all parties have equally many."""
-        return _one([s.rows for s in self._contexts], self._me, "rows")
+        return _one([s.rows for s in self._contexts], self._me, self._same, "rows")
 
     @property
     def row_count(self) -> Tensor:
@@ -190,17 +233,18 @@ class VmapContext:
         return torch.tensor([len(s.rows) for s in self._contexts], device=self.device)[self._me]
 
     @property
-    def public(self) -> PublicSet | None:
-        """The public set that all parties share."""
-        first = self._contexts[0].public
-        if any(s.public is not first for s in self._contexts):
-            raise NotBatchable("the parties' public sets differ")
-        return first
+    def public(self) -> "PublicSet | StackedPublicSet | None":
+        """The public set that all parties share, or that of the party's run."""
+        sets = [s.public for s in self._contexts]
+        if all(public is sets[0] for public in sets):
+            return sets[0]
+        return StackedPublicSet([s for s in sets if s is not None], self._me, self._same)
 
     @property
     def tests(self) -> Mapping[str, Rows]:
         """The test rows by name, if the parties share them or have equally many."""
-        return _Tests({on: [s.tests[on] for s in self._contexts] for on in self._contexts[0].tests}, self._me)
+        every = {on: [s.tests[on] for s in self._contexts] for on in self._contexts[0].tests}
+        return _Tests(every, self._me, self._same)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise NotBatchable(f"it reads self.context.{name}, which differs between parties")
@@ -209,21 +253,74 @@ class VmapContext:
 class _Tests(dict[str, Any]):
     """Test rows by name, selected for the party when they are read."""
 
-    def __init__(self, every: Mapping[str, Sequence[Rows]], me: Tensor) -> None:
+    def __init__(self, every: Mapping[str, Sequence[Rows]], me: Tensor, same: SameContent) -> None:
         super().__init__(every)
-        self._me = me
+        self._me, self._same = me, same
 
     def __getitem__(self, on: str) -> Rows:
-        return _one(super().__getitem__(on), self._me, f"test rows {on!r}")
+        return _one(super().__getitem__(on), self._me, self._same, f"test rows {on!r}")
 
 
-def _one(every: Sequence[Rows], me: Tensor, noun: str) -> Rows:
+class StackedPublicSet:
+    """The public sets of several runs, of which the party sees that of its own run. See `PublicSet`."""
+
+    def __init__(self, sets: Sequence[PublicSet], me: Tensor, same: SameContent) -> None:
+        self._sets, self._same = {id(s): s for s in sets}, same
+        order = {key: n for n, key in enumerate(self._sets)}
+        self._mine = torch.tensor([order[id(s)] for s in sets], device=me.device)[me]
+
+    def batches(self, t: int, steps: int, size: int) -> "_PublicBatches":
+        """See `PublicSet.batches`."""
+        return _PublicBatches([s.batches(t, steps, size) for s in self._sets.values()], self._mine)
+
+    def plan(self, t: int, steps: int, size: int) -> Tensor:
+        """See `PublicSet.plan`."""
+        plans = [s.plan(t, steps, size) for s in self._sets.values()]
+        return torch.stack(plans).to(self._mine.device)[self._mine]
+
+    @property
+    def rows(self) -> Rows:
+        """The rows, if the sets have equally many."""
+        return _one([s.rows for s in self._sets.values()], self._mine, self._same, "public rows")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotBatchable(f"it reads self.public_set.{name}, which differs between runs")
+
+
+class _PublicBatches(Sequence[Tensor]):
+    """The public batches (B, ...) of the party's run, selected when they are read."""
+
+    def __init__(self, by_set: Sequence[Sequence[Tensor]], mine: Tensor) -> None:
+        self._by_set, self._mine = by_set, mine
+
+    def __len__(self) -> int:
+        return len(self._by_set[0])
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return tuple(self[k] for k in range(len(self))[i])
+        return torch.stack([batches[i] for batches in self._by_set])[self._mine]
+
+
+def _one(every: Sequence[Rows], me: Tensor, same: SameContent, noun: str) -> Rows:
     """The rows of party `me` ()."""
     first = every[0]
     if all(r is first for r in every):
         return first
     if len({len(r) for r in every}) > 1:
         raise Uneven(f"it reads the parties' {noun}, of which they have different numbers")
-    if any(r.pool is not first.pool for r in every):
-        raise NotBatchable(f"it reads the parties' {noun}, which are in different pools")
-    return replace(first, index=torch.stack([r.index for r in every])[me])
+    if any(r.present is not None for r in every):
+        raise Uneven(f"it reads the parties' {noun}, of which they lack different ones")
+    distinct = {id(r): r for r in every}
+    order = {key: n for n, key in enumerate(distinct)}
+    mine = torch.tensor([order[id(r)] for r in every], device=me.device)[me]
+
+    def pick(tensors: list[Tensor]) -> Tensor:
+        return torch.stack(tensors)[mine]
+
+    rows = list(distinct.values())
+    if same.pool(rows):
+        return replace(first, index=pick([r.index for r in rows]))
+    labels = None if first.labels is None else pick([r.y(torch.arange(len(r), device=r.index.device)) for r in rows])
+    pool, index = pick([r.pool[r.index] for r in rows]), torch.arange(len(first), device=me.device)
+    return Rows(pool, labels, index, pick([r.shift for r in rows]), pick([r.scale for r in rows]))

@@ -1,7 +1,5 @@
 """The network of parties that run a method together under `vmap`."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NoReturn
@@ -12,9 +10,9 @@ from torch.func import grad, vjp, vmap
 
 from fedloom.core._layout import Field, lent, places, unflatten
 from fedloom.core.context import Batches
-from fedloom.core.errors import FedloomError, StateError
-from fedloom.core.network import INFERENCE_ROWS, Network, Only, Product, of_the_batch
-from fedloom.core.optim import Optimiser
+from fedloom.core.errors import FedloomError
+from fedloom.core.network import Graded, Loss, Network, Only, Product, chunked, copy_state, of_the_batch
+from fedloom.core.optim import Optimizer
 
 
 class NotBatchable(FedloomError):
@@ -28,19 +26,19 @@ class Uneven(NotBatchable):
 class VmapNetwork:
     """Replaces `Network` inside `vmap`: the same passes and steps on one slice of a stacked state.
 
-    Args:
-        like: the network of one of the parties, whose module is used with other weights.
-        state: each field's tensor, batched.
-        notes: the party's notes; notes made in a loss are returned from its gradient.
-
-    Attributes:
-        fields: each field's current tensor.
-        changed: whether the method has changed the state.
+    The module of `like` is used with other weights, of which `fields` has the current tensors; `changed` tells whether
+    the method has changed them. Notes made in a loss are returned from its gradient.
     """
 
-    def __init__(self, like: Network, state: Mapping[Field, Tensor], notes: dict[str, Tensor | float]) -> None:
+    def __init__(
+        self,
+        like: Network,
+        state: Mapping[Field, Tensor],
+        notes: dict[str, Tensor | float],
+        optimizer: Optimizer | None = None,
+    ) -> None:
         self._like = like
-        self._optimiser = like.optimiser
+        self._optimizer = optimizer or like.optimizer
         self.fields = dict(state)
         self._notes = notes
         self.changed = False
@@ -81,11 +79,7 @@ class VmapNetwork:
             with of_the_batch(self._like.module):
                 kept = {k: b for k, b in self._buffers.items() if not k.rpartition(".")[2].startswith("running_")}
                 return self._through(self._params, kept, x, training=False)
-        parts = [
-            self._through(self._params, self._buffers, x[i : i + INFERENCE_ROWS], training=False)
-            for i in range(0, max(len(x), 1), INFERENCE_ROWS)
-        ]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return chunked(lambda rows: self._through(self._params, self._buffers, rows, training=False), x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Training-mode outputs (B, ...), detached. The pass is cached until the method ends or the weights change."""
@@ -96,30 +90,31 @@ class VmapNetwork:
         """The trainable parameters by name, for use in a loss."""
         return self._live[0] if self._live else self._params
 
-    def minimise(self, loss: Callable[..., Tensor], *batch: object, only: Only = None) -> Tensor:
-        """One optimiser step on the scalar `loss(*batch)`; its value before the step."""
+    @property
+    def in_loss(self) -> bool:
+        """Whether a loss is being computed."""
+        return self._live is not None
+
+    def minimize(self, loss: Loss, *batch: object, only: Only = None) -> Tensor:
+        """One optimizer step on the scalar `loss(*batch)`; its value before the step."""
         value, gradients, buffers = self._graded(loss, batch, only)
         if isinstance(only, Mapping):
             gradients = {k: g * only[k] for k, g in gradients.items()}
         self._step(gradients, buffers)
         return value
 
-    def gradient(
-        self, loss: Callable[..., Tensor], *batch: object, of: Collection[str] | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def gradient(self, loss: Loss, *batch: object, of: Collection[str] | None = None) -> Graded:
         """The scalar `loss(*batch)` and its gradient by name; no step. BatchNorm statistics are updated."""
         value, gradients, buffers = self._graded(loss, batch, of)
         return self._seen(value, buffers, {}), gradients
 
-    def gradient_at(
-        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def gradient_at(self, weights: Mapping[str, Tensor], loss: Loss, *batch: object) -> Graded:
         """The scalar `loss(*batch)` and its gradient by name at `weights`. BatchNorm statistics are updated."""
         gradients, seen = grad(self._value_of(loss, batch), has_aux=True)({k: weights[k] for k in self._params})
         return self._seen(*seen), gradients
 
     def curvature_at(
-        self, weights: Mapping[str, Tensor], loss: Callable[..., Tensor], *batch: object
+        self, weights: Mapping[str, Tensor], loss: Loss, *batch: object
     ) -> tuple[Tensor, dict[str, Tensor], Product]:
         """As `gradient_at`, and the Hessian-vector product there."""
         value = grad(self._value_of(loss, batch), has_aux=True)
@@ -133,9 +128,7 @@ class VmapNetwork:
         self._notes.update(notes)
         return value
 
-    def row_gradients(
-        self, loss: Callable[..., Tensor], x: Tensor, y: Tensor, of: Collection[str]
-    ) -> dict[str, Tensor]:
+    def row_gradients(self, loss: Loss, x: Tensor, y: Tensor, of: Collection[str]) -> dict[str, Tensor]:
         """Per-row gradients (B, ...) of `loss` by name; no step."""
 
         def row_loss(params: dict[str, Tensor], row: Tensor, label: Tensor) -> Tensor:
@@ -149,7 +142,7 @@ class VmapNetwork:
         return vmap(grad(row_loss), in_dims=(None, 0, 0))(weights, x, y)  # type: ignore[no-any-return]
 
     def _graded(
-        self, loss: Callable[..., Tensor], batch: tuple[object, ...], of: Collection[str] | None
+        self, loss: Loss, batch: tuple[object, ...], of: Collection[str] | None
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """A loss, its gradient, and the buffers after its pass."""
         chosen = self._params if of is None else {k: self._params[k] for k in of}
@@ -157,7 +150,7 @@ class VmapNetwork:
         self._notes.update(notes)
         return value, gradients, buffers
 
-    def _value_of(self, loss: Callable[..., Tensor], batch: tuple[object, ...]) -> Callable[..., tuple[Tensor, Any]]:
+    def _value_of(self, loss: Loss, batch: tuple[object, ...]) -> Callable[..., tuple[Tensor, Any]]:
         """A loss as a function of parameters, with auxiliary outputs: its detached value, buffers and notes."""
 
         def value_of(params: dict[str, Tensor]) -> tuple[Tensor, Any]:
@@ -175,28 +168,28 @@ class VmapNetwork:
 
         return value_of
 
-    def train(self, loss: Callable[..., Tensor], batches: Batches | PaddedBatches, *, only: Only = None) -> Tensor:
+    def train(self, loss: Loss, batches: "Batches | PaddedBatches", *, only: Only = None) -> Tensor:
         """One step on `loss(x, y)` for each batch; the mean loss (). Parties with fewer batches skip the last steps."""
         if not isinstance(batches, PaddedBatches):
-            return torch.stack([self.minimise(loss, x, y, only=only) for x, y in batches]).mean()
+            return torch.stack([self.minimize(loss, x, y, only=only) for x, y in batches]).mean()
         total = torch.zeros((), device=batches.x.device)
-        for i, everybody in enumerate(batches.everybody):
-            mine = batches.mine[i]
-            if everybody:
-                value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
+        for i, all_active in enumerate(batches.all_active):
+            active = batches.active[i]
+            if all_active:
+                value = self.minimize(loss, batches.x[i], batches.y[i], only=only)
             else:
                 before = {field: x.clone() for field, x in self.fields.items()}
                 notes = dict(self._notes)
-                value = self.minimise(loss, batches.x[i], batches.y[i], only=only)
+                value = self.minimize(loss, batches.x[i], batches.y[i], only=only)
                 for field, x in self.fields.items():
-                    x.copy_(torch.where(mine, x, before[field]))
+                    x.copy_(torch.where(active, x, before[field]))
                 for name, old in notes.items():
-                    self._notes[name] = torch.where(mine, torch.as_tensor(self._notes[name]), torch.as_tensor(old))
-            total = total + torch.where(mine, value, torch.zeros_like(value))
-        return total / batches.mine.sum()
+                    self._notes[name] = torch.where(active, torch.as_tensor(self._notes[name]), torch.as_tensor(old))
+            total = total + torch.where(active, value, torch.zeros_like(value))
+        return total / batches.active.sum()
 
     def descend(self, x: Tensor, gradient: Tensor) -> None:
-        """One optimiser step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
+        """One optimizer step along Jᵀ `gradient`, J the Jacobian of the outputs at `x`."""
         _, pull, buffers = self._pass(x)
         (gradients,) = pull(gradient)
         self._step(gradients, buffers)
@@ -208,19 +201,13 @@ class VmapNetwork:
     def load(self, part: str, values: Mapping[str, Tensor]) -> None:
         """Copy `values` into one part of the state; names and shapes must be the same."""
         self._own()
-        mine = self.state()[part]
-        if mine.keys() != values.keys() or any(mine[k].shape != values[k].shape for k in mine):
-            raise StateError(f"{part} must have the names and shapes of this network")
-        for name, x in mine.items():
-            x.copy_(values[name])
+        copy_state(self.state()[part], values, part)
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[None]:
         """A context in which the network may be changed; on exit its state is restored."""
-        before = self.fields, self.changed
-        self.fields, self.changed = {field: x.clone() for field, x in self.fields.items()}, True
-        self._sent = None
-        self._make_views()
+        before, self.changed = (self.fields, self.changed), False
+        self._own()
         try:
             yield
         finally:
@@ -240,10 +227,10 @@ class VmapNetwork:
 
     def _step(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         self._own()
-        rates = self._optimiser.tick(self._counters)
+        rates = self._optimizer.tick(self._counters)
         for name, g in gradients.items():
             w, moving = self._params[name], self._moving[name]
-            _Move.apply(self._optimiser, w, g, moving, rates)  # type: ignore[no-untyped-call]
+            _Move.apply(self._optimizer, w, g, moving, rates)  # type: ignore[no-untyped-call]
         for name, b in self._buffers.items():
             b.copy_(buffers[name])
 
@@ -251,7 +238,7 @@ class VmapNetwork:
         """The outputs, the function that maps their gradient to the parameters', and the buffers after the pass."""
         if self._sent is None or self._sent[0] is not x:
 
-            def outputs(params: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            def outputs(params: dict[str, Tensor]) -> Graded:
                 buffers = {k: b.clone() for k, b in self._buffers.items()}
                 return self._through(params, buffers, x, training=True), buffers
 
@@ -272,11 +259,8 @@ class VmapNetwork:
 
 
 class _Move(torch.autograd.Function):
-    """An optimiser's `move` for all parties at once.
-
-    torch has no batching rules for many in-place operations. As `move` is elementwise, it can be applied to the stacked
-    tensors directly.
-    """
+    """An optimizer's `move` for all parties at once. torch has no batching rules for many in-place operations; as
+    `move` is elementwise, it can be applied to the stacked tensors directly."""
 
     @staticmethod
     def forward(*_: Any) -> NoReturn:
@@ -291,7 +275,7 @@ class _Move(torch.autograd.Function):
     def vmap(
         info: Any,
         dims: Any,
-        optimiser: Optimiser,
+        optimizer: Optimizer,
         w: Tensor,
         g: Tensor,
         slots: dict[str, Tensor],
@@ -299,30 +283,20 @@ class _Move(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         """Move the stacked weights, with each party's own rates broadcast over its weights."""
         _, w_dim, g_dim, slot_dims, rate_dims = dims
-        w, g = w.movedim(w_dim, 0), _first(g, g_dim)
+        w, g = w.movedim(w_dim, 0), g[None] if g_dim is None else g.movedim(g_dim, 0)
         slots = {k: x.movedim(slot_dims[k], 0) for k, x in slots.items()}
         wide = (-1, *[1] * (w.dim() - 1))
         each = [r.view(wide).to(w.dtype) if d is not None else r for r, d in zip(rates, rate_dims, strict=True)]
-        optimiser.move(w, g, slots, *each)
+        optimizer.move(w, g, slots, *each)
         return w.new_empty(info.batch_size), 0
 
 
-def _first(x: Tensor, dim: int | None) -> Tensor:
-    """The tensor with the batch as its first axis, of length 1 if it is the same for all."""
-    return x.unsqueeze(0) if dim is None else x.movedim(dim, 0)
-
-
 class PaddedBatches:
-    """Batches of parties that have different numbers of them, for `train` alone.
+    """Batches x (T, B, ...), y (T, B) of parties that have different numbers of them, for `train` alone. T is the
+    largest; `active` (T,) bool are the steps that this party takes, `all_active` those that all parties take."""
 
-    Attributes:
-        x, y: (T, B, ...), (T, B) with the largest T of the group.
-        mine: (T,) bool, whether this party takes each step.
-        everybody: for each step, whether all parties take it.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, mine: Tensor, everybody: list[bool]) -> None:
-        self.x, self.y, self.mine, self.everybody = x, y, mine, everybody
+    def __init__(self, x: Tensor, y: Tensor, active: Tensor, all_active: list[bool]) -> None:
+        self.x, self.y, self.active, self.all_active = x, y, active, all_active
 
     def __iter__(self) -> NoReturn:
         raise Uneven("it iterates over batches, of which the parties have different numbers")

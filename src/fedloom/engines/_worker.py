@@ -4,8 +4,6 @@ A worker is forked with every party in it. Networks are in shared memory, so it 
 of a party's state arrives with a task if another worker ran the party last, and returns with every reply.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import traceback
@@ -25,14 +23,8 @@ from fedloom.engines.memory import Arena
 
 @dataclass(frozen=True)
 class Shared:
-    """Objects that parent and workers share, created before the first fork.
-
-    Attributes:
-        parties: all parties, by id.
-        arena: holds their networks.
-        buffers: the parent's for all workers, then one written by each worker, then the parent's for each worker.
-        workers: the number of workers.
-    """
+    """Objects that parent and workers share, created before the first fork. The buffers are the parent's for all
+    workers, then one written by each worker, then the parent's for each worker."""
 
     parties: Mapping[int, Party[Any]]
     arena: Arena
@@ -71,8 +63,10 @@ class _Worker:
     def do(self, order: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[bytes, ...]]:
         """Run one task; the facts and the bytes of the reply: the answer, then the party's own state."""
         party = self._parties[order["party"]]
-        if order["moved"]:
-            self._fetch(party, order["own"])
+        if order["moved"]:  # another worker ran the party last
+            if party._network is not None:
+                party._network.forget()
+            vars(party).update(self._read(*order["own"]) or {})
         facts: dict[str, Any] = {}
         answer = self._answer(party, order, facts)
         own = message.encode(party.own_state(), LIMITS) if party.own_state() else b""
@@ -80,12 +74,6 @@ class _Worker:
         facts["notes"] = party.take_notes()
         facts["answer"] = len(answer)
         return facts, (answer, own)
-
-    def _fetch(self, party: Party[Any], own: Sequence[int]) -> None:
-        """Load the state of a party that another worker ran last."""
-        if party._network is not None:
-            party._network.forget()
-        vars(party).update(self._read(*own) or {})
 
     def _answer(self, party: Party[Any], order: Mapping[str, Any], facts: dict[str, Any]) -> bytes:
         """The encoded reply; empty after a failure, or if the reply stays in the outbox."""

@@ -1,6 +1,4 @@
-"""The pool of worker processes: it assigns tasks and replaces workers that die."""
-
-from __future__ import annotations
+"""The pool of worker processes: it queues tasks, assigns them, and replaces workers that die."""
 
 import contextlib
 import select
@@ -15,12 +13,41 @@ from typing import Any, NamedTuple, TypeAlias
 from fedloom.core.engine import Failure, Lost, Task
 from fedloom.core.errors import ConfigError
 from fedloom.engines._fork_server import ForkServer
-from fedloom.engines._queue import Queue
 from fedloom.engines._shared_buffer import receive, send
 from fedloom.engines._worker import Shared, serve
 
 DEATHS = 2
 """The number of workers that may die in one task before it counts as failed."""
+
+
+class Queue:
+    """The tasks of a batch, by number. The tasks of one party run in order at one worker.
+
+    A party goes to the worker that ran it last, which may have cached a pass of its network. An idle worker takes a
+    party from the longest queue. `left` tasks have been taken by no worker.
+    """
+
+    def __init__(self, parties: Sequence[int], last: Mapping[int, int], workers: int) -> None:
+        groups: dict[int, deque[int]] = {}
+        for number, party in enumerate(parties):
+            groups.setdefault(party, deque()).append(number)
+        self._waiting: list[deque[deque[int]]] = [deque() for _ in range(workers)]
+        self._begun: list[deque[int]] = [deque() for _ in range(workers)]
+        for party, group in groups.items():
+            (self._waiting[last[party]] if party in last else min(self._waiting, key=len)).append(group)
+        self.left = len(parties)
+
+    def take(self, worker: int, *, ahead: bool = False) -> int | None:
+        """The worker's next task, or None; with `ahead`, a task of another party than its current one."""
+        if ahead and self._begun[worker]:
+            return None
+        if not self._begun[worker]:
+            own, most = self._waiting[worker], max(self._waiting, key=len)
+            if not most:
+                return None
+            self._begun[worker] = own.popleft() if own else most.pop()
+        self.left -= 1
+        return self._begun[worker].popleft()
 
 
 class _Sent(NamedTuple):
@@ -32,14 +59,8 @@ class _Sent(NamedTuple):
 
 
 class WorkerSlot:
-    """A worker, whose process may be replaced.
-
-    Attributes:
-        number: its number.
-        outbox, inbox: numbers of the buffers that it writes, and that the parent writes for it.
-        sent: tasks that it has not answered yet.
-        last_words: the traceback of its previous process, if that could send one.
-    """
+    """A worker, whose process may be replaced: the numbers of the buffers that it writes (`outbox`) and reads
+    (`inbox`), the tasks that it has not answered yet, and the traceback of its previous process."""
 
     def __init__(self, shared: Shared, number: int) -> None:
         self.number, self.outbox, self.inbox = number, 1 + number, 1 + shared.workers + number
@@ -87,12 +108,7 @@ class _Batch:
 
 
 class WorkerPool:
-    """All workers.
-
-    Attributes:
-        slots: the workers, in order.
-        last: the number of the worker that ran each party last.
-    """
+    """All workers (`slots`), and for each party the number of the worker that ran it last."""
 
     def __init__(self, shared: Shared) -> None:
         self._work = partial(serve, shared)
@@ -108,11 +124,8 @@ class WorkerPool:
             self._spawn(slot)
 
     def do(self, tasks: Sequence[Task], order: Order, take: Take) -> list[Any]:
-        """Run all tasks; their results, in order.
-
-        Raises:
-            Lost: a worker died in a task. It has been replaced, and the others have finished the tasks they had begun.
-        """
+        """Run all tasks; their results, in order. Raises Lost if a worker died in a task: it has been replaced, and
+        the others have finished the tasks they had begun."""
         batch = _Batch(tasks, order, take, Queue([task.party for task in tasks], self.last, len(self.slots)))
         try:
             for slot in self.slots:

@@ -5,13 +5,12 @@ of an operation exceeds its work. The numbers equal those of the local engine up
 cannot be batched run in turn; the account names them, with the reason.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from fedloom.core import message
@@ -21,35 +20,30 @@ from fedloom.core.faults import Faults
 from fedloom.core.message import Tree
 from fedloom.core.network import INFERENCE_ROWS, Network
 from fedloom.core.party import Party
-from fedloom.engines._vmap_context import run_vmapped
+from fedloom.engines._vmap_context import SameContent, run_vmapped
 from fedloom.engines._vmap_network import NotBatchable, Uneven
 from fedloom.engines.local import LocalEngine
 
 CPU_BUDGET = 1 << 27
 """Bytes that a batch of parties may take on a CPU; larger batches do not fit its caches and are slower."""
 FEW = 8
-"""The least number of parties that are faster batched on a CPU."""
+"""Minimum number of parties for which batching is faster on a CPU."""
+STRIDE = 1 << 32
+"""The distance between the numbers of parties of consecutive runs."""
 GPU_SHARE = 0.5
 """The share of a GPU's free memory that a batch of parties may take."""
 
 
 @dataclass
 class _Group:
-    """Parties that can be batched: of one class and config, with networks that differ only in weights.
-
-    Attributes:
-        parties: their ids; row g of `memory` is the state of the g-th.
-        memory: (G, nbytes) uint8.
-        each_bytes: the estimated bytes that one of them takes in a call.
-        looped: calls that cannot be batched.
-        uneven: methods that can be batched only for parties with equally many rows.
-    """
+    """Parties that can be batched: of one class and config, with networks that differ only in weights."""
 
     parties: list[int]
-    memory: Tensor
-    each_bytes: int
-    looped: set[Any] = field(default_factory=set)
-    uneven: set[str] = field(default_factory=set)
+    memory: Tensor  # (G, nbytes) uint8: row g is the state of the g-th party
+    each_bytes: int  # the estimated bytes that one of them takes in a call
+    looped: set[Any] = field(default_factory=set)  # calls that cannot be batched
+    apart: set[Any] = field(default_factory=set)  # calls that can be batched within one run only
+    uneven: set[str] = field(default_factory=set)  # methods that need parties with equally many rows
 
 
 class BatchedEngine(LocalEngine):
@@ -72,76 +66,98 @@ class BatchedEngine(LocalEngine):
         faults: Faults | None = None,
     ) -> None:
         super().__init__(parties, seed=seed, faults=faults)
-        self._chunk_size = chunk_size
-        self._remarks: dict[str, None] = {}  # an ordered set
-        self._group: dict[int, tuple[_Group, int]] = {}  # a party's group, and its row there
-        for alike in _alike(self._parties.values()):
-            self._unite(alike, everything)
-
-    def _unite(self, parties: list[Party[Any]], everything: bool) -> None:
-        first = parties[0]
-        if first._network is None or len(parties) < 2:
-            return
-        if first.context.device == "cpu" and not everything:
-            slow = convolutional(first.net.module)
-            if slow or len(parties) < FEW:
-                why = "convolutions are slower batched on a CPU" if slow else f"fewer than {FEW} are no faster batched"
-                self._remarks[f"{len(parties)} parties in turn: {why}"] = None
-                return
-        parties = sorted(parties, key=_rows)  # parties with equally many rows become neighbours
-        memory = torch.empty(len(parties), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
-        for row, party in zip(memory, parties, strict=True):
-            party.net.move(row)
-        group = _Group([p.context.id for p in parties], memory, _footprint(first))
-        self._group.update({i: (group, row) for row, i in enumerate(group.parties)})
-
-    # -- the engine --------------------------------------------------------------------------------
+        self._batcher = Batcher(self._parties, chunk_size=chunk_size, everything=everything)
 
     def _call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
-        replies: dict[int, Tree | Failure] = {}
-        opened = [arguments(task) for task in tasks]
-        for wave in _waves(tasks):
-            for batch in self._batches(wave, tasks, opened):
-                replies.update(self._run_batch(batch, tasks, opened) if len(batch) > 1 else {})
-            for n in wave:
-                if n not in replies:
-                    replies[n] = run(self._parties[tasks[n].party], tasks[n], opened[n])
-        return [replies[n] for n in range(len(tasks))]
+        return self._batcher.call(tasks)
 
     def account(self) -> Account:
         """One process; the numbers of batched parties and groups, and the calls in turn. "local" without groups."""
-        groups = {id(g) for g, _ in self._group.values()}
-        together = f"{len(self._group)} of {len(self.ids)} parties together, in groups: {len(groups)}"
-        remarks = (*([together] if groups else []), *self._remarks)
         device = next(iter(self._parties.values())).context.device
-        return Account("batched" if groups else "local", device=device, remarks=remarks)
+        remarks = self._batcher.remarks(self._parties)
+        return Account("batched" if self._batcher.groups else "local", device=device, remarks=remarks)
+
+
+class Batcher:
+    """Runs the tasks of parties, batched where possible.
+
+    Args:
+        parties: by the number that tasks name them by: their id in a run, or `run * STRIDE + id` in several runs.
+        chunk_size, everything: as of `BatchedEngine`.
+
+    Attributes:
+        groups: for each party that can be batched, its group and its row there.
+    """
+
+    def __init__(self, parties: Mapping[int, Party[Any]], *, chunk_size: int | None, everything: bool) -> None:
+        self._parties, self._chunk_size = dict(parties), chunk_size
+        self._remarks: dict[str, None] = {}  # an ordered set
+        self._same = SameContent()
+        self.groups: dict[int, tuple[_Group, int]] = {}
+        for alike in _alike(self._parties):
+            self._unite(alike, everything)
+
+    def _unite(self, numbers: list[int], everything: bool) -> None:
+        first = self._parties[numbers[0]]
+        if first._network is None or len(numbers) < 2:
+            return
+        if first.context.device == "cpu" and not everything:
+            slow = convolutional(first.net.module)
+            if slow or len(numbers) < FEW:
+                why = "convolutions are slower batched on a CPU" if slow else f"fewer than {FEW} are no faster batched"
+                self._remarks[f"{len(numbers)} parties in turn: {why}"] = None
+                return
+        # parties with equally many rows become neighbours
+        numbers = sorted(numbers, key=lambda n: _rows(self._parties[n]))
+        memory = torch.empty(len(numbers), first.net.memory.numel(), dtype=torch.uint8, device=first.net.memory.device)
+        for row, n in zip(memory, numbers, strict=True):
+            self._parties[n].net.move(row)
+        group = _Group(numbers, memory, _footprint(first))
+        self.groups.update({n: (group, row) for row, n in enumerate(numbers)})
+
+    def remarks(self, parties: Collection[int]) -> tuple[str, ...]:
+        """How these parties run, for an account."""
+        groups = [self.groups[n][0] for n in parties if n in self.groups]
+        together = f"{len(groups)} of {len(parties)} parties together, in groups: {len({*map(id, groups)})}"
+        return (*([together] if groups else []), *self._remarks)
+
+    def call(self, tasks: Sequence[Task]) -> list[Tree | Failure]:
+        """Run all tasks; their replies, in order."""
+        calls = _Calls(tasks)
+        replies: dict[int, Tree | Failure] = {}
+        for wave in _waves(tasks):
+            for batch in self._batches(wave, calls):
+                replies.update(self._run_batch(batch, calls))
+            for n in wave:
+                if n not in replies:
+                    replies[n] = run(self._parties[tasks[n].party], tasks[n], calls.opened[n])
+        return [replies[n] for n in range(len(tasks))]
 
     # -- grouping ----------------------------------------------------------------------------------
 
-    def _batches(
-        self, wave: Sequence[int], tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]
-    ) -> Iterator[list[int]]:
+    def _batches(self, wave: Sequence[int], calls: "_Calls") -> Iterator[list[int]]:
         """Batches of a wave's tasks, by number, in the order of their group's rows."""
         alike: dict[Any, list[int]] = {}
         for n in wave:
-            task = tasks[n]
-            group, _ = self._group.get(task.party, (None, 0))
-            if group is None or task.fault in ("dropout", "crash") or _kind(task) in group.looped:
+            task = calls.tasks[n]
+            group, _ = self.groups.get(task.party, (None, 0))
+            kind = _kind(task)
+            if group is None or task.fault in ("dropout", "crash") or kind in group.looped:
                 continue
             party = self._parties[task.party]
-            own = {k: opened[n][k] for k in task.each}
             key = (
                 id(group),
                 task.method,
-                tuple(task.shared),
-                _signature(own),
+                calls.shared[id(task.shared)],
+                _signature(calls.own(n)),
                 _signature(party.own_state()),
                 _rows(party) if task.method in group.uneven else 0,
+                task.party // STRIDE if kind in group.apart else 0,
             )
             alike.setdefault(key, []).append(n)
         for numbers in alike.values():
-            numbers.sort(key=lambda n: self._group[tasks[n].party][1])
-            size = self._size(self._group[tasks[numbers[0]].party][0])
+            numbers.sort(key=lambda n: self.groups[calls.tasks[n].party][1])
+            size = self._size(self.groups[calls.tasks[numbers[0]].party][0])
             pieces = -(-len(numbers) // size)
             step = -(-len(numbers) // pieces)
             yield from (numbers[i : i + step] for i in range(0, len(numbers), step))
@@ -156,55 +172,85 @@ class BatchedEngine(LocalEngine):
 
     # -- running -----------------------------------------------------------------------------------
 
-    def _run_batch(
-        self, batch: list[int], tasks: Sequence[Task], opened: Sequence[Mapping[str, Tree]]
-    ) -> dict[int, Tree | Failure]:
-        """The replies of one batch; {} if its tasks must run in turn."""
-        group, _ = self._group[tasks[batch[0]].party]
-        method = tasks[batch[0]].method
-        try:
-            for n in batch:
-                message.check_finite({k: opened[n][k] for k in tasks[n].each})
-            message.check_finite(dict(tasks[batch[0]].shared))
-        except MessageError:
-            return {}  # in turn, each party refuses its own arguments
+    def _run_batch(self, batch: list[int], calls: "_Calls") -> dict[int, Tree | Failure]:
+        """The replies of one batch; without those whose tasks must run in turn."""
+        batch = [n for n in batch if calls.finite(n)]  # in turn, the others refuse their own arguments
+        if len(batch) < 2:
+            return {}
+        tasks = [calls.tasks[n] for n in batch]
+        group, method = self.groups[tasks[0].party][0], tasks[0].method
+        parties = [self._parties[task.party] for task in tasks]
+        one_call = len({id(task.shared) for task in tasks}) == 1
         try:
             replies = run_vmapped(
                 group.memory,
-                [self._group[tasks[n].party][1] for n in batch],
-                [self._parties[tasks[n].party] for n in batch],
+                [self.groups[task.party][1] for task in tasks],
+                parties,
                 method,
-                tasks[batch[0]].shared,
-                [{k: opened[n][k] for k in tasks[n].each} for n in batch],
+                tasks[0].shared if one_call else {},
+                [calls.own(n) if one_call else calls.opened[n] for n in batch],
+                self._same,
             )
-        except Uneven as error:
-            if len({_rows(self._parties[tasks[n].party]) for n in batch}) == 1:
-                return self._in_turn(group, batch, tasks, opened, error)
-            group.uneven.add(method)
-            return {}
         except torch.cuda.OutOfMemoryError:
             group.each_bytes *= 2
             torch.cuda.empty_cache()
             return {}
         except Exception as error:
-            return self._in_turn(group, batch, tasks, opened, error)
-        return {n: disturbed(reply, tasks[n].fault) for n, reply in zip(batch, replies, strict=True)}
+            if isinstance(error, Uneven) and len({_rows(party) for party in parties}) > 1:
+                group.uneven.add(method)
+                return {}
+            runs: dict[int, list[int]] = {}
+            for n in batch:
+                runs.setdefault(calls.tasks[n].party // STRIDE, []).append(n)
+            if len(runs) == 1:
+                return self._in_turn(group, batch, calls, error)
+            group.apart.add(_kind(tasks[0]))
+            return {n: reply for part in runs.values() for n, reply in self._run_batch(part, calls).items()}
+        return {n: disturbed(reply, calls.tasks[n].fault) for n, reply in zip(batch, replies, strict=True)}
 
-    def _in_turn(
-        self,
-        group: _Group,
-        batch: list[int],
-        tasks: Sequence[Task],
-        opened: Sequence[Mapping[str, Tree]],
-        error: Exception,
-    ) -> dict[int, Tree | Failure]:
+    def _in_turn(self, group: _Group, batch: list[int], calls: "_Calls", error: Exception) -> dict[int, Tree | Failure]:
         """Run a batch that failed in turn. If that succeeds, such calls are not batched again."""
-        replies = {n: run(self._parties[tasks[n].party], tasks[n], opened[n]) for n in batch}
+        tasks = [calls.tasks[n] for n in batch]
+        replies = {
+            n: run(self._parties[task.party], task, calls.opened[n]) for n, task in zip(batch, tasks, strict=True)
+        }
         if not any(isinstance(reply, Failure) and reply.trace for reply in replies.values()):
             why = str(error) if isinstance(error, NotBatchable) else f"{type(error).__name__}: {error}"
-            group.looped.add(_kind(tasks[batch[0]]))
-            self._remarks[f"{tasks[batch[0]].method} in turn: {' '.join(why.split())[:200]}"] = None
+            group.looped.add(_kind(tasks[0]))
+            self._remarks[f"{tasks[0].method} in turn: {' '.join(why.split())[:200]}"] = None
         return replies
+
+
+class _Calls:
+    """The tasks of one call of one or several runs, with their arguments.
+
+    Attributes:
+        opened: for each task all its arguments.
+        shared: by the identity of shared arguments, a key that is equal if they differ only in their tensors.
+    """
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+        self.opened = [arguments(task) for task in tasks]
+        every = {id(task.shared): task.shared for task in tasks}
+        self.shared = {i: _signature(dict(shared)) if len(every) > 1 else tuple(shared) for i, shared in every.items()}
+        self._finite = {i: _finite(shared) for i, shared in every.items()}
+
+    def own(self, n: int) -> dict[str, Tree]:
+        """The arguments of this task alone."""
+        return {k: self.opened[n][k] for k in self.tasks[n].each}
+
+    def finite(self, n: int) -> bool:
+        """Whether all arguments of this task are finite."""
+        return self._finite[id(self.tasks[n].shared)] and _finite(self.own(n))
+
+
+def _finite(arguments: Mapping[str, Tree]) -> bool:
+    try:
+        message.check_finite(dict(arguments))
+    except MessageError:
+        return False
+    return True
 
 
 def _waves(tasks: Sequence[Task]) -> list[list[int]]:
@@ -241,13 +287,27 @@ def _signature(tree: Any) -> Any:
     return (type(tree), tree) if plain else id(tree)
 
 
-def _alike(parties: Iterable[Party[Any]]) -> list[list[Party[Any]]]:
-    """The parties in groups that can be batched."""
-    groups: dict[Any, list[Party[Any]]] = {}
-    for p in parties:
-        key = (type(p), id(p.cfg), p.context.device, p._network and _likeness(p._network))
-        groups.setdefault(key, []).append(p)
+def _alike(parties: Mapping[int, Party[Any]]) -> list[list[int]]:
+    """The numbers of the parties in groups that can be batched."""
+    configs = {id(p.cfg): _numberless(p.cfg) for p in parties.values()}
+    groups: dict[Any, list[int]] = {}
+    for n, p in parties.items():
+        key = (type(p), configs[id(p.cfg)], p.context.device, p._network and _likeness(p._network))
+        groups.setdefault(key, []).append(n)
     return list(groups.values())
+
+
+def _numberless(cfg: Any) -> Any:
+    """A key that is equal for configs that differ only in the values of numbers other than 0."""
+    if not isinstance(cfg, BaseModel):
+        return id(cfg)
+    return type(cfg), *((k, v == 0 if isinstance(v, float) else repr(v)) for k, v in cfg)
+
+
+def _rateless(optimizer: Any) -> Any:
+    """The optimizer with 0 in place of its learning rate, if it has one."""
+    has_rate = is_dataclass(optimizer) and isinstance(getattr(optimizer, "lr", None), float)
+    return replace(optimizer, lr=0.0) if has_rate else optimizer
 
 
 def _likeness(network: Network) -> Any:
@@ -258,7 +318,7 @@ def _likeness(network: Network) -> Any:
         for name, p in network.module.named_parameters()
         if not p.requires_grad
     )
-    return network.fields, network.optimiser, modules, frozen
+    return network.fields, _rateless(network.optimizer), modules, frozen
 
 
 def _settings(module: nn.Module) -> tuple[Any, ...]:
@@ -281,14 +341,10 @@ def _footprint(party: Party[Any]) -> int:
     rows = party.context.data or (party.context.public and party.context.public.rows)
     if rows:
         leaves = [m for m in party.net.module.modules() if not list(m.children())]
-        hooks = [m.register_forward_hook(lambda _, __, out: sizes.append(_nbytes(out))) for m in leaves]
+        hooks = [m.register_forward_hook(lambda _, __, out: sizes.append(getattr(out, "nbytes", 0))) for m in leaves]
         try:
             party.net.infer(rows.x(torch.zeros(1, dtype=torch.int64, device=rows.index.device)))
         finally:
             for hook in hooks:
                 hook.remove()
     return 4 * party.net.memory.numel() + 2 * INFERENCE_ROWS * sum(sizes)
-
-
-def _nbytes(out: Any) -> int:
-    return out.nbytes if isinstance(out, Tensor) else 0

@@ -1,16 +1,15 @@
-"""All parties in this process, one after the other: the reference that all other engines must match."""
+"""All parties in this process: one after the other, as all other engines must match, or rebuilt for every call."""
 
-from __future__ import annotations
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
-import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
-
+from fedloom.core import message
 from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, arguments, names, reply_ref, run
+from fedloom.core.errors import MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
-from fedloom.engines.memory import Arena
+from fedloom.engines.memory import Arena, swapped_in
 
 
 class LocalEngine(Engine):
@@ -23,6 +22,8 @@ class LocalEngine(Engine):
     Raises:
         ConfigError: the disk has no room for the remaining state.
     """
+
+    NAME: ClassVar[str] = "local"
 
     def __init__(
         self,
@@ -48,11 +49,8 @@ class LocalEngine(Engine):
 
     def _run(self, task: Task) -> Tree | Failure:
         party = self._parties[task.party]
-        with self._swapped_in(party):
+        with swapped_in(self._arena, party):
             return run(party, task, arguments(task))
-
-    def _swapped_in(self, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._arena is None else self._arena.swapped_in(party)
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Every party's state: views, not copies."""
@@ -63,7 +61,7 @@ class LocalEngine(Engine):
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
         """Load every party's state as `states()` returned it."""
         for i, state in states.items():
-            with self._swapped_in(self._parties[i]):
+            with swapped_in(self._arena, self._parties[i]):
                 self._parties[i].load(state)
 
     def notes(self) -> dict[int, dict[str, Note]]:
@@ -72,6 +70,39 @@ class LocalEngine(Engine):
 
     def account(self) -> Account:
         """One process; the number of parties on disk."""
-        spilled = 0 if self._arena is None else self._arena.spilled
-        remarks = (f"the state of {spilled} of {len(self.ids)} parties is on disk between calls",) if spilled else ()
-        return Account("local", device=next(iter(self._parties.values())).context.device, remarks=remarks)
+        remarks = self._on_disk(len(self._arena.spilled) if self._arena else 0)
+        return Account(self.NAME, device=next(iter(self._parties.values())).context.device, remarks=remarks)
+
+
+class IsolatedEngine(LocalEngine):
+    """The strictest engine: parties in this process, rebuilt for every call by their builders.
+
+    Messages and replies are encoded and decoded, as between machines. It is slow and checks a page's contract: if a
+    method's numbers differ from those of the local engine, the page hides state, shares memory, or changes a message in
+    place.
+    """
+
+    NAME = "isolated"
+
+    def __init__(
+        self, builders: Sequence[Callable[[], Party[Any]]], *, seed: int = 0, faults: Faults | None = None
+    ) -> None:
+        super().__init__((build() for build in builders), seed=seed, faults=faults)
+        self._builders = dict(zip(self.ids, builders, strict=True))
+
+    def _run(self, task: Task) -> Tree | Failure:
+        old, new = self._parties[task.party], self._builders[task.party]()
+        new.load(_through_wire(old.state()))  # type: ignore[arg-type]
+        new._notes.update(old._notes)
+        self._parties[task.party] = new
+        reply = run(new, task, _through_wire(arguments(task)))  # type: ignore[arg-type]
+        if isinstance(reply, Failure):
+            return reply
+        try:
+            return _through_wire(reply)
+        except MessageError:
+            return reply  # not a message: the federation reports it
+
+
+def _through_wire(tree: Tree) -> Tree:
+    return message.decode(message.encode(tree))

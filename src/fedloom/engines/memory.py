@@ -5,8 +5,6 @@ are released after each call. The rest of a party's state is stored there, encod
 bit-identical.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math
@@ -45,6 +43,7 @@ class Arena:
 
     Attributes:
         on_disk: bytes of disk in use.
+        spilled: the ids of the parties on disk, with the places of their state.
     """
 
     def __init__(self, budget: int | None = None, folder: Path | None = None) -> None:
@@ -53,14 +52,11 @@ class Arena:
         self._moved = 0  # bytes since the heap was trimmed
         self._folder = folder
         self._slabs: dict[bool, _Slab] = {}  # the current slab on disk (True) and in memory (False)
-        self._spilled: dict[int, _SwapSlot] = {}
+        self.spilled: dict[int, _SwapSlot] = {}
 
     def adopt(self, party: Party[Any]) -> None:
-        """Move a party's state into memory if the budget has room for it, else onto disk.
-
-        Raises:
-            ConfigError: the disk has no room for it, or it is on another device than the CPU.
-        """
+        """Move a party's state into memory if the budget has room for it, else onto disk. Raises ConfigError if the
+        disk has no room for it, or it is on another device than the CPU."""
         network = party._network
         if network is not None and network.memory.device.type != "cpu":
             raise ConfigError(
@@ -75,22 +71,18 @@ class Arena:
             own_block = self._cut(block, spill)
             network.move(own_block.memory)
         if spill:
-            self._spilled[party.context.id] = _SwapSlot(own_block)
+            self.spilled[party.context.id] = _SwapSlot(own_block)
             self._swap_out(party)
         self._moved += size
         if self._moved > TRIM_EVERY:
             self._moved = 0
-            _trim_heap()
-
-    @property
-    def spilled(self) -> int:
-        """The number of parties on disk."""
-        return len(self._spilled)
+            if sys.platform == "linux":  # building a party leaves holes of its size, which the C library would keep
+                getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
     @contextlib.contextmanager
     def swapped_in(self, party: Party[Any]) -> Iterator[None]:
         """A context in which all of a party's state is in memory."""
-        slot = self._spilled.get(party.context.id)
+        slot = self.spilled.get(party.context.id)
         if slot is None:
             yield
             return
@@ -102,7 +94,7 @@ class Arena:
 
     def state(self, party: Party[Any]) -> dict[str, Tree]:
         """A party's state, from memory or disk."""
-        slot = self._spilled.get(party.context.id)
+        slot = self.spilled.get(party.context.id)
         if slot is None:
             return party.state()
         stored = slot.read()
@@ -110,25 +102,27 @@ class Arena:
 
     def _swap_out(self, party: Party[Any]) -> None:
         """Store a party's state outside its network, and release all pages."""
-        slot, own = self._spilled[party.context.id], party.own_state()
+        slot, own = self.spilled[party.context.id], party.own_state()
         if own:
             data = message.encode(own, _LIMITS)
             if slot.own is None or len(data) > slot.own.size:
                 slot.own = self._cut(2 * len(data), spill=True)  # doubled, so that growing state seldom moves
-            slot.write(data)
+            slot.own.mapped[slot.own.start : slot.own.start + len(data)] = data
+            slot.length = len(data)
         self.release(party)
 
     def release(self, party: Party[Any]) -> None:
         """Release the memory of a party on disk without storing its state. For forks, whose parent stores it."""
-        slot = self._spilled.get(party.context.id)
+        slot = self.spilled.get(party.context.id)
         if slot is None:
             return
         vars(party).update(dict.fromkeys(party.own_state()))
         if party._network is not None:
             party._network.forget()
-        slot.release()
+        for block in filter(None, (slot.network, slot.own)):
+            block.release()
 
-    def _cut(self, size: int, spill: bool) -> _Block:
+    def _cut(self, size: int, spill: bool) -> "_Block":
         """A new block in memory or on disk. A forked process never cuts from its parent's slab."""
         slab = self._slabs.get(spill)
         try:
@@ -148,6 +142,11 @@ class Arena:
             ) from None
         self.on_disk += size if spill else 0
         return block
+
+
+def swapped_in(arena: Arena | None, party: Party[Any]) -> contextlib.AbstractContextManager[None]:
+    """A context in which all of a party's state is in memory, whether or not an arena holds it."""
+    return contextlib.nullcontext() if arena is None else arena.swapped_in(party)
 
 
 @dataclass
@@ -177,24 +176,11 @@ class _SwapSlot:
     own: _Block | None = None
     length: int = 0
 
-    def write(self, data: bytes) -> None:
-        """Store the state outside the network in `own`, which must be large enough."""
-        assert self.own is not None
-        self.own.mapped[self.own.start : self.own.start + len(data)] = data
-        self.length = len(data)
-
-    def read(self) -> dict[str, Tree]:
-        """The state outside the network."""
+    def read(self) -> Any:
+        """The state outside the network, by name."""
         if self.own is None:
             return {}
-        tree = message.decode(self.own.mapped[self.own.start : self.own.start + self.length], _LIMITS)
-        assert isinstance(tree, dict)
-        return tree
-
-    def release(self) -> None:
-        """Release all pages."""
-        for block in filter(None, (self.network, self.own)):
-            block.release()
+        return message.decode(self.own.mapped[self.own.start : self.own.start + self.length], _LIMITS)
 
 
 class _Slab:
@@ -249,12 +235,6 @@ class Spool(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._places)
-
-
-def _trim_heap() -> None:
-    """Return freed memory to the system. Building a party leaves holes of its size, which the C library would keep."""
-    if sys.platform == "linux":
-        getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)(0)
 
 
 def _folder() -> str | None:

@@ -4,10 +4,8 @@ Parties, rows and models stay on their workers; only encoded messages are sent. 
 worker, and this process gets only their descriptions for the ledger.
 """
 
-from __future__ import annotations
-
 import contextlib
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
@@ -15,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, refusal
+from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, map_references, references, refusal
 from fedloom.core.errors import ConfigError, EngineError, MessageError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Template, Tree
-from fedloom.core.party import Note, Party
+from fedloom.core.party import Party
 from fedloom.engines._party_bundle import Packed, PartyBundler, WorkerLost, opened, packed
 from fedloom.engines._shared_buffer import spell
 
@@ -79,12 +77,11 @@ class RayEngine(Engine):
         self._spilled: dict[int, int] = {}  # the number of each worker's parties on disk
         self._left = 0
         self._losses = 0
-        self._notes: dict[int, dict[str, Note]] = {i: {} for i in ids}
         self._ray = _ray()
         self._cluster: RayCluster = self._ray.RayCluster(address, workers, cpus, gpus)
         try:
             self._cluster.start(workers)
-            self._common = self._cluster.put(self._bundler.common())
+            self._common = self._ray.ray.put(self._bundler.common())
             party_names = self._place(ids, list(self._cluster.workers))
         except BaseException as error:
             self._cluster.close()
@@ -104,12 +101,8 @@ class RayEngine(Engine):
 
     def states(self) -> dict[int, dict[str, Tree]]:
         """Copies of every party's state."""
-        residents: dict[int, list[int]] = defaultdict(list)
-        for i, w in self._where.items():
-            residents[w].append(i)
-        encoded: dict[int, Packed] = {}
-        for states in self._ask("states", {w: (parties,) for w, parties in residents.items()}).values():
-            encoded.update(states)
+        orders = {w: ([i for i in self.ids if self._where[i] == w],) for w in set(self._where.values())}
+        encoded = ChainMap(*self._ask("states", orders).values())
         return {i: opened(encoded[i]) for i in self.ids}
 
     def load(self, states: Mapping[int, Mapping[str, Tree]]) -> None:
@@ -119,18 +112,11 @@ class RayEngine(Engine):
             orders[self._where[i]][i] = packed(dict(state))
         self._ask("load", {w: (order,) for w, order in orders.items()})
 
-    def notes(self) -> dict[int, dict[str, Note]]:
-        """Return and clear the parties' notes."""
-        taken, self._notes = self._notes, {i: {} for i in self.ids}
-        return taken
-
     def account(self) -> Account:
         """The numbers of workers, nodes, parties on disk, and lost workers."""
         nodes = len(set(self._cluster.nodes.values()))
         spilled = sum(self._spilled.get(w, 0) for w in self._cluster.workers)
-        remarks = [f"{nodes} node{'s' * (nodes > 1)}"]
-        if spilled:
-            remarks.append(f"the state of {spilled} of {len(self.ids)} parties is on disk between calls")
+        remarks = [f"{nodes} node{'s' * (nodes > 1)}", *self._on_disk(spilled)]
         if self._losses:
             remarks.append(f"workers lost and their parties rebuilt: {self._losses}")
         return Account("ray", len(self._cluster.workers), self._device, tuple(remarks))
@@ -147,40 +133,44 @@ class RayEngine(Engine):
         results: dict[int, Any] = {}
         orders: dict[int, list[_Order]] = defaultdict(list)
         for n, task in enumerate(tasks):
-            plain = {name: value for name, value in task.each.items() if not _refs(value)}
-            sent = {name: _held(value) for name, value in task.each.items() if name not in plain}
+            plain = {name: value for name, value in task.each.items() if not references(value)}
+            bare = {
+                name: map_references(lambda ref: ReplyRef(ref.held), value)
+                for name, value in task.each.items()
+                if name not in plain
+            }
             try:
                 if head is None:
-                    head = self._cluster.put(packed({"shared": dict(task.shared), "expect": spell(expect)}))
-                order = _Order(n, replace(task, shared={}, each=sent), packed(plain))
+                    head = self._ray.ray.put(packed({"shared": dict(task.shared), "expect": spell(expect)}))
+                order = _Order(n, replace(task, shared={}, each=bare), packed(plain))
             except MessageError as error:
                 results[n] = refusal(task, {**task.shared, **plain}, error)
             else:
                 orders[self._where[task.party]].append(order)
         bundles = self._handed(orders)
         calls = {}
-        for w, lot in orders.items():
-            numbers, its, plains = zip(*lot, strict=True)
+        for w, sent_orders in orders.items():
+            numbers, bare_tasks, plains = zip(*sent_orders, strict=True)
             keys = [(w, self._left + n) for n in numbers] if leave else []
-            calls[w] = (head, its, plains, keys, bundles[w])
+            calls[w] = (head, bare_tasks, plains, keys, bundles[w])
         self._left += len(tasks)
         for w, (replies, notes) in self._ask("do", calls).items():
             results.update(zip((order.number for order in orders[w]), replies, strict=True))
-            for i, noted in notes.items():
-                self._notes[i].update(noted)
+            for i, new in notes.items():
+                self._notes[i].update(new)
         return [results[n] for n in range(len(tasks))]
 
-    def _handed(self, orders: Mapping[int, Sequence[_Order]]) -> dict[int, list[Any]]:
+    def _handed(self, orders: "Mapping[int, Sequence[_Order]]") -> dict[int, list[Any]]:
         """For each worker, references to the answers of other workers that its tasks need."""
         wanted: dict[int, dict[int, dict[Any, None]]] = defaultdict(lambda: defaultdict(dict))
-        for w, lot in orders.items():
-            for sent in (p for order in lot for value in order.task.each.values() for p in _refs(value)):
-                if sent.held[0] != w:
-                    wanted[sent.held[0]][w][sent.held] = None
-        calls = {w: ({to: list(keys) for to, keys in mine.items()},) for w, mine in wanted.items()}
+        for w, sent_orders in orders.items():
+            for ref in (p for order in sent_orders for value in order.task.each.values() for p in references(value)):
+                if ref.held[0] != w:
+                    wanted[ref.held[0]][w][ref.held] = None
+        calls = {w: ({to: list(keys) for to, keys in receivers.items()},) for w, receivers in wanted.items()}
         bundles: dict[int, list[Any]] = defaultdict(list)
-        for handed in self._ask("hand", calls).values():
-            for to, bundle in handed.items():
+        for sent_bundles in self._ask("hand", calls).values():
+            for to, bundle in sent_bundles.items():
                 bundles[to].append(bundle)
         return bundles
 
@@ -193,8 +183,8 @@ class RayEngine(Engine):
             raise Lost(self._mend()) from None
 
     def _mend(self) -> str:
-        """Rebuild the parties of lost workers; a description of the loss."""
-        self._notes = {i: {} for i in self.ids}
+        """Rebuild the parties of lost workers; returns a description of the loss."""
+        self.notes()
         cause = "a reply held by a worker was lost"
         for _ in range(_TRIES):
             self._losses += len(self._cluster.missing())
@@ -235,19 +225,15 @@ class RayEngine(Engine):
 def deal(weights: Sequence[int], workers: int) -> list[range]:
     """Contiguous pieces of about equal weight; none is empty unless there are fewer parties than workers."""
     pieces, end, left = [], 0, sum(weights)
-    for still in range(workers, 0, -1):
-        start, weight, fair = end, 0, left / still
-        most = len(weights) - still + 1  # one is left for each of the others
-        while end < most and (still == 1 or end == start or weight + weights[end] / 2 <= fair):
+    for remaining in range(workers, 0, -1):
+        start, weight, fair = end, 0, left / remaining
+        last = len(weights) - remaining + 1  # one is left for each of the others
+        while end < last and (remaining == 1 or end == start or weight + weights[end] / 2 <= fair):
             weight += weights[end]
             end += 1
         pieces.append(range(start, end))
         left -= weight
     return pieces
-
-
-class NoMessage:
-    """Placeholder for a reply that was not a valid message, which the federation reports."""
 
 
 class _Order(NamedTuple):
@@ -269,16 +255,5 @@ def _ray() -> ModuleType:
 
 def _reply(sent: Any) -> Any:
     if sent is None:
-        return NoMessage()
+        return object()  # not a message, as the federation will report
     return opened(sent) if isinstance(sent, np.ndarray) else sent
-
-
-def _refs(value: Any) -> list[ReplyRef]:
-    """The references in an argument."""
-    values = value.values() if isinstance(value, dict) else [value]
-    return [v for v in values if isinstance(v, ReplyRef)]
-
-
-def _held(value: Any) -> Any:
-    """The same references without descriptions, to be sent."""
-    return {k: ReplyRef(v.held) for k, v in value.items()} if isinstance(value, dict) else ReplyRef(value.held)

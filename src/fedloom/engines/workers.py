@@ -4,19 +4,29 @@ Results do not depend on the number of workers or on the worker that runs a part
 party, and a party's tasks run in order. A call raises `Lost` when a worker died in it, after replacing the worker.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from fedloom.core import message
-from fedloom.core.engine import Account, Engine, Failure, Lost, ReplyRef, Task, names, refusal
+from fedloom.core.engine import (
+    Account,
+    Engine,
+    Failure,
+    Lost,
+    ReplyRef,
+    Task,
+    map_references,
+    names,
+    references,
+    refusal,
+)
 from fedloom.core.errors import ConfigError, MessageError, MethodError
 from fedloom.core.faults import Faults
 from fedloom.core.message import Size, Template, Tree
-from fedloom.core.party import Note, Party
+from fedloom.core.party import Party
 from fedloom.engines._shared_buffer import LIMITS, SharedBuffer, spell
 from fedloom.engines._worker import Shared
 from fedloom.engines._worker_pool import WorkerPool, WorkerSlot
@@ -55,12 +65,10 @@ class WorkersEngine(Engine):
             raise ConfigError(f"engine.workers must be at least 1, not {workers}")
         self._arena = Arena(memory)
         self._parties: dict[int, Party[Any]] = {}
-        self._spilled: set[int] = set()
         for party in parties:
             self._place(party)
         super().__init__(names((i, type(p)) for i, p in self._parties.items()), seed=seed, faults=faults)
         self._own: dict[int, bytes] = {}  # state outside the networks, if it has changed
-        self._notes: dict[int, dict[str, Note]] = {i: {} for i in self._parties}
         self._era = 0
         count = max(1, min(workers, len(self._parties)))
         self._buffers = [SharedBuffer() for _ in range(1 + 2 * count)]
@@ -73,10 +81,7 @@ class WorkersEngine(Engine):
                 f"worker processes run on the CPU, but party {i} is on {party.context.device!r}; use the engine "
                 "batched with one worker, or the device cpu"
             )
-        before = self._arena.spilled
         self._arena.adopt(party)
-        if self._arena.spilled > before:
-            self._spilled.add(i)
         for rows in party.context.tests.values():
             _ = rows.every  # cached before the fork, to be shared by all workers
         self._parties[i] = party
@@ -104,20 +109,13 @@ class WorkersEngine(Engine):
             party = self._parties[i]
             with self._arena.swapped_in(party):
                 party.load(state)
-                if i not in self._spilled:
+                if i not in self._arena.spilled:
                     self._own[i] = message.encode(party.own_state(), LIMITS)
             self._pool.last.pop(i, None)
 
-    def notes(self) -> dict[int, dict[str, Note]]:
-        """Return and clear the parties' notes."""
-        taken, self._notes = self._notes, {i: {} for i in self._parties}
-        return taken
-
     def account(self) -> Account:
         """The numbers of workers and of parties on disk."""
-        n = len(self._spilled)
-        remarks = (f"the state of {n} of {len(self.ids)} parties is on disk between calls",) if n else ()
-        return Account("local", workers=len(self._pool.slots), remarks=remarks)
+        return Account("local", workers=len(self._pool.slots), remarks=self._on_disk(len(self._arena.spilled)))
 
     def close(self) -> None:
         """Kill all workers."""
@@ -132,7 +130,7 @@ class WorkersEngine(Engine):
         try:
             results = self._pool.do(tasks, partial(self._order, heads, leave, expect), self._take)
         except Lost:
-            self._notes = {i: {} for i in self._parties}
+            self.notes()
             raise
         for result in results:
             if isinstance(result, MethodError):
@@ -143,8 +141,8 @@ class WorkersEngine(Engine):
         self, heads: _Heads, leave: bool, expect: Template, slot: WorkerSlot, task: Task, moved: bool
     ) -> dict[str, Any] | Failure:
         """The order for a worker, with large arguments in shared buffers; or a failure if it cannot be sent."""
-        refs = {name: held for name, value in task.each.items() if (held := _held(value))}
-        plain = {name: value for name, value in task.each.items() if name not in refs}
+        plain = {name: value for name, value in task.each.items() if not references(value)}
+        refs = {name: map_references(attrgetter("held"), v) for name, v in task.each.items() if name not in plain}
         try:
             key = (id(task.shared), task.method)
             if key not in heads:
@@ -153,7 +151,7 @@ class WorkersEngine(Engine):
             each = message.encode(plain, LIMITS) if plain else b""
         except MessageError as error:
             return refusal(task, {**task.shared, **plain}, error)
-        moved |= task.party in self._spilled
+        moved |= task.party in self._arena.spilled
         own = self._own_state(task.party) if moved else b""
         positions = slot.put(each, own, json.dumps(refs).encode() if refs else b"")
         return {
@@ -190,30 +188,19 @@ class WorkersEngine(Engine):
 
     def _own_state(self, i: int) -> bytes:
         """A party's state outside its network, encoded; b"" if it has not changed."""
-        if i not in self._spilled:
+        if i not in self._arena.spilled:
             return self._own.get(i, b"")
         with self._arena.swapped_in(self._parties[i]):
             return message.encode(self._parties[i].own_state(), LIMITS)
 
     def _keep(self, i: int, own: bytes) -> None:
         """Store a party's new state outside its network."""
-        if i not in self._spilled:
+        if i not in self._arena.spilled:
             self._own[i] = own
             return
         with self._arena.swapped_in(self._parties[i]):
             vars(self._parties[i]).update(_tree(own))
 
 
-def _held(value: Any) -> Any:
-    """The key of a reference, or of each of a dict of references; None for any other value."""
-    if isinstance(value, ReplyRef):
-        return value.held
-    if isinstance(value, dict) and any(isinstance(v, ReplyRef) for v in value.values()):
-        return {name: ref.held for name, ref in value.items()}
-    return None
-
-
-def _tree(own: bytes | None) -> dict[str, Any]:
-    tree = message.decode(own, LIMITS) if own else {}
-    assert isinstance(tree, dict)
-    return tree
+def _tree(own: bytes | None) -> Any:
+    return message.decode(own, LIMITS) if own else {}

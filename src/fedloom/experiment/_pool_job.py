@@ -1,20 +1,21 @@
 """Executes one job of a pool in a worker: locks its folder, logs to a file, and maps errors to states."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from time import perf_counter
 from typing import Any, Final
 
 from fedloom.core.errors import CheckpointError, FedloomError
-from fedloom.core.paths import lock
+from fedloom.core.paths import locked
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.run import Result, Stopped
+from fedloom.experiment.engine import Backend
+from fedloom.experiment.lockstep import together
+from fedloom.experiment.run import RunResult, Stopped
 from fedloom.experiment.run_digest import is_finished
 
 LOG: Final = "run.log"
@@ -22,10 +23,12 @@ LOG: Final = "run.log"
 LOCK: Final = ".lock"
 """Lock file in the run folder."""
 BUSY: Final = "another process is running it"
+_BEFORE: Final[list[logging.Handler]] = []
+"""The process's own log handlers while runs log to their files."""
 MEMORY: Final = "out of memory: use fewer workers, or a smaller run"
 
 
-def do(text: str, folder: str, flag: str, execute: Callable[..., Result]) -> dict[str, Any]:
+def do(text: str, folder: str, flag: str, execute: Callable[..., RunResult]) -> dict[str, Any]:
     """Execute or resume a run; delete its checkpoints when it has finished.
 
     Args:
@@ -43,14 +46,35 @@ def do(text: str, folder: str, flag: str, execute: Callable[..., Result]) -> dic
     work = partial(execute, resume=True, stop=Path(flag).exists)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        with _locked(path) as locked:
-            state, reason = _run(text, path, work) if locked else ("left", BUSY)
+        with locked(path / LOCK) as free:
+            state, reason = _run(text, path, work) if free else ("left", BUSY)
     except OSError as error:  # no log can be written
         state, reason = "failed", _describe(error)
     return _ended(state, started, reason)
 
 
-def _run(text: str, folder: Path, work: Callable[[RunConfig, Path], Result]) -> tuple[str, str]:
+def do_all(orders: Sequence[tuple[str, str]], flag: str, execute: Callable[..., RunResult]) -> list[dict[str, Any]]:
+    """Execute runs, each given by its config as JSON and its folder; several in lock-step, which share the seconds."""
+    if len(orders) == 1:
+        return [do(*orders[0], flag, execute)]
+    started = perf_counter()
+    first = RunConfig.model_validate_json(orders[0][0])
+    ended = together(
+        first.engine,
+        [partial(_do_with, text, folder, flag, execute) for text, folder in orders],
+    )
+    seconds = (perf_counter() - started) / len(orders)
+    failed = [_ended("failed", started, _describe(e)) if isinstance(e, BaseException) else e for e in ended]
+    return [{**result, "seconds": seconds} for result in failed]
+
+
+def _do_with(
+    text: str, folder: str, flag: str, execute: Callable[..., RunResult], backend: Callable[..., Backend]
+) -> dict[str, Any]:
+    return do(text, folder, flag, partial(execute, backend=backend))
+
+
+def _run(text: str, folder: Path, work: Callable[[RunConfig, Path], RunResult]) -> tuple[str, str]:
     """Execute the run in its locked folder; its state and a reason."""
     with _logged(folder / LOG):
         try:
@@ -81,20 +105,13 @@ def _ended(state: str, started: float, reason: str = "") -> dict[str, Any]:
     return {"state": state, "reason": reason, "seconds": perf_counter() - started}
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """An unexpected error without private content."""
     kind = type(error).__name__
     memory = isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error)
     if isinstance(error, OSError) and error.strerror and not memory:  # such as a full disk
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return MEMORY if memory else f"{kind}: see {LOG} in its folder"
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[bool]:
-    """Lock the folder; yields whether that succeeded. The kernel releases the lock of a killed process."""
-    with (folder / LOCK).open("a") as file:
-        yield lock(file)
 
 
 class _Log(logging.FileHandler):
@@ -104,15 +121,20 @@ class _Log(logging.FileHandler):
 
 @contextlib.contextmanager
 def _logged(file: Path) -> Iterator[None]:
-    """Send log records and warnings to the file."""
-    root, handler = logging.getLogger(), _Log(file, delay=True, encoding="utf-8")
+    """Send this thread's log records and warnings to the file."""
+    root, thread, handler = logging.getLogger(), get_ident(), _Log(file, delay=True, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-8s %(message)s"))
     handler.setLevel("WARNING")
-    before, root.handlers = root.handlers, [handler]
+    handler.addFilter(lambda record: record.thread == thread)
+    _BEFORE.extend(h for h in root.handlers if not isinstance(h, _Log))
+    root.handlers = [*(h for h in root.handlers if isinstance(h, _Log)), handler]
     logging.captureWarnings(True)
     try:
         yield
     finally:
-        logging.captureWarnings(False)
-        root.handlers = before
+        root.handlers.remove(handler)
         handler.close()
+        if not root.handlers:  # the last run that was in lock-step
+            logging.captureWarnings(False)
+            root.handlers = [*_BEFORE]
+            _BEFORE.clear()

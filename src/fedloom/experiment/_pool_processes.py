@@ -1,7 +1,5 @@
 """Runs jobs in reused processes of one thread each."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -16,7 +14,7 @@ from joblib.externals.loky import ProcessPoolExecutor
 from joblib.externals.loky.process_executor import BrokenProcessPool
 
 from fedloom.core.errors import EngineError
-from fedloom.experiment._pool_job import do
+from fedloom.experiment._pool_job import do_all
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -28,10 +26,10 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Processes:
-    """Executors of one process each, so that a killed process fails only its own job.
+    """Executors of one process each, so that a killed process fails only its own jobs.
 
     Raises:
-        EngineError: a process can't be started.
+        EngineError: a process cannot be started.
     """
 
     def __init__(self, count: int) -> None:
@@ -52,25 +50,25 @@ class Processes:
         """Number of idle processes."""
         return len(self._idle)
 
-    def submit(self, *order: Any, gpus: float) -> Future[dict[str, Any]]:
-        """Start a job; arguments as in `do`. All processes see all GPUs."""
+    def submit(self, *order: Any, gpus: float) -> "Future[list[dict[str, Any]]]":
+        """Start a job; arguments as in `do_all`. All processes see all GPUs."""
         executor = self._idle.pop()
-        future = _submit(executor, do, *order)
+        future = _submit(executor, do_all, *order)
         self._busy[future] = executor
         return future
 
-    def wait(self, running: Sequence[Future[Any]]) -> set[Future[Any]]:
+    def wait(self, running: "Sequence[Future[Any]]") -> "set[Future[Any]]":
         """Those that have ended, after at most `TICK` seconds."""
         return futures.wait(running, TICK, futures.FIRST_COMPLETED).done
 
-    def result(self, future: Future[dict[str, Any]]) -> dict[str, Any]:
-        """How a job ended. A killed process is replaced."""
+    def result(self, future: "Future[list[dict[str, Any]]]", jobs: int) -> list[dict[str, Any]]:
+        """How the jobs of an order ended. A killed process is replaced."""
         executor = self._busy.pop(future)
         try:
             result = future.result()
         except BrokenProcessPool as error:
             executor.shutdown(kill_workers=True)
-            executor, result = _executor(), {"state": "failed", "reason": _cause(error)}
+            executor, result = _executor(), [{"state": "failed", "reason": _cause(error)}] * jobs
         self._idle.append(executor)
         return result
 
@@ -84,7 +82,7 @@ def _executor() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, env=dict.fromkeys(THREADS, "1"), initializer=_begin, initargs=(os.getpid(),))
 
 
-def _submit(executor: ProcessPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+def _submit(executor: ProcessPoolExecutor, work: Callable[..., Any], *arguments: Any) -> "Future[Any]":
     """Submit work with signals blocked, which a new process inherits: Ctrl-C must reach only the parent."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
@@ -94,7 +92,7 @@ def _submit(executor: ProcessPoolExecutor, work: Callable[..., Any], *arguments:
 
 
 def _begin(parent: int) -> None:
-    """Initialise a new process: ignore signals, print to stderr, and exit with the parent."""
+    """Initialize a new process: ignore signals, print to stderr, and exit with the parent."""
     for one in _SIGNALS:
         signal.signal(one, signal.SIG_IGN)
     os.dup2(2, 1)

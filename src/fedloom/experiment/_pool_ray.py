@@ -1,7 +1,5 @@
 """Runs jobs as tasks of a Ray cluster, in folders on a shared file system."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,7 +8,7 @@ import ray
 from ray import exceptions
 
 from fedloom.engines._ray_cluster import RayCluster
-from fedloom.experiment._pool_job import MEMORY, do
+from fedloom.experiment._pool_job import MEMORY, do_all
 
 TICK: Final = 0.5
 """Seconds between two polls."""
@@ -27,7 +25,7 @@ class RayTasks:
 
     def __init__(self, address: str | None, workers: int, gpus: float) -> None:
         self._cluster = RayCluster(address, workers if address is None else 1, 1.0, gpus)
-        self._task = ray.remote(do)
+        self._task = ray.remote(do_all)
         self._running: set[Any] = set()
 
     @property
@@ -36,7 +34,7 @@ class RayTasks:
         return int(ray.cluster_resources().get("CPU", 1)) - len(self._running)
 
     def submit(self, *order: Any, gpus: float) -> Any:
-        """Start a job; arguments as in `do`, and its share of a GPU."""
+        """Start a job; arguments as in `do_all`, and its share of a GPU."""
         reference = self._task.options(num_cpus=1, num_gpus=gpus, max_retries=0).remote(*order)
         self._running.add(reference)
         return reference
@@ -46,15 +44,15 @@ class RayTasks:
         done: list[Any] = ray.wait([*running], num_returns=1, timeout=TICK)[0]
         return done
 
-    def result(self, reference: Any) -> dict[str, Any]:
-        """How a job ended."""
+    def result(self, reference: Any, jobs: int) -> list[dict[str, Any]]:
+        """How the jobs of an order ended."""
         self._running.discard(reference)
         try:
-            result: dict[str, Any] = ray.get(reference)
+            result: list[dict[str, Any]] = ray.get(reference)
         except exceptions.OutOfMemoryError:
-            return {"state": "failed", "reason": MEMORY}
+            return [{"state": "failed", "reason": MEMORY}] * jobs
         except exceptions.RayError as error:
-            return {"state": "failed", "reason": f"lost by the cluster ({type(error).__name__})"}
+            return [{"state": "failed", "reason": f"lost by the cluster ({type(error).__name__})"}] * jobs
         return result
 
     def close(self) -> None:

@@ -4,10 +4,7 @@ A file is read once for its ids and row offsets. Rows are copied as bytes, so qu
 files may be larger than memory.
 """
 
-from __future__ import annotations
-
 import csv
-import json
 import mmap
 import os
 from array import array
@@ -22,6 +19,7 @@ import numpy as np
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.alignment import Alignment, Progress, align
 from fedloom.experiment.checkpoint import write_atomically
+from fedloom.experiment.record import write_json
 
 _SHOWN = 20  # columns that an error names
 _BOM = b"\xef\xbb\xbf"
@@ -81,17 +79,17 @@ def align_files(
         force: overwrite existing results.
 
     Returns:
-        The content of alignment.json: backend, counts and files of the parties, and what each learnt. No ids.
+        The content of alignment.json: backend, counts and files of the parties, and what each learned. No ids.
 
     Raises:
-        ConfigError: the arguments are inconsistent, results exist already, or can't be written.
-        DataError: a file can't be read, has no such column, or its ids can't be aligned.
+        ConfigError: the arguments are inconsistent, results exist already, or cannot be written.
+        DataError: a file cannot be read, has no such column, or its ids cannot be aligned.
     """
     if len(files) < 2:
-        raise ConfigError(f"an alignment takes the files of two parties or more, not {len(files)}")
+        raise ConfigError(f"alignment needs the files of at least two parties, not {len(files)}")
     if len(columns) not in (1, len(files)):
         raise ConfigError(
-            f"--id stands once for all files or once for each of the {len(files)}, not {len(columns)} times"
+            f"give --id once for all files, or once for each of the {len(files)} files, not {len(columns)} times"
         )
     columns = list(columns) * (len(files) if len(columns) == 1 else 1)
     targets = _targets(files, folder, force)
@@ -109,9 +107,9 @@ def align_files(
         for table, rows, rest, (aligned, unaligned) in zip(tables, found.aligned, found.rest, targets, strict=True):
             table.copy(rows, aligned)
             table.copy(rest, unaligned)
-        write_atomically(folder / REPORT, (json.dumps(report, indent=2, ensure_ascii=False) + "\n").encode())
+        write_json(folder / REPORT, report)
     except OSError as error:
-        raise ConfigError(f"{folder} can't be written ({error.strerror}); choose another --out") from None
+        raise ConfigError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
     return report
 
 
@@ -119,7 +117,7 @@ def read(path: Path, column: str) -> Table:
     """The ids and row offsets of a CSV file.
 
     Raises:
-        DataError: the file can't be read as CSV in UTF-8, has no such column or no rows, or a row has too few or too
+        DataError: the file cannot be read as CSV in UTF-8, has no such column or no rows, or a row has too few or too
             many fields.
     """
     if not path.is_file():
@@ -192,22 +190,21 @@ def _targets(files: Sequence[Path], folder: Path, force: bool) -> list[tuple[Pat
     same = sorted({stem for stem in stems if stems.count(stem) > 1})
     if same:
         raise ConfigError(
-            f"results are named after the files, and more than one is called {', '.join(same)}; rename them so that "
-            "each has a name of its own"
+            f"outputs are named after the files, but several are named {', '.join(same)}: rename them to distinct names"
         )
     targets = [(folder / f"{stem}.aligned.csv", folder / f"{stem}.unaligned.csv") for stem in stems]
     place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not place.is_dir():
-        raise ConfigError(f"{place} is a file, so nothing can be written into {folder}; choose another --out")
+        raise ConfigError(f"cannot write to {folder}, because {place} is a file: choose another --out")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise ConfigError(f"nothing can be written to {place}: it may not be changed; choose another --out")
+        raise ConfigError(f"cannot write to {place}, which is read-only: choose another --out")
     every = [*chain(*targets), folder / REPORT]
     inputs = {file.resolve() for file in files}
     for target in every:
         if target.resolve() in inputs:
-            raise ConfigError(f"{target} is to be read and to be written; choose another --out")
+            raise ConfigError(f"{target} is both an input and an output: choose another --out")
         if target.exists() and not force:
-            raise ConfigError(f"{target} is there already; add --force to replace it, or choose another --out")
+            raise ConfigError(f"{target} already exists: add --force to replace it, or choose another --out")
     return targets
 
 
@@ -216,7 +213,7 @@ def _report(found: Alignment, tables: Sequence[Table], targets: Sequence[tuple[P
         {"name": table.name, "id": table.column, **count._asdict(), "files": [target.name for target in pair]}
         for table, count, pair in zip(tables, found.counts, targets, strict=True)
     ]
-    return {"backend": found.backend, "parties": parties, "learnt": list(found.learnt)}
+    return {"backend": found.backend, "parties": parties, "learned": list(found.learned)}
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -1,7 +1,5 @@
 """The assignment of data to parties, with the labels for evaluation, which no method sees."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +68,7 @@ def digest(text: str, *arrays: np.ndarray) -> str:
 def rows_of(
     x: np.ndarray, known: DatasetLike | PartyView, which: np.ndarray, device: str, labels: np.ndarray | None = None
 ) -> Rows:
-    """The rows `which` (n,) of x (N, ...) with labels (N,), standardised like the data set, on this device."""
+    """The rows `which` (n,) of x (N, ...) with labels (N,), standardized like the data set, on this device."""
     shape = (-1, *[1] * (x.ndim - 2))  # channels or columns first, then broadcast
     arrays = (x, which, known.shift.reshape(shape), known.scale.reshape(shape))
     pool, index, shift, scale = (torch.from_numpy(a).to(device) for a in arrays)

@@ -1,7 +1,5 @@
 """Builds the `RunPlan` of a config."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +10,8 @@ from fedloom.experiment.networks import COMMON, check_feature_dims, check_statis
 from fedloom.experiment.plan import RunPlan, Setting
 from fedloom.experiment.pretrained import PretrainedConfig, prepare
 from fedloom.experiment.private import PrivateData
-from fedloom.experiment.settings.horizontal import Horizontal, data_of
+from fedloom.experiment.settings.horizontal import Horizontal
+from fedloom.experiment.settings.rows import data_of
 from fedloom.experiment.settings.vertical import Vertical, parties_of
 
 __all__ = ["SETTINGS", "build", "data_of", "parties_of", "pretrained_of", "resolve"]
@@ -33,7 +32,7 @@ def resolve(run: RunConfig, *, at_node: bool = False) -> tuple[Method, Any, int,
     """
     method, cfg, rounds = run.resolve()
     setting = SETTINGS[method.setting]
-    setting.check(run, method, server=at_node or bool(run.data.server))
+    setting.check(run, method, server=at_node or bool(run.data.server_rows))
     return method, cfg, rounds, setting
 
 
@@ -46,11 +45,14 @@ def build(run: RunConfig, files: PrivateData | None = None, *, secret: int | Non
         secret: of the parties on this machine, see `ClientContext`.
 
     Raises:
-        ConfigError, DataError, ModelError, CheckpointError: the run can't be built.
+        ConfigError, DataError, ModelError, CheckpointError: the run cannot be built.
     """
     method, cfg, rounds, setting = resolve(run)
     run.churn.check(run.data.clients, rounds, run.data.unseen_clients(run.seed))
-    for own, section, noun in ((run.data.own, "data.form", "rows"), (run.columns.own, "columns.own", "columns")):
+    for own, section, noun in (
+        (run.data.own, "data.row_schema", "rows"),
+        (run.columns.private, "columns.private", "columns"),
+    ):
         if own and files is None:
             raise ConfigError(f"{section}: parties with private {noun} run at nodes: add --engine net")
     files = files or PrivateData()
@@ -83,5 +85,5 @@ def with_secret(plan: RunPlan, secret: int | None) -> RunPlan:
 
 def pretrained_of(run: RunConfig, kind: str) -> PretrainedConfig:
     """The section `[pretrained]` with "auto" resolved to a network for this kind of data."""
-    pool = {*(run.models.pool or ())}
-    return run.pretrained.like(pool.pop() if len(pool) == 1 else COMMON[kind][0], run.models.norm)
+    pool = run.models.names
+    return run.pretrained.like(pool[0] if len(pool) == 1 else COMMON[kind][0], run.models.norm)

@@ -5,8 +5,6 @@ bytes: first the run's records, then each party's state. Their SHA-256 ends the 
 corrupt one costs one interval and not the run. States are read and written one at a time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -135,7 +133,7 @@ def load(path: Path, fingerprint: str) -> tuple[int, Mapping[str, Any], dict[str
     """
     spans = _spans(path)
     if not spans:
-        raise CheckpointError(f"{path} is torn or altered: its checksum does not match its content")
+        raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
     try:
         head = _message(path, *spans[0])
         records = json.loads(head["records"].numpy().tobytes())

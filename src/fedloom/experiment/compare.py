@@ -1,7 +1,5 @@
 """Compares several methods and seeds on identical splits, by paired differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.statistics import confidence_interval
 from fedloom.experiment.config import Experiment, RunConfig
+from fedloom.experiment.lockstep import execute_lots
 from fedloom.experiment.metrics import GLOBAL, OWN, SCORES
 from fedloom.experiment.record import write_json
 from fedloom.experiment.result import (
@@ -24,7 +24,7 @@ from fedloom.experiment.result import (
     Spread,
     Traffic,
 )
-from fedloom.experiment.run import Result, Status, execute
+from fedloom.experiment.run import RunResult, Status, execute
 
 SAME = ("dataset", "clients", "public_sha256", "test_sha256")
 """Keys of `result.json` in which runs of one seed must agree to be paired."""
@@ -32,7 +32,7 @@ SAME = ("dataset", "clients", "public_sha256", "test_sha256")
 
 def folder_name(run: RunConfig) -> str:
     """A run's folder within a comparison: `fedal-seed0`."""
-    return f"{run.name or run.method}-seed{run.seed}".replace("/", "_")
+    return f"{run.label}-seed{run.seed}".replace("/", "_")
 
 
 def execute_all(
@@ -42,7 +42,7 @@ def execute_all(
     resume: bool = False,
     progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
-    execute: Callable[..., Result] = execute,
+    execute: Callable[..., RunResult] = execute,
 ) -> dict[str, Any]:
     """Execute all runs of a comparison and write `comparison.json`; returns its content.
 
@@ -58,17 +58,15 @@ def execute_all(
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         raise ConfigError(f"two runs are called {twice[0]!r}: give each entry in [compare] methods its own name")
-    results = [
-        execute(run, folder / name if folder else None, resume=resume, progress=progress, stop=stop)
-        for run, name in zip(runs, names, strict=True)
-    ]
-    content = summarise(experiment.title, results)
+    folders = [folder / name if folder else None for name in names]
+    results = execute_lots(runs, folders, execute=execute, resume=resume, progress=progress, stop=stop)
+    content = summarize(experiment.title, results)
     if folder is not None:
         write_json(folder / "comparison.json", content)
     return content
 
 
-def summarise(title: str, results: Sequence[Result]) -> dict[str, Any]:
+def summarize(title: str, results: Sequence[RunResult]) -> dict[str, Any]:
     """The content of `comparison.json`, given finished runs: see `compare`."""
     summaries = [RunSummary(**result.summary) for result in results]
     return compare(title, summaries, [result.folder for result in results]).content()
@@ -86,8 +84,8 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         folders: of the runs.
 
     Raises:
-        ConfigError: runs of one seed differ in data, public rows, clients or held-out clients; some methods are
-            horizontal, others vertical; or only some runs have held-out clients.
+        ConfigError: runs of one seed differ in data, public rows, clients or unseen clients; some methods are
+            horizontal, others vertical; or only some runs have unseen clients.
     """
     _check_one_setting({s.name: "vertical" if s.scores else "horizontal" for s in summaries})
     for seed in {s.seed for s in summaries}:
@@ -95,13 +93,13 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         for key in SAME:
             values = {str(getattr(s, key)) for s in of_seed if getattr(s, key) is not None}
             if len(values) > 1:
-                raise ConfigError(f"runs of seed {seed} can't be compared: {key} is {' and '.join(sorted(values))}")
+                raise ConfigError(f"runs of seed {seed} cannot be compared: {key} is {' and '.join(sorted(values))}")
         unseen = sorted({tuple(s.unseen) for s in of_seed})
         if len(unseen) > 1:
             those = " and ".join(", ".join(map(str, clients)) or "none" for clients in unseen)
-            raise ConfigError(f"runs of seed {seed} can't be compared: the unseen clients are {those}")
+            raise ConfigError(f"runs of seed {seed} cannot be compared: the unseen clients are {those}")
     if len({bool(s.unseen) for s in summaries}) > 1:
-        raise ConfigError("runs can't be compared: some have unseen clients, others none")
+        raise ConfigError("runs cannot be compared: some have unseen clients, others none")
     groups: dict[str, list[RunSummary]] = {}
     for s in summaries:
         groups.setdefault(s.name, []).append(s)
@@ -136,7 +134,7 @@ def _check_one_setting(settings: Mapping[str, str]) -> None:
     if len(first) > 1:
         vertical, horizontal = first["vertical"], first["horizontal"]
         raise ConfigError(
-            f"{vertical} can't be compared with {horizontal}: its parties hold different columns and give one "
+            f"{vertical} cannot be compared with {horizontal}: its parties hold different columns and give one "
             "answer together, those of the other hold different rows and answer one by one; compare methods of one kind"
         )
 
@@ -206,7 +204,7 @@ def networks(group: Sequence[RunSummary], metric: str, baseline: Sequence[RunSum
 
 
 def _by_model(group: Sequence[RunSummary], metric: str) -> dict[str, dict[tuple[int, int], float]]:
-    """A metric by the client's network, then by seed and client. Held-out clients count only in metrics over them."""
+    """A metric by the client's network, then by seed and client. Unseen clients count only in metrics over them."""
     each: dict[str, dict[tuple[int, int], float]] = {}
     for s in group:
         if s.scores or not s.architectures:
@@ -220,7 +218,7 @@ def _by_model(group: Sequence[RunSummary], metric: str) -> dict[str, dict[tuple[
 
 
 def _own_chances(group: Sequence[RunSummary]) -> dict[str, float]:
-    """The chance level over held-out, and over training clients; without those that a seed lacks."""
+    """The chance level over unseen, and over training clients; without those that a seed lacks."""
     means = {key: _mean_if_all([s.own_chances.get(key) for s in group]) for key in group[0].own_chances}
     return {key: mean for key, mean in means.items() if mean is not None}
 
@@ -252,6 +250,7 @@ def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric
     per_seed = [a.mean - b.mean for a, b in pairs]
     per_client = [x - y for a, b in pairs for x, y in zip(a.per_client, b.per_client, strict=True)]
     sign = -1 if _less_is_better(metric) else 1
+    ends = confidence_interval(per_seed, SCORES[metric].largest if metric in SCORES else 1.0)
     return PairedDifference(
         first=first[0].name,
         other=other[0].name,
@@ -261,6 +260,7 @@ def _difference(first: Sequence[RunSummary], other: Sequence[RunSummary], metric
         clients_better=int(np.sum(np.array(per_client) * sign > 0)),
         clients=len(per_client),
         per_seed=per_seed,
+        interval=None if ends is None else [*ends],
     )
 
 

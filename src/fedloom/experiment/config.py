@@ -1,104 +1,20 @@
 """The typed, frozen config of runs and comparisons. `fedloom.experiment.reading` reads it from files and flags."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom import methods, models
 from fedloom.core.errors import ConfigError
 from fedloom.core.faults import Faults
-from fedloom.core.method import Method, problems
+from fedloom.core.method import Method
 from fedloom.core.rng import stream
-from fedloom.experiment.columns import ColumnsConfig
-from fedloom.experiment.form import FormConfig
+from fedloom.experiment.data_config import DataConfig
 from fedloom.experiment.pretrained import PretrainedConfig
-from fedloom.experiment.section import Section
-from fedloom.experiment.topology import ChurnConfig, TopologyConfig
-
-SHARED = ("root", "partition", "options", "own_test_rows")
-"""Settings of partitioning a data set."""
-
-
-class DataConfig(Section):
-    """`[data]`: the data set and its partition."""
-
-    name: str = "digits"
-    """A name from `fedloom list datasets`, or the path of a folder, Parquet or CSV file."""
-    root: str | None = None
-    """Folder of data sets in the hub's layout. None: the environment variable FEDLOOM_DATA, then the hub."""
-    clients: int = Field(10, ge=1, le=100_000)
-    """Number of clients, or of parties in the vertical setting (default 4)."""
-    partition: str = "dirichlet"
-    """A name from `fedloom list partitions`, or `package.module:name`: see `fedloom.data.flower.partition_at`."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the partition, such as alpha."""
-    unseen: float = Field(0.0, ge=0, lt=1)
-    """Share of held-out clients: they take part in no round and are only evaluated. Drawn from the seed."""
-    server: int | Literal["auto"] | None = None
-    """Number of labelled training rows at the server, the same rows for every seed. "auto": a quarter, at most 10,000.
-    None: "auto" if a method of the experiment needs them, otherwise 0."""
-    public: int | None = Field(None, ge=0)
-    """Number of public rows; None for a fifth of the training rows, at most 1,000."""
-    test_fraction: float = Field(0.25, gt=0, lt=1)
-    """Share of test rows, for data sets without an official test split."""
-    test_rows: int | None = Field(None, ge=1)
-    """Maximum number of test rows; None for all."""
-    own_test_rows: int = Field(100, ge=0)
-    """Number of test rows of each client with its own class mix."""
-    form: FormConfig | None = None
-    """The schema of private rows, where each party's rows stay at its node."""
-
-    @field_validator("server", mode="before")
-    @classmethod
-    def _rows(cls, server: Any) -> Any:
-        if server not in ("auto", None) and (type(server) is not int or server < 0):
-            raise ValueError('must be a number of rows of at least 0, or "auto"')
-        return server
-
-    @model_validator(mode="after")
-    def _some_unseen(self) -> DataConfig:
-        count = self._number_unseen
-        if self.unseen and not 0 < count < self.clients:
-            problem = "leaves no clients to train" if count else "is less than one client"
-            raise ValueError(f"unseen = {self.unseen:g} of {self.clients} clients {problem}: change unseen or clients")
-        return self
-
-    @model_validator(mode="after")
-    def _apart(self) -> DataConfig:
-        defaults = {k: f.get_default(call_default_factory=True) for k, f in type(self).model_fields.items()}
-        unused = [name for name in SHARED if getattr(self, name) != defaults[name]]
-        if self.own and unused:
-            raise ValueError(f"{unused[0]} does not apply with form, as nothing is partitioned: leave it out")
-        if self.own and self.server not in (None, 0, "auto"):
-            raise ValueError('with form, the server\'s rows come from a file: set server to "auto", or leave it out')
-        return self
-
-    @property
-    def own(self) -> bool:
-        """Whether each party's rows are private."""
-        return self.form is not None
-
-    def server_rows(self, training: int) -> int:
-        """The number of rows at the server, given the number of training rows."""
-        return min(10_000, training // 4) if self.server == "auto" else self.server or 0
-
-    @property
-    def _number_unseen(self) -> int:
-        return int(self.unseen * self.clients + 0.5)
-
-    @property
-    def training(self) -> int:
-        """Number of clients that are not held out."""
-        return self.clients - self._number_unseen
-
-    def unseen_clients(self, seed: int) -> tuple[int, ...]:
-        """Numbers of the held-out clients, ascending; the same for every method on this seed."""
-        drawn = stream(seed, "unseen").choice(self.clients, self._number_unseen, replace=False)
-        return tuple(sorted(drawn.tolist()))
+from fedloom.experiment.sections import ChurnConfig, ColumnsConfig, Section, TopologyConfig, validated
 
 
 class BlackBoxConfig(Section):
@@ -106,9 +22,9 @@ class BlackBoxConfig(Section):
 
     learn: bool = True
     """Whether they are refitted to others' predictions; if not, they only teach."""
-    refit: int = Field(25, ge=1)
+    refit_every: int = Field(25, ge=1)
     """Local steps between two fits, counted as for a neural client: τ in a round."""
-    floor: float = Field(1e-3, gt=0, lt=0.1)
+    min_probability: float = Field(1e-3, gt=0, lt=0.1)
     """Lower bound of predicted probabilities: a zero would dominate a mean of logits."""
     public_weight: float = Field(1.0, gt=0)
     """Weight of a public row in a fit; an own row has weight 1."""
@@ -120,9 +36,28 @@ class ModelsConfig(Section):
     pool: tuple[str, ...] | None = Field(None, min_length=1)
     """Networks that clients draw from: names from `fedloom list models`, or `package.module:factory`. None: four small
     ones for the kind of data."""
+    each: tuple[str, ...] | None = Field(None, min_length=1)
+    """The network of each client, in order, in place of draws from `pool`."""
     norm: Literal["group", "batch", "none"] | None = None
-    """Normalisation; None for each network's default."""
+    """Normalization; None for each network's default."""
     black_box: BlackBoxConfig = BlackBoxConfig()
+
+    @model_validator(mode="after")
+    def _one_list(self) -> "ModelsConfig":
+        if self.pool is not None and self.each is not None:
+            raise ValueError("set pool or each, not both")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All networks that the section names; () for the default ones."""
+        return tuple(dict.fromkeys(self.each or self.pool or ()))
+
+    def assigned(self, default: Sequence[str], clients: int, seed: int) -> tuple[str, ...]:
+        """The network of each client: those of `each`, or draws from `pool` or the default one, as in section VI-A of
+        FedAL."""
+        pool = self.pool or default
+        return self.each or tuple(pool[i] for i in stream(seed, "architectures").integers(len(pool), size=clients))
 
 
 class EngineConfig(Section):
@@ -153,7 +88,7 @@ class EvaluateConfig(Section):
 
     points: int | None = Field(None, ge=1)
     """Number of evenly spaced evaluations, the last one at the end; None for every round, at most 100."""
-    attacks: int | None = Field(None, ge=1)
+    attack_labels: int | None = Field(None, ge=1)
     """Attack the labels in a vertical run, with this many known labels of each class; None: no attacks."""
 
 
@@ -161,7 +96,7 @@ class RunConfig(Section):
     """One run of one method with one seed."""
 
     name: str = ""
-    """Name of the run and its folder; "" for the method's name."""
+    """Name of the run and its folder, without / and \\; "" for the method's name."""
     method: str = "fedal"
     """A name from `fedloom list methods`, or the path of a method page."""
     preset: str = "recommended"
@@ -184,10 +119,18 @@ class RunConfig(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     faults: Faults = Faults()
 
+    @field_validator("name")
+    @classmethod
+    def _folder_name(cls, name: str) -> str:
+        """A name is one folder in runs/, never a path out of it."""
+        if name in (".", "..") or not name.isprintable() or {*"/\\"} & {*name}:
+            raise ValueError("must be the name of one folder, without / and \\")
+        return name
+
     @model_validator(mode="after")
-    def _length(self) -> RunConfig:
+    def _length(self) -> "RunConfig":
         if self.rounds is not None and self.iterations is not None:
-            raise ValueError("give rounds or iterations, not both")
+            raise ValueError("set rounds or iterations, not both")
         return self
 
     def resolve(self) -> tuple[Method, Any, int]:
@@ -199,9 +142,16 @@ class RunConfig(Section):
         """
         method = methods.load(self.method) if self.method_is_file else methods.find(self.method)
         cfg = method.configure(self.preset, self.params)
-        pool = set(self.models.pool or ())
+        pool = set(self.models.names)
+        if self.models.each and len(self.models.each) != self.data.clients:
+            raise ConfigError(
+                f"models.each: there are {len(self.models.each)} networks for {self.data.clients} clients: name one "
+                "for each client, or give models.pool, from which clients draw"
+            )
         if "one network" in method.needs and len(pool) > 1:
-            raise ConfigError(f"models.pool: {method.name} averages weights, so all clients need one network: name one")
+            raise ConfigError(
+                f"models.pool: {method.name} averages weights, so all clients need one network, not {len(pool)}"
+            )
         refuse_black_boxes(method, pool & models.BLACK_BOXES.keys())
         if not any(name in models.BLACK_BOXES or ":" in name for name in pool):
             refuse_settings(self)
@@ -223,6 +173,12 @@ class RunConfig(Section):
     def method_is_file(self) -> bool:
         """Whether `method` is the path of a page."""
         return ".py" in self.method
+
+    @property
+    def label(self) -> str:
+        """The run's name, or its method's; of a page, the name after the colon or the file's without its folder."""
+        file, _, name = self.method.partition(".py:")
+        return self.name or name or (Path(file).stem if self.method_is_file else self.method)
 
 
 FEDERATION = "federation.toml"
@@ -273,20 +229,13 @@ class Experiment(Section):
         runs = []
         for entry in self.compare.methods:
             change: dict[str, Any] = {"method": entry} if isinstance(entry, str) else dict(entry)
-            change.setdefault("name", change.get("method", self.run.method))
+            method = change.get("method", self.run.method)
+            change.setdefault("name", RunConfig(method=method).label if isinstance(method, str) else "")
             for seed in self.compare.seeds:
                 both = {**self.run.model_dump(), **change, "seed": seed}
                 both["params"] = {**self.run.params, **change.get("params", {})}
                 runs.append(validated(RunConfig, both))
         return runs
-
-
-def validated(model: type[Any], values: Mapping[str, Any]) -> Any:
-    """`model(**values)`. Raises one ConfigError with all errors."""
-    try:
-        return model(**values)
-    except ValidationError as error:
-        raise ConfigError("\n".join(problems(error, model))) from None
 
 
 def toml(run: RunConfig) -> str:
@@ -297,7 +246,7 @@ def toml(run: RunConfig) -> str:
 
 
 def _without_none(value: Any) -> Any:
-    """Leave settings that are None out, as TOML has no null; they are None again when read."""
+    """Leave out settings that are None, as TOML has no null; they are None again when read."""
     if isinstance(value, Mapping):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,7 +1,5 @@
 """Starts the engine that `[engine]` names, or that `auto` picks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +13,10 @@ from fedloom.experiment.private import PrivateData
 
 
 def start(plan: RunPlan) -> Engine:
-    """Start the engine of a run that needs no nodes. Close it at the end.
+    """Start the engine of a run without nodes. The caller closes it.
 
     Raises:
-        ConfigError, EngineError: the engine can't run here.
+        ConfigError, EngineError: the engine cannot run here.
     """
     run, cfg = plan.run, plan.run.engine
     check(cfg)
@@ -81,7 +79,7 @@ def check(cfg: EngineConfig) -> None:
     """Refuse contradictory settings.
 
     Raises:
-        ConfigError: with what to change.
+        ConfigError: two settings contradict each other.
     """
     one_process = {
         "batched": "it runs many parties at once in one process",

@@ -3,8 +3,6 @@
 Evaluation is not part of a method: its messages are not counted, and no method reads a test row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fedloom.core import message
+from fedloom.core import message, scores
 from fedloom.core.engine import UNREACHABLE, Engine, Failure
 from fedloom.core.errors import MessageError, MethodError
 from fedloom.core.message import Shape, Template, Tree, floats
@@ -23,15 +21,19 @@ from fedloom.experiment.plan import RunPlan
 
 CHANCE = "chance"
 """Metric of the chance level, where only the clients know it."""
-MEASURES = (
+RESERVED = (
     *(GLOBAL, OWN, "loss mean", CHANCE, "agreement", "recall", ATTACK.strip(), "bytes"),
-    *("balanced accuracy", "auc", "seen accuracy", "rare recall"),
+    *("balanced accuracy", "auc", "calibration error", "seen accuracy", "rare recall"),
 )
 """Prefixes of all metrics of a run. Notes of parties with such names are ignored."""
+SCORED = ("auc", "balanced accuracy", "loss", "calibration error")
+"""Scores of each client at the end of a horizontal run."""
+MAX_PROBABILITIES = 20_000_000
+"""Maximum number of probabilities in memory."""
 SCORE: Template = {"accuracy": floats(), "loss": floats(), "chance": floats(), "rows": int}
 """Template of the reply of a client whose labels are private."""
-WITHHELD = (UNREACHABLE, "failed", "busy", "late", "refused")
-"""Failures that are not logged: an unreachable party, a failed machine, a node that refuses evaluation."""
+NOT_LOGGED = (UNREACHABLE, "failed", "busy", "late", "refused")
+"""Reasons of failures that are not logged: an unreachable party, a failed machine, a node that refuses evaluation."""
 Check: TypeAlias = Callable[[int, Mapping[int, Any]], None]
 """Called with a party's number and all replies; raises MessageError if the party's reply is invalid."""
 _log = logging.getLogger("fedloom")
@@ -56,7 +58,7 @@ def check_predictions(labels: Sequence[np.ndarray], **also: Template) -> Check:
 
 
 def groups(metric: str, eval_mode: str, plan: RunPlan) -> dict[str, list[int]]:
-    """The clients of a metric, by metric name: all; in an evaluation mode, held-out and training ones apart."""
+    """The clients of a metric, by metric name: all; in an evaluation mode, unseen and training ones apart."""
     if not eval_mode or not plan.unseen:
         return {metric: list(range(len(plan.clients)))}
     return {metric: [*plan.unseen], f"{metric}{TRAINING}": [*plan.training]}
@@ -77,7 +79,9 @@ def recalls(classes: Sequence[str], recall: np.ndarray) -> Iterator[tuple[str, f
             yield f"recall {label}", float(value), ""
 
 
-def ask(engine: Engine, method: str, arguments: dict[str, Any], check: Check, *, every: bool = False) -> dict[int, Any]:
+def call_all(
+    engine: Engine, method: str, arguments: dict[str, Any], check: Check, *, every: bool = False
+) -> dict[int, Any]:
     """Call all parties, without injected faults; returns the replies by party number.
 
     A remote party that fails, or whose reply is invalid, is left out.
@@ -94,19 +98,24 @@ def ask(engine: Engine, method: str, arguments: dict[str, Any], check: Check, *,
         except MessageError as error:
             failed[i] = Failure("invalid reply", f"({error}): use the same version of fedloom at the node")
     for i, failure in failed.items():
-        if failure.reason in WITHHELD:
+        if failure.reason in NOT_LOGGED:
             continue
         if not engine.remote:
             raise MethodError(f"cannot evaluate {engine.name(i)}:\n{failure.trace or failure.reason}")
         why = f"{failure.reason} {failure.trace}".strip()
         _log.warning("%s is left out of an evaluation: %s", engine.name(i), why)
+    if failed and all(failure.reason == "refused" for failure in failed.values()) and len(failed) == len(replies):
+        raise PartiesMissing(
+            "no node allows evaluation: in node.toml of at least one, set evaluate = true, and score = true in "
+            "[data.NAME]"
+        )
     if failed and (every or len(failed) == len(replies)):
         raise PartiesMissing(f"cannot evaluate {', '.join(map(engine.name, sorted(failed)))}")
     return {i: reply for i, reply in replies.items() if i not in failed}
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ClassifierMetrics:
     """Metrics of predictions.
 
     Attributes:
@@ -124,7 +133,7 @@ class Judgement:
     recall: np.ndarray
 
 
-def judge(probabilities: np.ndarray, labels: np.ndarray) -> Judgement:
+def classifier_metrics(probabilities: np.ndarray, labels: np.ndarray) -> ClassifierMetrics:
     """Metrics of predicted probabilities (n, K), given the labels (n,)."""
     from sklearn.metrics import roc_auc_score  # slow to import
 
@@ -138,11 +147,13 @@ def judge(probabilities: np.ndarray, labels: np.ndarray) -> Judgement:
         against = [roc_auc_score(labels == k, probabilities[:, k]) for k in range(1 if classes == 2 else 0, classes)]
         auc = float(np.mean(against))
     likelihood = np.clip(probabilities[np.arange(len(labels)), labels].astype(np.float64), 1e-12, None)
-    return Judgement(float(right.mean()), float(np.nanmean(recall)), auc, float(-np.log(likelihood).mean()), recall)
+    return ClassifierMetrics(
+        float(right.mean()), float(np.nanmean(recall)), auc, float(-np.log(likelihood).mean()), recall
+    )
 
 
 @dataclass(frozen=True)
-class Look:
+class ClientMetrics:
     """Metrics of the reachable clients on one test set.
 
     Attributes:
@@ -161,14 +172,43 @@ class Look:
     recall: np.ndarray
 
 
-def look(
+def client_scores(
+    engine: Engine, labels: Sequence[np.ndarray], classes: int, on: str, broadcast: Mapping[str, Tree] | None = None
+) -> dict[str, dict[int, float]]:
+    """The scores of `SCORED` of every reachable client on its test rows `on`, by name and client; arguments as in
+    `client_metrics`. A client whose rows have one class has no AUC, and one that has diverged has no score."""
+    found: dict[str, dict[int, float]] = {name: {} for name in SCORED}
+    arguments: dict[str, Tree] = {"on": on, "broadcast": dict(broadcast or {}), "probabilities": True}
+    size = max(1, MAX_PROBABILITIES // max(1, classes * max(map(len, labels))))
+    for start in range(0, len(engine.ids), size):
+        ids = engine.ids[start : start + size]
+        replies: Sequence[Any] = engine.call(ids, "predictions", arguments, None, None)
+        for i, reply in zip(ids, replies, strict=True):
+            if isinstance(reply, Failure):
+                continue  # `client_metrics` has reported it
+            p, y = reply["probabilities"].cpu().numpy().astype(np.float64), labels[i]
+            if not np.isfinite(p).all():  # the client has diverged
+                continue
+            values = (
+                scores.auc(y, p),
+                scores.balanced_accuracy(y, p.argmax(1)),
+                scores.log_loss(y, p),
+                scores.calibration_error(y, p),
+            )
+            for name, value in zip(SCORED, values, strict=True):
+                if np.isfinite(value):
+                    found[name][i] = value
+    return found
+
+
+def client_metrics(
     engine: Engine,
     labels: Sequence[np.ndarray],
     classes: int,
     on: str,
     eval_mode: str = "",
     broadcast: Mapping[str, Tree] | None = None,
-) -> Look:
+) -> ClientMetrics:
     """Evaluate every client on its test rows `on`.
 
     Args:
@@ -176,11 +216,13 @@ def look(
         labels: (n,) labels for each client.
         classes: their number K.
         on: a name in `ClientContext.tests`.
-        eval_mode: one of the method's `eval_modes`; "" for the client as it is.
+        eval_mode: one of the method's `eval_modes`; "" for the unchanged model.
         broadcast: of the server.
     """
     check = check_predictions(labels, loss=floats())
-    replies = ask(engine, "predictions", {"on": on, "eval_mode": eval_mode, "broadcast": dict(broadcast or {})}, check)
+    replies = call_all(
+        engine, "predictions", {"on": on, "eval_mode": eval_mode, "broadcast": dict(broadcast or {})}, check
+    )
     labels = [labels[i] for i in replies]
     predicted = [reply["predicted"].cpu().numpy() for reply in replies.values()]
     losses = [float(reply["loss"]) for reply in replies.values()]
@@ -189,7 +231,7 @@ def look(
     everything, truth = np.concatenate(right), np.concatenate(labels)
     hits = np.bincount(truth, weights=everything, minlength=classes)
     counts = np.bincount(truth, minlength=classes)
-    return Look(
+    return ClientMetrics(
         clients=tuple(replies),
         accuracy=np.array([r.mean() for r in right]),
         loss=np.array(losses, dtype=float),
@@ -199,7 +241,7 @@ def look(
 
 
 def agreement(predicted: np.ndarray, classes: int) -> float:
-    """Share of equal predictions (N, n) over all pairs of clients and all rows."""
+    """The share of equal predictions over all pairs of clients and all rows, given predictions (N, n)."""
     n = len(predicted)
     if n < 2:
         return float("nan")

@@ -3,8 +3,6 @@
 The file is replaced atomically but not synced, as resuming does not need it. It contains no tracebacks of parties.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math
@@ -17,7 +15,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any
 
 from fedloom.core.errors import FedloomError, Interrupted
-from fedloom.experiment.view import FILE, Member, RecentFailure, View, own_process
+from fedloom.experiment.view import FILE, PartyStatus, RecentFailure, View, own_process
 
 if TYPE_CHECKING:
     from fedloom.core.federation import Federation
@@ -25,18 +23,18 @@ if TYPE_CHECKING:
     from fedloom.experiment.plan import RunPlan
     from fedloom.experiment.record import Record
 
-PAUSE = 0.5
-"""Minimum seconds between two writes of completed rounds."""
-SHARE = 0.02
-"""Maximum share of a run's time spent on writing."""
-SOON = 0.2
-"""Seconds from a change of presence to its write; changes within them are written together."""
-POINTS, MEMBERS, RECENT_FAILURES = 200, 1000, 8
+MIN_INTERVAL = 0.5
+"""Minimum seconds between two writes."""
+MAX_SHARE = 0.02
+"""Maximum share of a run's time that writes may take."""
+DELAY = 0.2
+"""Seconds between a party's connecting or disconnecting and the write, which covers all changes until then."""
+POINTS, PARTIES, RECENT_FAILURES = 200, 1000, 8
 """Maximum numbers of points of the curve, of parties and of failures in the file."""
 WINDOW = 20
 """Rounds over which the pace is averaged."""
 WAITING = "while waiting for nodes"
-"""Where a run at nodes was stopped."""
+"""Reason of a run that was stopped before its nodes had connected."""
 
 
 class Stopped(Exception):
@@ -53,7 +51,7 @@ class Live:
 
     Args:
         folder: the run folder; None writes nothing.
-        plan, engine, fed, record: of the run; read between rounds.
+        plan, engine, fed, record: the parts of the run, read between rounds.
         measure: the main metric.
         where: engine, workers and device, as text.
     """
@@ -61,10 +59,10 @@ class Live:
     def __init__(
         self,
         folder: Path | None,
-        plan: RunPlan,
-        engine: Engine,
-        fed: Federation,
-        record: Record,
+        plan: "RunPlan",
+        engine: "Engine",
+        fed: "Federation",
+        record: "Record",
         measure: str,
         where: str,
     ) -> None:
@@ -73,6 +71,7 @@ class Live:
         self._timer: threading.Timer | None = None
         self._view: View | None = None
         self._ids = {engine.name(i): i for i in engine.ids}
+        self._owners = {engine.name(i): engine.owner(i) for i in engine.ids if engine.owner(i)}
         self._constants = _constants(plan, measure)
         self._about = {"measure": measure, "engine": where, "started": time(), "process": own_process()}
         self._of_party = plan.setting.party_measures(plan)
@@ -85,7 +84,7 @@ class Live:
         self._warned = False
 
     @contextlib.contextmanager
-    def until_the_end(self, done: int) -> Iterator[None]:
+    def reporting(self, done: int) -> Iterator[None]:
         """Write the state `running` after `done` rounds; when the block ends, write how the run ended."""
         self.show(done)
         try:
@@ -96,37 +95,39 @@ class Live:
         self._end("finished")
 
     def show(self, done: int) -> None:
-        """Write the progress after `done` rounds, at most every `PAUSE` seconds."""
+        """Write the progress after `done` rounds, at most every `MIN_INTERVAL` seconds."""
         if self._folder is None:
             return
         now = monotonic()
         self._clock.append((done, now))
         if now >= self._next:
-            self._put(self._look())
+            self._publish(self._current_view())
             took = monotonic() - now
-            self._next = now + max(PAUSE, took / SHARE)
+            self._next = now + max(MIN_INTERVAL, took / MAX_SHARE)
 
     def touch(self) -> None:
         """Schedule a write after a party has connected or disconnected. Thread-safe; returns at once."""
         with self._lock:
             if self._view is None or self._view.state != "running" or self._timer is not None:
                 return
-            self._timer = threading.Timer(SOON, self._rewrite)
+            self._timer = threading.Timer(DELAY, self._rewrite)
             self._timer.daemon = True
             self._timer.start()
 
     def _rewrite(self) -> None:
-        """Write the last view with the parties' current presence."""
+        """Write the last view again, with the parties that are connected now."""
         with self._lock:
             self._timer, view = None, self._view
             if view is not None and view.state == "running":
                 self._write(view)
 
-    def _end(self, state: str, words: str = "") -> None:
+    def _end(self, state: str, reason: str = "") -> None:
         if self._folder is not None:
-            self._put(self._look().model_copy(update={"state": state, "words": words, "pace": None, "ends": None}))
+            self._publish(
+                self._current_view().model_copy(update={"state": state, "reason": reason, "pace": None, "ends": None})
+            )
 
-    def _put(self, view: View) -> None:
+    def _publish(self, view: View) -> None:
         with self._lock:
             if self._timer is not None and view.state != "running":
                 self._timer.cancel()
@@ -135,13 +136,17 @@ class Live:
             self._write(view)
 
     def _write(self, view: View) -> None:
-        """Write the view with the parties' current presence. The caller holds the lock."""
+        """Write the view with the parties that are connected now. The caller holds the lock."""
         assert self._folder is not None
         presence = self._engine.presence()
         parties = [m.model_copy(update={"up": presence.get(self._ids.get(m.name, -1), True)}) for m in view.parties]
         up = sum(m.up for m in parties)
-        listed = sorted(sorted(range(len(parties)), key=lambda i: parties[i].up)[:MEMBERS])
-        changes = {"parties": [parties[i] for i in listed], "up": up, "of": len(parties), "updated": time()}
+        listed = sorted(sorted(range(len(parties)), key=lambda i: parties[i].up)[:PARTIES])
+        shown = [
+            m.model_copy(update={"name": self._owners.get(m.name, m.name)}) for m in map(parties.__getitem__, listed)
+        ]
+        failures = [f.model_copy(update={"party": self._owners.get(f.party, f.party)}) for f in view.recent_failures]
+        changes = {"parties": shown, "recent_failures": failures, "up": up, "of": len(parties), "updated": time()}
         draft = self._folder / f".{FILE}.draft"
         try:
             draft.write_text(view.model_copy(update=changes).model_dump_json(), encoding="utf-8")
@@ -153,7 +158,7 @@ class Live:
                 )
             self._warned = True
 
-    def _look(self) -> View:
+    def _current_view(self) -> View:
         """The current view. Called only from the run's own thread."""
         for round, _, _, party, metric, value in self._record.metrics[self._read :]:
             if not math.isfinite(value):
@@ -194,7 +199,7 @@ class Live:
             total += size
         up, down = received.get(coordinator, 0), sent.get(coordinator, 0)
         parties = [
-            Member(
+            PartyStatus(
                 name=name, accuracy=self._accuracies.get(name), sent=sent.get(name, 0), received=received.get(name, 0)
             )
             for name in (*self._coordinator, *self._ids)
@@ -208,11 +213,11 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [*points[:: step or 1], *(points[-1:] if step > 1 and (len(points) - 1) % step else ())]
 
 
-def _constants(plan: RunPlan, measure: str) -> dict[str, Any]:
+def _constants(plan: "RunPlan", measure: str) -> dict[str, Any]:
     """The fields of a view that do not change during a run."""
     run, data = plan.run, plan.data
     chance = plan.chance if measure == "accuracy" and "test" in data.labels else plan.own_chance()
-    names = {"name": run.name or run.method, "method": plan.method.name, "dataset": data.name}
+    names = {"name": run.label, "method": plan.method.name, "dataset": data.name}
     return {**names, "seed": run.seed, "rounds": plan.rounds, "chance": chance}
 
 
@@ -222,5 +227,5 @@ def _ending(error: BaseException) -> tuple[str, str]:
         return "stopped", ""
     if isinstance(error, Interrupted):
         return "stopped", WAITING
-    words = str(error).partition("\n")[0] if isinstance(error, FedloomError) else type(error).__name__
-    return "failed", words[:300]
+    reason = str(error).partition("\n")[0] if isinstance(error, FedloomError) else type(error).__name__
+    return "failed", reason[:300]

@@ -1,11 +1,8 @@
 """The networks of a run: architectures, initial weights, black boxes, and checks of a method's requirements."""
 
-from __future__ import annotations
-
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TypeAlias
 
 from torch import nn
@@ -13,7 +10,7 @@ from torch import nn
 from fedloom import models
 from fedloom.core.black_box import BlackBoxModel
 from fedloom.core.context import ClientContext
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, warn_once
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
 from fedloom.data.dataset import DatasetLike
@@ -35,10 +32,9 @@ EXTRACTORS = {"image": ("lenet5",), "table": ("mlp-5",)}
 
 
 def architectures_of(run: RunConfig, method: Method, kind: str) -> tuple[str, ...]:
-    """Each client's draw from the pool, as in section VI-A of FedAL."""
-    pool = run.models.pool or (COMMON if {"one network", "same feature dim"} & {*method.needs} else SMALL)[kind]
-    draws = stream(run.seed, "architectures").integers(len(pool), size=run.data.clients)
-    return tuple(pool[i] for i in draws)
+    """The network of each client."""
+    default = (COMMON if {"one network", "same feature dim"} & {*method.needs} else SMALL)[kind]
+    return run.models.assigned(default, run.data.clients, run.seed)
 
 
 Network: TypeAlias = Callable[[], nn.Module]
@@ -80,16 +76,15 @@ def replace_black_boxes(
         ModelError: a factory of the pool fails, or its result is not a model.
     """
     shape, classes, level = dataset.input_shape, len(dataset.classes), run.models.black_box
-    pool = {*(run.models.pool or ())}
-    boxes = {name for name in pool if models.is_black_box(name, shape, classes)}
+    boxes = {name for name in run.models.names if models.is_black_box(name, shape, classes)}
     if not boxes:
         refuse_settings(run)
         return server, contexts
     refuse_black_boxes(method, boxes)
-    if level.floor * classes >= 1:
+    if level.min_probability * classes >= 1:
         raise ConfigError(
-            f"models.black_box.floor: {level.floor:g} times {classes} classes is 1 or more: set less than "
-            f"{1 / classes:g}"
+            f"models.black_box.min_probability: {level.min_probability:g} times {classes} classes is 1 or more: "
+            f"set less than {1 / classes:g}"
         )
 
     def seed(purpose: str, n: int) -> int:
@@ -118,21 +113,15 @@ def warn_of_refits(plan: RunPlan) -> None:
     """Warn if the run ends before its black boxes are refitted to others' predictions."""
     box, last = plan.run.models.black_box, (plan.rounds - 1) * plan.cfg.iterations_per_round
     learns = plan.cfg.exchanges and box.learn
-    if learns and 0 <= last < box.refit and any(context.black_box is not None for context in plan.contexts):
+    if learns and 0 <= last < box.refit_every and any(context.black_box is not None for context in plan.contexts):
         name = plan.method.name
-        _warn(
+        warn_once(
             f"models.black_box: the last round of {name} begins after {last} iterations, so no black box is "
-            f"fitted to others' predictions, which happens first after {box.refit}: set refit to at most {last}, or "
-            "do more"
+            f"fitted to others' predictions, which happens first after {box.refit_every}: set refit_every to at "
+            f"most {last}, or increase rounds"
             if last
-            else f"models.black_box: {name} has but one round, so no black box is fitted to others' predictions"
+            else f"models.black_box: {name} has only one round, so no black box is fitted to others' predictions"
         )
-
-
-@lru_cache(maxsize=256)
-def _warn(text: str) -> None:
-    """Log a warning once in this process."""
-    logging.getLogger("fedloom").warning("%s", text)
 
 
 def assign_groups(
@@ -162,16 +151,16 @@ def check_feature_dims(plan: RunPlan) -> None:
         if a != b:
             adapted = f", or set params.{cfg.FEATURE_DIM} to one width for all" if cfg.FEATURE_DIM else ""
             raise ConfigError(
-                f"models.pool: {method.name} compares clients' features, but those of {one} have {a} numbers and those "
-                f"of {other} {b}: take networks whose last layers have inputs of one width{adapted}"
+                f"models.pool: {method.name} needs features of one dimension, but {one} has {a} and {other} {b}: "
+                f"use networks whose last layers have inputs of one width{adapted}"
             )
 
 
 def check_statistics(plan: RunPlan) -> None:
-    """Raise ConfigError for BatchNorm at held-out clients, if its statistics stay at each client."""
+    """Raise ConfigError for BatchNorm at unseen clients, if its statistics stay at each client."""
     norms = (m for i in plan.unseen for m in plan.contexts[i].build().modules())
     if plan.cfg.keeps_batch_statistics and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in norms):
         raise ConfigError(
-            "data.unseen: clients that never train have no statistics for BatchNorm: take models.norm=group, or "
-            "params.batchnorm=batch, which predicts from the statistics of the test rows"
+            "data.unseen: unseen clients have no BatchNorm statistics: set models.norm=group, or "
+            "params.batchnorm=batch to predict with the statistics of the test rows"
         )

@@ -1,10 +1,8 @@
 """Builds one party at a node, and compares the facts that coordinator and node must share."""
 
-from __future__ import annotations
-
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +49,7 @@ def build_party(
     *,
     device: str = "cpu",
     secret: int | None = None,
+    privacy_budget: Callable[[float, int, float], None] | None = None,
 ) -> NodeParty:
     """Build one party of a run, without a server or other parties.
 
@@ -59,10 +58,10 @@ def build_party(
         number: of the party.
         files: the party's data on this machine; None for the run's own names.
         device: a torch device.
-        secret: see `ClientContext`.
+        secret, privacy_budget: see `ClientContext`.
 
     Raises:
-        ConfigError, DataError, ModelError: the party does not exist, or can't be built here.
+        ConfigError, DataError, ModelError: the party does not exist, or cannot be built here.
     """
     method, cfg, rounds, setting = resolve(run, at_node=True)
     if not 0 <= number < run.data.clients:
@@ -74,6 +73,7 @@ def build_party(
     if "pretrained encoder" in method.needs and plan.data.dataset is not None:
         encoder = architecture(pretrained_of(run, plan.data.dataset.kind), plan.data.dataset)
         plan.contexts[number] = replace(plan.contexts[number], encoder=encoder)
+    plan.contexts[number] = replace(plan.contexts[number], privacy_budget=privacy_budget)
     party = plan.clients[number]()
     return NodeParty(party, _facts(run, plan, number), run.data.own, _counts(run, party.context))
 
@@ -81,7 +81,7 @@ def build_party(
 def _counts(run: RunConfig, context: ClientContext) -> tuple[int, int] | None:
     if run.data.own:
         return len(context.rows), len(context.tests["own"])
-    return (context.aligned, len(context.tests["test"])) if run.columns.own else None
+    return (context.aligned, len(context.tests["test"])) if run.columns.private else None
 
 
 def expected(plan: RunPlan, number: int) -> dict[str, Any]:
@@ -159,9 +159,9 @@ def for_nodes(plan: RunPlan) -> RunConfig:
 def sent(run: RunConfig, method: Method, known: DatasetLike | None) -> RunConfig:
     """See `for_nodes`. `known`: the data set or its schema."""
     for setting, wrong, mend in (
-        ("columns.files", run.columns.files, "set columns.own=true instead: then each node names its own file"),
-        ("columns.manifest", run.columns.manifest, "parties with pictures of their own can't be at nodes yet"),
-        ("topology.file", run.topology.file, "nodes can't read it: take a kind that is drawn from the seed"),
+        ("columns.files", run.columns.files, "set columns.private=true instead: then each node names its own file"),
+        ("columns.manifest", run.columns.manifest, "private images at nodes are not supported"),
+        ("topology.file", run.topology.file, "nodes cannot read it: use a kind that is drawn from the seed"),
         ("data.name", Path(run.data.name).name != run.data.name, "nodes know data by a name, not by a path"),
     ):
         if wrong:
@@ -182,7 +182,7 @@ def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
         allowed: names of permitted factories, partitions and models.
     """
     model = run.pretrained.model or ""
-    names = [("models.pool", name) for name in run.models.pool or ()]
+    names = [("models.pool", name) for name in run.models.names]
     names += [("data.partition", run.data.partition), ("pretrained.model", model)]
     files = {
         "method": run.method if run.method_is_file else None,
@@ -193,10 +193,10 @@ def suspicious(run: RunConfig, allowed: Collection[str] = ()) -> list[str]:
         "pretrained.file": run.pretrained.file,
         "engine.address": run.engine.address,
     }
-    found = [f"{setting}: nothing may be read here that a config names" for setting, value in files.items() if value]
+    found = [f"{setting}: a received config must not name local files" for setting, value in files.items() if value]
     for setting, name in names:
         if name not in allowed and (":" in name or external.is_external(name)):
-            # pretrained.model may have become the path of a folder here, which is nobody else's business
+            # pretrained.model may now be the path of a folder here, which the coordinator must not learn
             which = "this model" if setting == "pretrained.model" else _short(name)
-            found.append(f"{setting}: {which} would run code here, or load it, and is not allowed by name")
+            found.append(f"{setting}: {which} would run or load code here: the node's owner must allow it by name")
     return found

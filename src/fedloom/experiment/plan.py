@@ -1,7 +1,5 @@
 """The plan of a run: a config made concrete, ready for an engine."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,12 +23,10 @@ Metric = tuple[str, float, str]
 
 
 class Setting(Protocol):
-    """How data is split between parties: builds, evaluates and summarises horizontal, or vertical, runs."""
+    """How data is split between parties: builds, evaluates and summarizes horizontal, or vertical, runs."""
 
-    exportable: bool
-    """Whether `fedloom export` supports it."""
     own_data: tuple[str, str]
-    """The config section for private data, and how to set it, for error messages."""
+    """The config section of private data, and how to set it, for error messages."""
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings that do not apply. `server`: whether the server has rows.
@@ -44,7 +40,7 @@ class Setting(Protocol):
 
     def build(
         self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
-    ) -> RunPlan:
+    ) -> "RunPlan":
         """The plan of a run.
 
         Args:
@@ -54,30 +50,30 @@ class Setting(Protocol):
             at: the number of this node's party; None at the coordinator.
 
         Raises:
-            ConfigError, DataError, ModelError: the run can't be built.
+            ConfigError, DataError, ModelError: the run cannot be built.
         """
 
-    def server_name(self, plan: RunPlan) -> str:
+    def server_name(self, plan: "RunPlan") -> str:
         """The coordinator's name in the ledger."""
 
-    def min_nodes(self, plan: RunPlan, nodes: int) -> int:
-        """The number of nodes that a round needs, of so many."""
+    def min_nodes(self, plan: "RunPlan", nodes: int) -> int:
+        """The minimum number of nodes in a round, given their number."""
 
-    def main_measure(self, plan: RunPlan) -> str:
+    def main_measure(self, plan: "RunPlan") -> str:
         """The main metric, by its name in `metrics.csv`."""
 
-    def party_measures(self, plan: RunPlan) -> set[str]:
+    def party_measures(self, plan: "RunPlan") -> set[str]:
         """The names in `metrics.csv` of a single party's accuracy."""
 
-    def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
-        """All metrics of the current models.
+    def evaluate(self, plan: "RunPlan", engine: Engine, final: bool = False) -> Iterator[Metric]:
+        """All metrics of the current models; `final` adds those that only the end of a run has.
 
         Raises:
-            PartiesMissing: no party can be evaluated, or one can't where all are needed.
+            PartiesMissing: no party can be evaluated, or one cannot where all are needed.
             MethodError: a party in this process fails.
         """
 
-    def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+    def summarize(self, final: Final, parties: Sequence[str], plan: "RunPlan") -> dict[str, Any]:
         """The fields of `RunSummary` that depend on the setting, from the final metrics and the parties' names."""
 
 
@@ -95,10 +91,10 @@ class RunPlan:
         architectures: the network of each client, by name.
         graph: the neighbours of each client; None if all are connected.
         server_context, contexts: the client context of the server (or active party), and of each client.
-        colocated: clients in the server's process, whose messages are not counted.
-        unseen: held-out clients.
+        colocated: clients in the server's process; messages between them and the server are not counted.
+        unseen: ids of the unseen clients.
         pretrained: digest of the server's pretrained model; "" without one.
-        known_as: the run's id at nodes that have aligned rows for it; otherwise "".
+        known_as: the id under which nodes store the rows aligned for this run; "" without such rows.
     """
 
     run: RunConfig
@@ -134,7 +130,7 @@ class RunPlan:
 
     @cached_property
     def training(self) -> tuple[int, ...]:
-        """Numbers of the clients that are not held out, ascending."""
+        """Numbers of the training clients, ascending."""
         return tuple(sorted({*range(len(self.contexts))} - {*self.unseen}))
 
     @property

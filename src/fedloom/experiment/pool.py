@@ -4,8 +4,6 @@ A failing run does not affect the others. Finished runs are skipped and unfinish
 repeating a call after an interruption gives the same files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import uuid
@@ -19,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedloom.core.errors import ConfigError, EngineError, FedloomError
 from fedloom.experiment._pool_processes import Processes
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.run import Result, execute
+from fedloom.experiment.lockstep import lots
+from fedloom.experiment.run import RunResult, execute
 from fedloom.experiment.run_digest import digest, is_finished
 from fedloom.experiment.view import FILE
 
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["Ended", "Job", "Standing", "digest", "is_finished", "run_all", "usual_workers"]
 
 State = Literal["kept", "finished", "failed", "stopped", "left"]
-"""How a job ended: finished before, finished, failed, stopped at a checkpoint, or not started."""
+"""How a job ended: finished earlier, finished, failed, stopped at a checkpoint, or not started."""
 CHANGED = "its method page or another of its files changed since it was planned: repeat the command"
 LOCAL = "local"
-"""As the address of a Ray cluster: start one on this machine."""
+"""The address that starts a Ray cluster on this machine."""
 PAUSE = 1.0
 """Minimum seconds between two reads of the jobs' progress."""
 
@@ -57,7 +56,7 @@ class Job:
     @property
     def title(self) -> str:
         """The display name."""
-        return self.name or f"{self.run.name or self.run.method} seed {self.run.seed}"
+        return self.name or f"{self.run.label} seed {self.run.seed}"
 
     @property
     def as_planned(self) -> bool:
@@ -112,7 +111,7 @@ def run_all(
     gpus: float = 0.0,
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-    execute: Callable[..., Result] = execute,
+    execute: Callable[..., RunResult] = execute,
 ) -> list[Ended]:
     """Execute all unfinished jobs; returns how each job ended, in order.
 
@@ -128,7 +127,7 @@ def run_all(
 
     Raises:
         ConfigError: a folder has another run, two jobs share a folder, or a run is invalid.
-        EngineError: a process can't be started, or the cluster can't be reached.
+        EngineError: a process cannot be started, or the cluster cannot be reached.
     """
     jobs = [replace(job, digest=job.digest or digest(job.run)) for job in jobs]
     folders = [job.folder.resolve() for job in jobs]
@@ -167,7 +166,7 @@ class Board:
     next_look: float = 0.0
 
     def is_due(self, job: Job) -> bool:
-        """Whether to run it; a job whose files have changed fails."""
+        """Whether to run the job. One whose files have changed fails instead."""
         if not (due := job.as_planned):
             self.end(job, "failed", CHANGED)
         return due
@@ -214,7 +213,7 @@ class Board:
         return max(sum(each) / self.workers, max(each, default=0.0))
 
 
-def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float) -> Processes | RayTasks:
+def _executor(board: Board, waiting: Sequence[Job], ray: str | None, gpus: float) -> "Processes | RayTasks":
     if ray is None:
         return Processes(board.workers)
     try:
@@ -230,13 +229,14 @@ def _work(
     waiting: Sequence[Job],
     board: Board,
     stop: Callable[[], bool],
-    executor: Processes | RayTasks,
+    executor: "Processes | RayTasks",
     gpus: float,
-    execute: Callable[..., Result],
+    execute: Callable[..., RunResult],
 ) -> None:
     """Run the jobs. A flag file in the shared folder tells running ones to save and stop."""
     flag = waiting[0].folder.resolve().parent / f".stop-{uuid.uuid4().hex}"
-    left, running = deque(waiting), dict[Any, Job]()
+    left = deque([waiting[n] for n in numbers] for numbers in lots([job.run for job in waiting], board.workers))
+    running = dict[Any, list[Job]]()
     try:
         while left or running:
             if not flag.exists() and stop():
@@ -244,14 +244,16 @@ def _work(
                 flag.touch()
                 left.clear()
             while left and executor.room:
-                job = left.popleft()
-                if not board.is_due(job):
+                lot = [job for job in left.popleft() if board.is_due(job)]
+                if not lot:
                     continue
-                order = (job.run.model_dump_json(), str(job.folder.resolve()), str(flag), execute)
-                running[executor.submit(*order, gpus=gpus or _gpus(job))] = job
-                board.begin(job)
+                orders = [(job.run.model_dump_json(), str(job.folder.resolve())) for job in lot]
+                running[executor.submit(orders, str(flag), execute, gpus=gpus or _gpus(lot[0]))] = lot
+                for job in lot:
+                    board.begin(job)
             for done in executor.wait([*running]):
-                board.end(running.pop(done), **executor.result(done))
+                for job, result in zip(lot := running.pop(done), executor.result(done, len(lot)), strict=True):
+                    board.end(job, **result)
             board.look()
     finally:
         executor.close()
@@ -268,6 +270,6 @@ def _share(job: Job) -> float:
     """Completed share of a running job, from its `live.json`."""
     try:
         view = json.loads((job.folder / FILE).read_bytes())
-        return float(view["round"] / view["rounds"])
+        return float(view["round"] / max(1, view["rounds"]))  # a run may have no rounds
     except (OSError, ValueError, KeyError):  # not started
         return 0.0

@@ -2,14 +2,11 @@
 It is checked before any work and loaded when a method uses it.
 """
 
-from __future__ import annotations
-
 import hashlib
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,13 +15,14 @@ from pydantic import Field, field_validator, model_validator
 from torch import nn
 
 from fedloom import models
-from fedloom.core.errors import ConfigError, ModelError
+from fedloom.core.errors import ConfigError, ModelError, warn_once
 from fedloom.core.method import Method
+from fedloom.core.objects import is_object
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset, DatasetLike
 from fedloom.experiment import weights
 from fedloom.experiment.pretraining import Training, trained
-from fedloom.experiment.section import Section
+from fedloom.experiment.sections import Section
 from fedloom.models import external
 from fedloom.models.parts import Norm
 from fedloom.models.rescaled import Level, Rescaled
@@ -46,9 +44,9 @@ class PretrainedConfig(Section):
     """A network to train on the server's rows: a name from `fedloom list models`, or `package.module:factory`; "auto":
     the network of models.pool, or the default one if it has several. Or a published model: `torchvision:NAME`,
     `hf:NAME`, `hf:FOLDER` (extra vision). None: "auto" if a method of the experiment needs a pretrained model and
-    data.server is not 0."""
+    data.server_rows is not 0."""
     norm: Literal["group", "batch", "none"] | None = None
-    """Normalisation; None for the network's default, or that of models.norm for "auto"."""
+    """Normalization; None for the network's default, or that of models.norm for "auto"."""
     epochs: int = Field(20, ge=1)
     """Passes over the server's rows."""
     lr: float = Field(0.05, gt=0)
@@ -73,19 +71,21 @@ class PretrainedConfig(Section):
         return f"hf:{folder.absolute()}" if model and model.startswith("hf:") and folder.is_dir() else model
 
     @model_validator(mode="after")
-    def _one_source(self) -> PretrainedConfig:
-        published = self.model is not None and external.is_external(self.model)
+    def _one_source(self) -> "PretrainedConfig":
+        published = self.model is not None and (external.is_external(self.model) or is_object(self.model))
         if published and (self.file is not None or self.norm is not None):
-            raise ValueError(f"{self.model} is a published model: leave file and norm out")
+            raise ValueError(f"{self.model} is a published model, so file and norm do not apply: leave them out")
         if published and self.changed:
             raise ValueError(self._untrained)
         if self.norm is not None and ":" in (self.model or ""):
-            raise ValueError(f"{self.model} decides for itself how it is normalised: leave norm out")
+            raise ValueError(
+                f"norm does not apply to {self.model}, which chooses its own normalization: leave norm out"
+            )
         return self
 
     @property
     def _untrained(self) -> str:
-        return f'{", ".join(self.changed)} say how a model is trained: name one with model, or set it to "auto"'
+        return f'{", ".join(self.changed)} apply to training: set model to the network to train, or to "auto"'
 
     @property
     def changed(self) -> list[str]:
@@ -100,9 +100,10 @@ class PretrainedConfig(Section):
     @property
     def to_train(self) -> bool:
         """Whether it is trained on the server's rows."""
-        return self.file is None and self.model is not None and not external.is_external(self.model)
+        existing = self.model is None or external.is_external(self.model) or is_object(self.model)
+        return self.file is None and not existing
 
-    def like(self, network: str, norm: Norm | None) -> PretrainedConfig:
+    def like(self, network: str, norm: Norm | None) -> "PretrainedConfig":
         """The section with a clients' network and its norm in place of "auto".
 
         Raises:
@@ -111,7 +112,9 @@ class PretrainedConfig(Section):
         if self.model != AUTO:
             return self
         if self.norm is not None and ":" in network:
-            raise ConfigError(f"pretrained.norm: {network} decides for itself how it is normalised: leave it out")
+            raise ConfigError(
+                f"pretrained.norm does not apply to {network}, which chooses its own normalization: leave it out"
+            )
         return self.model_copy(update={"model": network, "norm": self.norm or norm})
 
     def check(self, method: Method, server: bool) -> None:
@@ -125,13 +128,13 @@ class PretrainedConfig(Section):
             ConfigError: the settings contradict each other.
         """
         if not self.given and self.norm is not None:
-            raise ConfigError("pretrained: norm says how a model is made: name one with model")
+            raise ConfigError("pretrained.norm needs a model: set pretrained.model, or leave norm out")
         if not self.given and self.changed:
             raise ConfigError(f"pretrained: {self._untrained}")
         if "pretrained encoder" in method.needs and not self.given:
             raise ConfigError(
-                f"pretrained: {method.name} hands out the encoder of the server's pretrained model: name a file, or a "
-                "model to train on the server's rows, such as pretrained.model=resnet8x4"
+                f"pretrained: {method.name} needs a pretrained model at the server: set pretrained.file, or "
+                "pretrained.model to train one on the server's rows, such as pretrained.model=resnet8x4"
             )
         if self.model not in (AUTO, None):
             try:
@@ -140,8 +143,8 @@ class PretrainedConfig(Section):
                 raise ConfigError(f"pretrained.model: {error}") from None
         if self.to_train and not server:
             raise ConfigError(
-                f"pretrained.model: {self.model} is trained on the server's own rows, and it has none: give it some, "
-                "such as data.server=1000"
+                f"pretrained.model: {self.model} is trained on the server's rows, but the server has none: set "
+                "data.server_rows, such as data.server_rows=1000"
             )
 
     def training(self, dataset: Dataset, rows: np.ndarray, device: str) -> Training:
@@ -168,14 +171,14 @@ class Pretrained:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The inputs of a network in a run: shape of a row, number of classes, and standardisation."""
+    """The inputs of a network in a run: shape of a row, number of classes, and standardization."""
 
     shape: tuple[int, ...]
     classes: int
     level: Level
 
     @classmethod
-    def of(cls, dataset: DatasetLike) -> _Inputs:
+    def of(cls, dataset: DatasetLike) -> "_Inputs":
         """The inputs of a data set."""
         level = (tuple(dataset.shift.tolist()), tuple(dataset.scale.tolist()))
         return cls(dataset.input_shape, len(dataset.classes), level)
@@ -184,19 +187,19 @@ class _Inputs:
         """A network without rescaling of inputs."""
         return models.build(model, self.shape, self.classes, norm=norm, seed=seed)
 
-    def levelled(self, net: nn.Module, wanted: Level) -> nn.Module:
-        """The network, rescaling these inputs to the standardisation it was trained with."""
+    def leveled(self, net: nn.Module, wanted: Level) -> nn.Module:
+        """The network, rescaling these inputs to the standardization it was trained with."""
         return net if wanted == self.level else Rescaled(net, self.level, wanted, len(self.shape))
 
     def build(self, model: str, norm: Norm | None, level: Level) -> nn.Module:
         """A network for these inputs, with fixed initial weights."""
-        return self.levelled(self.bare(model, norm, SEED), level)
+        return self.leveled(self.bare(model, norm, SEED), level)
 
     def fill(self, file: Path, card: weights.Card | None, model: str, norm: Norm | None) -> nn.Module:
         """A network for these inputs, with the weights of a file."""
         net = self.bare(model, norm, 0)
         weights.fill(file, net, model, card)
-        return self.levelled(net, self.level if card is None else (card.shift, card.scale))
+        return self.leveled(net, self.level if card is None else (card.shift, card.scale))
 
     def train(self, training: Training) -> nn.Module:
         """The trained network from the cache; it is trained first if missing."""
@@ -229,7 +232,9 @@ def prepare(cfg: PretrainedConfig, dataset: DatasetLike, rows: np.ndarray, devic
         training = cfg.training(dataset, rows, device)
         encoder()  # raises ModelError if it does not fit
         return Pretrained(partial(inputs.train, training), encoder, training.key)
-    _remark(f"nothing is known of what {cfg.model} was trained on: it may have seen the clients' or the test rows")
+    warn_once(f"pretrained: the training data of {cfg.model} are unknown: they may include client or test rows")
+    if is_object(cfg.model):
+        return Pretrained(encoder, encoder, hashlib.sha256(cfg.model.encode()).hexdigest())
     foreign = partial(external.build, cfg.model, inputs.shape, inputs.classes, *inputs.level)
     folder = Path(cfg.model.removeprefix("hf:"))
     held = weights.folder_digest(folder) if cfg.model.startswith("hf:") and folder.is_dir() else ""
@@ -254,11 +259,11 @@ def _from_file(
         _disjoint(card, file, dataset, rows)
     elif cfg.model is None:
         raise ConfigError(
-            f"pretrained.file: {file} does not say which network it holds: name it with pretrained.model and "
-            "pretrained.norm, or make the file with fedloom pretrain"
+            f"pretrained.file: {file} does not name its network: set pretrained.model and pretrained.norm, or "
+            "write the file with fedloom pretrain"
         )
     else:
-        _remark(f"nothing is known of what {file} was trained on: it may have seen the clients' or the test rows")
+        warn_once(f"pretrained: the training data of {file} are unknown: they may include client or test rows")
     model, norm = (cfg.model, cfg.norm) if card is None else (card.model, card.norm)
     assert model is not None
     models.check_name(model)
@@ -273,18 +278,18 @@ def named(cfg: PretrainedConfig, dataset: DatasetLike) -> PretrainedConfig:
     """The section with the network's name only, for nodes, which have no file.
 
     Raises:
-        ConfigError: the file's model was trained with another standardisation, or the model is in a folder.
+        ConfigError: the file's model was trained with another standardization, or the model is in a folder.
         CheckpointError: the file is missing or invalid.
     """
     if cfg.model is not None and cfg.model.startswith("hf:") and Path(cfg.model.removeprefix("hf:")).is_absolute():
-        raise ConfigError(f"pretrained.model: {cfg.model} is a folder that others can't read; name a published model")
+        raise ConfigError(f"pretrained.model: nodes cannot read the folder {cfg.model}: name a published model")
     card = None if cfg.file is None else weights.read_card(Path(cfg.file))
     if card is None:
         return PretrainedConfig(model=cfg.model, norm=cfg.norm)
     if (card.shift, card.scale) != _Inputs.of(dataset).level:
         raise ConfigError(
-            f"pretrained.file: {cfg.file} was trained on columns at another level ({card.dataset}), which others can't "
-            "know: pretrain one with this config"
+            f"pretrained.file: {cfg.file} was trained with another standardization of {card.dataset}, which nodes do "
+            "not have: pretrain a model with this config"
         )
     return PretrainedConfig(model=card.model, norm=card.norm)
 
@@ -308,19 +313,14 @@ def _suits(card: weights.Card, cfg: PretrainedConfig, file: Path, inputs: _Input
 def _disjoint(card: weights.Card, file: Path, dataset: DatasetLike, rows: np.ndarray) -> None:
     """Refuse a model that was trained on other rows of this data set than the server's."""
     if not isinstance(dataset, Dataset) or card.content_sha256 != weights.content(dataset):
-        _remark(
-            f"{file} was trained on {card.dataset}, whose content is not that of this run's {dataset.name}: nothing "
-            "is known of whether it has seen the clients' or the test rows"
+        warn_once(
+            f"pretrained: {file} was trained on {card.dataset}, whose content differs from this run's {dataset.name}: "
+            "its training rows may include client or test rows"
         )
     elif card.rows_sha256 != weights.rows_digest(rows):
         raise ConfigError(
             f"pretrained.file: {file} was trained on {card.rows:,} rows of {card.dataset} which are not the "
-            f"{len(rows):,} that this run's server holds, so it may have seen the clients' or the test rows: set "
-            f"data.server={card.rows}, or pretrain it with this config (fedloom pretrain CONFIG --model {card.model})"
+            f"{len(rows):,} rows of this run's server, so they may include client or test rows: "
+            f"set data.server_rows={card.rows}, or pretrain it with this config "
+            f"(fedloom pretrain CONFIG --model {card.model})"
         )
-
-
-@lru_cache(maxsize=256)
-def _remark(text: str) -> None:
-    """Log a warning once in this process."""
-    logging.getLogger("fedloom").warning("pretrained: %s", text)

@@ -3,18 +3,15 @@
 Stochastic gradient descent as for the teachers of "Contrastive Representation Distillation" (Tian et al., ICLR 2020) in
 its code: momentum 0.9, weight decay 5e-4, and the learning rate divided by 10 after 5/8, 6/8 and 7/8 of the epochs
 (150, 180 and 210 of 240). Images are shifted by up to 4 pixels with zero padding, small ones by 1/7 of their side, and
-colour images are flipped at random. Every epoch is saved, so that an interruption costs one epoch.
+color images are flipped at random. Every epoch is saved, so that an interruption costs one epoch.
 
 Differs: all batches of an epoch are full; the last one is filled up from the start of the epoch.
 """
-
-from __future__ import annotations
 
 import hashlib
 import inspect
 import json
 import logging
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,7 +33,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, MessageError, Mode
 from fedloom.core.message import Limits
 from fedloom.core.network import Network
 from fedloom.core.optim import SGD
-from fedloom.core.paths import cache_folder, callable_at, lock
+from fedloom.core.paths import cache_folder, callable_at, locked
 from fedloom.core.rng import stream
 from fedloom.data.dataset import Dataset
 from fedloom.experiment import weights
@@ -63,10 +60,10 @@ class Training:
     """A training of a model on the server's rows.
 
     Attributes:
-        dataset: with the standardisation of the model's inputs, which must not depend on a run's seed.
+        dataset: with the standardization of the model's inputs, which must not depend on a run's seed.
         rows: (n,) indices of the server's rows.
         model: a name of `models.MODELS`, or `package.module:factory`.
-        norm: normalisation; None for the model's default.
+        norm: normalization; None for the model's default.
         epochs, lr, batch_size, seed: of the training.
         device: where it runs.
     """
@@ -83,7 +80,7 @@ class Training:
 
     @property
     def resolved_norm(self) -> Norm | None:
-        """The model's normalisation; None for a network of the user."""
+        """The model's normalization; None for a network of the user."""
         return self.norm or (None if ":" in self.model else models.MODELS[self.model].norm)
 
     def build(self) -> torch.nn.Module:
@@ -141,7 +138,10 @@ def trained(training: Training) -> Path:
         ConfigError, ModelError: see `train`.
     """
     file = cached(training)
-    with _only_one(file):
+    with _writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        (lock := file.with_name(f"{file.name}.lock")).touch()
+    with locked(lock, wait=True):  # another process waits, and then finds the file
         with suppress(CheckpointError):  # a corrupt file is trained again
             card = weights.read_card(file)
             if card is not None:
@@ -172,7 +172,7 @@ def train(training: Training, file: Path, progress: Progress) -> weights.Card:
         progress: called after each epoch.
 
     Raises:
-        ConfigError: the file can't be written.
+        ConfigError: the file cannot be written.
         ModelError: the network does not fit the rows, or training diverged.
     """
     part = file.with_name(f"{file.name}.part")
@@ -185,8 +185,8 @@ def train(training: Training, file: Path, progress: Progress) -> weights.Card:
             loss = _pass(training, network, epoch)
             if not np.isfinite(loss):
                 raise ModelError(
-                    f"pretraining {training.model} diverged in epoch {epoch + 1}: lower pretrained.lr, now "
-                    f"{training.lr:g}, or take another pretrained.norm"
+                    f"pretraining {training.model} diverged in epoch {epoch + 1}: lower pretrained.lr (now "
+                    f"{training.lr:g}), or change pretrained.norm"
                 )
             tree: Any = {"key": training.key, "epoch": epoch + 1, **network.state()}
             write_atomically(part, message.encode(tree, _LIMITS))
@@ -198,7 +198,7 @@ def train(training: Training, file: Path, progress: Progress) -> weights.Card:
     return card
 
 
-def _optimiser(training: Training, epoch: int) -> SGD:
+def _optimizer(training: Training, epoch: int) -> SGD:
     falls = sum(8 * epoch >= eighths * training.epochs for eighths in STEPS)
     return SGD(training.lr * 0.1**falls, MOMENTUM, DECAY)
 
@@ -207,7 +207,7 @@ def _begin(part: Path, training: Training) -> tuple[Network, int]:
     """The network and the number of completed epochs, with the weights and momentum after these."""
 
     def first() -> Network:
-        return Network(training.build().to(training.device), _optimiser(training, 0))
+        return Network(training.build().to(training.device), _optimizer(training, 0))
 
     network = first()
     if not part.exists():
@@ -218,9 +218,9 @@ def _begin(part: Path, training: Training) -> tuple[Network, int]:
             epoch = int(tree["epoch"])
             for name in ("params", "buffers", "opt"):
                 network.load(name, tree[name])
-            log.info("pretraining goes on after epoch %d", epoch)
+            log.info("resuming pretraining after epoch %d", epoch)
             return network, epoch
-    log.warning("pretraining begins anew: %s is torn, or of another training", part)
+    log.warning("%s is damaged or from another training; pretraining starts again", part)
     return first(), 0  # the other may be partly loaded
 
 
@@ -228,21 +228,21 @@ def _pass(training: Training, network: Network, epoch: int) -> float:
     """One epoch; its mean loss."""
     data, device = training.dataset, training.device
     rng = stream(training.seed, "pretraining", epoch)
-    network.optimiser = _optimiser(training, epoch)
+    network.optimizer = _optimizer(training, epoch)
     losses = []
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**31)))  # for dropout
         for which in epoch_plan(rng, len(training.rows), 1, training.batch_size).numpy():
             rows = training.rows[which]
             raw = torch.from_numpy(data.x[rows]).to(device)
-            x = standardised(data, moved(raw, rng) if data.kind == "image" else raw)
+            x = standardized(data, moved(raw, rng) if data.kind == "image" else raw)
             y = torch.from_numpy(data.y[rows]).to(device)
-            losses.append(network.minimise(lambda x, y: F.cross_entropy(network(x), y), x, y))
+            losses.append(network.minimize(lambda x, y: F.cross_entropy(network(x), y), x, y))
     return float(torch.stack(losses).mean())
 
 
 def moved(raw: Tensor, rng: np.random.Generator) -> Tensor:
-    """Images (B, C, H, W), randomly shifted with zero padding; colour images are also randomly flipped."""
+    """Images (B, C, H, W), randomly shifted with zero padding; color images are also randomly flipped."""
     count, channels, height, width = raw.shape
     margin = min(MARGIN, min(height, width) // 7)
     windows = F.pad(raw, [margin] * 4).unfold(2, height, 1).unfold(3, width, 1)
@@ -254,8 +254,8 @@ def moved(raw: Tensor, rng: np.random.Generator) -> Tensor:
     return torch.where(mirrored[:, None, None, None], found.flip(3), found)
 
 
-def standardised(data: Dataset, raw: Tensor) -> Tensor:
-    """Standardise rows (B, ...)."""
+def standardized(data: Dataset, raw: Tensor) -> Tensor:
+    """Standardize rows (B, ...)."""
     level = (-1, *[1] * (raw.dim() - 2))
     shift, scale = (torch.from_numpy(a).to(raw.device).view(level) for a in (data.shift, data.scale))
     return raw.sub(shift).div_(scale)
@@ -269,7 +269,7 @@ def _held_out(training: Training, network: Network) -> tuple[float, int]:
     right = 0
     for start in range(0, len(others), AT_ONCE):
         rows = others[start : start + AT_ONCE]
-        x = standardised(data, torch.from_numpy(data.x[rows]).to(training.device))
+        x = standardized(data, torch.from_numpy(data.x[rows]).to(training.device))
         right += int((network.infer(x).argmax(1).cpu().numpy() == data.y[rows]).sum())
     return right / max(1, len(others)), len(others)
 
@@ -279,17 +279,4 @@ def _writing(file: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{file} can't be written ({error.strerror}): choose another place, or free some") from None
-
-
-@contextmanager
-def _only_one(file: Path) -> Iterator[None]:
-    """Lock the file: another process waits, and then finds it."""
-    with _writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        held = os.open(file.with_name(f"{file.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        lock(held, wait=True)
-        yield
-    finally:
-        os.close(held)
+        raise ConfigError(f"cannot write {file} ({error.strerror}): choose another --out, or free disk space") from None

@@ -1,7 +1,5 @@
 """Private data of a party: its files on this machine, and its rows that are aligned with other parties'."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +58,7 @@ class Matched:
         write_atomically(path, [body, hashlib.sha256(body).digest()])
 
     @classmethod
-    def load(cls, path: Path) -> Matched | None:
+    def load(cls, path: Path) -> "Matched | None":
         """Read the file; None if it does not exist.
 
         Raises:
@@ -72,7 +70,7 @@ class Matched:
             return None
         body = data[:-_SUM]
         if hashlib.sha256(body).digest() != data[-_SUM:]:
-            raise CheckpointError(f"{path} is torn or altered: its checksum does not match its content")
+            raise CheckpointError(f"{path} is damaged: its checksum does not match its content")
         try:
             tree: Any = message.decode(body, _LIMITS)
             message.check_like(tree, {**_PLAIN, **dict.fromkeys(_ROWS, object)})
@@ -93,6 +91,7 @@ class PrivateData:
         public: file with the public rows.
         id: id column; None for the run's setting.
         matched: the aligned rows; None before matching.
+        split_seed: by which private rows are split into training and test rows; None for the run's seed.
     """
 
     set: str | None = None
@@ -101,6 +100,7 @@ class PrivateData:
     public: Path | None = None
     id: str | None = None
     matched: Matched | None = None
+    split_seed: int | None = None
 
 
 def file_sha256(path: Path) -> str:

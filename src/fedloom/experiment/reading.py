@@ -1,10 +1,8 @@
 """Reads a config from a file, a name and flags; reports all errors together, before any work."""
 
-from __future__ import annotations
-
 import contextlib
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -14,15 +12,22 @@ from pydantic import ValidationError
 
 from fedloom import methods
 from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_mean
-from fedloom.core.method import Method, problems
+from fedloom.core.method import Method
+from fedloom.core.objects import is_object
+from fedloom.core.problems import problems
 from fedloom.experiment.build import SETTINGS, resolve
 from fedloom.experiment.config import FEDERATION, EngineConfig, Experiment, RunConfig
+from fedloom.experiment.foreign_code import refuse_foreign_code
+from fedloom.experiment.overrides import ALTERNATIVE, override
 from fedloom.experiment.pretrained import AUTO
 
-_ALTERNATIVE = {"rounds": "iterations", "iterations": "rounds"}
 
-
-def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> Experiment:
+def read(
+    source: str,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    trust: Collection[str] = (),
+) -> Experiment:
     """Read an experiment. In a comparison, an overriding seed replaces its seeds, and a method its methods.
 
     Args:
@@ -30,11 +35,12 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
             `RunConfig`, and `title` and `[compare]`.
         overrides: `dotted.key=value`, with a TOML value or a bare word.
         flags: top-level keys and values from the command line; None is ignored.
+        trust: code that a file outside the working folder may name, such as `mine.py` or `package.module:name`.
 
     Raises:
         ConfigError: with all errors, one on each line.
     """
-    values = table(source, overrides, flags)
+    values = table(source, overrides, flags, trust)
     for key, command in {"sweep": "sweep", "rows": "reproduce"}.items():
         if key in values:
             raise ConfigError(f"{source} has a table {key}: use fedloom {command} {source}")
@@ -47,17 +53,24 @@ def read(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | 
     return check({**top, "run": values})
 
 
-def table(source: str, overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def table(
+    source: str,
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+    trust: Collection[str] = (),
+) -> dict[str, Any]:
     """The values of `read` before they are checked; arguments as in `read`.
 
     Raises:
-        ConfigError: an unknown file or name, invalid TOML, or an invalid override.
+        ConfigError: an unknown file or name, invalid TOML, or an invalid override; or a file that names code.
     """
     values = _values(source)
+    if source.endswith(".toml"):
+        refuse_foreign_code(values, Path(source), trust)
     for key, value in (flags or {}).items():
         if value is not None:
             values[key] = {**values.get(key, {}), **value} if isinstance(value, dict) else value
-            values.pop(_ALTERNATIVE.get(key, ""), None)
+            values.pop(ALTERNATIVE.get(key, ""), None)
     for text in overrides:
         override(values, text)
     return values
@@ -72,7 +85,7 @@ def check(values: Mapping[str, Any]) -> Experiment:
         try:
             experiment = Experiment(**rest)
         except ValidationError as error:
-            errors += [p.removeprefix("run.") for p in problems(error, Experiment)]
+            errors += [_relocated(p.removeprefix("run."), rest) for p in problems(error, Experiment)]
             before, rest = rest, _without(rest, [item["loc"] for item in error.errors()])
             if rest == before:
                 raise ConfigError("\n".join(errors)) from None
@@ -87,6 +100,20 @@ def check(values: Mapping[str, Any]) -> Experiment:
     if errors:
         raise ConfigError("\n".join(errors))
     return experiment
+
+
+def _relocated(problem: str, values: Mapping[str, Any]) -> str:
+    """The error on an unknown top-level setting, with its full name if a section or the method has it."""
+    name, _, rest = problem.partition(": there is no such setting.")
+    if not rest or "." in name:
+        return problem
+    sections = {key: field.annotation for key, field in RunConfig.model_fields.items()}
+    places = [f"{key}.{name}" for key, kind in sections.items() if name in getattr(kind, "model_fields", ())]
+    run = values.get("run")
+    with contextlib.suppress(FedloomError):
+        method = methods.find(str(run.get("method", "")) if isinstance(run, Mapping) else "")
+        places += [f"params.{name}"] if name in method.config.model_fields else []
+    return f"{name}: there is no such setting. Write {' or '.join(places)}." if places else problem
 
 
 def _with_clients(experiment: Experiment) -> Experiment:
@@ -108,18 +135,21 @@ def _with_clients(experiment: Experiment) -> Experiment:
 
 
 def _with_server(experiment: Experiment, data_invalid: bool) -> Experiment:
-    """Set the defaults of the server's rows and pretrained model if a method needs them: in all runs, for equal splits.
-    With an invalid [data] section, a model to train gets rows too, to avoid a misleading error."""
+    """Set the defaults of public rows, the server's rows and a pretrained model if a method needs them: in all runs,
+    for equal splits. With an invalid [data] section, a model to train gets rows too, to avoid a misleading error."""
     data, own, known = experiment.run.data, experiment.run.pretrained, _methods(experiment)
-    if data.server == 0:
-        return experiment
+    owners = data.group or (data.partition == "natural" and is_object(data.name))
+    if owners and data.public_rows is None and not any("public" in need for m in known for need in m.needs):
+        data = data.model_copy(update={"public_rows": 0})  # no method needs owners to give rows away
+    if data.server_rows == 0:
+        return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data})})
     pretrains = any({"pretrained server model", "pretrained encoder"} & {*method.needs} for method in known)
     if pretrains and not own.given:
         own = own.model_copy(update={"model": AUTO})
-    if data.server is None and (
+    if data.server_rows is None and (
         ((pretrains or data_invalid) and own.to_train) or any("server rows" in method.needs for method in known)
     ):
-        data = data.model_copy(update={"server": "auto"})
+        data = data.model_copy(update={"server_rows": "auto"})
     return experiment.model_copy(update={"run": experiment.run.model_copy(update={"data": data, "pretrained": own})})
 
 
@@ -163,11 +193,11 @@ def _errors(run: RunConfig) -> list[str]:
         errors.append(str(error))
     tests: list[tuple[str, Callable[[], object]]] = [
         ("engine", partial(_check_engine, run.engine)),
-        *(() if run.data.own or run.columns.own else (("data.name", partial(_check_data, run)),)),
+        *(() if run.data.own or run.columns.private else (("data.name", partial(_check_data, run)),)),
         ("data.partition", partial(flower.partition_at, run.data.partition))
         if ":" in run.data.partition
         else ("data.options", partial(partitions.check_options, run.data.partition, run.data.options)),
-        *(("models.pool", partial(models.check_name, name, black_boxes=True)) for name in run.models.pool or ()),
+        *(("models.pool", partial(models.check_name, name, black_boxes=True)) for name in run.models.names),
         ("topology", partial(run.topology.check, run.data.clients)),
         ("churn", partial(run.churn.check, run.data.clients, rounds, run.data.unseen_clients(run.seed))),
     ]
@@ -202,7 +232,7 @@ def _check_data(run: RunConfig) -> None:
     except DataError as error:
         if run.engine.name != "net":
             raise
-        hint = f"If {run.data.name!r} is the nodes' own rows, describe them with [data.form]."
+        hint = f"If {run.data.name!r} is the nodes' own rows, describe them with [data.row_schema]."
         raise DataError(f"{error} {hint}") from None
 
 
@@ -223,7 +253,7 @@ def _check_engine(engine: EngineConfig) -> None:
 
 
 def _values(source: str) -> dict[str, Any]:
-    """The values of a path or name."""
+    """The values of a file, a shipped experiment, or a method."""
     path = Path(source)
     if source.endswith(".toml"):
         if not path.is_file():
@@ -270,26 +300,3 @@ def seeds_of(text: str) -> list[int]:
         if not seeds:
             raise ConfigError(f"--seeds takes numbers such as 0,1,2 or 0-4, not {text!r}")
     return seeds
-
-
-def override(values: dict[str, Any], text: str) -> None:
-    """Apply `a.b.c=value` in place. Raises ConfigError."""
-    key, equals, raw = text.partition("=")
-    if not equals or not all(key.split(".")):
-        raise ConfigError(f"an override has the form dotted.key=value, not {text!r}")
-    try:
-        value = tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
-        if raw.startswith(("[", "{")):
-            raise ConfigError(
-                f"{key}: {raw} is not valid TOML; quote it in a shell, as in -s '{key}=[\"mlp\"]'"
-            ) from None
-        value = raw  # a bare word
-    *path, last = key.split(".")
-    table = values
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"override {text!r}: {part!r} is a value, not a table")
-    table[last] = value
-    values.pop(_ALTERNATIVE.get(key, ""), None)

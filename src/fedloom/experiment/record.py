@@ -2,34 +2,37 @@
 
 config.toml       the resolved config: `fedloom run config.toml` repeats the run
 environment.json  versions and machine
+objects.json      the arrays, modules and methods of the script that started the run, if any: shapes and fingerprints
 partition.json    the rows of each class and the network of each party
 metrics.csv       one row per round, stage, party and measure
 mixing.csv        mixing weights of each party at evaluated rounds, where the method notes them
 ledger.csv        one row per round, direction and kind of message
-failures.csv      one row per call that gave no usable reply
-trouble.log       tracebacks of parties; shown nowhere else
+failures.csv      one row per call without a usable reply
+tracebacks.log       tracebacks of parties, which no other file contains
 checkpoints/      the last two
 live.json         progress: see `view`
 result.json       the summary
 report.html       the summary as a page
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from fedloom._version import __version__
 from fedloom.core import ledger as ledgers
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import CallFailure, Federation
 from fedloom.experiment.checkpoint import write_atomically
 
@@ -74,12 +77,14 @@ class Record:
             "mixing": self.mixing,
             "ledger": fed.ledger.state(),
             "failures": failures,
+            "usable": sorted(fed.usable & {(t.party, t.kind) for t in fed.failures}),
         }
 
     def load(self, state: dict[str, Any], fed: Federation) -> None:
         """Restore the values of `state()`."""
         self.metrics, self.seconds, self.mixing = state["metrics"], state["seconds"], state["mixing"]
         fed.ledger.load(state["ledger"])
+        fed.usable = set(map(tuple, state.get("usable", ())))
         fed.failures[:] = [CallFailure(*row) for row in state["failures"]]
 
     def write(self, folder: Path, fed: Federation) -> None:
@@ -92,7 +97,7 @@ class Record:
         write_csv(folder / "failures.csv", FAILURES, rows)
         traces = [f"round {t.round}, {t.party}, {t.kind}: {t.reason}\n{t.trace}\n" for t in fed.failures if t.trace]
         if traces:
-            write_atomically(folder / "trouble.log", "\n".join(traces).encode())
+            write_atomically(folder / "tracebacks.log", "\n".join(traces).encode())
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -109,6 +114,27 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
+@lru_cache
+def _commit() -> str | None:
+    """The commit of fedloom's source, with `+` if files were changed; None without a Git repository."""
+    root = Path(__file__).parents[3]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _processor() -> str:
+    """The processor's name if known, otherwise its architecture."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.machine()
+
+
 def environment() -> dict[str, Any]:
     """Versions and machine, without names of users or folders."""
     import numpy
@@ -116,14 +142,30 @@ def environment() -> dict[str, Any]:
 
     return {
         "fedloom": __version__,
+        "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "platform": platform.platform(),
-        "processor": platform.machine(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(Path(a).name if os.path.isabs(a) else a for a in sys.argv),
     }
+
+
+def refuse_extension(folder: Path, rounds: int) -> None:
+    """Refuse more or fewer rounds for a finished run: its evaluations are spread over its rounds.
+
+    Raises:
+        ConfigError: the folder holds a finished run of another number of rounds.
+    """
+    file = folder / "result.json"
+    done = json.loads(file.read_text(encoding="utf-8")).get("rounds") if file.is_file() else rounds
+    if done != rounds:
+        raise ConfigError(
+            f"{folder} holds a finished run of {done} rounds, which cannot be changed to {rounds}: start a run of "
+            f"{rounds} rounds in another folder (--out)"
+        )

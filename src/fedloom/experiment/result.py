@@ -1,7 +1,5 @@
 """The schema of `result.json` and `comparison.json`, for writers and readers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias
 
@@ -34,7 +32,7 @@ class Spread(FileSchema):
     clients: list[int] | None = None
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> Spread:
+    def _check_lengths(self) -> "Spread":
         if self.clients is not None and len(self.clients) != len(self.per_client):
             raise ValueError(f"must have one value for each of {len(self.clients)} clients")
         return self
@@ -61,9 +59,9 @@ class Traffic(FileSchema):
 
 
 class EngineUsed(FileSchema):
-    """The engine of a run; `asked` is that of the config."""
+    """The engine of a run; `requested` is that of the config."""
 
-    asked: str = ""
+    requested: str = ""
     engine: str = "local"
     workers: int = 1
     device: str = "cpu"
@@ -93,13 +91,29 @@ class AttackSuccess(FileSchema):
     per_party: dict[str, float]
 
 
+class PrivacySpent(FileSchema):
+    """The differential privacy of what was sent of one kind.
+
+    `adjacency` says what adjacent data sets differ in; `epsilon` is over the clients that sent it. `simulated` noise
+    comes from the run's seed and protects nobody.
+    """
+
+    message: str
+    adjacency: str
+    delta: float
+    epsilon: Spread
+    simulated: bool
+
+
 ScoreName = Annotated[str, Field(pattern=f"^({'|'.join(SCORES)})$")]
 
 
 class RunSummary(FileSchema):
     """The content of `result.json`. Standard deviations are population ones, over clients.
 
-    A run in progress has no hashes. `scores`, `alone` and `attacks` are for the vertical setting.
+    A run in progress has no hashes. `client_scores` are for the horizontal setting: AUC,
+    balanced accuracy, loss (in nats) and calibration error of each client, on the global test set and on `own` rows.
+    `scores`, `alone` and `attacks` are for the vertical setting.
     """
 
     name: str
@@ -119,9 +133,11 @@ class RunSummary(FileSchema):
     accuracy: Spread
     own_accuracy: Spread | None
     eval_modes: dict[str, Spread]
+    client_scores: dict[str, Spread] = {}
     scores: dict[ScoreName, float] = {}
     alone: dict[str, SoloAccuracy] = {}
     attacks: dict[str, AttackSuccess] = {}
+    privacy: list[PrivacySpent] = []
     agreement: float | None
     chance: float | None
     own_chance: float | None = None
@@ -135,11 +151,12 @@ class RunSummary(FileSchema):
     public_sha256: str | None
     test_sha256: str | None = None
     state_sha256: str | None
-    apart: bool = False
+    warnings: list[str] = []
+    private_rows: bool = False
     fedloom: str = ""
 
     @model_validator(mode="after")
-    def _check_clients(self) -> RunSummary:
+    def _check_clients(self) -> "RunSummary":
         lists = [self.unseen, *(found.clients or () for found in self.accuracies.values())]
         if not all(0 <= client < self.clients for clients in lists for client in clients):
             raise ValueError(f"client ids must be 0–{self.clients - 1}")
@@ -150,7 +167,7 @@ class RunSummary(FileSchema):
 
     @property
     def accuracies(self) -> dict[str, Spread]:
-        """Accuracies by name in `metrics.csv`, the main one first. With held-out clients, an evaluation mode is
+        """Accuracies by name in `metrics.csv`, the main one first. With unseen clients, an evaluation mode is
         over these, and those with the suffix `TRAINING` over the others."""
         return metrics.by_name(self.accuracy, self.own_accuracy, self.eval_modes)
 
@@ -169,7 +186,7 @@ class RunSummary(FileSchema):
     @property
     def tested(self) -> str:
         """The test rows of the accuracy, as text."""
-        return "each client's own test rows" if self.apart else "the global test set"
+        return "each client's own test rows" if self.private_rows else "the global test set"
 
     def describe(self, metric: str) -> str:
         """The rows and evaluation mode of an accuracy, as text."""
@@ -276,7 +293,8 @@ class MethodSummary(FileSchema):
 
 
 class PairedDifference(FileSchema):
-    """The first method minus the other, on common seeds. `clients_better`: where the first is better."""
+    """The first method minus the other, on common seeds. `clients_better`: where the first is better. `interval`: the
+    95 % interval of the mean over seeds (Student's t); None for one seed."""
 
     first: str
     other: str
@@ -286,6 +304,7 @@ class PairedDifference(FileSchema):
     clients_better: int
     clients: int
     per_seed: list[float]
+    interval: list[float] | None = None
 
 
 class ComparedRun(FileSchema):
@@ -300,7 +319,7 @@ class Comparison(FileSchema):
     """The content of `comparison.json`.
 
     `differences` are those of the main `measure`, `further` those of the other common metrics. Gains of networks are
-    over the method `gains_over`. `unseen` has the held-out clients by seed.
+    over the method `gains_over`. `unseen` lists the unseen clients by seed.
     """
 
     title: str

@@ -1,7 +1,5 @@
 """Executes one run, from its config to the files of its folder."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
@@ -18,9 +16,9 @@ from fedloom.experiment.build import build
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import Backend, local_backend
 from fedloom.experiment.live import Stopped
-from fedloom.experiment.session import Result, Session, Status
+from fedloom.experiment.session import RunResult, Session, Status
 
-__all__ = ["Result", "Status", "Stopped", "agree", "execute", "settle"]
+__all__ = ["RunResult", "Status", "Stopped", "agree", "execute", "settle"]
 
 
 def execute(
@@ -31,7 +29,8 @@ def execute(
     progress: Callable[[Status], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
     backend: Callable[..., Backend] = local_backend,
-) -> Result:
+    keep_models: bool = False,
+) -> RunResult:
     """Execute one run.
 
     Args:
@@ -42,13 +41,14 @@ def execute(
         progress: called after each round.
         stop: called after each round; if it returns True, the run saves a checkpoint and raises `Stopped`.
         backend: called with the run, its folder, `resume` and `stop`; returns where the parties run.
+        keep_models: whether the result has the trained networks, in `trained`.
 
     Raises:
-        ConfigError, DataError, ModelError: the run can't be built; nothing was written.
+        ConfigError, DataError, ModelError: the run cannot be built; nothing was written.
         CheckpointError: the folder's checkpoints are corrupt or belong to another run.
         Stopped: see `stop`.
     """
-    with _one_thread():
+    with one_thread():
         started = perf_counter()
         place = backend(run, folder, resume=resume, stop=stop)
         plan = build(run, place.files, secret=place.secret)
@@ -58,38 +58,39 @@ def execute(
             session = Session(plan, engine, folder)
             _repeat_if_lost(lambda: session.begin(resume))
             session.record.spend("setup", perf_counter() - started)
-            with session.live.until_the_end(session.done):
-                return session.go(progress or (lambda _: None), stop)
+            with session.live.reporting(session.done):
+                return session.go(progress or (lambda _: None), stop, keep_models)
 
 
 def _repeat_if_lost(work: Callable[[], None]) -> None:
-    """Do the work; repeat it if a machine was lost."""
+    """Do the work, and repeat it as long as a machine is lost."""
     while True:
         try:
             return work()
         except Lost as lost:
-            logging.getLogger("fedloom").warning("%s; starting again", lost)
+            logging.getLogger("fedloom").warning("%s; repeating the setup", lost)
 
 
 def agree(engine: Engine, digest: str) -> None:
     """Check that all parties hold the same public rows in the same order.
 
     Raises:
-        DataError: a party holds others.
+        DataError: a party holds different rows.
     """
     for party, reply in zip(engine.ids, engine.call(engine.ids, "public_digest", {}, None, None), strict=True):
         if isinstance(reply, Failure) and reply.reason == UNREACHABLE:
             continue  # it was checked when it connected
         if reply not in (digest, None):
             raise DataError(
-                f"{engine.name(party)} holds other public rows: their digest is {str(reply)[:16]}…, not "
+                f"{engine.name(party)} holds different public rows: their digest is {str(reply)[:16]}…, not "
                 f"{digest[:16]}…; give all parties the same rows in the same order"
             )
 
 
 @contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread: more are slower for small networks and not repeatable. Restore torch's generator after."""
+def one_thread() -> Iterator[None]:
+    """Use one thread in torch, and restore its generator on exit. More threads are slower for small networks, and
+    their sums are not repeatable."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -100,10 +101,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def settle(folder: Path, *, resume: bool, several: bool = False) -> None:
-    """Refuse an output folder of a run, or of `several` runs in subfolders.
+    """Check the output folder of a run, or of `several` runs in subfolders.
 
     Raises:
-        ConfigError: it is a file, or is not empty: without `resume`, or without a run to resume.
+        ConfigError: it is a file; or it is not empty, and there is no `resume` or no run to resume.
     """
     refuse_file(folder)
     if not resume and folder.is_dir() and any(folder.iterdir()):

@@ -1,6 +1,4 @@
-"""Identifies runs by everything that affects their results, to recognise finished ones."""
-
-from __future__ import annotations
+"""Identifies runs by everything that affects their results, to recognize finished ones."""
 
 import hashlib
 import json
@@ -13,8 +11,9 @@ from pathlib import Path
 from fedloom.core.errors import ConfigError, FedloomError
 from fedloom.data.cache import files_key
 from fedloom.data.sources import SOURCES
-from fedloom.experiment.config import RunConfig, validated
+from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import config_sha256
+from fedloom.experiment.sections import validated
 from fedloom.models import external
 
 BATCHING = ("auto", "batched")
@@ -29,11 +28,39 @@ def digest(run: RunConfig) -> str:
         ConfigError: see `RunConfig.resolve`.
     """
     method, cfg, _ = run.resolve()
-    named = (run.pretrained.file, run.topology.file, run.columns.manifest, *(run.columns.files or ()))
+    named = (
+        run.pretrained.file,
+        run.topology.file,
+        run.columns.manifest,
+        run.columns.presence,
+        *(run.columns.files or ()),
+    )
     files = [_content(Path(path)) for path in named if path and Path(path).is_file()]
     page = [method.name] if run.method_is_file else []  # the file is in config_sha256, but may define several methods
     values = [run.engine.name in BATCHING, run.engine.device, *files, *_user_files(run), *page]
     return hashlib.sha256(f"{config_sha256(run, cfg)}\n{json.dumps(values)}".encode()).hexdigest()[:16]
+
+
+def settings_digest(run: RunConfig) -> str:
+    """16 hex digits that identify the given settings and the user's own files. Unlike `digest` it does not depend on
+    defaults, so that it is the same in later versions of fedloom.
+
+    Raises:
+        ConfigError: see `RunConfig.resolve`.
+    """
+    given = run.model_dump(mode="json", exclude_unset=True, exclude={"name": True, "title": True})
+    engine = {key: value for key, value in given.pop("engine", {}).items() if key not in ("device", "workers")}
+    named = (
+        run.pretrained.file,
+        run.topology.file,
+        run.columns.manifest,
+        run.columns.presence,
+        *(run.columns.files or ()),
+    )
+    files = [_content(Path(path)) for path in named if path and Path(path).is_file()]
+    page = [digest(run)] if run.method_is_file else []
+    text = json.dumps([given, engine, *files, *_user_files(run), *page], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def is_finished(run: RunConfig, folder: Path) -> bool:
@@ -47,13 +74,13 @@ def is_finished(run: RunConfig, folder: Path) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / 'config.toml'} can't be read ({type(error).__name__}): remove {folder}") from None
+        raise ConfigError(f"cannot read {folder / 'config.toml'} ({type(error).__name__}): remove {folder}") from None
     try:
         same = digest(validated(RunConfig, values)) == digest(run)
     except FedloomError:  # perhaps of another version
         same = False
     if not same:
-        raise ConfigError(f"{folder} has a run with other settings: remove it, or choose another folder")
+        raise ConfigError(f"{folder} has a run with other settings: remove the folder, or choose another")
     return (folder / "result.json").is_file()
 
 
@@ -65,7 +92,7 @@ def _user_files(run: RunConfig) -> Iterator[str]:
             yield _content(path)
         elif path.is_dir():
             yield files_key(path)
-    for name in (*(run.models.pool or ()), run.data.partition, run.pretrained.model or ""):
+    for name in (*run.models.names, run.data.partition, run.pretrained.model or ""):
         if source := _source(name):
             yield _content(source)
 

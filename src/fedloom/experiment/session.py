@@ -1,7 +1,5 @@
 """A run in progress: its rounds, the metrics between them, and its checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
@@ -18,29 +16,33 @@ from fedloom.core import message
 from fedloom.core.errors import CheckpointError, EngineError, MethodError
 from fedloom.core.federation import Federation
 from fedloom.core.message import Tree
+from fedloom.core.objects import described
 from fedloom.engines import Engine, Lost
 from fedloom.engines.memory import Spool
 from fedloom.experiment import checkpoint, config
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.engine import account
-from fedloom.experiment.evaluate import MEASURES, PartiesMissing
+from fedloom.experiment.evaluate import RESERVED, PartiesMissing
 from fedloom.experiment.live import Live, Stopped
+from fedloom.experiment.mistakes import check_replies, warnings
 from fedloom.experiment.node_party import config_sha256
 from fedloom.experiment.plan import RunPlan
-from fedloom.experiment.record import Record, environment, write_json
-from fedloom.experiment.summary import partition, summarise, traffic
+from fedloom.experiment.privacy import privacy_notes
+from fedloom.experiment.record import Record, environment, refuse_extension, write_json
+from fedloom.experiment.summary import partition, summarize, traffic
+from fedloom.experiment.trained import TrainedModels
 
 _log = logging.getLogger("fedloom")
 MILESTONES = 20
-"""Evenly spaced checkpoints of a run, if saving is quick."""
-OFTEN = 60.0
-"""Seconds after which a run is saved between milestones."""
-SPARING = 20
-"""The time between two saves is at least this many times the time that a save takes."""
-AT_ONCE = 256
-"""Parties whose states are read from a checkpoint at a time."""
-LOSSES = 5
-"""Lost machines in one round after which the run fails."""
+"""Number of evenly spaced checkpoints, if saving is quick."""
+SAVE_INTERVAL = 60.0
+"""Seconds after which a run is also saved between these."""
+SAVE_RATIO = 20
+"""Minimum ratio of the time between two saves to the time of one."""
+LOAD_CHUNK = 256
+"""Number of states read from a checkpoint at a time."""
+MAX_LOST = 5
+"""Number of losses of machines in one round after which the run fails."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +71,20 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """A finished run.
 
     Attributes:
         summary: the content of `result.json`.
         metrics: rows of (round, iteration, stage, party, measure, value).
         folder: the run folder; None if nothing was written.
+        trained: the trained networks, if they were kept.
     """
 
     summary: dict[str, Any]
     metrics: list[list[Any]]
     folder: Path | None
+    trained: TrainedModels | None = None
 
     @property
     def accuracy(self) -> float:
@@ -114,7 +118,7 @@ class Session:
         engine.changed = self.live.touch
         self._snapshot: tuple[Any, ...] = ()
         self._warned: set[tuple[str, int]] = set()
-        self._saved, self._cost = perf_counter(), 0.0
+        self._last_save, self._save_seconds = perf_counter(), 0.0
 
     def begin(self, resume: bool) -> None:
         """Start the run; with `resume`, continue from the newest checkpoint of its folder."""
@@ -128,6 +132,7 @@ class Session:
             return
         saved = None
         if resume:
+            refuse_extension(self.folder, self.plan.rounds)
             saved, problems = checkpoint.newest(self.folder / "checkpoints", fingerprint(self.plan))
             for problem in problems:
                 _log.warning("%s; using the checkpoint before it", problem)
@@ -146,11 +151,15 @@ class Session:
         text = config.toml(self.plan.run)
         checkpoint.write_atomically(self.folder / "config.toml", text.encode())
         write_json(self.folder / "environment.json", {**environment(), "engine": str(self.where)})
+        if objects := self._objects(text):
+            write_json(self.folder / "objects.json", objects)
         neighbours = {} if self.plan.graph is None else {"neighbours": self.plan.graph}
-        write_json(self.folder / "partition.json", {**partition(self.plan), **neighbours})
+        owners = [self.engine.owner(i) for i in self.engine.ids]
+        known = {"owners": owners} if any(owners) else {}
+        write_json(self.folder / "partition.json", {**partition(self.plan), **neighbours, **known})
 
-    def go(self, progress: Callable[[Status], None], stop: Callable[[], bool]) -> Result:
-        """Run the remaining rounds and return the result."""
+    def go(self, progress: Callable[[Status], None], stop: Callable[[], bool], keep_models: bool = False) -> RunResult:
+        """Run the remaining rounds and return the result, with the trained networks if `keep_models`."""
         plan = self.plan
         points = _evenly(plan.run.evaluate.points or 100, plan.rounds)
         milestones = _evenly(MILESTONES, plan.rounds)
@@ -180,14 +189,26 @@ class Session:
                 self._save()
                 raise Stopped(self.done, self.folder)
         self.where = account(self.engine, plan.run.engine)
-        summary = summarise(plan, self.fed, self.record, self.done, self._digests(), self.where)
+        mistakes = warnings(plan, self.fed, self._final_states)
+        for text in mistakes:
+            _log.warning("%s", text)
+        summary = summarize(plan, self.fed, self.record, self.done, self._digests(), self.where, mistakes)
         if self.folder is not None:
             self.record.write(self.folder, self.fed)
             write_json(self.folder / "result.json", summary)
-        return Result(summary, self.record.metrics, self.folder)
+        trained = TrainedModels(plan, self._final_states()) if keep_models else None
+        return RunResult(summary, self.record.metrics, self.folder, trained)
+
+    def _objects(self, text: str) -> dict[str, Any]:
+        """The description of each object that the config names, with the parameter counts of networks."""
+        found = described(text)
+        for name, context in zip(self.plan.architectures, self.plan.contexts, strict=True):
+            if name in found and "parameters" not in found[name] and context.network is not None:
+                found[name]["parameters"] = sum(p.numel() for p in context.build().parameters())
+        return found
 
     def _with_recovery(self, work: Callable[[], None]) -> None:
-        """Run one round's work. If a machine is lost, restore the state before the round and repeat it."""
+        """Run one round. If a machine is lost, restore the state before the round and repeat it."""
         losses = 0
         while True:
             try:
@@ -202,12 +223,16 @@ class Session:
                 return
             except Lost as error:
                 losses += 1
-                if losses == LOSSES:
+                if losses == MAX_LOST:
                     raise EngineError(
-                        f"round {self.done + 1} lost its machines {LOSSES} times ({error}): if they ran out of memory, "
+                        f"round {self.done + 1} lost its machines {MAX_LOST} times ({error}): if memory ran out, "
                         "use fewer workers per machine; then add --resume"
                     ) from None
                 _log.warning("%s; repeating round %d", error, self.done + 1)
+
+    def _final_states(self) -> Mapping[str, Tree]:
+        """The state of each party after the last round, by name."""
+        return self._snapshot[0] if self._snapshot else self._states()
 
     def _digests(self) -> dict[str, str]:
         """Digest of every party's state after the last round, in the order of `_states`."""
@@ -217,7 +242,7 @@ class Session:
         return {**own, **{self.engine.name(i): digest for i, digest in sorted(self.engine.digests().items())}}
 
     def _take_snapshot(self) -> tuple[Any, ...]:
-        """Everything that a round changes."""
+        """A copy of everything that a round changes, to repeat it."""
         states: Mapping[str, Tree] = self._states()
         if self.plan.run.engine.memory_mb is not None:
             states = Spool(states)
@@ -227,7 +252,7 @@ class Session:
         return states, self.fed.ledger.mark(), *counts, self.accuracy
 
     def _round(self, t: int, step: int, evaluate: bool) -> None:
-        self.fed.round = t
+        self.fed.round, failures = t, len(self.fed.failures)
         clock = perf_counter()
         stage = ""
         plan, clients = self.plan, self.plan.run.churn.present(self.plan.training, t)
@@ -237,28 +262,34 @@ class Session:
                     f"round {t} of {plan.method.name} yielded {stage!r}: yield the stage's name, as in yield 'train'"
                 )
             self.record.spend(stage, perf_counter() - clock)
+            check_replies(plan, self.fed, failures)
             if evaluate:
                 self._evaluate(t + 1, (t + 1) * step, stage)
             clock = perf_counter()
+        check_replies(plan, self.fed, failures)
         self._record_notes(t + 1, (t + 1) * step, stage, evaluate)
 
     def _should_save(self, milestone: bool) -> bool:
-        since = perf_counter() - self._saved
-        return (milestone or since > OFTEN) and since > SPARING * self._cost
+        since = perf_counter() - self._last_save
+        return (milestone or since > SAVE_INTERVAL) and since > SAVE_RATIO * self._save_seconds
 
     def _record_notes(self, round: int, iteration: int, stage: str, evaluate: bool) -> None:
-        """Record the notes of this round: the server's, means over clients, and mixing weights."""
+        """Record the notes of this round: the server's, means over clients, each client's on privacy, and mixing
+        weights."""
+        privacy = privacy_notes(self.plan.cfg)
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
-                if not isinstance(value, list):
+                if not isinstance(value, list) and name not in privacy:
                     self.record.measure(round, iteration, stage, name, value, self.coordinator)
         values_by_note: dict[str, list[float]] = {}
         for party, notes in self.engine.notes().items():
             for name, value in notes.items():
-                if name.startswith(MEASURES) or (
+                if name.startswith(RESERVED) or (
                     name == "mixing" and not (isinstance(value, list) and len(value) == len(self.engine.ids))
                 ):
                     self._warn_ignored(name, party)
+                elif name in privacy and not isinstance(value, list):
+                    self.record.measure(round, iteration, stage, name, value, self.engine.name(party))
                 elif not isinstance(value, list):
                     values_by_note.setdefault(name, []).append(value)
                     self._warn(name, value, party)
@@ -268,7 +299,7 @@ class Session:
             self.record.measure(round, iteration, stage, name, float(np.mean(values)))
 
     def _warn_ignored(self, note: str, party: int) -> None:
-        """Warn, once per party, that a note is ignored."""
+        """Warn once per party that a note is ignored."""
         if ("", party) not in self._warned:
             self._warned.add(("", party))
             why = "it must have one weight per party" if note == "mixing" else "a metric of the run has this name"
@@ -284,7 +315,7 @@ class Session:
     def _evaluate(self, round: int, iteration: int, stage: str) -> None:
         clock = perf_counter()
         try:
-            metrics = [*self.plan.setting.evaluate(self.plan, self.engine)]
+            metrics = [*self.plan.setting.evaluate(self.plan, self.engine, round == self.plan.rounds)]
         except PartiesMissing as error:
             if round in (0, self.plan.rounds):  # the result needs both
                 raise EngineError(
@@ -307,12 +338,12 @@ class Session:
 
     def _load(self, states: Mapping[str, Any]) -> None:
         if states.keys() != self._states().keys():
-            raise CheckpointError("the checkpoint has other parties than this run; choose another --out")
+            raise CheckpointError("the parties in the checkpoint are not those of this run: choose another --out")
         if self.plan.server is not None:
             self.plan.server.load(states[self.coordinator])
         ids = [i for i in self.engine.ids if self.engine.name(i) in states]
-        for start in range(0, len(ids), AT_ONCE):
-            self.engine.load({i: states[self.engine.name(i)] for i in ids[start : start + AT_ONCE]})
+        for start in range(0, len(ids), LOAD_CHUNK):
+            self.engine.load({i: states[self.engine.name(i)] for i in ids[start : start + LOAD_CHUNK]})
 
     def _restore(self) -> None:
         """Tell remote parties, which keep their own state, the round to continue after."""
@@ -328,9 +359,9 @@ class Session:
         checkpoint.save(folder, self.done, fingerprint(self.plan), states, records)
         self.engine.saved(self.done)
         self.record.write(self.folder, self.fed)
-        self._saved = perf_counter()
-        self._cost = self._saved - clock
-        self.record.spend("save", self._cost)
+        self._last_save = perf_counter()
+        self._save_seconds = self._last_save - clock
+        self.record.spend("save", self._save_seconds)
 
 
 def _evenly(points: int, rounds: int) -> set[int]:

@@ -1,11 +1,9 @@
 """Fills `result.json` and `partition.json` from a finished run."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from fedloom.experiment import weights
 from fedloom.experiment.build import pretrained_of
 from fedloom.experiment.evaluate import CHANCE, state_sha256
 from fedloom.experiment.plan import RunPlan
+from fedloom.experiment.privacy import privacy_spent
 from fedloom.experiment.record import Record
 from fedloom.experiment.result import EngineUsed, PretrainedUsed, RunSummary, Traffic
 
@@ -61,7 +60,7 @@ def partition(plan: RunPlan) -> dict[str, Any]:
 
 
 def own_chances(plan: RunPlan) -> dict[str, float | None]:
-    """The chance level on own rows over held-out, and over training clients; empty without held-out ones."""
+    """The chance level on own rows over unseen, and over training clients; empty without unseen ones."""
     groups = {"unseen": plan.unseen, "training": plan.training} if plan.unseen else {}
     return {name: plan.own_chance(clients) for name, clients in groups.items()}
 
@@ -82,13 +81,20 @@ def pretrained(plan: RunPlan) -> PretrainedUsed | None:
     return PretrainedUsed(digest=plan.pretrained, model=model, norm=norm, file=own.file)
 
 
-def summarise(
-    plan: RunPlan, fed: Federation, record: Record, rounds: int, digests: Mapping[str, str], where: Account
+def summarize(
+    plan: RunPlan,
+    fed: Federation,
+    record: Record,
+    rounds: int,
+    digests: Mapping[str, str],
+    where: Account,
+    warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The content of `result.json`, see `RunSummary`.
 
     Args:
         digests: of each party's state by name, the server's first.
+        warnings: on the whole run, see `fedloom.experiment.mistakes`.
     """
     run, cfg, labels = plan.run, plan.cfg, plan.data.labels.get("test")
     ended = record.metrics[-1][2]
@@ -106,10 +112,11 @@ def summarise(
         dataset=plan.data.name,
         clients=len(names),
         architectures=list(plan.architectures),
-        engine=EngineUsed(asked=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
+        engine=EngineUsed(requested=run.engine.name, **{**asdict(where), "remarks": list(where.remarks)}),
         pretrained=pretrained(plan),
         unseen=list(plan.unseen),
-        **plan.setting.summarise(final, names, plan),
+        **plan.setting.summarize(final, names, plan),
+        privacy=privacy_spent(plan, record, names),
         agreement=final.get(("agreement", "")),
         chance=final.get((CHANCE, ""), plan.chance),
         own_chance=plan.own_chance(),
@@ -123,7 +130,8 @@ def summarise(
         public_sha256=plan.data.public_digest,
         test_sha256=None if labels is None else hashlib.sha256(labels[0].tobytes()).hexdigest(),
         state_sha256=state_sha256(digests.items()),
-        apart=run.data.own,
+        warnings=list(warnings),
+        private_rows=run.data.own,
         fedloom=__version__,
     )
     return summary.content()

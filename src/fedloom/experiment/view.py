@@ -1,7 +1,5 @@
 """The schema of `live.json`, and whether its run is still alive."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -15,17 +13,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedloom.core.errors import DataError
 
 FILE = "live.json"
-QUIET = 60.0
+SILENCE = 60.0
 """Seconds without an update after which a run on another machine counts as silent, unless its rounds are slow."""
-CLOCK = 60.0
+CLOCK_TOLERANCE = 60.0
 """Tolerance in seconds for changes of the machine's clock since a process started."""
 
 
-class _Shown(BaseModel):
+class _LiveSchema(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Member(_Shown):
+class PartyStatus(_LiveSchema):
     """A party.
 
     Attributes:
@@ -41,7 +39,7 @@ class Member(_Shown):
     received: int = 0
 
 
-class RecentFailure(_Shown):
+class RecentFailure(_LiveSchema):
     """A call without a usable reply. Rounds are counted from 1."""
 
     round: int
@@ -50,20 +48,20 @@ class RecentFailure(_Shown):
     reason: str
 
 
-class Process(_Shown):
+class Process(_LiveSchema):
     """The process of a run: a hash of the machine's name, its id, and its start as a Unix time."""
 
     host: str
     id: int = Field(gt=0, lt=1 << 31)
-    born: float
+    started_at: float
 
 
-class View(_Shown):
+class View(_LiveSchema):
     """The progress of a run.
 
     Attributes:
-        state: a killed run stays "running", see `signs`.
-        words: why it failed or stopped.
+        state: a killed run stays "running", see `liveness`.
+        reason: why it failed or stopped.
         round: completed rounds, of `rounds`.
         started, updated, ends: Unix times, since the last resume; `ends` is an estimate.
         pace: seconds per round.
@@ -79,7 +77,7 @@ class View(_Shown):
     """
 
     state: Literal["running", "stopped", "finished", "failed"] = "running"
-    words: str = ""
+    reason: str = ""
     name: str
     method: str
     dataset: str
@@ -94,7 +92,7 @@ class View(_Shown):
     accuracy: float | None = None
     chance: float | None = None
     points: list[tuple[int, float]] = []
-    parties: list[Member] = []
+    parties: list[PartyStatus] = []
     up: int = 0
     of: int = 0
     bytes: dict[str, int] = {}
@@ -116,18 +114,18 @@ def read(folder: Path) -> View:
     except FileNotFoundError:
         raise DataError(f"{folder} has no {FILE}: name the folder of a run or comparison") from None
     except OSError as error:
-        raise DataError(f"{path} can't be read: {error.strerror}") from None
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
-        raise DataError(f"{path} is not as a run writes it: {error.errors()[0]['msg']}; repeat the run") from None
+        raise DataError(f"{path} is invalid: {error.errors()[0]['msg']}; repeat the run") from None
 
 
-def signs(view: View, now: float) -> tuple[bool, float | None]:
+def liveness(view: View, now: float) -> tuple[bool, float | None]:
     """Whether the process of a running run is gone; and the seconds since its last update, or None if it is alive."""
     if view.state != "running":
         return False, None
     quiet, running = max(0.0, now - view.updated), alive(view.process)
     if running is None:
-        return False, quiet if quiet > max(QUIET, 3 * (view.pace or 0.0)) else None
+        return False, quiet if quiet > max(SILENCE, 3 * (view.pace or 0.0)) else None
     return not running, None if running else quiet
 
 
@@ -135,13 +133,13 @@ def alive(process: Process) -> bool | None:
     """Whether a run's process still exists; None if it is on another machine."""
     if process.host != _host():
         return None
-    born = _born(process.id)
-    return born is not None and abs(born - process.born) < CLOCK
+    started_at = _start_time(process.id)
+    return started_at is not None and abs(started_at - process.started_at) < CLOCK_TOLERANCE
 
 
 def own_process() -> Process:
     """The current process."""
-    return Process(host=_host(), id=os.getpid(), born=_born(os.getpid()) or 0.0)
+    return Process(host=_host(), id=os.getpid(), started_at=_start_time(os.getpid()) or 0.0)
 
 
 def _host() -> str:
@@ -152,7 +150,7 @@ def _host() -> str:
     return hashlib.sha256(f"{platform.node()} {space}".encode()).hexdigest()[:16]
 
 
-def _born(process: int) -> float | None:
+def _start_time(process: int) -> float | None:
     """Start of a process as a Unix time, as ids are reused; None if it does not exist."""
     try:
         found = psutil.Process(process)

@@ -4,8 +4,6 @@ Files are untrusted: size, names, shapes, types, checksum and values are checked
 a card is a plain `safetensors.torch.save_file` of a state dict.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -25,7 +23,7 @@ from fedloom.experiment.checkpoint import write_atomically
 
 KEY = "fedloom"
 """Key of the card, the only one in the metadata: the order of several would not be deterministic."""
-LARGEST, LARGEST_CARD = 1 << 36, 1 << 26
+MAX_BYTES, MAX_CARD_BYTES = 1 << 36, 1 << 26
 """Bytes."""
 _TYPES = {
     **{torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"},
@@ -67,7 +65,7 @@ class Card(BaseModel):
     weights_sha256: str = _HEX
 
     @model_validator(mode="after")
-    def _levels(self) -> Card:
+    def _levels(self) -> "Card":
         shift, scale = torch.tensor(self.shift), torch.tensor(self.scale)  # as float32, as used
         sound = bool(shift.isfinite().all() and scale.isfinite().all() and (scale > 0).all())
         if not (len(shift) == len(scale) == self.shape[0] and sound):
@@ -98,7 +96,7 @@ def write(file: Path, module: nn.Module, values: Mapping[str, Any]) -> Card:
         values: of a `Card`, without the checksum.
 
     Raises:
-        OSError: the file can't be written.
+        OSError: the file cannot be written.
     """
     tensors = {k: v.detach().cpu().clone(memory_format=torch.contiguous_format) for k, v in module.state_dict().items()}
     card = Card(**values, weights_sha256=_checksum(tensors))
@@ -117,16 +115,15 @@ def read_card(file: Path) -> Card | None:
         text = (opened.metadata() or {}).get(KEY)
     if text is None:
         return None
-    if len(text) > LARGEST_CARD:
-        raise CheckpointError(f"{file} has a card of more than {LARGEST_CARD:,} characters; copy the file again")
+    if len(text) > MAX_CARD_BYTES:
+        raise CheckpointError(f"{file} has a card of more than {MAX_CARD_BYTES:,} characters: copy the file again")
     try:
         return Card.model_validate_json(text)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"])) or "its card"
         raise CheckpointError(
-            f"{file} says something of itself that no fedloom of this version writes ({where}: {wrong['msg']}); make "
-            "it again with fedloom pretrain"
+            f"{file} has an invalid card ({where}: {wrong['msg']}): write it again with fedloom pretrain"
         ) from None
 
 
@@ -162,18 +159,18 @@ def check(file: Path, module: nn.Module, what: str) -> None:
         held = set(opened.keys())
         if held != set(wanted):
             missing, further = sorted(set(wanted) - held), sorted(held - set(wanted))
-            which = f"it lacks {missing[0]}" if missing else f"it has {further[0]}, which that network has not"
+            which = f"{missing[0]} is missing" if missing else f"{further[0]} is not in that network"
             raise CheckpointError(
-                f"{file} does not hold the weights of {what}: {which}; name the model and norm that it was made with"
+                f"{file} does not have the weights of {what}: {which}; set the model and norm it was trained with"
             )
         for name, tensor in wanted.items():
             part = opened.get_slice(name)
             shape, kind = tuple(part.get_shape()), part.get_dtype()
             if (shape, kind) != (tuple(tensor.shape), _TYPES.get(tensor.dtype)):
                 single = shape == tuple(tensor.shape) and tensor.dtype == torch.float32
-                mend = "save it as float32" if single else "name the model, norm and data that it was made with"
+                mend = "save it as float32" if single else "set the model, norm and data it was trained with"
                 raise CheckpointError(
-                    f"{file} does not hold the weights of {what}: {name} is {kind} of shape {shape}, not "
+                    f"{file} does not have the weights of {what}: {name} is {kind} of shape {shape}, not "
                     f"{_TYPES.get(tensor.dtype)} of shape {tuple(tensor.shape)}; {mend}"
                 )
 
@@ -182,16 +179,16 @@ def fill(file: Path, module: nn.Module, what: str, card: Card | None = None) -> 
     """Load a file's weights into a module.
 
     Raises:
-        CheckpointError: they don't fit, are not finite, or differ from the card's checksum.
+        CheckpointError: they do not fit, are not finite, or differ from the card's checksum.
     """
     check(file, module, what)
     with _opened(file) as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
     if card is not None and card.weights_sha256 != _checksum(tensors):
-        raise CheckpointError(f"{file} is torn or altered: its checksum is not that of its card; copy it again")
+        raise CheckpointError(f"{file} is damaged: its checksum differs from that of its card; copy it again")
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-            raise CheckpointError(f"{file} holds numbers that are not finite, in {name}; take another file")
+            raise CheckpointError(f"{file} has non-finite values in {name}: use another file")
     module.load_state_dict(tensors)
 
 
@@ -207,14 +204,14 @@ def _checksum(tensors: Mapping[str, Tensor]) -> str:
 def _opened(file: Path) -> Iterator[Any]:
     """A file's header and tensors, which are read lazily."""
     if not file.is_file():
-        raise CheckpointError(f"there is no file {file}; fedloom pretrain makes one")
-    if file.stat().st_size > LARGEST:
-        raise CheckpointError(f"{file} is larger than the {LARGEST:,} bytes it may have; take a smaller model")
+        raise CheckpointError(f"there is no file {file}: write one with fedloom pretrain")
+    if file.stat().st_size > MAX_BYTES:
+        raise CheckpointError(f"{file} is larger than {MAX_BYTES:,} bytes: use a smaller model")
     try:
         with safe_open(file, framework="pt") as opened:
             yield opened
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"{file} is no safetensors file ({error}); fedloom pretrain makes one, or "
+            f"{file} is not a safetensors file ({error}): write one with fedloom pretrain, or with "
             "safetensors.torch.save_file(model.state_dict(), file)"
         ) from None

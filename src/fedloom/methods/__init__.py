@@ -3,18 +3,18 @@
 A page imports only `fedloom.core` and `fedloom.protect`, and ends with `METHODS`, the methods that it registers.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from fedloom.core.errors import MethodError, did_you_mean
 from fedloom.core.method import Method
+from fedloom.core.objects import find as find_object
+from fedloom.core.objects import is_object
 
 
 @cache
@@ -50,6 +50,8 @@ def find(name: str) -> Method:
     Raises:
         MethodError: the name is unknown; the message suggests a similar one.
     """
+    if is_object(name):
+        return find_object(name, MethodError)  # type: ignore[no-any-return]
     known = registry()
     if name not in known:
         raise MethodError(f"unknown method {name!r}.{did_you_mean(name, known)}")
@@ -66,6 +68,17 @@ def load(file: Path | str) -> Method:
     source = Path(path if path.endswith(".py") else f"{path}.py")
     if not source.is_file():
         raise MethodError(f"{source} does not exist")
+    by_name = {m.name: m for m in methods_of(_page_at(source, source.read_bytes()))}
+    if not by_name:
+        raise MethodError(f"{source} defines no METHODS: end the page with METHODS = (Method(...),)")
+    if name and name not in by_name:
+        raise MethodError(f"{source} defines no method {name!r}.{did_you_mean(name, by_name)}")
+    return by_name[name] if name else next(iter(by_name.values()))
+
+
+@lru_cache(maxsize=32)
+def _page_at(source: Path, content: bytes) -> ModuleType:
+    """The page of a file with this content, imported once: then runs of its methods can be batched together."""
     spec = importlib.util.spec_from_file_location(f"fedloom_page_{source.stem}", source)
     if spec is None or spec.loader is None:
         raise MethodError(f"cannot import {source} as a Python file")
@@ -76,12 +89,7 @@ def load(file: Path | str) -> Method:
     except Exception as error:
         del sys.modules[spec.name]
         raise MethodError(f"cannot import {source}: {type(error).__name__}: {error}") from error
-    by_name = {m.name: m for m in methods_of(page)}
-    if not by_name:
-        raise MethodError(f"{source} defines no METHODS: end the page with METHODS = (Method(...),)")
-    if name and name not in by_name:
-        raise MethodError(f"{source} defines no method {name!r}.{did_you_mean(name, by_name)}")
-    return by_name[name] if name else next(iter(by_name.values()))
+    return page
 
 
 def source_of(name: str) -> Path:

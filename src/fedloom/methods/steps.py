@@ -9,10 +9,8 @@ are updated together and all are shared. Local training starts with zero momentu
 weights before averaging. BatchNorm statistics stay at the client.
 
 A client's rows are in two halves. Adaptation takes full-batch steps on the support half, φ = θ - α ∇L(θ, D^s), with one
-step size α for all compared methods, at clients that took part in training and at held-out clients.
+step size α for all compared methods, at clients that took part in training and at unseen clients.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -23,12 +21,7 @@ from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.errors import ModelError
-from fedloom.core.federation import Federation
-from fedloom.core.message import Template, Tree, floats, weighted_mean
-from fedloom.core.method import MethodConfig
-from fedloom.core.optim import SGD
-from fedloom.core.party import Party
+from fedloom.core.page import SGD, Federation, MethodConfig, ModelError, Party, Template, Tree, floats, weighted_mean
 
 TUNED = "tuned"
 """The evaluation mode after fine-tuning on the client's own rows."""
@@ -37,9 +30,9 @@ TUNING = 2**32 - 1
 
 Epoch: TypeAlias = tuple[int, Sequence[str] | None]
 """The number of an epoch, which seeds its shuffle, and the names of the parameters that it updates (None: all)."""
-Hessian: TypeAlias = Literal["exact", "fd", "fd_normalised", "first_order"]
+Hessian: TypeAlias = Literal["exact", "fd", "fd_normalized", "first_order"]
 """How a Hessian-vector product is computed: exactly, by a second backward pass; by a central difference of gradients
-along the vector (`fd`) or along its direction (`fd_normalised`), where each pass draws its own dropout mask; or omitted
+along the vector (`fd`) or along its direction (`fd_normalized`), where each pass draws its own dropout mask; or omitted
 (`first_order`)."""
 
 
@@ -153,13 +146,44 @@ def set_weights(party: Party[Any], weights: Mapping[str, Any]) -> None:
     party.params = {**party.params, **weights}
 
 
-def mean_by_rows(replies: Mapping[int, Any]) -> dict[str, Tensor]:
-    """The mean of the replies' `weights`, weighted by their numbers of `rows`: line 8 of FedAvg."""
+def average_weights(server: Any, replies: Mapping[int, Any]) -> None:
+    """Set a server's `weights` to the mean of the replies' `weights`, weighted by `rows`: line 8 of FedAvg."""
     rows = [int(r["rows"]) for r in replies.values()]
-    return weighted_mean([r["weights"] for r in replies.values()], rows)  # type: ignore[return-value]
+    server.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
+
+
+def secure_average(
+    fed: Federation, server: Any, clients: Sequence[int], shared: Mapping[str, Any], template: Template
+) -> None:
+    """The same by a secure sum of the replies to `update`: the server learns the mean and the sum of the rows only. It
+    keeps its weights if too few clients are left for a sum."""
+    found = fed.sum(clients, "update", shared=shared, expect=template, weight="rows")
+    if found is not None:
+        server.weights = found.mean["weights"]
+
+
+def each_or_mean(
+    fed: Federation, clients: Sequence[int], shared: Mapping[str, Any], template: Template, secure: bool
+) -> dict[int, Any]:
+    """The replies to `update`. With `secure` each is replaced by their mean, by a secure sum: enough for a server that
+    only adds them up."""
+    if not secure:
+        return fed.call(clients, "update", shared=shared, expect=template, min_replies=1)
+    found = fed.sum(clients, "update", shared=shared, expect=template)
+    return {} if found is None else dict.fromkeys(found.ids, found.mean)
+
+
+def broadcast(server: Any) -> dict[str, Tree]:
+    """The hook `broadcast` of a server with global `weights`."""
+    return dict(server.weights)
 
 
 # -- local training ------------------------------------------------------------------------------------------------
+
+
+def give(party: Party[Any], *, t: int) -> dict[str, Tree]:
+    """A message to a peer: the own shared weights."""
+    return {"weights": shared_weights(party)}
 
 
 def init_network(party: Party[Any]) -> None:
@@ -173,7 +197,7 @@ def init_network(party: Party[Any]) -> None:
 
 
 def reset_optimizer(party: Party[Any]) -> None:
-    """Set the optimiser's state, such as momentum, to zero."""
+    """Set the optimizer's state, such as momentum, to zero."""
     party.opt = {k: torch.zeros_like(v) for k, v in party.opt.items()}
 
 
@@ -182,7 +206,7 @@ def cross_entropy(party: Party[Any], x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(party.model(x), y)
 
 
-def local_sgd(party: Party[Any], t: int) -> None:
+def local_sgd(party: Party[Any], *, t: int) -> None:
     """Round t's training on the party's own rows, from its current weights."""
     sgd_epochs(party, local_epochs(party, t))
 
@@ -257,7 +281,7 @@ def meta_gradient(party: Party[Any], weights: Mapping[str, Tensor], hvp: Hessian
     _, r = party.gradient_at(phi, loss, *party.context.query)
     if hvp == "first_order":
         return r
-    g = product(r) if product else hvp_by_difference(party, weights, r, delta, unit=hvp == "fd_normalised")
+    g = product(r) if product else hvp_by_difference(party, weights, r, delta, unit=hvp == "fd_normalized")
     return {k: r[k].sub(g[k], alpha=alpha) for k in r}
 
 
@@ -291,8 +315,8 @@ def steps_of(cfg: Any, eval_mode: str) -> int:
     return next((n for n in cfg.adapt_steps if after(n) == eval_mode), 0)
 
 
-def prepare(party: Party[Any], eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-    """Before an evaluation: load the broadcast weights, if any; adapt or fine-tune, depending on the mode."""
+def prepare(party: Party[Any], *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
+    """The hook `prepare`: load the broadcast weights, if any; adapt or fine-tune, depending on the mode."""
     if broadcast:
         set_weights(party, broadcast)
     adapt(party, steps_of(party.cfg, eval_mode))
@@ -392,9 +416,6 @@ def class_means(f: Tensor, y: Tensor, classes: int, weight: Tensor | None = None
 def mask_unknown(scores: Tensor, known: Tensor) -> Tensor:
     """Scores (n, K) in which classes that are not `known` (K,) rank last in every row."""
     return torch.where(known, scores, scores.amin(-1, keepdim=True) - 1)
-
-
-# -- diagnostics ---------------------------------------------------------------------------------------------------
 
 
 def gradient_variance(party: Party[Any], loss: Callable[..., Tensor], *batch: Tensor) -> Tensor:

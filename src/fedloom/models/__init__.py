@@ -1,40 +1,24 @@
 """The networks of the papers, as plain `nn.Module`s: `(B, ...)` → logits `(B, K)`.
 
-`build` makes one by its name, or one of yours by its import path. The conventions of the networks are in
-`fedloom.models.parts`, models without a network in `fedloom.models.black_boxes`.
+`build` makes one by its name, or a user's by its import path. `fedloom.models.parts` states the conventions of the
+networks; `fedloom.models.black_boxes` has models that are no networks.
 """
 
-from __future__ import annotations
-
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
 
-import torch
 from torch import nn
 
 from fedloom.core.errors import ModelError, did_you_mean
 from fedloom.models import custom
 from fedloom.models.black_boxes import BLACK_BOXES, is_black_box
-from fedloom.models.cnn import celeba_cnn, cnn, strided
-from fedloom.models.lenet import lenet5
-from fedloom.models.mlp import mlp
-from fedloom.models.parts import Classifier, HasHead, Norm
+from fedloom.models.parts import Classifier, Norm, seeded
 from fedloom.models.resnet import cifar_resnet, resnet, wide_resnet
+from fedloom.models.small import celeba_cnn, cnn, lenet5, mlp, strided
 
-__all__ = [
-    "BLACK_BOXES",
-    "MODELS",
-    "Classifier",
-    "HasHead",
-    "ModelSpec",
-    "Norm",
-    "build",
-    "check_name",
-    "is_black_box",
-]
+__all__ = ["BLACK_BOXES", "MODELS", "Classifier", "ModelSpec", "Norm", "build", "check_name", "is_black_box"]
 
 Kind = Literal["table", "image"]
 
@@ -48,7 +32,7 @@ class ModelSpec:
         builder: `(input_shape, classes, norm)` → the network.
         source: the paper that uses it, or "none".
         inputs: "table" `(d,)`, "image" `(C, H, W)`.
-        norm: the default normalisation of each convolution, or of each hidden layer of a network without convolutions.
+        norm: the default normalization of each convolution, or of each hidden layer of a network without convolutions.
         smallest: the smallest height and width of an image.
     """
 
@@ -66,7 +50,9 @@ class ModelSpec:
         return len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest
 
 
-_MCMAHAN = "McMahan et al. 2017"
+_AFIND = "AFIND+ (a CNN of 4 layers; sizes are ours)"
+_OURS = "none; docs/peers.md"
+_LEAF = "LEAF (Caldas et al. 2018); FedAL, CelebA"
 _WRN = "Zagoruyko and Komodakis 2016; FedAL, SVHN"
 _RESNET = "He et al. 2016; FedAL, CIFAR-10; AFIND+, CIFAR-100"
 _CRD = "Tian et al. 2020 (CRD); AugFL"
@@ -83,47 +69,30 @@ def _wrn(depth: int, widen: int) -> ModelSpec:
 
 
 def _resnet(title: str, *depths: int) -> ModelSpec:
-    builder = partial(resnet, depths=depths)
-    return ModelSpec(title, builder, _RESNET, norm="group", smallest=8)
+    return ModelSpec(title, partial(resnet, depths=depths), _RESNET, norm="group", smallest=8)
 
 
 def _cifar(title: str, depth: int, *widths: int) -> ModelSpec:
-    builder = partial(cifar_resnet, depth=depth, widths=widths)
-    return ModelSpec(title, builder, _CRD, norm="group", smallest=8)
+    return ModelSpec(title, partial(cifar_resnet, depth=depth, widths=widths), _CRD, norm="group", smallest=8)
+
+
+def _cnn(title: str, source: str, builder: Callable[..., Classifier], *widths: int, hidden: int | None) -> ModelSpec:
+    return ModelSpec(title, partial(builder, widths=widths, hidden=hidden), source, smallest=4)
 
 
 MODELS: dict[str, ModelSpec] = {
     "linear": _mlp("softmax regression", "none"),
     "mlp": _mlp("one hidden layer of 64", "none", 64),
-    "mlp-large": _mlp("two hidden layers of 200 (2NN)", _MCMAHAN, 200, 200),
+    "mlp-large": _mlp("two hidden layers of 200 (2NN)", "McMahan et al. 2017", 200, 200),
     "mlp-deep": _mlp("three hidden layers of 64", "none", 64, 64, 64),
     "mlp-5": _mlp("four hidden layers of 64", "Proto-EVFL, tables; widths are ours", 64, 64, 64, 64),
     "lenet5": ModelSpec("LeNet-5", lenet5, "LeCun et al. 1998; FedAL, Proto-EVFL", smallest=4),
-    "cnn-small": ModelSpec(
-        "two convolutions, 8 and 16 channels",
-        partial(cnn, widths=(8, 16), hidden=None),
-        "none",
-        smallest=4,
+    "cnn-small": _cnn("two convolutions, 8 and 16 channels", "none", cnn, 8, 16, hidden=None),
+    "cnn": _cnn("two convolutions, 32 and 64 channels, then 128 units", _AFIND, cnn, 32, 64, hidden=128),
+    "cnn-strided": _cnn(
+        "image halved, two strided convolutions of 16 and 32 channels, 64 units", _OURS, strided, 16, 32, hidden=64
     ),
-    "cnn": ModelSpec(
-        "two convolutions, 32 and 64 channels, then 128 units",
-        partial(cnn, widths=(32, 64), hidden=128),
-        "AFIND+ (a CNN of 4 layers; sizes are ours)",
-        smallest=4,
-    ),
-    "cnn-strided": ModelSpec(
-        "image halved, two strided convolutions of 16 and 32 channels, 64 units",
-        partial(strided, widths=(16, 32), hidden=64),
-        "none; docs/peers.md",
-        smallest=4,
-    ),
-    "celeba-cnn": ModelSpec(
-        "four convolutions of 32 channels",
-        celeba_cnn,
-        "LEAF (Caldas et al. 2018); FedAL, CelebA",
-        norm="group",
-        smallest=8,
-    ),
+    "celeba-cnn": ModelSpec("four convolutions of 32 channels", celeba_cnn, _LEAF, norm="group", smallest=8),
     "wrn-10-1": _wrn(10, 1),
     "wrn-10-2": _wrn(10, 2),
     "wrn-16-1": _wrn(16, 1),
@@ -137,11 +106,7 @@ MODELS: dict[str, ModelSpec] = {
 
 
 def build(
-    name: str,
-    input_shape: tuple[int, ...],
-    classes: int,
-    norm: Norm | None = None,
-    seed: int | None = None,
+    name: str, input_shape: tuple[int, ...], classes: int, norm: Norm | None = None, seed: int | None = None
 ) -> nn.Module:
     """A network for rows of `input_shape` and `classes` logits.
 
@@ -150,7 +115,7 @@ def build(
             is called with `(input_shape, classes)`.
         input_shape: of one row: `(d,)` or `(C, H, W)`.
         classes: K, the number of logits.
-        norm: the normalisation; None is the network's default. It does not apply to `linear` or to your own networks.
+        norm: the normalization; None is the network's default. It does not apply to `linear` or to your own networks.
         seed: of the initial weights: equal seeds give equal weights, and torch's global generator does
             not change. None draws from the global generator.
 
@@ -160,16 +125,20 @@ def build(
     """
     input_shape = tuple(input_shape)
     check_name(name)
-    if not input_shape or not all(_natural(n) for n in (*input_shape, classes)):
-        raise ModelError(f"input_shape and classes must be positive integers, not {input_shape} and {classes!r}")
+    if not input_shape or not all(type(n) is int and n >= 1 for n in (*input_shape, classes)):
+        raise ModelError(f"input_shape and classes must be positive integers, not {input_shape} and {classes!r}.")
     if norm is not None and norm not in get_args(Norm):
-        raise ModelError(f"norm must be one of {', '.join(get_args(Norm))}, not {norm!r}")
-    with _seeded(seed):
+        raise ModelError(f"norm must be one of {', '.join(get_args(Norm))}, not {norm!r}.")
+    with seeded(seed):
         if ":" in name:
             return custom.build(name, input_shape, classes)
         spec = MODELS[name]
         if not spec.fits(input_shape):
-            raise ModelError(_misfit(name, spec, input_shape))
+            fitting = ", ".join(other for other, s in MODELS.items() if s.fits(input_shape))
+            raise ModelError(
+                f"{name} takes images (channels, height, width) of at least {spec.smallest}x{spec.smallest} "
+                f"pixels, not rows of shape {input_shape}. These fit: {fitting}."
+            )
         return spec.builder(input_shape, classes, norm or spec.norm)
 
 
@@ -187,29 +156,8 @@ def check_name(name: str, *, black_boxes: bool = False) -> None:
     if ":" in name:
         custom.find(name)
     elif name in BLACK_BOXES and not black_boxes:
-        raise ModelError(f"{name} is a black box, and a network is needed here: one of {', '.join(MODELS)}")
+        raise ModelError(f"{name} is a black box, but a network is needed here; choose one of {', '.join(MODELS)}.")
     elif name not in known:
-        raise ModelError(f"there is no model {name!r}.{did_you_mean(name, known)} Your own is package.module:factory.")
-
-
-def _natural(n: object) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool) and n >= 1
-
-
-def _misfit(name: str, spec: ModelSpec, input_shape: tuple[int, ...]) -> str:
-    fitting = ", ".join(other for other, s in MODELS.items() if s.fits(input_shape))
-    return (
-        f"{name} takes images (channels, height, width) of at least {spec.smallest}x{spec.smallest} "
-        f"pixels, not rows of shape {input_shape}. These fit: {fitting}."
-    )
-
-
-@contextlib.contextmanager
-def _seeded(seed: int | None) -> Iterator[None]:
-    """Within it the CPU generator is seeded. Generators of other devices do not change."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
+        raise ModelError(
+            f"there is no model {name!r}.{did_you_mean(name, known)} Name yours as package.module:factory."
+        )

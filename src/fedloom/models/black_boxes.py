@@ -4,8 +4,6 @@
 which is called with `(input_shape, classes)` and returns an object with the two methods; rows are (n, d) float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +16,12 @@ from fedloom.models import custom
 
 @dataclass(frozen=True)
 class BlackBoxSpec:
-    """One black box of the registry.
-
-    Attributes:
-        title: a description in one line.
-        builder: the seed → the unfitted object.
-    """
+    """One black box of the registry."""
 
     title: str
+    """A description in one line."""
     builder: Callable[[int], Any]
+    """The seed → the unfitted object."""
 
 
 def _forest(seed: int) -> Any:
@@ -41,10 +36,6 @@ def _boosting(seed: int) -> Any:
     return HistGradientBoostingClassifier(
         max_iter=30, learning_rate=0.2, max_leaf_nodes=8, min_samples_leaf=5, early_stopping=False, random_state=seed
     )
-
-
-def _knn(seed: int) -> Any:
-    return _KNeighbors()
 
 
 class _KNeighbors:
@@ -63,28 +54,30 @@ class _KNeighbors:
 BLACK_BOXES: dict[str, BlackBoxSpec] = {
     "forest": BlackBoxSpec("random forest of 50 trees", _forest),
     "boosting": BlackBoxSpec("30 rounds of gradient boosting, trees of at most 8 leaves", _boosting),
-    "knn": BlackBoxSpec("5 nearest neighbours; others' answers as their most probable class", _knn),
+    "knn": BlackBoxSpec(
+        "5 nearest neighbours; others' answers as their most probable class", lambda seed: _KNeighbors()
+    ),
 }
 
 
 def is_black_box(name: str, input_shape: tuple[int, ...], classes: int) -> bool:
-    """Whether a name of a pool is that of a black box, not of a network. A factory of yours is called to find out.
+    """Whether a name of a pool is that of a black box, not of a network. A user's factory is called to find out.
 
     Raises:
-        ModelError: the factory fails, its product is neither, or it returns the same object twice.
+        ModelError: the factory fails, it returns neither, or it returns the same object twice.
     """
     if ":" not in name:
         return name in BLACK_BOXES
-    made = custom.make(name, input_shape, classes)
-    if isinstance(made, nn.Module):
+    model = custom.make(name, input_shape, classes)
+    if isinstance(model, nn.Module):
         return False
-    if not all(callable(getattr(made, method, None)) for method in ("fit", "predict_proba")):
+    if not all(callable(getattr(model, method, None)) for method in ("fit", "predict_proba")):
         raise ModelError(
             f"{name!r} must return a torch.nn.Module, or an object with fit and predict_proba, not a "
-            f"{type(made).__name__}"
+            f"{type(model).__name__}."
         )
-    if custom.make(name, input_shape, classes) is made:
-        raise ModelError(f"{name!r} must return a new object at each call, but returned the same one twice")
+    if custom.make(name, input_shape, classes) is model:
+        raise ModelError(f"{name!r} must return a new object at each call, but returned the same one twice.")
     return True
 
 

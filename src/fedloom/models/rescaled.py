@@ -1,26 +1,22 @@
-"""A network whose inputs are standardised differently from its training."""
-
-from __future__ import annotations
+"""A network whose inputs are standardized differently from its training."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedloom.models.parts import HasHead
-
 Level = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each channel or column: a network receives (value - mean) / std."""
 
 
 class Rescaled(nn.Module):
-    """`net` for inputs of another standardisation."""
+    """`net` for inputs of another standardization."""
 
     factor: Tensor
     offset: Tensor
 
     def __init__(self, net: nn.Module, given: Level, wanted: Level, dims: int) -> None:
-        """`given` is the standardisation of the inputs, `wanted` that of training; an input has `dims` dimensions."""
+        """`given` is the standardization of the inputs, `wanted` that of training; an input has `dims` dimensions."""
         super().__init__()
         self.net: Any = net
         (shift, scale), (own_shift, own_scale) = (torch.tensor(level, dtype=torch.float64) for level in (given, wanted))
@@ -32,15 +28,15 @@ class Rescaled(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The last layer."""
-        whole: HasHead = self.net
-        return whole.head
+        head: nn.Linear = self.net.head
+        return head
 
     def features(self, x: Tensor) -> Tensor:
         """The input `(B, d)` of the last layer."""
-        found: Tensor = self.net.features(x * self.factor + self.offset)
-        return found
+        out: Tensor = self.net.features(x * self.factor + self.offset)
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits `(B, K)`."""
-        found: Tensor = self.net(x * self.factor + self.offset)
-        return found
+        out: Tensor = self.net(x * self.factor + self.offset)
+        return out

@@ -1,7 +1,7 @@
 """Residual networks for small images.
 
 Zagoruyko, Komodakis (2016), "Wide Residual Networks", BMVC: WRN-d-k has three stages of (d - 4) / 6
-blocks and 16k, 32k, 64k channels, with normalisation before each convolution.
+blocks and 16k, 32k, 64k channels, with normalization before each convolution.
 
 He et al. (2016), "Deep Residual Learning for Image Recognition", CVPR: ResNet-18 and -34, here with the
 usual stem for 32x32 images: one 3x3 convolution with stride 1 and no pooling. Their networks for CIFAR-10 have
@@ -10,12 +10,12 @@ use 1x1 convolutions as shortcuts, and "8x4" networks of 32, 64, 128, 256 channe
 papers on distillation.
 """
 
-from __future__ import annotations
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fedloom.models.parts import Classifier, Norm, conv, normalise
+from fedloom.models.parts import Classifier, Norm, conv, normalize
 
 
 class PreActivationBlock(nn.Module):
@@ -23,10 +23,8 @@ class PreActivationBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.norm1 = normalise(norm, inputs)
-        self.conv1 = conv(inputs, outputs, 3, norm, stride)
-        self.norm2 = normalise(norm, outputs)
-        self.conv2 = conv(outputs, outputs, 3, norm)
+        self.norm1, self.conv1 = normalize(norm, inputs), conv(inputs, outputs, 3, norm, stride)
+        self.norm2, self.conv2 = normalize(norm, outputs), conv(outputs, outputs, 3, norm)
         same = inputs == outputs and stride == 1
         self.shortcut = None if same else conv(inputs, outputs, 1, norm, stride)
 
@@ -43,15 +41,13 @@ class BasicBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
-        self.conv1 = conv(inputs, outputs, 3, norm, stride)
-        self.norm1 = normalise(norm, outputs)
-        self.conv2 = conv(outputs, outputs, 3, norm)
-        self.norm2 = normalise(norm, outputs)
-        self.shortcut = (
-            nn.Identity()
-            if inputs == outputs and stride == 1
-            else nn.Sequential(conv(inputs, outputs, 1, norm, stride), normalise(norm, outputs))
+        self.conv1, self.norm1 = conv(inputs, outputs, 3, norm, stride), normalize(norm, outputs)
+        self.conv2, self.norm2 = conv(outputs, outputs, 3, norm), normalize(norm, outputs)
+        same = inputs == outputs and stride == 1
+        reshape = (
+            nn.Identity() if same else nn.Sequential(conv(inputs, outputs, 1, norm, stride), normalize(norm, outputs))
         )
+        self.shortcut = reshape
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output."""
@@ -63,14 +59,14 @@ def wide_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, wi
     """WRN-`depth`-`widen`, without dropout."""
     widths = [16 * widen, 32 * widen, 64 * widen]
     blocks = _blocks(PreActivationBlock, 16, widths, [(depth - 4) // 6] * 3, norm)
-    last = [normalise(norm, widths[-1]), nn.ReLU()]
+    last = [normalize(norm, widths[-1]), nn.ReLU()]
     return _classifier([conv(shape[0], 16, 3, norm), *blocks, *last], widths[-1], classes)
 
 
 def resnet(shape: tuple[int, ...], classes: int, norm: Norm, depths: tuple[int, ...]) -> Classifier:
     """Stages of `depths` basic blocks with 64, 128, 256, … channels."""
     widths = [64 << i for i in range(len(depths))]
-    stem = [conv(shape[0], 64, 3, norm), normalise(norm, 64), nn.ReLU()]
+    stem = [conv(shape[0], 64, 3, norm), normalize(norm, 64), nn.ReLU()]
     blocks = _blocks(BasicBlock, 64, widths, depths, norm)
     return _classifier([*stem, *blocks], widths[-1], classes)
 
@@ -83,7 +79,7 @@ def cifar_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, w
     """
     first, *stages = widths
     each = (depth - 2) // 6
-    stem = [conv(shape[0], first, 3, norm), normalise(norm, first), nn.ReLU()]
+    stem = [conv(shape[0], first, 3, norm), normalize(norm, first), nn.ReLU()]
     model = _classifier([*stem, *_blocks(BasicBlock, first, stages, [each] * 3, norm)], stages[-1], classes)
     if norm == "none":
         for module in model.modules():
@@ -93,11 +89,7 @@ def cifar_resnet(shape: tuple[int, ...], classes: int, norm: Norm, depth: int, w
 
 
 def _blocks(
-    block: type[PreActivationBlock | BasicBlock],
-    inputs: int,
-    widths: list[int],
-    depths: list[int] | tuple[int, ...],
-    norm: Norm,
+    block: type[PreActivationBlock | BasicBlock], inputs: int, widths: list[int], depths: Sequence[int], norm: Norm
 ) -> list[nn.Module]:
     """The blocks of all stages; each stage but the first starts by halving the image."""
     blocks: list[nn.Module] = []

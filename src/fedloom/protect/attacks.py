@@ -5,8 +5,6 @@ messages of one moment. An attacker that keeps messages of many rounds can do be
 Each function states the attacker's knowledge. Symbols: n aligned samples, Z classes, d numbers per row.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -17,7 +15,7 @@ from torch.nn import functional as F
 FITTING = 30
 """Newton steps of a logistic regression; each lowers its loss."""
 PASSES = 10
-"""Fits of `completion`, each with more of the unlabelled rows."""
+"""Fits of `completion`, each with more of the unlabeled rows."""
 RIDGE = 0.03
 """Weight of the squared coefficients in a logistic regression."""
 
@@ -63,12 +61,12 @@ def to_prototypes(embedded: Tensor, prototypes: Tensor) -> Tensor:
 
 
 def completion(embedded: Tensor, known: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Passive model completion: a head on the attacker's own extractor, learned from few labelled and many other rows.
+    """Passive model completion: a head on the attacker's own extractor, learned from few labeled and many other rows.
 
     The attacker knows: its own embeddings (n, d), and the classes `labels` (k,) of the rows `known` (k,). It uses no
     message: its advantage is an extractor that was trained in the federation. The n rows may include others, such as
     its unaligned ones.
-    Source: C. Fu et al., see `direct`. They use MixMatch for the unlabelled rows, and train the extractor further. Here
+    Source: C. Fu et al., see `direct`. They use MixMatch for the unlabeled rows, and train the extractor further. Here
     it is frozen, and a logistic regression learns from its own guesses: the most confident tenth of each class, then
     two tenths, until all count, with the same total weight as the known rows. That needs neither a step size nor
     randomness, and takes a fraction of a second. Its success is no bound on that of the original.

@@ -14,8 +14,6 @@ A number beyond 65,504 overflows float16 to infinity, and a reply that is not fi
 any finite message are finite, and so is a mean of many.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeAlias
 
 import torch

@@ -5,8 +5,6 @@ ceil(B K b / 8) bytes. A receiver that holds earlier labels of the same rows is 
 mask of one bit per row. A row is never all zeros, so zeros mean an unknown label.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -16,7 +14,7 @@ from torch.nn import functional as F
 from fedloom.core.errors import MessageError
 
 
-def quantised(p: Tensor, bits: int) -> Tensor:
+def quantized(p: Tensor, bits: int) -> Tensor:
     """Labels (B, K) nearest to probabilities (B, K) in L1: all rounded down, then those with the largest error up.
 
     A row that is not finite becomes zeros, which every receiver refuses.

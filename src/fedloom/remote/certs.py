@@ -4,8 +4,6 @@ The folder holds `ca.pem`, `ca.key`, `issued.csv` (issued certificates with revo
 Whoever has `ca.key` can impersonate any party, so keep it on no node.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -60,7 +58,7 @@ class CertificateAuthority:
         self._key = key
 
     @staticmethod
-    def create(folder: Path) -> CertificateAuthority:
+    def create(folder: Path) -> "CertificateAuthority":
         """A new CA, with an empty list of revoked certificates.
 
         Raises:

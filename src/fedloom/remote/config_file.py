@@ -1,6 +1,4 @@
-"""One reader for the TOML files of a federation: `node.toml`, `federation.toml`, `relay.toml`."""
-
-from __future__ import annotations
+"""One reader for the TOML files of a federation: `node.toml` and `federation.toml`."""
 
 import tomllib
 from pathlib import Path
@@ -9,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.problems import problems
 
 
 def _beside(path: Any, info: ValidationInfo) -> Any:
@@ -51,6 +50,4 @@ def read_config(path: Path, kind: type[ConfigT], hint: str) -> ConfigT:
     try:
         return kind.model_validate(values, context={"folder": path.parent.absolute()})
     except ValidationError as error:
-        from fedloom.core.method import problems  # it imports PyTorch, which a relay does not need
-
         raise ConfigError("\n".join(f"{path}: {line}" for line in problems(error, kind))) from None

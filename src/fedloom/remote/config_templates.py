@@ -1,26 +1,24 @@
 """Templates of the configs that `fedloom certs` writes."""
 
-from __future__ import annotations
-
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
 
 import tomli_w
 
 from fedloom.core.errors import ConfigError
 
 COORDINATOR = "coordinator"
-FEDERATION, NODE, RELAY = "federation.toml", "node.toml", "relay.toml"
+FEDERATION, NODE = "federation.toml", "node.toml"
+ADDRESS = "127.0.0.1:7443"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 _NODE_TOML = Template("""\
 # A node of the federation. Run it with: fedloom node node.toml
 # It is the node's policy. Paths are relative to this file.
 name = "$name"  # as in its certificate
-$place
+
 # The state of its runs. Keep this folder, readable by its owner only.
 state = "state"
 
@@ -31,39 +29,26 @@ certificate = "certificate.pem"
 key = "key.pem"
 revoked = "revoked.pem"
 
-# Coordinators that may start runs here.
-$callers
+# Coordinators that may start runs here, with the addresses that this node dials. It needs no open port.
+callers = { $coordinator = "$address" }
 # Peers that exchange messages with this node.
 $peers
 # Limit of a run's rounds.
-most_rounds = 1000
+max_rounds = 1000
 # Smallest batch size: the fewer rows in a step, the more it reveals about each.
-least_batch = 1
+min_batch_size = 1
 # Allowed methods; delete those that you do not want. Tables [methods.NAME] instead set conditions on settings.
 $methods
 
 # The data of runs with data.name = "digits".
 [data.digits]
 # A public data set, of which a run assigns this node its part.
-set = "digits"
+dataset = "digits"
 # Or, instead, a file with rows of your own, which never leave this node.
 # rows = "mine.csv"
-""")
-_LISTEN = Template("""\
-# The address that it listens at.
-listen = "$listen"
-""")
-_OR_RELAY = Template("""\
-# Or, instead, a relay, if this machine has no open port.
-# relay = "$relay"
-# relay_name = "$relay_name"
-""")
-_RELAYED = Template("""\
-# The relay through which callers reach this node, and the name in the relay's certificate.
-relay = "$relay"
-relay_name = "$relay_name"
-# Or, instead of both, the address that it listens at.
-# listen = "0.0.0.0:7443"
+# columns = ["age", "pressure"]  # that runs may use as input
+# label = "outcome"  # that runs may use
+# score = false  # whether models may be scored on held-out rows of this file
 """)
 _FEDERATION_TOML = Template("""\
 # The coordinator's federation: give this file to fedloom run as --federation. Paths are relative to it.
@@ -72,92 +57,42 @@ certificate = "$me/certificate.pem"
 key = "$me/key.pem"
 revoked = "$me/revoked.pem"
 
-# Party k of a run is at the k-th node, counted from 0. Names are those in their certificates.
-""")
-_RELAY_TOML = Template("""\
-# A relay for nodes without an open port. Run it with: fedloom relay relay.toml
-# It learns names, times and sizes; content is encrypted end to end. Paths are relative to this file.
+# The address that the coordinator listens at while a run is under way. Nodes dial it.
 listen = "$listen"
 
-ca = "ca.pem"
-certificate = "certificate.pem"
-key = "key.pem"
-revoked = "revoked.pem"
-
-# Nodes that may be reached through it.
-$nodes
-# Parties that may reach them: the coordinator, and peers.
-$callers
-# Limit of open connections of one caller, and to one node.
-most_open = 64
+# Party k of a run is at the k-th node, counted from 0. Names are those in their certificates.
 """)
 
 
-class RelayAddress(NamedTuple):
-    """The address of a relay."""
-
-    name: str
-    address: str
-
-
-class NodeLocation(NamedTuple):
-    """The address of a node, or its relay."""
-
-    address: str = ""
-    relay: RelayAddress | None = None
-
-
-def read(folder: Path) -> dict[str, NodeLocation]:
-    """The nodes in a folder's `federation.toml`; none if the file does not exist.
+def read(folder: Path) -> tuple[list[str], str]:
+    """The names of the nodes in a folder's `federation.toml`, none if the file does not exist; and its address.
 
     Raises:
         ConfigError: the file is invalid.
     """
     path = folder / FEDERATION
     if not path.exists():
-        return {}
+        return [], ADDRESS
     try:
-        nodes = tomllib.loads(path.read_text(encoding="utf-8")).get("nodes", [])
-        return {node["name"]: _place(node) for node in nodes}
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return [node["name"] for node in values.get("nodes", [])], values["listen"]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is invalid ({error}); fix it first") from None
 
 
-def _place(node: Mapping[str, str]) -> NodeLocation:
-    if "relay" in node:
-        return NodeLocation(relay=RelayAddress(node.get("relay_name", "relay"), node["relay"]))
-    return NodeLocation(node["address"])
-
-
-def federation_toml(before: str, new: Mapping[str, NodeLocation]) -> str:
+def federation_toml(before: str, address: str, new: Iterable[str]) -> str:
     """The text of a federation's file with further nodes appended."""
-    text = before.rstrip("\n") + "\n" if before else _FEDERATION_TOML.substitute(me=COORDINATOR)
-    for name, place in new.items():
-        where = {"address": place.address}
-        if place.relay is not None:
-            where = {"relay": place.relay.address, "relay_name": place.relay.name}
-        text += f"\n[[nodes]]\n{tomli_w.dumps({'name': name, **where})}"
-    return text
+    text = before.rstrip("\n") + "\n"
+    if not before:
+        text = _FEDERATION_TOML.substitute(me=COORDINATOR, listen=listening(address))
+    return text + "".join(f"\n[[nodes]]\n{tomli_w.dumps({'name': name})}" for name in new)
 
 
-def node_toml(name: str, places: Mapping[str, NodeLocation], methods: Iterable[str], relay: RelayAddress | None) -> str:
-    """A node's config with all other nodes as peers; `relay` is one that it could use."""
-    place = places[name]
-    if place.relay is not None:
-        where = _RELAYED.substitute(relay=place.relay.address, relay_name=place.relay.name)
-    else:
-        where = _LISTEN.substitute(listen=listening(place.address))
-        if relay is not None:
-            where += _OR_RELAY.substitute(relay=relay.address, relay_name=relay.name)
-    peers = [other for other in places if other != name]
-    lists = {"callers": [COORDINATOR], "peers": peers, "methods": sorted(methods)}
-    return _NODE_TOML.substitute(_lines(lists), name=name, place=where)
-
-
-def relay_toml(relay: RelayAddress, places: Mapping[str, NodeLocation]) -> str:
-    """A relay's config for all nodes."""
-    lists = {"nodes": [*places], "callers": [COORDINATOR, *places]}
-    return _RELAY_TOML.substitute(_lines(lists), listen=listening(relay.address))
+def node_toml(name: str, address: str, peers: Sequence[str], methods: Iterable[str]) -> str:
+    """A node's config, with the coordinator's address."""
+    lists = {"peers": peers, "methods": sorted(methods)}
+    lines = {key: tomli_w.dumps({key: values}).rstrip() for key, values in lists.items()}
+    return _NODE_TOML.substitute(lines, name=name, coordinator=COORDINATOR, address=address)
 
 
 def listening(address: str) -> str:
@@ -166,8 +101,3 @@ def listening(address: str) -> str:
     if host in _LOOPBACK:
         return address
     return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
-
-
-def _lines(lists: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The lists as TOML, by name."""
-    return {key: tomli_w.dumps({key: values}).rstrip() for key, values in lists.items()}

@@ -1,7 +1,5 @@
 """The coordinator of a run with parties at nodes: reads the federation's file and makes the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,9 +12,10 @@ from fedloom.experiment.engine import Backend, check
 from fedloom.experiment.node_party import differences, expected, for_nodes
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.private import PrivateData
-from fedloom.remote.connections import NodeSet, Timeouts, Transport, connect
+from fedloom.remote.connections import NodeSet, Timeouts, Transport
 from fedloom.remote.engine import NetEngine
 from fedloom.remote.federation import FederationConfig, read
+from fedloom.remote.hub import open_hub
 from fedloom.remote.matching import match
 from fedloom.remote.secret import secret
 from fedloom.remote.starts import check_node_count, keep_start, next_start, run_id
@@ -37,7 +36,7 @@ def backend(
     nodes = node_set(federation, stop=stop)
     own = federation.data.get(run.data.name)
     files = PrivateData() if own is None else PrivateData(rows=own.rows, public=own.public)
-    if run.columns.own:
+    if run.columns.private:
         files = match(run, folder, files, nodes, resume=resume)
     noise = secret(federation.secret) if federation.secret_noise else None
     return Backend(partial(at_nodes, nodes=nodes, folder=folder, resume=resume), files, noise)
@@ -56,9 +55,19 @@ def node_set(federation: FederationConfig, *, stop: Callable[[], bool] = lambda:
     """The nodes of a federation; `stop` ends any wait for them."""
     credentials = federation.credentials
     own = credentials.name if credentials is not None else "coordinator"
-    wire = Transport("net", partial(connect, credentials=credentials, own=own))
+    connect = partial(
+        open_hub,
+        listen=federation.listen,
+        credentials=credentials,
+        wait=federation.wait,
+        silence=federation.silence,
+        reconnect=federation.reconnect,
+    )
     waiting = Timeouts(federation.wait, federation.deadline, stop=stop)
-    return NodeSet([node.node_address for node in federation.nodes], wire, waiting, own, federation.secret_draw)
+    names = [node.name for node in federation.nodes]
+    limits = {node.name: node.max_rows or federation.max_rows for node in federation.nodes}
+    max_rows = {name: limit for name, limit in limits.items() if limit is not None}
+    return NodeSet(names, Transport("net", connect), waiting, own, federation.secret_draw, max_rows)
 
 
 def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resume: bool = False) -> Engine:
@@ -67,24 +76,24 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
     Args:
         plan: of the run.
         nodes: where the parties are; how many of them a round needs is found here.
-        folder: of the run, by which nodes recognise it; None for a run that will not be resumed.
+        folder: of the run, by which nodes recognize it; None for a run that will not be resumed.
         resume: whether the run may have begun before.
 
     Raises:
-        ConfigError: the run has a setting that nodes cannot fulfil, or another number of parties than there are nodes.
+        ConfigError: the run has a setting that nodes cannot fulfill, or another number of parties than there are nodes.
         EngineError: a node cannot be reached.
     """
     run = plan.run
-    if run.evaluate.attacks is not None:
+    if run.evaluate.attack_labels is not None:
         raise ConfigError(
-            "evaluate.attacks needs embeddings of aligned rows, which nodes never send. Leave it out here, and measure "
-            "attacks in a run on one machine"
+            "evaluate.attack_labels needs embeddings of aligned rows, which nodes never send. Leave it out here, and "
+            "measure attacks in a run on one machine"
         )
     remote = [i for i in range(len(plan.clients)) if i not in plan.colocated]
-    check_node_count(len(remote), len(nodes.addresses), len(plan.colocated))
+    check_node_count(len(remote), len(nodes.names), len(plan.colocated))
     number = next_start(folder)
     engine = NetEngine(
-        dict(zip(remote, nodes.addresses, strict=True)),
+        dict(zip(remote, nodes.names, strict=True)),
         [plan.clients[i]() for i in plan.colocated],
         plan.names,
         config=for_nodes(plan).model_dump_json(),
@@ -96,6 +105,7 @@ def at_nodes(plan: RunPlan, nodes: NodeSet, folder: Path | None = None, *, resum
         waiting=replace(nodes.waiting, fewest=plan.setting.min_nodes(plan, len(remote))),
         seed=run.seed,
         faults=run.faults,
+        max_rows=nodes.max_rows,
     )
     if folder is not None:
         keep_start(folder, number)

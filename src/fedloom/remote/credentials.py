@@ -4,8 +4,6 @@ Names come from certificates only, and both ends of every connection present one
 `hospital-a`; its owner's address may be any.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl
@@ -19,6 +17,8 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from fedloom.core.errors import ConfigError, EngineError
@@ -27,6 +27,7 @@ log = logging.getLogger("fedloom.net")
 
 _OTHER_NAME = 62
 """OpenSSL's code for a valid certificate with another name."""
+_PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.MAX_LENGTH)
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Credentials:
     _ca: bytes = field(init=False, repr=False, compare=False)
     _certificate: bytes = field(init=False, repr=False, compare=False)
     _key: bytes = field(init=False, repr=False, compare=False)
-    _list: _RevocationList | None = field(init=False, repr=False, compare=False)
+    _list: "_RevocationList | None" = field(init=False, repr=False, compare=False)
     _client: ssl.SSLContext = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +90,17 @@ class Credentials:
         """
         return grpc.ssl_channel_credentials(only or self._ca, self._key, self._certificate)
 
+    def context(self, *, server: bool) -> ssl.SSLContext:
+        """For TLS 1.3 without a socket of its own, in which both ends present certificates: see `sealed`."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=self._ca.decode())
+        context.load_cert_chain(self.certificate, self.key)
+        if server:
+            context.num_tickets = 0
+        return context
+
     def caller(self, context: Mapping[str, Iterable[bytes]]) -> str | None:
         """The name in a caller's certificate; None if it is missing, revoked, expired or not yet valid.
 
@@ -106,6 +118,51 @@ class Credentials:
                 return None
             return shown.name or None
         return None
+
+    @property
+    def shown(self) -> bytes:
+        """The certificate in PEM, with any intermediate ones: what others need to check `sign`."""
+        return self._certificate
+
+    def sign(self, text: bytes) -> bytes:
+        """The signature of a text by the certificate's key."""
+        key = load_pem_private_key(self._key, password=None)
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key.sign(text, ec.ECDSA(SHA256()))
+        if isinstance(key, rsa.RSAPrivateKey):
+            return key.sign(text, _PSS, SHA256())
+        if isinstance(key, ed25519.Ed25519PrivateKey):
+            return key.sign(text)
+        raise ConfigError(f"{self.key}: secure sums need an EC, RSA or Ed25519 key, not {type(key).__name__}")
+
+    def signed(self, name: str, shown: bytes, text: bytes, signature: bytes) -> bool:
+        """Whether a text was signed by the owner of a certificate of this CA for `name`, which is valid now.
+
+        Args:
+            name: who should have signed.
+            shown: their certificate in PEM, as `shown`.
+            text: what was signed.
+            signature: of it.
+        """
+        try:
+            chain = x509.load_pem_x509_certificates(shown)
+            _check_chain(self.certificate, chain, self.ca, _certificates(self.ca, self._ca))
+            if not all(one.extensions.get_extension_for_class(x509.BasicConstraints).value.ca for one in chain[1:]):
+                return False  # the key of a node's certificate issues no others
+            if self.caller({"x509_pem_cert": [shown]}) != name:
+                return False
+            key = chain[0].public_key()
+            if isinstance(key, ec.EllipticCurvePublicKey):
+                key.verify(signature, text, ec.ECDSA(SHA256()))
+            elif isinstance(key, rsa.RSAPublicKey):
+                key.verify(signature, text, _PSS, SHA256())
+            elif isinstance(key, ed25519.Ed25519PublicKey):
+                key.verify(signature, text)
+            else:
+                return False
+        except (ValueError, InvalidSignature, ConfigError, x509.ExtensionNotFound, x509.DuplicateExtension):
+            return False
+        return True
 
     async def check_server(
         self, address: str, name: str, seconds: float = 5.0, listed: str = "federation.toml"

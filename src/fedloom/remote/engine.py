@@ -1,11 +1,9 @@
 """The net engine: parties at nodes, each beside its own data.
 
-The coordinator holds colocated parties only. It sends tasks to nodes and receives their replies. Peers exchange
-messages over connections of their own; the coordinator learns who sent how much to whom, never the content. Calls to an
+The coordinator holds colocated parties only. It sends tasks to nodes and receives their replies. Messages between peers
+pass through the coordinator sealed end to end: it learns who sent how much to whom, never the content. Calls to an
 unreachable node fail until it is back.
 """
-
-from __future__ import annotations
 
 import asyncio
 import logging
@@ -15,17 +13,21 @@ from contextlib import suppress
 from time import time_ns
 from typing import Any, TypeVar
 
+import numpy as np
+
 from fedloom.core import message
 from fedloom.core.engine import Account, Engine, Failure, ReplyRef, Task, refusal
 from fedloom.core.errors import CheckpointError, ConfigError, EngineError, MessageError, MethodError
 from fedloom.core.faults import Faults
+from fedloom.core.fixed_point import size
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines.local import LocalEngine
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.connections import NodeAddress, Timeouts, Transport
+from fedloom.remote.connections import Timeouts, Transport
 from fedloom.remote.node_session import NodeSession, RunContext, TaskResults, plain, reply_refs
 from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.secure_sum import secure_sum
 
 _log = logging.getLogger("fedloom.net")
 T = TypeVar("T")
@@ -35,7 +37,7 @@ class NetEngine(Engine):
     """Parties at nodes. Close it, or use it in a `with`.
 
     Args:
-        addresses: of the nodes, by the number of their party.
+        nodes: names of the nodes, by the number of their party.
         colocated: parties in the coordinator's process.
         names: of all parties in the ledger.
         config: of the run, as text that nodes read.
@@ -46,6 +48,7 @@ class NetEngine(Engine):
         resume: whether nodes may be asked to return to an earlier checkpoint.
         start: a number above those of all earlier starts of the run; None for the time in nanoseconds.
         waiting: timeouts.
+        max_rows: the largest number of rows that a node may claim, by its name.
 
     Raises:
         EngineError: a node is unreachable; nothing was run.
@@ -56,7 +59,7 @@ class NetEngine(Engine):
 
     def __init__(
         self,
-        addresses: Mapping[int, NodeAddress],
+        nodes: Mapping[int, str],
         colocated: Sequence[Party[Any]],
         names: Mapping[int, str],
         *,
@@ -69,11 +72,13 @@ class NetEngine(Engine):
         start: int | None = None,
         seed: int = 0,
         faults: Faults | None = None,
+        max_rows: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(names, seed=seed, faults=faults)
         self._colocated = LocalEngine(colocated, seed=seed) if colocated else None
         self._differences, self._wire, self._waiting = differences, wire, waiting
-        self._common = RunContext(run, time_ns() if start is None else start, config, resume, waiting, dict(addresses))
+        number = time_ns() if start is None else start
+        self._common = RunContext(run, number, config, resume, waiting, dict(nodes), max_rows or {})
         self._notes: dict[int, dict[str, Note]] = {}
         self._lost: set[tuple[int, int]] = set()
         self._sessions: dict[int, NodeSession] = {}
@@ -100,6 +105,32 @@ class NetEngine(Engine):
             raise ConfigError(f"nodes cannot reach each other over {self._wire.name}: use the engine net")
         replies = self._do(tasks, leave=True, expect=expect)
         return [ReplyRef(None, failure=reply) if isinstance(reply, Failure) else reply for reply in replies]
+
+    def _sum(
+        self, tasks: Sequence[Task], expect: Template, weight: str | None
+    ) -> tuple[np.ndarray | None, list[Failure | None]]:
+        by_name = {self._sessions[task.party].name: task for task in tasks if task.party in self._sessions}
+        if len(by_name) < len(tasks):
+            raise MethodError("a secure sum is among nodes: parties colocated with the coordinator take no part")
+        try:
+            shared = message.encode(dict(tasks[0].shared))
+        except MessageError as error:
+            return None, [refusal(task, task.shared, error) for task in tasks]
+
+        async def run_masked(session: NodeSession, mask: Mapping[str, Any]) -> TaskResults:
+            return await session.run_tasks([by_name[session.name]], shared, False, expect, dict(mask))
+
+        async def summed() -> tuple[np.ndarray | None, dict[str, Any], dict[str, Failure]]:
+            await self._wait_for_nodes()
+            sessions = [self._sessions[task.party] for task in tasks]
+            context = f"{self._common.run}/{self._common.start}"
+            return await secure_sum(sessions, run_masked, context, weight, size(expect, weight))
+
+        total, notes, lost = self._await(summed())
+        for name, task in by_name.items():
+            self._notes.setdefault(task.party, {}).update(notes.get(name, {}))
+        self._common.floor = next(self._common.numbers)
+        return total, [lost.get(name) for name in by_name]
 
     def _undelivered(self) -> set[tuple[int, int]]:
         return self._lost
@@ -145,9 +176,7 @@ class NetEngine(Engine):
                 await session.ask("restore", self._common.which(round=round))
             except CallRefused as refusal:
                 if refusal.code == rpc_errors.UNKNOWN:
-                    raise CheckpointError(
-                        f"{session.node.name} cannot return to round {round}: {refusal.words}"
-                    ) from None
+                    raise CheckpointError(f"{session.name} cannot return to round {round}: {refusal.words}") from None
                 raise
 
         self._everywhere(ask, f"return to round {round}")
@@ -158,6 +187,10 @@ class NetEngine(Engine):
         self._notes = {}
         return notes | (self._colocated.notes() if self._colocated else {})
 
+    def owner(self, party: int) -> str:
+        """The name of the party's node; "" for a colocated party."""
+        return self._sessions[party].name if party in self._sessions else ""
+
     def presence(self) -> dict[int, bool]:
         """Which parties are reachable now."""
         return {i: i not in self._sessions or self._sessions[i].link.up for i in self.ids}
@@ -166,9 +199,9 @@ class NetEngine(Engine):
         """The nodes, and the bytes sent to and received from them."""
         sessions = self._sessions.values()
         sent, received = sum(s.link.sent for s in sessions), sum(s.link.received for s in sessions)
-        names = ", ".join(session.node.name for session in sessions)
+        names = ", ".join(session.name for session in sessions)
         remarks = [f"parties at {names}", f"{sent:,} bytes sent to nodes and {received:,} received, protocol included"]
-        remarks += [f"{s.node.name} lost its state and started again" for s in sessions if s.lost]
+        remarks += [f"{s.name} lost its state and started again" for s in sessions if s.lost]
         return Account(self._wire.name, workers=len(self._sessions), remarks=tuple(remarks))
 
     def close(self) -> None:
@@ -185,21 +218,22 @@ class NetEngine(Engine):
 
     async def _begin(self) -> None:
         """Connect to all nodes, and have them build their parties."""
-        for i, node in self._common.addresses.items():
-            link = await self._wire.connect(node, self._link_changed)
-            link.run = self._common.run
-            self._sessions[i] = NodeSession(i, node, link, self._common)
+        nodes = self._common.nodes
+        links = await self._wire.connect([*nodes.values()], self._common.run, self._link_changed)
+        for (i, name), link in zip(nodes.items(), links, strict=True):
+            self._sessions[i] = NodeSession(i, name, link, self._common)
         end = self._loop.time() + self._waiting.start
         sessions = self._sessions.values()
+        await asyncio.gather(*(session.reach(end) for session in sessions))  # so that all are opened at once
         answers = await asyncio.gather(*(session.start(end) for session in sessions), return_exceptions=True)
         away, problems = list[NodeSession](), list[str]()
         for session, answer in zip(sessions, answers, strict=True):
             if isinstance(answer, CallRefused) and answer.code == rpc_errors.UNREACHABLE:
                 away.append(session)
             elif isinstance(answer, CallRefused):
-                problems.append(f"{session.node.name} refuses the run: {answer.words}")
+                problems.append(f"{session.name} refuses the run: {answer.words}")
             elif not isinstance(answer, BaseException):
-                problems += [f"{session.node.name}: {line}" for line in self._differences(session.party, answer)]
+                problems += [f"{session.name}: {line}" for line in self._differences(session.party, answer)]
         if away:
             raise EngineError(f"unreachable nodes; is fedloom node running there?\n{_named(away)}")
         for answer in answers:
@@ -244,7 +278,7 @@ class NetEngine(Engine):
                 except CallRefused as error:
                     if error.code != rpc_errors.UNREACHABLE or self._loop.time() >= end:
                         raise EngineError(
-                            f"{session.node.name} cannot {what} ({error.words}); fix it and continue with --resume"
+                            f"{session.name} cannot {what} ({error.words}); fix it and continue with --resume"
                         ) from None
                 self._waiting.check_stop()
 
@@ -300,7 +334,7 @@ class NetEngine(Engine):
         while sum(session.link.up for session in sessions) < waiting.fewest:
             away = [session for session in sessions if not session.link.up]
             if not logged:
-                names = ", ".join(session.node.name for session in away)
+                names = ", ".join(session.name for session in away)
                 _log.warning("a round needs %d nodes: waiting up to %g s for %s", waiting.fewest, waiting.start, names)
                 logged = True
             if self._loop.time() > end:
@@ -314,6 +348,4 @@ class NetEngine(Engine):
 
 def _named(sessions: Iterable[NodeSession]) -> str:
     """Unreachable nodes with the last problem of each, a line each."""
-    return "\n".join(
-        f"{session.node.name} at {session.link.where}: {session.link.problem or 'no answer'}" for session in sessions
-    )
+    return "\n".join(f"{session.name}: {session.link.problem or 'no answer'}" for session in sessions)

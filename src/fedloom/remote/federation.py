@@ -1,6 +1,4 @@
-"""`federation.toml`: the coordinator's nodes, their addresses, and its own certificate."""
-
-from __future__ import annotations
+"""`federation.toml`: the coordinator's address, its nodes, and its own certificate."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,9 +6,11 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
+from fedloom.core.errors import ConfigError
 from fedloom.remote.config_file import FileSection, RelativePath, read_config
-from fedloom.remote.connections import NodeAddress
-from fedloom.remote.credentials import Credentials
+from fedloom.remote.credentials import Credentials, endpoint
+from fedloom.remote.frames import RECONNECT, SILENCE
+from fedloom.remote.rpc_server import local
 
 
 class NodeEntry(FileSection):
@@ -18,30 +18,15 @@ class NodeEntry(FileSection):
 
     name: str = Field(min_length=1)
     """As in its certificate."""
-    address: str | None = None
-    """host:port that it listens at."""
-    relay: str | None = None
-    """host:port of the relay through which it is reached; instead of `address`."""
-    relay_name: str = "relay"
-    """The name in the relay's certificate."""
-
-    @model_validator(mode="after")
-    def _reachable(self) -> NodeEntry:
-        if (self.address is None) == (self.relay is None):
-            raise ValueError("set exactly one of address (the node's host:port) and relay (the relay's host:port)")
-        return self
-
-    @property
-    def node_address(self) -> NodeAddress:
-        """The address in the form that the engine takes."""
-        return NodeAddress(self.name, self.address or "", self.relay or "", self.relay_name)
+    max_rows: int | None = Field(None, ge=1)
+    """The largest number of rows that this node may claim in a message; None for the federation's `max_rows`."""
 
 
 class OwnFiles(FileSection):
     """`[data.NAME]`: the coordinator's own files, for a run whose parties have rows or columns of their own."""
 
     rows: RelativePath | None = None
-    """The server's labelled rows, for a method whose server trains on rows; or the file of the active party, where
+    """The server's labeled rows, for a method whose server trains on rows; or the file of the active party, where
     parties hold different columns."""
     public: RelativePath | None = None
     """Public rows, for a method whose server needs them."""
@@ -52,6 +37,8 @@ class FederationConfig(FileSection):
 
     nodes: tuple[NodeEntry, ...] = Field(min_length=1)
     """The nodes, in the order of their parties."""
+    listen: str
+    """host:port that the coordinator listens at, and nodes dial; 0.0.0.0:7443 for all of IPv4."""
     ca: RelativePath = Path("ca.pem")
     """Certificates of the CA of this federation."""
     certificate: RelativePath = Path("certificate.pem")
@@ -66,6 +53,14 @@ class FederationConfig(FileSection):
     """Seconds to wait for unreachable nodes that a round needs."""
     deadline: float = Field(3600.0, gt=0)
     """Deadline of one call, in seconds."""
+    max_rows: int | None = Field(None, ge=1)
+    """The largest number of rows that a node may claim in a message, for a mean that is weighted by rows; a message
+    that claims more is dropped. None for no limit."""
+    silence: float = Field(SILENCE, gt=0)
+    """Seconds without a sign of life until a node counts as unreachable."""
+    reconnect: float = Field(RECONNECT, ge=0)
+    """Seconds that a node whose connection broke may take to connect again, also after a restart: its calls are then
+    repeated, so that nothing is lost."""
     secret: RelativePath = Path("secret")
     """The coordinator's secret file, created when first needed: see `secret_noise`."""
     secret_noise: bool = True
@@ -78,14 +73,16 @@ class FederationConfig(FileSection):
     """No certificates; for nodes at loopback addresses only."""
 
     @model_validator(mode="after")
-    def _sound(self) -> FederationConfig:
+    def _sound(self) -> "FederationConfig":
         twice = [name for name, n in Counter(node.name for node in self.nodes).items() if n > 1]
         if twice:
             raise ValueError(f"nodes lists {twice[0]!r} twice; give every node its own name")
-        if self.insecure and any(
-            not (node.address or "").startswith(("127.0.0.1:", "localhost:", "[::1]:")) for node in self.nodes
-        ):
-            raise ValueError("insecure = true needs all nodes at loopback addresses, such as 127.0.0.1:7443")
+        try:
+            endpoint(self.listen)
+        except ConfigError as error:
+            raise ValueError(f"listen: {error}") from None
+        if self.insecure and not local(self.listen):
+            raise ValueError("insecure = true needs listen at a loopback address, such as 127.0.0.1:7443")
         return self
 
     @property

@@ -9,8 +9,6 @@ large transfer on a slow line does not delay them.
 `rpc_server` answers calls and `rpc_client` makes them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import zlib
@@ -27,10 +25,14 @@ from fedloom.remote import rpc_errors
 PIECE: Final = 1 << 17
 """Bytes of a piece: small, so that other calls pass in between."""
 LARGEST_PIECE: Final = 1 << 20
+LARGE: Final = "body"
+"""The kind of a call whose answer is a large body: it has a connection of its own, as large calls have."""
 PULSE: Final = 2.0
 """Seconds between two heartbeats."""
 SILENCE: Final = 6.0
 """Seconds without a heartbeat until the other end counts as unreachable."""
+RECONNECT: Final = 2.0
+"""Seconds that a node whose connection broke may take to connect again."""
 LARGEST: Final = 1 << 30
 """Default limit of an answer, in bytes."""
 MOST_WORDS: Final = 300

@@ -6,8 +6,6 @@ positions in an order that both know. The result is kept in the run's folder as 
 repeat the alignment.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
@@ -27,7 +25,7 @@ from fedloom._version import __version__
 from fedloom.core import message
 from fedloom.core.errors import ConfigError, DataError, EngineError, MessageError
 from fedloom.core.message import Tree
-from fedloom.data.alignment import MOST, learnt_privately, shard_count, shards
+from fedloom.data.alignment import MOST, learned_privately, shard_count, shards
 from fedloom.data.alignment.ids import digests
 from fedloom.data.alignment.psi import PSIClient, announce, follow, library
 from fedloom.data.party_files import PartyFile
@@ -41,7 +39,7 @@ from fedloom.remote.rpc_errors import CallRefused, mismatch
 from fedloom.remote.starts import check_node_count, keep_start, next_start, run_id
 
 if TYPE_CHECKING:
-    from fedloom.remote.connections import Connection, NodeAddress
+    from fedloom.remote.connections import Connection
 
 FILE: Final = ".matching"
 """A file in the run's folder; the folder is no run until it has others."""
@@ -74,7 +72,7 @@ def match(run: RunConfig, folder: Path | None, files: PrivateData, nodes: NodeSe
         raise ConfigError(
             f"data.{run.data.name}: set rows to the file of the active party (party 0) in the federation's file"
         )
-    check_node_count(run.data.clients - 1, len(nodes.addresses), 1)
+    check_node_count(run.data.clients - 1, len(nodes.names), 1)
     method, cfg, _ = run.resolve()
     id, before = run_id(run, cfg, nodes.own, folder), None
     try:
@@ -114,8 +112,8 @@ class _RemoteParty:
     """
 
     party: int
-    node: NodeAddress
-    link: Connection
+    name: str
+    link: "Connection"
     rows: int = 0
     cuts: int = 1
     places: frozenset[int] = frozenset()
@@ -144,25 +142,24 @@ class _MatchingSession:
         """Align with all nodes; returns the coordinator's rows."""
         parties: list[_RemoteParty] = []
         try:
-            for party, node in enumerate(self._nodes.addresses, 1):
-                link = await self._nodes.wire.connect(node, lambda *_: None)
-                link.run = self._id
-                parties.append(_RemoteParty(party, node, link))
+            names = self._nodes.names
+            links = await self._nodes.wire.connect(names, self._id, lambda *_: None)
+            parties += map(_RemoteParty, range(1, len(names) + 1), names, links)
             await self._all(parties, self._find)
             common = sorted(frozenset.intersection(*(party_node.places for party_node in parties)))
             key, mark = secrets.token_bytes(32), secrets.token_hex(16)
             marks = await asyncio.to_thread(announce, key, [self._own[place] for place in common])
             mine = await asyncio.to_thread(follow, marks, self._own)
             roles = self._roles(held.labels, mine)
-            labelled = held.labels[mine] >= 0
-            positions = [_positions(roles, party_node.party, labelled) for party_node in parties]
+            labeled = held.labels[mine] >= 0
+            positions = [_positions(roles, party_node.party, labeled) for party_node in parties]
             head: dict[str, Tree] = {"mark": mark, "classes": len(held.classes)}
 
             async def keep(party_node: _RemoteParty) -> None:
                 await self._keep(party_node, head, [message.encode(positions[party_node.party - 1], _LARGE), *marks])
 
             await self._all(parties, keep)
-            self._log_learnt(parties)
+            self._log_learned(parties)
         except BaseException:
             goodbyes = (
                 self._ask(party_node, "leave", {}, deadline=PARTING)
@@ -174,7 +171,7 @@ class _MatchingSession:
         finally:
             await asyncio.gather(*(party_node.link.close() for party_node in parties), return_exceptions=True)
         others = [
-            party_node.rows - int(labelled.sum()) + len(tree["dealt"])
+            party_node.rows - int(labeled.sum()) + len(tree["dealt"])
             for party_node, tree in zip(parties, positions, strict=True)
         ]
         rows = roles.aligned[0], roles.unaligned[0], roles.test[0]
@@ -262,9 +259,9 @@ class _MatchingSession:
         ends = await asyncio.gather(*(self._patiently(g, partial(work, g)) for g in parties), return_exceptions=True)
         away, wrong = [], []
         for party_node, end in zip(parties, ends, strict=True):
-            name = party_node.node.name
+            name = party_node.name
             if isinstance(end, CallRefused) and end.code == rpc_errors.UNREACHABLE:
-                away.append(f"{name} at {party_node.link.where}: {party_node.link.problem or 'no answer'}")
+                away.append(f"{name}: {party_node.link.problem or 'no answer'}")
             elif isinstance(end, CallRefused):
                 wrong.append(f"{name} refuses: {end.words}")
             elif isinstance(end, MessageError):
@@ -293,14 +290,14 @@ class _MatchingSession:
                 again = error.code in (rpc_errors.UNREACHABLE, rpc_errors.UNKNOWN, rpc_errors.TAKEN) and lost < TRIES
                 if not again or loop.time() >= end:
                     raise
-                _log.warning("alignment with %s starts again: %s", party_node.node.name, error.words)
+                _log.warning("alignment with %s starts again: %s", party_node.name, error.words)
             await asyncio.sleep(0.5)
 
-    def _log_learnt(self, parties: Sequence[_RemoteParty]) -> None:
-        """Log what each side has learnt."""
-        names = ["the coordinator", *(party_node.node.name for party_node in parties)]
+    def _log_learned(self, parties: Sequence[_RemoteParty]) -> None:
+        """Log what each side has learned."""
+        names = ["the coordinator", *(party_node.name for party_node in parties)]
         if self._run.columns.backend == "openmined":
-            sentences = learnt_privately(names, [party_node.cuts for party_node in parties])
+            sentences = learned_privately(names, [party_node.cuts for party_node in parties])
         else:
             sentences = [
                 f"The coordinator received a hash of every id of {name}, and can guess ids." for name in names[1:]
@@ -309,12 +306,12 @@ class _MatchingSession:
             _log.info("alignment: %s", sentence)
 
 
-def _positions(roles: VerticalSplit, party: int, labelled: np.ndarray) -> dict[str, Any]:
+def _positions(roles: VerticalSplit, party: int, labeled: np.ndarray) -> dict[str, Any]:
     """A node's aligned, test, unaligned (`dealt`) and unused rows, as positions in the announced order. Other common
     rows have no label."""
     aligned, test, rest = roles.aligned[party], roles.test[party], roles.unaligned[party]
-    dealt = rest[labelled[rest]]
-    unused = np.setdiff1d(np.flatnonzero(labelled), np.concatenate([aligned, test, dealt]))
+    dealt = rest[labeled[rest]]
+    unused = np.setdiff1d(np.flatnonzero(labeled), np.concatenate([aligned, test, dealt]))
     held = {"aligned": aligned, "test": test, "dealt": dealt, "unused": unused}
     return {name: torch.from_numpy(places) for name, places in held.items()}
 

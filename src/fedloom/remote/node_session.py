@@ -3,14 +3,14 @@
 Every answer of a node is checked, and no answer can end the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any, Final, NamedTuple
+
+from torch import Tensor
 
 from fedloom._version import __version__
 from fedloom.core import message
@@ -20,7 +20,7 @@ from fedloom.core.message import Size, Template, Tree
 from fedloom.core.party import Note
 from fedloom.engines._shared_buffer import spell
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.connections import Connection, NodeAddress, Timeouts
+from fedloom.remote.connections import Connection, Timeouts
 from fedloom.remote.rpc_errors import CallRefused
 
 REASONS: Final = frozenset(
@@ -39,7 +39,7 @@ _log = logging.getLogger("fedloom.net")
 
 @dataclass
 class RunContext:
-    """What all calls of a run share.
+    """The values that all calls of a run share.
 
     Attributes:
         run: its id.
@@ -47,7 +47,8 @@ class RunContext:
         config: of the run, as text.
         resume: whether nodes may be asked to return to an earlier checkpoint.
         waiting: timeouts.
-        addresses: of all nodes, by the number of their party.
+        nodes: names of all nodes, by the number of their party.
+        max_rows: the largest number of rows that a node may claim, by its name.
         numbers: increasing numbers for calls.
         kept: the rounds of the coordinator's checkpoints.
         floor: nodes may drop replies left for peers by calls before this number.
@@ -59,7 +60,8 @@ class RunContext:
     config: str
     resume: bool
     waiting: Timeouts
-    addresses: Mapping[int, NodeAddress]
+    nodes: Mapping[int, str]
+    max_rows: Mapping[str, int] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=count)
     kept: tuple[int, ...] = ()
     floor: int = 0
@@ -96,13 +98,22 @@ class NodeSession:
         lost: whether the node lost its state during the run and started again.
     """
 
-    def __init__(self, party: int, node: NodeAddress, link: Connection, common: RunContext) -> None:
-        self.party, self.node, self.link, self._common = party, node, link, common
+    def __init__(self, party: int, name: str, link: Connection, common: RunContext) -> None:
+        self.party, self.name, self.link, self._common = party, name, link, common
         self.opened = self.lost = self._worked = False
         self._evaluates = True
         self._lock = asyncio.Lock()
 
     # -- start and end of a run -----------------------------------------------------------------------------
+
+    async def reach(self, end: float) -> None:
+        """Wait until `end` for the node. Raises Interrupted if the run was stopped meanwhile."""
+        logged, now = False, asyncio.get_running_loop().time
+        while not await self.link.wait(min(0.5, end - now())) and now() < end:
+            if not logged:
+                _log.warning("waiting for %s, at most %.0f s: %s", self.name, end - now(), self.link.problem)
+                logged = True
+            self._common.waiting.check_stop()
 
     async def start(self, end: float) -> dict[str, Any]:
         """Open the run, waiting until `end` for a node that is unreachable or busy with another run.
@@ -123,19 +134,19 @@ class NodeSession:
                 words = error.words
                 await asyncio.sleep(0.5)
             if not logged:
-                _log.warning("waiting for %s, at most %.0f s: %s", self.node.name, end - now(), words)
+                _log.warning("waiting for %s, at most %.0f s: %s", self.name, end - now(), words)
                 logged = True
             self._common.waiting.check_stop()
 
     async def open(self) -> dict[str, Any]:
         """Open the run at the node, or open it again, and return the node's facts about its party."""
         common = self._common
-        others = {str(i): node.to_message() for i, node in common.addresses.items() if i != self.party}
+        members = {str(i): name for i, name in common.nodes.items() if i != self.party}
         body = common.which(
             protocol=payload.PROTOCOL,
             version=__version__,
             party=self.party,
-            addresses=others,
+            members=members,
             config=payload.cut(common.config),
             resume=common.resume,
         )
@@ -147,7 +158,7 @@ class NodeSession:
             raise MessageError("a node's facts must be a table")
         if self._worked and not head["resumed"]:
             self.lost = True
-            _log.warning("%s has lost its state and starts again", self.node.name)
+            _log.warning("%s has lost its state and starts again", self.name)
         facts: dict[str, Any] = head["facts"]
         return facts
 
@@ -162,6 +173,22 @@ class NodeSession:
         await self.open()
         return await self.link.ask(kind, body, id=id, deadline=deadline)
 
+    async def sum_step(
+        self, name: str, step: str, names: Sequence[str] = (), parts: Sequence[bytes] = ()
+    ) -> tuple[list[str], list[bytes]]:
+        """A step of a secure sum: the names and parts of the node's reply.
+
+        Raises:
+            CallRefused, MessageError: the node takes no part, or its reply is invalid.
+        """
+        common = self._common
+        head: Tree = {"run": common.run, "start": common.start, "sum": name, "step": step, "names": [*names]}
+        answered, rest = payload.unpack(await self.ask("sum", payload.pack(head, *parts)), {"names": object})
+        theirs = answered["names"]
+        if not isinstance(theirs, list) or not all(isinstance(one, str) for one in theirs):
+            raise MessageError("the names of a sum must be a list")
+        return theirs, [bytes(part) for part in rest]
+
     async def close(self) -> None:
         """Close the run at the node, if it is reachable, and the connection."""
         if self.link.up and self.opened:
@@ -171,8 +198,10 @@ class NodeSession:
 
     # -- tasks ------------------------------------------------------------------------------------------------
 
-    async def run_tasks(self, tasks: Sequence[Task], shared: bytes, leave: bool, expect: Template) -> TaskResults:
-        """Run tasks, which share their method and arguments, in one call."""
+    async def run_tasks(
+        self, tasks: Sequence[Task], shared: bytes, leave: bool, expect: Template, mask: Tree = None
+    ) -> TaskResults:
+        """Run tasks, which share their method and arguments, in one call; with `mask` the reply is part of a sum."""
         if tasks[0].round < 0 and not self._evaluates:  # the node would refuse to evaluate
             return TaskResults([Failure(rpc_errors.REFUSED) for _ in tasks])
         rest, lines, refused = [shared], list[Tree](), dict[int, Failure]()
@@ -188,12 +217,18 @@ class NodeSession:
             except MessageError as error:
                 refused[n] = refusal(task, {**task.shared, **own}, error)
         sent = [task for n, task in enumerate(tasks) if n not in refused]
-        answered = await self._send(sent, lines, rest, leave, expect) if sent else TaskResults([])
+        answered = await self._send(sent, lines, rest, leave, expect, mask) if sent else TaskResults([])
         results = iter(answered.results)
         return answered._replace(results=[refused[n] if n in refused else next(results) for n in range(len(tasks))])
 
     async def _send(
-        self, tasks: Sequence[Task], lines: Sequence[Tree], rest: Sequence[bytes], leave: bool, expect: Template
+        self,
+        tasks: Sequence[Task],
+        lines: Sequence[Tree],
+        rest: Sequence[bytes],
+        leave: bool,
+        expect: Template,
+        mask: Tree,
     ) -> TaskResults:
         common = self._common
         async with self._lock:
@@ -211,6 +246,7 @@ class NodeSession:
                     "kept": list(common.kept),
                     "floor": common.floor,
                     "deadline": float(common.waiting.call),
+                    "mask": mask,
                 },
                 *rest,
             )
@@ -218,7 +254,7 @@ class NodeSession:
                 answer = await self.ask("do", body, number)
                 self._worked = True
                 common.stale.discard(self.party)
-                return self._parse(tasks, answer, number)
+                return await asyncio.to_thread(self._parse, tasks, answer, number)
             except CallRefused as error:
                 if error.code == rpc_errors.STALE:
                     self._note_stale(error.words)
@@ -226,7 +262,7 @@ class NodeSession:
                 trace = self._pointer(number, error.words) if traced else ""
                 return TaskResults([Failure(error.code, trace) for _ in tasks])
             except (MessageError, LookupError, TypeError, ValueError, AttributeError) as error:
-                return TaskResults([Failure("not a message", f"{self.node.name}: {error}") for _ in tasks])
+                return TaskResults([Failure("not a message", f"{self.name}: {error}") for _ in tasks])
 
     def _note_stale(self, words: str) -> None:
         """Record that a node reports a newer start of the coordinator; one node alone does not stop this one.
@@ -236,10 +272,10 @@ class NodeSession:
         """
         common = self._common
         if self.party not in common.stale:
-            _log.warning("%s: %s; continuing without it", self.node.name, words)
+            _log.warning("%s: %s; continuing without it", self.name, words)
         common.stale.add(self.party)
-        if len(common.addresses) - len(common.stale) < common.waiting.fewest:
-            raise EngineError(f"{self.node.name}: {words}. A newer coordinator took over; stopping this one.")
+        if len(common.nodes) - len(common.stale) < common.waiting.fewest:
+            raise EngineError(f"{self.name}: {words}. A newer coordinator took over; stopping this one.")
 
     def _parse(self, tasks: Sequence[Task], answer: bytes, number: int) -> TaskResults:
         """The results in an answer. Any invalid answer raises one of the errors that `_send` catches."""
@@ -253,7 +289,11 @@ class NodeSession:
         if not isinstance(line, dict):
             raise MessageError("a result must be a table")
         if "reply" in line:
-            return payload.decoded(rest, line["reply"])
+            reply = payload.decoded(rest, line["reply"])
+            limit = self._common.max_rows.get(self.name)
+            if limit is not None and (claimed := claimed_rows(reply)) > limit:
+                return Failure(rpc_errors.REFUSED, f"{self.name} claims {claimed} rows; max_rows is {limit}")
+            return reply
         if "reply_ref" in line:
             message.check_like(line, {"reply_ref": str, "what": str, "payload": int, "wire": int})
             if not 0 <= line["payload"] <= line["wire"]:
@@ -266,7 +306,16 @@ class NodeSession:
 
     def _pointer(self, number: int, words: str = "") -> str:
         """Where to read why a call failed, as a node does not send the reason."""
-        return f"{words} (see the log of {self.node.name}: run {self._common.run[:8]}, call {number})".strip()
+        return f"{words} (see the log of {self.name}: run {self._common.run[:8]}, call {number})".strip()
+
+
+def claimed_rows(reply: Any) -> int:
+    """The number of rows by which a reply would count in a mean: its `rows`, or the sum of its `counts` by class."""
+    if not isinstance(reply, dict):
+        return 0
+    claims = [reply.get("rows", 0), reply.get("counts", 0)]
+    whole = [c.sum().item() if isinstance(c, Tensor) and not c.is_floating_point() else c for c in claims]
+    return max(claim if isinstance(claim, int) else 0 for claim in whole)
 
 
 def plain(task: Task) -> dict[str, Any]:

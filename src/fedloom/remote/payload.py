@@ -1,7 +1,5 @@
 """Bodies of calls: a head and further messages, each preceded by its length, so that none is encoded twice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +9,7 @@ from fedloom.core.errors import MessageError
 from fedloom.core.message import Template, Tree
 from fedloom.remote.rpc_errors import mismatch
 
-PROTOCOL = 2
+PROTOCOL = 4
 """Version of the calls between parties."""
 VERSIONS = f"{PROTOCOL}/{__version__}"
 """Version of the protocol and of fedloom, with which numerical results may change."""

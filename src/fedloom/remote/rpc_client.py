@@ -1,7 +1,5 @@
 """RPC client: calls to one party, and its heartbeats."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -21,6 +19,7 @@ from fedloom.remote.frames import (
     ASK,
     CLIENT,
     CODE,
+    LARGE,
     LARGEST,
     LARGEST_PIECE,
     NAME,
@@ -126,11 +125,12 @@ class RPCClient:
         own: the local name, in the insecure mode.
         largest: limit of an answer, in bytes.
         changed: called with True when the other end becomes reachable, with False when it no longer is.
+        session: of this process, as heartbeats name it.
+        heard: called with the answer to each heartbeat.
 
     Attributes:
         sent, received: bytes of calls and answers; pieces sent twice count twice.
         problem: why the last heartbeat failed, for the local log.
-        run: the run that heartbeats are for; "" for none.
     """
 
     def __init__(
@@ -141,10 +141,13 @@ class RPCClient:
         own: str = "",
         largest: int = LARGEST,
         changed: Callable[[bool], None] = lambda _: None,
+        session: str = "",
+        heard: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.address = address
         self.sent = self.received = 0
-        self.problem = self.run = ""
+        self.problem = ""
+        self._session, self._heard = session.encode(), heard
         self._credentials = credentials
         self._metadata = ((NAME, own),) if credentials is None else ()
         self._largest = largest
@@ -236,7 +239,7 @@ class RPCClient:
 
     async def _attempt(self, head: dict[str, Any], body: bytes, answer: _Answer, timeout: float) -> None:
         """Make a call once, and append the received pieces to the answer."""
-        channel = self._large if len(body) > LARGEST_PIECE else self._calls
+        channel = self._large if len(body) > LARGEST_PIECE or head["kind"] == LARGE else self._calls
         if channel is None:  # the other end has just become unreachable
             raise _Broken
         stub = channel.stream_stream(ASK)
@@ -326,13 +329,14 @@ class RPCClient:
         while True:
             begun = monotonic()
             try:
-                if self._only is not None and self._revoked(self._only):
+                if self.revoked:
                     self.problem = f"the certificate of {self.address.name} is revoked or has expired"
                     self._lost()
                 pulse = (self._lives or await self._dial()).unary_unary(PULSES)
                 seconds = PULSE if self.up else SILENCE
-                await pulse(self.run.encode(), timeout=seconds, metadata=self._metadata, wait_for_ready=self.up)
+                told = await pulse(self._session, timeout=seconds, metadata=self._metadata, wait_for_ready=self.up)
                 self._alive()
+                self._heard(told[:64].decode("ascii", "replace"))
             except grpc.aio.AioRpcError as error:
                 self.problem = printable(error.details() or "") or error.code().name
             except (FedloomError, OSError) as error:
@@ -363,6 +367,11 @@ class RPCClient:
             return grpc.aio.insecure_channel(self.address.at, options=CLIENT)
         options = (*CLIENT, ("grpc.ssl_target_name_override", self.address.name))
         return grpc.aio.secure_channel(self.address.at, self._credentials.channel(self._only), options=options)
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the other end's certificate was revoked, or has expired, since the connection was made."""
+        return self._only is not None and self._revoked(self._only)
 
     def _revoked(self, certificate: bytes) -> bool:
         assert self._credentials is not None

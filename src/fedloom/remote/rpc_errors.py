@@ -1,7 +1,5 @@
 """Errors of calls between parties: a code and a sentence for the caller, never the text of an exception."""
 
-from __future__ import annotations
-
 from typing import Final
 
 REFUSED: Final = "refused"

@@ -1,7 +1,5 @@
 """RPC server: answers calls and heartbeats."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging
@@ -39,7 +37,7 @@ OPENING: Final = 10.0
 """Seconds for the first frame of a call, and for the caller's confirmation of an answer."""
 MOST_CALLS: Final = 256
 """Limit of one caller's calls, and of its streams."""
-MOST_STREAMS: Final = 1024
+MOST_STREAMS: Final = 4096
 MOST_KEPT: Final = 1 << 31
 """Limit of the answers kept for one caller, in bytes."""
 _NAMES: Final = 300
@@ -48,16 +46,31 @@ _LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 _log = logging.getLogger("fedloom.net")
 
 
+def _is_failure(record: logging.LogRecord) -> bool:
+    """Whether a record of gRPC tells of more than a cancelled call.
+
+    gRPC logs a call that is cancelled before its first step as an unhandled exception, with a traceback. A server that
+    stops cancels such calls, as do callers that leave.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_failure)
+
+
 class Handler(Protocol):
     """Answers calls; `caller` is the name in the caller's certificate."""
 
     async def answer(self, caller: str, kind: str, body: bytes) -> bytes:
         """The answer to a call; raises CallRefused."""
 
-    def heard(self, caller: str, run: str) -> None:
-        """Record a heartbeat of a run; "" stands for no run."""
+    def heard(self, caller: str, session: str) -> str:
+        """Record a sign of life of a caller's process, and return the answer to a heartbeat."""
 
-    def most(self, caller: str) -> int:
+    def broke(self, caller: str, session: str) -> None:
+        """Record that the last stream of a caller's process was cancelled: its connection broke, or it ended."""
+
+    def limit(self, caller: str) -> int:
         """The limit of this caller's calls, in bytes; raises CallRefused for an unknown caller."""
 
 
@@ -109,17 +122,19 @@ class RPCService:
         self._credentials = credentials
         self._calls: dict[tuple[str, str], _Call] = {}
         self._streams: Counter[str] = Counter()
+        self._sessions: Counter[tuple[str, str]] = Counter()
 
-    async def pulse(self, run: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    async def pulse(self, session: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         """Answer a heartbeat."""
         caller = await self._caller(context)
         try:
             self._sweep()
-            self._handler.heard(caller, run[:64].decode("ascii", "replace"))
+            return self._handler.heard(caller, session[:64].decode("ascii", "replace")).encode()
+        except CallRefused as refusal:
+            await _refuse(context, refusal)
         except Exception:  # gRPC would send its text
             _log.exception("heartbeat of %s failed", caller)
             await _refuse(context, _failed())
-        return b""
 
     async def ask(self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Answer a call, or the remaining pieces of one."""
@@ -159,24 +174,42 @@ class RPCService:
     async def _serve(
         self, caller: str, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        most = self._handler.most(caller)
+        most = self._handler.limit(caller)
         head, first = unframed(
             await _next(frames, OPENING), kind=str, id=str, bytes=int, sum=int, got=int, of=int, again=bool
         )
-        key = (caller, head["id"])
-        call = self._find(key, head, most)
-        at = 0
-        if head["again"]:
-            at = call.arrived
-            await _write(context, framed({"have": at}))
-        await self._take(call, at, first, frames)
-        answer, total = await asyncio.shield(self._work(key, call))
-        start = head["got"] if head["of"] == total and 0 <= head["got"] <= len(answer) else 0
-        await _write(context, framed({"bytes": len(answer), "sum": total, "from": start}, answer, start), call)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(OPENING):
-                if await anext(frames, None) == TAKEN and self._calls.get(key) is call:
-                    del self._calls[key]
+        with self._session(caller, head["id"].partition("/")[0]):
+            key = (caller, head["id"])
+            call = self._find(key, head, most)
+            at = 0
+            if head["again"]:
+                at = call.arrived
+                await _write(context, framed({"have": at}))
+            await self._take(call, at, first, frames)
+            answer, total = await asyncio.shield(self._work(key, call))
+            start = head["got"] if head["of"] == total and 0 <= head["got"] <= len(answer) else 0
+            await self._caller(context)  # its certificate may have been revoked meanwhile
+            await _write(context, framed({"bytes": len(answer), "sum": total, "from": start}, answer, start), call)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OPENING):
+                    if await anext(frames, None) == TAKEN and self._calls.get(key) is call:
+                        del self._calls[key]
+
+    @contextlib.contextmanager
+    def _session(self, caller: str, session: str) -> Iterator[None]:
+        """Tell the handler of a process's stream, and when its last one is cancelled."""
+        self._handler.heard(caller, session)
+        self._sessions[caller, session] += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._sessions[caller, session] == 1:
+                self._handler.broke(caller, session)
+            raise
+        finally:
+            self._sessions[caller, session] -= 1
+            if not self._sessions[caller, session]:
+                del self._sessions[caller, session]
 
     async def _take(self, call: _Call, at: int, piece: bytes | memoryview, frames: AsyncIterator[bytes]) -> None:
         """Receive the bytes of a call; any stream may bring the missing ones."""
@@ -197,7 +230,7 @@ class RPCService:
         else:
             name = self._credentials.caller(context.auth_context()) or ""
         if not name:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this node does not accept your certificate")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "your certificate is not accepted")
         return name
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -278,7 +311,7 @@ async def _write(
 
 
 def _failed() -> CallRefused:
-    return CallRefused(rpc_errors.FAILED, "the node failed to answer; the reason is in its log")
+    return CallRefused(rpc_errors.FAILED, "the coordinator failed to answer; the reason is in its log")
 
 
 async def _refuse(context: grpc.aio.ServicerContext[Any, Any], refusal: CallRefused) -> NoReturn:
@@ -305,7 +338,7 @@ class RPCServer:
         self.service.close()
 
 
-async def serve(handler: Handler, listen: str, credentials: Credentials | None, *also: str) -> RPCServer:
+async def serve(handler: Handler, listen: str, credentials: Credentials | None) -> RPCServer:
     """Start a server.
 
     Args:
@@ -313,7 +346,6 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None, 
         listen: host:port, port 0 for any; or unix:path.
         credentials: the local certificate; None for the insecure mode, in which callers state their own names, at
             loopback addresses only.
-        also: further addresses.
 
     Raises:
         EngineError: the address is not available.
@@ -325,21 +357,17 @@ async def serve(handler: Handler, listen: str, credentials: Credentials | None, 
         "Pulse": grpc.unary_unary_rpc_method_handler(service.pulse),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, rpcs),))
-    ports = []
-    for address in (listen, *also):
-        if credentials is None and not local(address):
-            raise EngineError(f"insecure mode cannot listen at {address}: use a loopback address such as 127.0.0.1")
-        try:
-            if credentials is None:
-                ports.append(server.add_insecure_port(address))
-            else:
-                ports.append(server.add_secure_port(address, credentials.server()))
-        except RuntimeError:
-            raise EngineError(
-                f"cannot listen at {address}: check the address, and stop any process on its port"
-            ) from None
+    if credentials is None and not local(listen):
+        raise EngineError(f"insecure mode cannot listen at {listen}: use a loopback address such as 127.0.0.1")
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(listen)
+        else:
+            port = server.add_secure_port(listen, credentials.server())
+    except RuntimeError:
+        raise EngineError(f"cannot listen at {listen}: check the address, and stop any process on its port") from None
     await server.start()
-    return RPCServer(server, ports[0], service)
+    return RPCServer(server, port, service)
 
 
 def local(address: str) -> bool:

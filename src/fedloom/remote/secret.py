@@ -1,7 +1,5 @@
 """The secret for privacy noise, so that nobody who knows a run's seed can subtract the noise."""
 
-from __future__ import annotations
-
 import secrets
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""How nodes recognise a run and the newest start of it."""
-
-from __future__ import annotations
+"""How nodes recognize a run and the newest start of it."""
 
 import hashlib
 import secrets

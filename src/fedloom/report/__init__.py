@@ -1,7 +1,5 @@
 """Reports: one self-contained HTML page per run or comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

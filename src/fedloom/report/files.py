@@ -1,7 +1,5 @@
 """Read and validate the files of a run's folder."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

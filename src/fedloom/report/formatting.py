@@ -3,8 +3,6 @@
 A non-breaking space `NBSP` separates values from units; terminals pass another `space`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """Gather separate finished runs into a comparison."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Heatmaps: classes by client, and weights by pair."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,8 +41,8 @@ def class_counts(slug: str, alt: str, counts: np.ndarray, classes: Sequence[str]
     return inline(figure, slug, alt)
 
 
-def draw_shades(axes: Any, shades: np.ndarray, colour: str = HEAT, *, ground: bool = True, most: int = 1500) -> None:
-    """Shades (K, N) in [0, 1] of a colour: rectangles, or one image if there are more than `most`."""
+def draw_shades(axes: Any, shades: np.ndarray, color: str = HEAT, *, ground: bool = True, most: int = 1500) -> None:
+    """Shades (K, N) in [0, 1] of a color: rectangles, or one image if there are more than `most`."""
     from matplotlib.colors import to_rgba
     from matplotlib.patches import Rectangle
 
@@ -52,18 +50,17 @@ def draw_shades(axes: Any, shades: np.ndarray, colour: str = HEAT, *, ground: bo
     if ground:
         axes.add_patch(Rectangle((-0.5, -0.5), clients, kinds, facecolor=GRID, alpha=0.35, linewidth=0, zorder=0))
     if np.count_nonzero(shades) > most:
-        colours = np.tile([*to_rgba(SERIES[0] if colour == HEAT else colour)], (kinds, clients, 1))
-        colours[..., 3] = shades
+        colors = np.tile([*to_rgba(SERIES[0] if color == HEAT else color)], (kinds, clients, 1))
+        colors[..., 3] = shades
         extent = (-0.5, clients - 0.5, kinds - 0.5, -0.5)
-        axes.imshow(colours, aspect="auto", interpolation="none", extent=extent)
+        axes.imshow(colors, aspect="auto", interpolation="none", extent=extent)
         return
     for k, n in np.argwhere(shades > 0):
         corner = (n - 0.46, k - 0.46)
-        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=colour, alpha=shades[k, n], linewidth=0))
+        axes.add_patch(Rectangle(corner, 0.92, 0.92, facecolor=color, alpha=shades[k, n], linewidth=0))
 
 
 def _numbers(axes: Any, counts: np.ndarray, shades: np.ndarray, cell: tuple[float, float]) -> None:
-    """Numbers in cells and totals above them, if they fit into a cell (width, height) in pixels."""
     if cell[1] >= 14 and cell[0] >= max(22, 7 * len(str(counts.max()))):
         for (n, k), rows in np.ndenumerate(counts):
             ink = PAPER if shades[k, n] > 0.7 else INK
@@ -88,7 +85,7 @@ def rows_legend(most: int) -> Key:
     return shade_legend(f"0 to {fmt.whole(most)} rows")
 
 
-def shade_legend(text: str, colour: str = HEAT) -> Key:
-    """The legend entry of shades of a colour."""
-    style = f"background-image:linear-gradient(90deg,transparent,{VARIABLES[colour]})"
+def shade_legend(text: str, color: str = HEAT) -> Key:
+    """The legend entry of shades of a color."""
+    style = f"background-image:linear-gradient(90deg,transparent,{VARIABLES[color]})"
     return Key(Markup(f'<span class="shades" style="{style}"></span>'), text)

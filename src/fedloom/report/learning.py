@@ -1,7 +1,5 @@
 """Learning curves and diagnostics of a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +19,10 @@ ACROSS = "iterations of a client"
 """Label of the x axis in horizontal learning."""
 ITERATION = "One iteration is one local step of a client, or one pass over its rows if the method counts passes."
 JOINT_ITERATION = "One iteration is one pass of the active party over the aligned rows."
-STANDARD = ("accuracy", "own accuracy", "balanced accuracy", "auc", "attack", "loss", "agreement", "recall", "bytes")
+STANDARD = (
+    *("accuracy", "own accuracy", "balanced accuracy", "own balanced", "auc", "own auc", "calibration"),
+    *("own calibration", "attack", "loss", "own loss", "agreement", "recall", "bytes"),
+)
 """Prefixes of the metrics of every run; all others are notes of parties."""
 
 MEANINGS = {
@@ -30,12 +31,12 @@ MEANINGS = {
     "discriminator loss": "At ln N the server cannot tell the outputs of the N clients apart.",
     "discriminator accuracy": "Share of outputs that the server attributes to the right client; chance is 1/N.",
     "gamma": "γ, the weight of the global class prior in a party's own prior, mean over parties.",
-    "largest pseudo-class": "The share of a party's rows with the most frequent pseudo-label, mean over parties; near "
-    "1 the extractor has collapsed.",
-    "likeness of pseudo-classes": "Mean cosine of the mean embeddings of two pseudo-classes of a party, mean over "
+    "share of the largest pseudo-class": "The share of a party's rows with the most frequent pseudo-label, mean over "
     "parties; near 1 the extractor has collapsed.",
-    "likeness of prototypes": "Mean cosine of two class prototypes of a party, mean over parties.",
-    "length of prototypes": "Mean length of the class prototypes, mean over parties.",
+    "cosine between pseudo-classes": "Mean cosine of the mean embeddings of two pseudo-classes of a party, mean over "
+    "parties; near 1 the extractor has collapsed.",
+    "cosine between prototypes": "Mean cosine of two class prototypes of a party, mean over parties.",
+    "norm of prototypes": "Mean length of the class prototypes, mean over parties.",
     "collapsed": "The share of parties whose embeddings collapsed in a round.",
     "gradient norm": "Length of each term's gradient for a public row at the last step of a round, mean over "
     "rows and clients.",
@@ -90,7 +91,7 @@ def cost_figures(
     pairs = list(zip(curves, spent, strict=True))
     lines = [replace(line, x=x) for line, x in pairs if x[-1] > 0]
     silent = [
-        Level(f"{line.label} (sends nothing)", float(line.y[-1]), SeriesStyle(line.style.colour, dash=(6, 3)))
+        Level(f"{line.label} (sends nothing)", float(line.y[-1]), SeriesStyle(line.style.color, dash=(6, 3)))
         for line, x in pairs
         if x[-1] == 0
     ]
@@ -120,7 +121,6 @@ def _curve(run: Run, number: int, stage: str) -> Line:
 
 
 def _dashed(number: int, shape: str = "") -> SeriesStyle:
-    """The style of a secondary series."""
     style = replace(series_style(number), dash=(5, 3), filled=False)
     return replace(style, shape=shape) if shape else style
 
@@ -132,7 +132,7 @@ def _own(run: Run) -> tuple[Line, list[Level], Figure]:
         if metric == GLOBAL:
             continue
         x, y = run.curve(f"{metric} mean", run.last)
-        label = in_way(metric, bool(s.unseen)) or "as they are"
+        label = in_way(metric, bool(s.unseen)) or "unadapted"
         if lines:
             lines.append(Line(label, x, y, _dashed(len(lines), "diamond")))
         else:
@@ -168,7 +168,6 @@ def _score_figure(run: Run, name: str) -> Figure:
 
 
 def _evaluations(run: Run) -> PageTable:
-    """A table of all evaluations."""
     s = run.summary
     columns: list[tuple[str, str, Callable[[float], str | PageCell]]]
     if s.scores:
@@ -210,14 +209,13 @@ def diagnostics(run: Run) -> PageSection | None:
         seen = f"In {fmt.times(bad, 'round')} an extractor collapsed" if bad else "No extractor collapsed"
         points = [
             f"{seen}. A collapsed extractor maps most rows or all classes of a party to similar embeddings, which "
-            "minimises the distance to prototypes trivially."
+            "minimizes the distance to prototypes trivially."
         ]
     figures += [] if joint else _classes(run, run.last)
     return PageSection("Diagnostics", points=points, figures=figures, small=True)
 
 
 def _panels(run: Run, first: Sequence[str]) -> list[Figure]:
-    """A small chart of each of the `first` metrics and of each note of parties."""
     groups: dict[str, list[tuple[str, str, str]]] = {name: [] for name in first}
     for key in run.measured:
         measure, party, stage = key
@@ -230,11 +228,10 @@ def _panels(run: Run, first: Sequence[str]) -> list[Figure]:
 
 
 def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
-    """A small chart of one or several related metrics."""
     lines = []
     for number, (measure, party, stage) in enumerate(keys):
         x, y = run.curve(measure, stage, party)
-        thin = SeriesStyle(series_style(number).colour, dash=DASHES[number % len(DASHES)])
+        thin = SeriesStyle(series_style(number).color, dash=DASHES[number % len(DASHES)])
         lines.append(Line(measure.removeprefix(f"{name} "), x, y, thin))
     ends = fmt.together([f"{line.label} is {line.y[-1]:.3g}" for line in lines])
     shares, clients = "accuracy" in name or name == "agreement", run.summary.clients
@@ -256,7 +253,6 @@ def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
 
 
 def _classes(run: Run, stage: str) -> list[Figure]:
-    """Accuracy by class at the end, for up to `plots.ROWS` classes."""
     found = [run.measured.get((f"recall {name}", "", stage)) for name in run.partition.classes]
     if not any(found) or len(found) > plots.ROWS:
         return []

@@ -1,7 +1,5 @@
 """Mixing weights: whose models each client averages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +19,15 @@ from fedloom.report.svg import HEAT, INK, SERIES, SOFT, TEXT, canvas, drawing, i
 
 MAPS = 4
 """Maximum number of rounds with a map."""
-MOST = 100
+MAX_CLIENTS = 100
 """With more clients, maps show means over blocks of clients."""
 MEASURES = ("Own weight", "Effective number of others", "Overlap", "Overlap at equal weights")
 MIX = SERIES[2]
-"""Colour of class mixes."""
+"""Color of class mixes."""
 
 
 @dataclass(frozen=True)
-class Taken:
+class MixingStatistics:
     """Statistics (N,) of the models that clients took from others in a round; nan for a client without any.
 
     Attributes:
@@ -49,13 +47,13 @@ def overlaps(counts: np.ndarray) -> np.ndarray:
     return np.stack([np.minimum(mixes, mix).sum(1) for mix in mixes])
 
 
-def everybody(alike: np.ndarray) -> float:
+def equal_weight_overlap(alike: np.ndarray) -> float:
     """The mean overlap with all other clients, given overlaps (N, N): that at equal weights."""
     others = ~np.eye(len(alike), dtype=bool)
     return float(alike[others].mean()) if len(alike) > 1 else float("nan")
 
 
-def taken(weights: np.ndarray, alike: np.ndarray) -> Taken:
+def mixing_statistics(weights: np.ndarray, alike: np.ndarray) -> MixingStatistics:
     """Statistics of mixing weights (N, N), given overlaps of class mixes (N, N)."""
     others = weights * ~np.eye(len(weights), dtype=bool)
     total = others.sum(1)
@@ -63,14 +61,14 @@ def taken(weights: np.ndarray, alike: np.ndarray) -> Taken:
     shares = np.divide(others, total[:, None], out=np.zeros_like(others), where=takes[:, None])
     number = np.divide(1.0, (shares**2).sum(1), out=np.zeros(len(shares)), where=takes)
     mixed = weights.any(1)
-    return Taken(
+    return MixingStatistics(
         overlap=np.where(takes, (shares * alike).sum(1), np.nan),
         number=np.where(mixed, number, np.nan),
         own=np.where(mixed, weights.diagonal(), np.nan),
     )
 
 
-def side_by_side(alike: np.ndarray) -> np.ndarray:
+def similarity_order(alike: np.ndarray) -> np.ndarray:
     """An order (N,) of clients that places similar ones, by overlap (N, N), next to each other.
 
     It starts at the client with the least overlap and continues with the client most similar to the last.
@@ -86,13 +84,13 @@ def side_by_side(alike: np.ndarray) -> np.ndarray:
 
 def chosen(run: Run) -> PageSection | None:
     """The section of a run whose clients mix models; None for other runs."""
-    if not run.mixing or len(run.names) < 2 or run.partition.apart:
+    if not run.mixing or len(run.names) < 2 or run.partition.private_clients:
         return None
     alike = overlaps(np.array(run.partition.counts))
-    found = {round: taken(weights, alike) for round, weights in run.mixing.items()}
-    base = everybody(alike)
+    found = {round: mixing_statistics(weights, alike) for round, weights in run.mixing.items()}
+    base = equal_weight_overlap(alike)
     last = list(found.values())[-1]
-    figures = [_maps(run, side_by_side(alike)), _overlap(found, base), _number(found, len(alike))]
+    figures = [_maps(run, similarity_order(alike)), _overlap(found, base), _number(found, len(alike))]
     details = Details("Values by round", table=_table(found, base))
     return PageSection("Mixing weights", text=[_sentence(last, base)], figures=figures, details=[details])
 
@@ -106,27 +104,25 @@ def of_methods(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
         if not own:
             continue
         alike = [overlaps(np.array(run.partition.counts)) for run in own]
-        last = [taken(list(run.mixing.values())[-1], near) for run, near in zip(own, alike, strict=True)]
-        rows.append(_row(method.name, last, float(np.mean([everybody(near) for near in alike]))))
+        last = [mixing_statistics(list(run.mixing.values())[-1], near) for run, near in zip(own, alike, strict=True)]
+        rows.append(_row(method.name, last, float(np.mean([equal_weight_overlap(near) for near in alike]))))
     columns = ("Method", *MEASURES)
     caption = "Models of other clients in the last round, mean over clients; overlap of class mixes"
     return [PageSection("Mixing weights", tables=[PageTable(caption, columns, rows)])] if rows else []
 
 
 def _mean(values: Sequence[np.ndarray]) -> float:
-    """The mean of finite values; nan without any."""
     every = np.concatenate(values)
     return float(np.nanmean(every)) if np.isfinite(every).any() else float("nan")
 
 
-def _row(name: str, found: Sequence[Taken], base: float) -> list[PageCell]:
-    """A table row with the columns MEASURES."""
+def _row(name: str, found: Sequence[MixingStatistics], base: float) -> list[PageCell]:
     own, number, overlap = (_mean([getattr(one, key) for one in found]) for key in ("own", "number", "overlap"))
     texts = [(own, f"{own:.3f}"), (number, f"{number:.2f}"), (overlap, fmt.percent(overlap)), (base, fmt.percent(base))]
     return cells(name, *(text if np.isfinite(value) else fmt.NONE for value, text in texts))
 
 
-def _sentence(last: Taken, base: float) -> str:
+def _sentence(last: MixingStatistics, base: float) -> str:
     """The result of the last round in a sentence."""
     if np.isnan(last.overlap).all():
         return "In the last round no client used another's model."
@@ -137,8 +133,7 @@ def _sentence(last: Taken, base: float) -> str:
     )
 
 
-def _line(label: str, found: Mapping[int, Taken], values: Sequence[np.ndarray], number: int) -> Line:
-    """The mean over clients by round, with its deviation."""
+def _line(label: str, found: Mapping[int, MixingStatistics], values: Sequence[np.ndarray], number: int) -> Line:
     kept = [v[np.isfinite(v)] for v in values]
     mean, deviation = (np.array([f(v) if len(v) else np.nan for v in kept]) for f in (np.mean, np.std))
     return Line(
@@ -146,7 +141,7 @@ def _line(label: str, found: Mapping[int, Taken], values: Sequence[np.ndarray], 
     )
 
 
-def _overlap(found: Mapping[int, Taken], base: float) -> Figure:
+def _overlap(found: Mapping[int, MixingStatistics], base: float) -> Figure:
     line = _line("models of others", found, [one.overlap for one in found.values()], 2)
     alt = f"Overlap of class mixes by round: at the end {fmt.percent(line.y[-1])}, against {fmt.percent(base)}."
     svg, legend = plots.chart("overlap", alt, [line], [Level("equal weights", base)], across="rounds")
@@ -157,7 +152,7 @@ def _overlap(found: Mapping[int, Taken], base: float) -> Figure:
     return Figure("Class overlap with the models used", svg, legend, caption)
 
 
-def _number(found: Mapping[int, Taken], clients: int) -> Figure:
+def _number(found: Mapping[int, MixingStatistics], clients: int) -> Figure:
     line = _line("other clients", found, [one.number for one in found.values()], 0)
     alt = f"Effective number of others whose models a client uses: {line.y[-1]:.1f} of {clients - 1} at the end."
     svg, legend = plots.chart("others", alt, [line], across="rounds", form_y=None)
@@ -165,7 +160,7 @@ def _number(found: Mapping[int, Taken], clients: int) -> Figure:
     return Figure("Effective number of other models", svg, legend, caption)
 
 
-def _table(found: Mapping[int, Taken], base: float) -> PageTable:
+def _table(found: Mapping[int, MixingStatistics], base: float) -> PageTable:
     rows = [_row(fmt.whole(round), [one], base) for round, one in found.items()]
     columns = ("Round", *MEASURES)
     return PageTable("Means over clients; all weights are in mixing.csv", columns, rows)
@@ -178,7 +173,7 @@ def _maps(run: Run, order: np.ndarray) -> Figure:
     shown = {f"round {fmt.whole(rounds[k])}": run.mixing[rounds[k]][np.ix_(order, order)] for k in at}
     counts = np.array(run.partition.counts)[order]
     mixes = counts / np.maximum(1, counts.sum(1, keepdims=True))
-    block = -(-len(order) // MOST)
+    block = -(-len(order) // MAX_CLIENTS)
     diagonal = np.eye(len(order), dtype=bool)
     most = max(float(weights[~diagonal].max()) for weights in shown.values())
     keys = [shade_legend("class mix, 0 to 100 %", MIX)]

@@ -1,9 +1,10 @@
 """The elements of a report page, and its rendering as an HTML file."""
 
-from __future__ import annotations
-
+import base64
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 
 from markupsafe import Markup
 
@@ -38,6 +39,7 @@ class PageCell:
         key: sample of the series' line in figures.
         below: second, smaller line of text.
         strong: whether the text is bold.
+        best: whether it is marked as the best of its column.
     """
 
     text: str
@@ -47,6 +49,7 @@ class PageCell:
     key: Markup | None = None
     below: str = ""
     strong: bool = False
+    best: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,8 @@ class Page:
 
     Attributes:
         lead: the result in one or two sentences.
+        verdict: the best method and its lead, for a comparison.
+        decided: whether the verdict is larger than chance.
         warning: a warning above all results.
     """
 
@@ -108,6 +113,8 @@ class Page:
     lead: str
     sections: Sequence[PageSection]
     tiles: Sequence[Tile] = ()
+    verdict: str = ""
+    decided: bool = False
     warning: str = ""
     footer: str = ""
 
@@ -118,11 +125,17 @@ def cells(*values: str | PageCell) -> list[PageCell]:
 
 
 def render(page: Page) -> str:
-    """The page as HTML. All text is escaped."""
+    """The page as HTML. All text is escaped, and the page's policy allows its own script only."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    script = (files("fedloom.report") / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
     loader = PackageLoader("fedloom.report", ".")
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("page.html").render(page=page) + "\n"
+    text = environment.get_template("page.html").render(
+        page=page, script=Markup(script), script_hash=f"sha256-{digest}"
+    )
+    return text + "\n"

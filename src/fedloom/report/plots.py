@@ -3,8 +3,6 @@
 Legends are HTML above the figure, so that they cover no data and wrap on narrow screens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,10 +14,12 @@ from markupsafe import Markup
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Key
 from fedloom.report.styles import LEVEL, SeriesStyle
-from fedloom.report.svg import GRID, INK, SOFT, TEXT, canvas, drawing, inline
+from fedloom.report.svg import GRID, INK, SOFT, TEXT, VARIABLES, canvas, drawing, inline
 
 ROWS = 40
 """Maximum number of rows with names."""
+HOVERED = 150
+"""Maximum number of positions with values under the pointer."""
 WIDTHS = {"small": 360, "normal": 460, "wide": 1080}
 """In pixels."""
 
@@ -99,7 +99,7 @@ def chart(
         axes.plot(line.x, line.y, linewidth=1.5 if small else 1.9, zorder=4 - number / 100, **style)
         if line.band is not None:
             low, high = line.y - line.band, line.y + line.band
-            axes.fill_between(line.x, low, high, color=line.style.colour, alpha=0.16, linewidth=0)
+            axes.fill_between(line.x, low, high, color=line.style.color, alpha=0.16, linewidth=0)
     if joined:
         axes.vlines(lines[0].x, lines[0].y, lines[1].y, color=SOFT, linewidth=1.2, zorder=2)
     for level in levels:
@@ -111,7 +111,36 @@ def chart(
     axes.set_xlabel(across, loc="right", fontsize=TEXT - 1, labelpad=5)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     keys = [line.key for line in lines] + [level.style.key(level.label) for level in levels]
-    return inline(figure, slug, alt), tuple(keys)
+    return inline(figure, slug, alt, _hover(axes, lines, across, form_x, form_y)), tuple(keys)
+
+
+def _hover(axes: Any, lines: Sequence[Line], across: str, form_x: Form, form_y: Form | None) -> dict[str, Any]:
+    """The values of all lines at each x, at most `HOVERED`."""
+    values: dict[float, list[tuple[int, str]]] = {}
+    for number, line in enumerate(lines):
+        for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True):
+            if math.isfinite(x) and math.isfinite(y):
+                text = fmt.percent(y) if form_y is share else f"{y:.4g}" if form_y is None else form_y(y)
+                values.setdefault(x, []).append((number, text))
+    every = sorted(values)[:: -(-len(values) // HOVERED) or 1]
+    points = [(_pixels(axes, x, 0)[0], f"{form_x(x)} {across}", values[x]) for x in every]
+    return {"across": True, "names": [_named(line.label, line.style) for line in lines], "points": points, **_box(axes)}
+
+
+def _named(label: str, style: SeriesStyle) -> tuple[str, str]:
+    return label, VARIABLES[style.color]
+
+
+def _pixels(axes: Any, x: float, y: float, frame: str = "transData") -> tuple[float, float]:
+    """The position of a point of the axes in the SVG, from the top left corner."""
+    across, up = getattr(axes, frame).transform((x, y)) * 72 / axes.figure.dpi
+    return round(float(across), 1), round(72 * float(axes.figure.get_size_inches()[1]) - float(up), 1)
+
+
+def _box(axes: Any) -> dict[str, float]:
+    """The edges of the axes in the SVG."""
+    (left, bottom), (right, top) = (_pixels(axes, corner, corner, "transAxes") for corner in (0, 1))
+    return {"left": left, "right": right, "top": top, "bottom": bottom}
 
 
 def _scale_y(axes: Any, lines: Sequence[Line], levels: Sequence[Level], form: Form | None) -> None:
@@ -147,7 +176,6 @@ def tens(values: np.ndarray) -> tuple[float, float]:
 
 
 def _ticks(axis: Any, form: Form) -> None:
-    """About five ticks at round values."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     if axis.get_scale() == "linear":
@@ -221,7 +249,7 @@ def dots(
         axes.plot(s.values, rows + shift, zorder=4 if s.style.filled else 3, **style)
         if s.spread is not None:
             ends = s.values - s.spread, s.values + s.spread
-            axes.hlines(rows + shift, *ends, color=s.style.colour, linewidth=1.6, zorder=3)
+            axes.hlines(rows + shift, *ends, color=s.style.color, linewidth=1.6, zorder=3)
     if joined:
         axes.hlines(rows, series[0].values, series[1].values, color=SOFT, linewidth=1.2, zorder=2)
     for row, value in zip(rows, series[0].values, strict=True):
@@ -237,7 +265,13 @@ def dots(
         axes.set_xlim(*tens(np.concatenate(reached)))
     _ticks(axes.xaxis, form)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
-    return inline(figure, slug, alt), tuple(s.key for s in series)
+    texts = [
+        [(i, fmt.percent(v) if form is share else form(v)) for i, v in enumerate(vs) if math.isfinite(v)]
+        for vs in zip(*(s.values.tolist() for s in series), strict=True)
+    ]
+    points = [(_pixels(axes, 0, row)[1], name, text) for row, (name, text) in enumerate(zip(names, texts, strict=True))]
+    hover = {"across": False, "names": [_named(s.label, s.style) for s in series], "points": points, **_box(axes)}
+    return inline(figure, slug, alt, hover), tuple(s.key for s in series)
 
 
 def note(axes: Any, at: Any, frame: Any, shift: tuple[float, float], text: str, side: str) -> None:

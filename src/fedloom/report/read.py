@@ -1,7 +1,5 @@
 """Read the folder of a run or comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +47,13 @@ class Run:
         return bool(self.summary.eval_modes or self.mixing)
 
     @property
-    def called(self) -> tuple[str, ...]:
-        """Display names of the N clients or parties."""
-        held = self.partition.parties
-        return self.names if held is None else tuple(party.name for party in held.parties)
+    def display_names(self) -> tuple[str, ...]:
+        """Display names of the N clients or parties: those of their nodes, if they have any."""
+        held, owners = self.partition.parties, self.partition.owners
+        names = self.names if held is None else tuple(party.name for party in held.parties)
+        if len(owners) != len(names):
+            return names
+        return tuple(owner or name for owner, name in zip(owners, names, strict=True))
 
     @property
     def last(self) -> str:
@@ -94,7 +95,7 @@ def read_run(folder: Path) -> Run:
         x, y = measured.setdefault((m.measure, m.party, m.stage), ([], []))
         x.append(m.iteration)
         y.append(m.value)
-    _whole(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores])
+    _check_complete(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores])
     held = partition.parties
     seen = dict.fromkeys(m.party for m in metrics if held or m.measure == "accuracy")
     names = held.ids(seen) if held else tuple(seen)
@@ -157,7 +158,7 @@ def _mixing(path: Path, names: Sequence[str]) -> dict[int, np.ndarray]:
     return {round: np.nan_to_num(found[round], posinf=0.0, neginf=0.0) for round in sorted(found)}
 
 
-def _whole(
+def _check_complete(
     path: Path, measured: Mapping[tuple[str, str, str], tuple[list[int], list[float]]], scores: Sequence[str]
 ) -> None:
     """Raise DataError if an evaluation lacks a metric of the whole federation or one of the scores."""

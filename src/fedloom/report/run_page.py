@@ -1,6 +1,4 @@
-"""The report of one run: the blocks that its result has."""
-
-from __future__ import annotations
+"""The report of one run."""
 
 from collections.abc import Iterable
 
@@ -12,27 +10,35 @@ from fedloom.report.clients import of_one
 from fedloom.report.learning import diagnostics, learning
 from fedloom.report.mixing import chosen
 from fedloom.report.page import Details, Page, PageSection, PageTable, Tile, cells
+from fedloom.report.privacy import privacy
 from fedloom.report.read import Run
 from fedloom.report.traffic import traffic
 
 
 def page(run: Run) -> Page:
-    """The page of a run's folder."""
+    """The page of a run: its sections depend on the setting and on what the run recorded."""
     s = run.summary
     if s.scores:
         blocks = [vertical.classes(run), vertical.holdings(run), vertical.alone(run), vertical.attacks(run)]
     else:
         blocks = [unseen.of_one(run), of_one(run), chosen(run)]
-    sections = [learning(run), *blocks, diagnostics(run), traffic(run), _failures(run), _repeat(run)]
+    sections = [learning(run), *blocks, privacy(run), diagnostics(run), traffic(run), _failures(run), _repeat(run)]
     return Page(
         title=f"{s.name} on {s.dataset}",
         subtitle=" · ".join(part for part in (s.title, f"preset {s.preset}", f"seed {s.seed}") if part),
         lead=lead(run),
+        verdict=_verdict(s),
         warning="" if run.finished else _unfinished(run),
         tiles=[*(vertical.tiles(run) if s.scores else _accuracies(s)), *_costs(s)],
         sections=[section for section in sections if section],
-        footer=f"Made by fedloom {run.environment.get('fedloom', '')} from the files of this run's folder.",
+        footer=f"Written by fedloom {run.environment.get('fedloom', '')} from the files in this run's folder.",
     )
+
+
+def _verdict(s: RunSummary) -> str:
+    reached, chance = s.accuracies[s.main].mean, s.chance_of(s.main)
+    over = "" if chance is None else f", {fmt.points(reached - chance)} over always answering {s.most_frequent(s.main)}"
+    return f"{fmt.percent(reached)} accuracy{over}"
 
 
 def lead(run: Run) -> str:
@@ -42,7 +48,7 @@ def lead(run: Run) -> str:
     if s.scores:
         text = vertical.lead(run, length)
     elif s.eval_modes:
-        text = _lead_in_ways(s, length)
+        text = _adapted_lead(s, length)
     else:
         over = " (s.d. over clients)" if s.clients > 1 else ""
         reached = fmt.spread(s.accuracy.mean, s.accuracy.std if s.clients > 1 else None)
@@ -52,12 +58,12 @@ def lead(run: Run) -> str:
     chance = s.chance_of(main)
     if chance is None:
         return f"{text}."
-    where = "at those unseen, " if s.unseen and s.eval_modes and s.own_accuracy else ""
+    where = "at unseen clients, " if s.unseen and s.eval_modes and s.own_accuracy else ""
     return f"{text}; {where}always answering {s.most_frequent(main)} gives {fmt.percent(chance)}."
 
 
-def _lead_in_ways(s: RunSummary, length: str) -> str:
-    """The same for clients that are evaluated in a further way, on their own class mix if they have test rows."""
+def _adapted_lead(s: RunSummary, length: str) -> str:
+    """The result of clients with an evaluation mode, on their own class mix if they have own test rows."""
     eval_mode = next(iter(s.eval_modes))
     rows = f"On {'their own class mix' if s.own_accuracy else s.tested} of {s.dataset}"
     after = f"after {eval_mode}" if eval_mode[:1].isdigit() else eval_mode
@@ -72,14 +78,14 @@ def _lead_in_ways(s: RunSummary, length: str) -> str:
     several = s.clients > 1
     new, old = (fmt.spread(a.mean, a.std if several else None) for a in (over, s.own_accuracy or s.accuracy))
     text = f"{rows}, {fmt.times(s.clients, 'client')} reached {new}{' (s.d. over clients)' if several else ''} {after}"
-    return f"{text} and {old} as they are, after {length}"
+    return f"{text} and {old} unadapted, after {length}"
 
 
 def _unfinished(run: Run) -> str:
     done = fmt.times(run.summary.rounds, "round")
     return (
-        f"This run is unfinished: this page shows its last evaluation, after {done}. The command that started "
-        "it, with --resume added, continues from the last checkpoint."
+        f"This run is unfinished. The page shows its last evaluation, after {done}. To resume the run, add --resume to "
+        "the command that started it."
     )
 
 
@@ -97,51 +103,49 @@ def _accuracies(s: RunSummary) -> Iterable[Tile]:
 
 
 def _costs(s: RunSummary) -> Iterable[Tile]:
-    who = "parties" if s.scores else "clients"
-    eval_modes = [("Sent up", s.bytes.up, f"by the {who}"), ("Sent down", s.bytes.down, f"to the {who}")]
-    if s.bytes.across:
-        eval_modes.append(("Sent across", s.bytes.across, f"between {who}"))
-    for label, count, note in eval_modes:
+    parties = "parties" if s.scores else "clients"
+    sizes = [("Sent up", s.bytes.up, f"by the {parties}"), ("Sent down", s.bytes.down, f"to the {parties}")]
+    sizes += [("Sent across", s.bytes.across, f"between {parties}")] if s.bytes.across else []
+    for label, count, note in sizes:
         yield Tile(label, fmt.size(count), note, fmt.exactly(count))
     if s.seconds:
         total = s.seconds.get("total", sum(s.seconds.values()))
         e = s.engine
         where = f"{e.engine} engine, {fmt.times(e.workers, 'worker')}, {e.device}" if e else ""
         yield Tile("Time", fmt.duration(total), where, f"{total:,.2f} seconds")
-    yield Tile("Failures", fmt.whole(s.failures), "calls without a usable reply", f"{fmt.whole(s.messages)} messages")
+    yield Tile("Failures", fmt.whole(s.failures), "calls without a valid reply", f"{fmt.whole(s.messages)} messages")
 
 
 def _failures(run: Run) -> PageSection | None:
-    """Calls without a usable reply, by reason."""
     if not run.failures:
         return None
     groups: dict[tuple[str, str], list[str]] = {}
     for failure in run.failures:
         groups.setdefault((failure.reason, failure.kind), []).append(failure.party)
     rows = [
-        cells(reason, kind, fmt.whole(len(who)), fmt.whole(len(set(who))))
-        for (reason, kind), who in sorted(groups.items(), key=lambda group: -len(group[1]))
+        cells(reason, kind, fmt.whole(len(parties)), fmt.whole(len(set(parties))))
+        for (reason, kind), parties in sorted(groups.items(), key=lambda group: -len(group[1]))
     ]
-    text = "A reply that is missing or not usable is dropped; the round continues with the others."
-    table = PageTable("Calls without a usable reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2)
+    text = "Missing and invalid replies are dropped; the round continues with the others."
+    table = PageTable("Calls without a valid reply", ("Reason", "Call", "Calls", "Parties"), rows, words=2)
     return PageSection("Failures", text=[text], tables=[table])
 
 
 def _repeat(run: Run) -> PageSection:
-    """The command, config, versions and hashes that give the same numbers again."""
+    """The command, config, versions and hashes to repeat the run."""
     s, own = run.summary, run.summary.pretrained
-    known = {**run.environment, "public_sha256": s.public_sha256, "state_sha256": s.state_sha256}
-    rows = [cells(key, str(value)) for key, value in known.items() if value is not None]
+    environment = {**run.environment, "public_sha256": s.public_sha256, "state_sha256": s.state_sha256}
+    rows = [cells(key, str(value)) for key, value in environment.items() if value is not None]
     rows += [cells("engine", remark) for remark in (s.engine.remarks if s.engine else ())]
-    caption = "Where the run was made, and hashes of the public rows and of all parties' last states"
-    text = ["In this folder, with the same versions on a like machine, this command gives the same numbers"]
-    text[0] += " and the same state_sha256." if s.state_sha256 else "."
+    caption = "Versions and machine, and hashes of the public rows and of all parties' final states"
+    text = ["With the same versions on the same kind of machine, this command in this folder repeats the results"]
+    text[0] += " with the same state_sha256." if s.state_sha256 else "."
     if own is not None:
-        model = f"{own.model or 'one'}{f' (norm {own.norm})' if own.norm else ''}"
+        model = f"{own.model or 'unnamed'}{f' (norm {own.norm})' if own.norm else ''}"
         source = f", from the file {own.file}" if own.file else ""
-        text.append(f"The server's pretrained model is {model}{source}; its digest begins with {own.digest[:12]}.")
+        text.append(f"The server's pretrained model is {model}{source}; its digest starts with {own.digest[:12]}.")
     return PageSection(
-        "Repeat it",
+        "Reproduce",
         text=text,
         command="fedloom run config.toml",
         details=[

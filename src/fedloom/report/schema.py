@@ -1,7 +1,5 @@
 """Schemas of the tables in a run's folder and of `partition.json`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from pydantic import Field, model_validator
@@ -46,32 +44,36 @@ class VerticalPartition(FileSchema):
 
 class PartitionFile(FileSchema):
     """`partition.json`: rows (N, K) by client and class, the data of vertical parties, or the number of clients with
-    private rows; and the networks."""
+    private rows; the networks; the clients' owners: of a file's rows, or the organizations whose nodes ran them, "" for
+    others; the rows that columns were standardized by; and sentences on how a file was read."""
 
     classes: tuple[str, ...] = Field(min_length=1)
     counts: tuple[tuple[int, ...], ...] = ()
     parties: VerticalPartition | None = None
-    apart: int = 0
+    private_clients: int = 0
     architectures: tuple[str, ...]
     chance: float | None = None
     own_chance: float | None = None
     own_chances: dict[str, float | None] = Field(default_factory=dict)
     unseen: tuple[int, ...] = ()
+    owners: tuple[str, ...] = ()
     test: int
     public: int
     server: int = 0
     server_sha256: str | None = None
+    standardized_by: str = ""
+    notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
-    def _check_kind(self) -> PartitionFile:
-        if bool(self.counts) + bool(self.parties) + bool(self.apart) != 1:
-            raise ValueError("exactly one of counts, parties and apart must be set")
+    def _check_kind(self) -> "PartitionFile":
+        if bool(self.counts) + bool(self.parties) + bool(self.private_clients) != 1:
+            raise ValueError("exactly one of counts, parties and private_clients must be set")
         return self
 
     @property
     def number(self) -> int:
         """Number of clients or parties."""
-        return self.apart or len(self.parties.parties if self.parties else self.counts)
+        return self.private_clients or len(self.parties.parties if self.parties else self.counts)
 
     @property
     def widths(self) -> set[int]:

@@ -1,9 +1,7 @@
-"""Colours, markers and dashes of series in figures and legends."""
-
-from __future__ import annotations
+"""Colors, markers and dashes of series in figures and legends."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,13 +32,13 @@ class SeriesStyle:
     """The style of a series.
 
     Attributes:
-        colour: a key of `VARIABLES`.
+        color: a key of `VARIABLES`.
         shape: marker shape, a key of `SHAPES`; None for no markers.
         dash: lengths of dashes and gaps; empty for a solid line, None for no line.
         filled: whether markers are filled.
     """
 
-    colour: str
+    color: str
     shape: str | None = None
     dash: tuple[float, ...] | None = ()
     filled: bool = True
@@ -50,28 +48,28 @@ class SeriesStyle:
         from matplotlib.path import Path
 
         line = "none" if self.dash is None else (0, self.dash) if self.dash else "-"
-        style: dict[str, Any] = {"color": self.colour, "linestyle": line, "clip_on": False}
+        style: dict[str, Any] = {"color": self.color, "linestyle": line, "clip_on": False}
         if self.shape and size:
             corners = SHAPES[self.shape]
             style["marker"] = Path([*corners, corners[0]], closed=True)
-            rim = PAPER if self.filled and size > 5 else self.colour  # separates overlapping markers
+            rim = PAPER if self.filled and size > 5 else self.color  # separates overlapping markers
             style |= {"markersize": size, "markeredgewidth": 1.0 if self.filled else 1.5}
-            style |= {"markeredgecolor": rim, "markerfacecolor": self.colour if self.filled else PAPER}
+            style |= {"markeredgecolor": rim, "markerfacecolor": self.color if self.filled else PAPER}
         return style
 
     def key(self, text: str, *, band: bool = False) -> Key:
         """The legend entry."""
-        colour = VARIABLES[self.colour]
+        color = VARIABLES[self.color]
         parts = []
         if band:
-            parts.append(f'<rect y="1" width="28" height="12" style="fill:{colour};fill-opacity:.16"/>')
+            parts.append(f'<rect y="1" width="28" height="12" style="fill:{color};fill-opacity:.16"/>')
         if self.dash is not None:
             dash = f";stroke-dasharray:{' '.join(map(str, self.dash))}" if self.dash else ""
-            parts.append(f'<path d="M0 7H28" style="stroke:{colour};stroke-width:2;fill:none{dash}"/>')
+            parts.append(f'<path d="M0 7H28" style="stroke:{color};stroke-width:2;fill:none{dash}"/>')
         if self.shape:
             corners = " ".join(f"{14 + 4 * x:.1f},{7 - 4 * y:.1f}" for x, y in SHAPES[self.shape])
-            fill = colour if self.filled else VARIABLES[PAPER]
-            parts.append(f'<polygon points="{corners}" style="fill:{fill};stroke:{colour};stroke-width:1.4"/>')
+            fill = color if self.filled else VARIABLES[PAPER]
+            parts.append(f'<polygon points="{corners}" style="fill:{fill};stroke:{color};stroke-width:1.4"/>')
         svg = f'<svg viewBox="0 0 28 14" width="28" height="14" aria-hidden="true">{"".join(parts)}</svg>'
         return Key(Markup(svg), text)
 
@@ -81,7 +79,11 @@ LEVEL = SeriesStyle(INK, dash=(1.5, 3))
 
 
 def series_style(number: int) -> SeriesStyle:
-    """The style of series 0, 1, 2, …; colour, marker and dashes all vary, so that none is needed alone."""
-    colours = (*SERIES, INK)
-    turns, i = divmod(number, len(colours))
-    return SeriesStyle(colours[i], list(SHAPES)[number % len(SHAPES)], DASHES[turns % len(DASHES)])
+    """The style of series 0, 1, 2, …; color, marker and dashes all vary, so that none is needed alone."""
+    colors = (*SERIES, INK)
+    turns, i = divmod(number, len(colors))
+    return SeriesStyle(colors[i], list(SHAPES)[number % len(SHAPES)], DASHES[turns % len(DASHES)])
+
+
+HOLLOW = replace(series_style(1), shape="diamond", filled=False)
+"""The style of a second series that is compared with the first."""

@@ -1,13 +1,12 @@
 """Convert matplotlib figures to inline SVG.
 
-Colours become CSS variables, so that one figure serves light, dark and print; text stays text in the page's font; ids
+Colors become CSS variables, so that one figure serves light, dark and print; text stays text in the page's font; ids
 are content hashes, so that equal runs give equal bytes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
+import json
 import re
 import warnings
 from collections.abc import Iterator
@@ -16,21 +15,21 @@ from typing import Any
 from markupsafe import Markup, escape
 
 INK, SOFT, GRID, PAPER, HEAT = "#010101", "#020202", "#030303", "#040404", "#050505"
-"""Placeholder colours, replaced after drawing."""
+"""Placeholder colors, replaced after drawing."""
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-"""The colour-blind-safe palette of Okabe and Ito."""
+"""The color-blind-safe palette of Okabe and Ito."""
 VARIABLES = {
     INK: "currentColor",
     SOFT: "var(--soft)",
     GRID: "var(--grid)",
     PAPER: "var(--card)",
     HEAT: "var(--heat)",
-    **{colour: f"var(--s{i})" for i, colour in enumerate(SERIES, 1)},
+    **{color: f"var(--s{i})" for i, color in enumerate(SERIES, 1)},
 }
 TEXT = 12.0
 """Font size in CSS pixels at the figure's natural width."""
 
-_COLOUR = re.compile("|".join(VARIABLES))
+_COLOR = re.compile("|".join(VARIABLES))
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _NAMED = re.compile(r'(?:href="|url\()#([\w.-]+)')
 
@@ -80,13 +79,14 @@ def panel(figure: Any, left: float, bottom: float, width: float, height: float) 
     return axes
 
 
-def inline(figure: Any, slug: str, alt: str) -> Markup:
+def inline(figure: Any, slug: str, alt: str, hover: dict[str, Any] | None = None) -> Markup:
     """The figure as an `<svg>` element.
 
     Args:
         figure: made by `canvas`.
         slug: a name, unique on the page.
         alt: description for screen readers.
+        hover: the values to show under the pointer, for `page.js`.
     """
     import matplotlib
 
@@ -102,12 +102,14 @@ def inline(figure: Any, slug: str, alt: str) -> Markup:
     text = re.sub(r"<defs></defs>|<g></g>", "", text)
     width, height = (72 * side for side in figure.get_size_inches())
     head = f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    if hover is not None and hover["points"]:
+        head += f' data-hover="{escape(json.dumps(hover, ensure_ascii=False, separators=(",", ":")))}"'
     return Markup(f'{head} style="max-width:{1.15 * width:.0f}px">{text.strip()}')
 
 
 def _tidied(tag: str, named: set[str]) -> str:
     """A tag without attributes that the page's style sheet sets."""
-    tag = _COLOUR.sub(lambda found: VARIABLES[found[0]], tag)
+    tag = _COLOR.sub(lambda found: VARIABLES[found[0]], tag)
     tag = re.sub(r' id="([^"]*)"', lambda found: found[0] if found[1] in named else "", tag)
     tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
     tag = re.sub(r' transform="rotate\(-?0 [^"]*"', "", tag)

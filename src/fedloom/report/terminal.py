@@ -1,169 +1,162 @@
 """Results of a comparison in a terminal."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fedloom.experiment.metrics import GLOBAL, OWN, SCORES, TRAINING, Score
-from fedloom.experiment.result import Comparison, MethodSummary, PairedDifference, SeedSpread
+from fedloom.experiment.metrics import GLOBAL, OWN, SCORES, TRAINING
+from fedloom.experiment.result import Comparison, PairedDifference
 from fedloom.report import formatting as fmt
+from fedloom.report.page import PageTable, cells
+from fedloom.report.results import methods_table, metrics, verdict
 
-ACCURACY = Score("", "")
-SHORT = {
-    "balanced accuracy": "balanced",
-    "auc": "AUC",
-    "log loss": "log-loss",
-    "seen accuracy": "seen",
-    "rare recall": "rare",
-}
-"""Headings of scores."""
-WIDE = 1000
-"""A width that fits every table."""
+SHORT = {"balanced accuracy": "balanced", "calibration error": "calib.", "seen accuracy": "seen", "rare recall": "rare"}
+"""Headings of scores, where the title is long."""
+OMITTED = ("s.d. over clients", "Seeds", "Time", "Sent across", "Sent down", "Sent up", "Preset", "s.d. over seeds")
+"""Columns that are omitted if the table is too wide, in this order."""
 
 
 def show_comparison(content: Mapping[str, Any], out: Console) -> None:
-    """Show the content of `comparison.json`: one row per method, then paired differences.
+    """Show the content of `comparison.json`: the verdict, a row for each method, and paired differences.
 
-    The main metric comes first, with its deviation. Names are never truncated; columns that do not fit are omitted.
+    The main metric comes first. Names are never truncated; columns that do not fit are omitted.
     """
     found = Comparison(**content)
-    if found.joint:
-        _show_scores(found, out)
-    else:
-        _show_accuracies(found, out)
-
-
-def _show_accuracies(found: Comparison, out: Console) -> None:
-    """Horizontal methods: accuracies, also on own rows for methods with evaluation modes."""
-    over = "seeds" if len(found.methods[0].seeds) > 1 else "clients"
-    headings = _headings(found)
-    order = sorted(headings, key=lambda name: name != found.measure)  # stable
-
-    def table(costs: Sequence[str]) -> Table:
-        table = _table("method", *(headings[name] for name in order), *costs)
-        for m in found.methods:
-            values = {name: m.accuracies.get(name) for name in order}
-            deviation = getattr(values[order[0]], f"std_over_{over}", None)
-            texts = [_value(value.mean if value else None) for value in values.values()]
-            texts[0] += (
-                "" if deviation is None or found.measure != order[0] else f" ±{fmt.standard_deviation(deviation)}"
-            )
-            table.add_row(m.name, *texts, *(_costs(m)[cost] for cost in costs))
-        return table
-
-    failed = ["failed"] * any(m.failures for m in found.methods)
-    whole = table(["sent", "received", "s", *failed])
-    out.print(whole if _fits(whole, out) else table(failed))
+    best = verdict(found)
+    if best is not None:
+        out.print(f"\n[bold]{escape(_plain(best.text))}[/]", soft_wrap=True)
+    titles = _scores(found) if found.joint else _accuracies(found)
+    shown = methods_table(found, titles)
+    if found.joint:  # deviations of the first score only, to fit 80 characters
+        rows = [
+            [*row[:2], *(replace(c, text=c.text.partition(f"{fmt.NBSP}±")[0]) for c in row[2:])] for row in shown.rows
+        ]
+        shown = replace(shown, rows=rows)
+    failed = any(m.failures for m in found.methods)
+    _show(shown, out, omitted=() if failed else ("Failures",))
     _show_networks(found, out)
     for seed, clients in found.unseen.items():
-        out.print(f"seed {seed}: held out from training: {fmt.clients_named(clients)}", soft_wrap=True)
+        out.print(f"seed {seed}: unseen in training: {fmt.clients_named(clients)}", soft_wrap=True)
     first = found.methods[0]
-    own_chance = first.own_chances.get("unseen", first.own_chance)
-    also = f" (on the own mix: {_value(own_chance)})" if len(headings) > 1 and own_chance is not None else ""
-    out.print(f"± s.d. over {over}; always answering the most frequent class: {_value(first.chance)}{also}")
+    own = first.own_chances.get("unseen", first.own_chance)
+    on_own = f" (on the own mix: {_percent(own)})" if own is not None and len(titles) > 1 else ""
+    out.print(f"always answering the most frequent class: {_percent(first.chance)}{on_own}", soft_wrap=True)
     for remark in found.remarks:
         out.print(remark, markup=False, soft_wrap=True)
+    for m in found.methods:
+        for eval_mode, on in m.alone.items():
+            unaligned = "" if on.own is None else f", {_percent(on.own.mean)} on unaligned rows"
+            text = f"{m.name}, each party {eval_mode}: {_percent(on.test.mean)} on the test rows{unaligned}"
+            out.print(text, markup=False, soft_wrap=True)
+    if found.joint:
+        _show_score_differences(found, titles, out)
+        if lower := [SCORES[name].title.lower() for name in titles if SCORES[name].lower]:
+            out.print(f"{fmt.together(lower)}: less is better")
+        return
     what = "" if found.measure == GLOBAL else f" of {found.measure}"
     for d in found.differences:
         spread = "" if d.std_over_seeds is None else f" ± {100 * d.std_over_seeds:.1f} over {len(d.per_seed)} seeds"
         mean = "no common seed" if d.mean is None else f"{fmt.points(d.mean)} points{what}{spread}"
-        out.print(f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients")
+        out.print(f"{d.first} - {d.other}: {mean}; better at {d.clients_better} of {d.clients} clients", markup=False)
 
 
-def _headings(found: Comparison) -> dict[str, str]:
-    """The accuracies shown and their headings. With unseen clients, training clients have one column only, to fit 80
-    characters."""
-    names = {
-        f"{OWN} {eval_mode}": eval_mode
-        for eval_mode in dict.fromkeys(eval_mode for m in found.methods for eval_mode in m.eval_modes)
-    }
-    if not names:
-        return {GLOBAL: "accuracy"}
-    if not found.unseen:
-        return {**names, OWN: "own", GLOBAL: "global"}
-    trained = f"{found.measure}{TRAINING}"
-    shown = {name: eval_mode for name, eval_mode in names.items() if not eval_mode.endswith(TRAINING)}
-    shown |= {trained: "training"} if trained in names else {}
-    return shown if found.measure in shown else {**shown, GLOBAL: "global"}
+def line(content: Mapping[str, Any]) -> str:
+    """The result in `comparison.json` in one line: the verdict or, without one, the main metric of each method."""
+    found = Comparison(**content)
+    best, score = verdict(found), metrics(found)[found.measure]
+    values = {m.name: (m.scores if found.joint else m.accuracies)[found.measure].mean for m in found.methods}
+    texts = [f"{name}: {found.measure} {_plain(fmt.metric(value, score.share))}" for name, value in values.items()]
+    return _plain(best.text) if best else "; ".join(texts)
+
+
+def _accuracies(found: Comparison) -> dict[str, str]:
+    """The accuracies of horizontal methods and their headings. With unseen clients, training clients have one column
+    only, to fit 80 characters."""
+    modes = dict.fromkeys(eval_mode for m in found.methods for eval_mode in m.eval_modes)
+    names = {f"{OWN} {eval_mode}": eval_mode for eval_mode in modes}
+    if found.unseen and names:
+        trained = f"{found.measure}{TRAINING}"
+        kept = {name: heading for name, heading in names.items() if not heading.endswith(TRAINING)}
+        kept |= {trained: "training"} if trained in names else {}
+        names = kept if found.measure in kept else {**kept, GLOBAL: "global"}
+    elif names:
+        names |= {OWN: "own", GLOBAL: "global"}
+    names = names or {GLOBAL: "Accuracy"}
+    return dict(sorted(names.items(), key=lambda pair: pair[0] != found.measure))
+
+
+def _scores(found: Comparison) -> dict[str, str]:
+    """The scores of vertical methods and their headings."""
+    scores = metrics(found)
+    if "rare recall" in scores:  # to fit 80 characters
+        scores = {name: score for name, score in scores.items() if name not in ("balanced accuracy", "auc")}
+    return {name: SHORT.get(name, score.title) for name, score in scores.items()}
+
+
+def _show(shown: PageTable, out: Console, omitted: Collection[str] = ()) -> bool:
+    """Print a table of the page; return whether all columns fit that `OMITTED` does not name."""
+    for count in range(len(OMITTED) + 1):
+        dropped = {*omitted, *OMITTED[:count]}
+        kept = [n for n, name in enumerate(shown.columns) if name not in dropped]
+        table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+        for n in kept:
+            heading = textwrap.fill(shown.columns[n], 10)
+            table.add_column(heading, justify="left" if n < shown.words else "right", no_wrap=True)
+        for row in shown.rows:
+            texts = [escape(_plain(row[n].text)) for n in kept]
+            table.add_row(*(f"[bold]{text}[/]" if row[n].best else text for n, text in zip(kept, texts, strict=True)))
+        fits = out.measure(table, options=out.options.update(width=1000)).maximum <= out.width
+        if fits or count == len(OMITTED):
+            break
+    if fits or any(name in OMITTED for name in shown.columns):
+        out.print(table)
+    return fits
 
 
 def _show_networks(found: Comparison, out: Console) -> None:
-    """The accuracy by the clients' network or black box, and the gain over a method."""
-    table = _table("model", "clients", *(m.name for m in found.methods))
-    for name, count, values in found.networks:
-        table.add_row(
-            name, str(count), *("" if mean is None else fmt.with_gain(mean, gain, "") for mean, gain in values)
-        )
-    if found.networks and _fits(table, out):
-        out.print(table)
-        if found.gains_over and len(found.methods) > 1:
-            out.print(
-                f"in brackets: gain over {found.gains_over} in points, same clients", markup=False, soft_wrap=True
-            )
+    """The accuracy by the clients' network or black box, and the gain over a method, if there is room."""
+    rows = [
+        cells(name, str(count), *(fmt.with_gain(mean, gain) for mean, gain in values))
+        for name, count, values in found.networks
+    ]
+    table = PageTable("", ["model", "clients", *(m.name for m in found.methods)], rows)
+    if rows and _show(table, out) and found.gains_over and len(found.methods) > 1:
+        text = f"in brackets: gain over {found.gains_over} in points, same clients"
+        out.print(text, markup=False, soft_wrap=True)
 
 
-def _show_scores(found: Comparison, out: Console) -> None:
-    """Vertical methods: scores of the joint prediction, and paired differences."""
-    methods, several = found.methods, len(found.methods[0].seeds) > 1
-    names = list(dict.fromkeys(name for m in methods for name in m.scores))
-    if "rare recall" in names:  # to fit 80 characters
-        names = [name for name in names if name not in ("balanced accuracy", "auc")]
-    costs = ["up", "down", "s", *(["failed"] if any(m.failures for m in methods) else [])]
-    table = _table("method", *(SHORT.get(name, name) for name in names), *costs)
-    for m in methods:
-        scores = [_score(SCORES[name], m.scores.get(name), several and name == names[0]) for name in names]
-        table.add_row(m.name, *scores, *list(_costs(m).values())[: len(costs)])
-    out.print(table)
-    spread = "± s.d. over seeds; " if several else ""
-    out.print(f"{spread}always answering the most frequent class: {_value(methods[0].chance)}")
-    if "log loss" in names:
-        out.print("log-loss: less is better")
-    for m in methods:
-        for eval_mode, on in m.alone.items():
-            own = "" if on.own is None else f", {_value(on.own.mean)} on its unaligned rows"
-            out.print(f"{m.name}, each party {eval_mode}: {_value(on.test.mean)} on the test rows{own}")
-    pairs = {name: each for name, each in {found.measure: found.differences, **found.further}.items() if name in names}
-    if found.differences:
-        table = _table("difference", *(SHORT.get(name, name) for name in pairs))
-        for each in zip(*pairs.values(), strict=True):
-            differences = [_score(SCORES[name], d, several) for name, d in zip(pairs, each, strict=True)]
-            table.add_row(f"{each[0].first} - {each[0].other}", *differences)
-        out.print(table)
+def _show_score_differences(found: Comparison, titles: Mapping[str, str], out: Console) -> None:
+    """The paired differences of all scores, a row for each pair; without the calibration error if there is no room."""
+    every = {found.measure: found.differences, **found.further}
+    every = {name: every[name] for name in titles if name in every}
+    for pairs in (every, {name: each for name, each in every.items() if name != "calibration error"}):
+        if _show_pairs(pairs, titles, out):
+            break
 
 
-def _score(score: Score, found: SeedSpread | PairedDifference | None, spread: bool) -> str:
-    """A score, or a difference with its sign."""
-    if found is None or found.mean is None:
-        return ""
-    text = fmt.difference(found.mean, score.share) if isinstance(found, PairedDifference) else _value(found.mean, score)
-    shown = spread and found.std_over_seeds is not None
-    return text + (f" ±{fmt.standard_deviation(found.std_over_seeds, score.share)}" if shown else "")
+def _show_pairs(pairs: Mapping[str, Sequence[PairedDifference]], titles: Mapping[str, str], out: Console) -> bool:
+    """The differences of some scores, if there is room; return whether there was."""
+    rows = []
+    for each in zip(*pairs.values(), strict=True):
+        texts = [f"{each[0].first} - {each[0].other}"]
+        for name, d in zip(pairs, each, strict=True):
+            share = SCORES[name].share
+            spread = "" if d.std_over_seeds is None else f" ±{fmt.standard_deviation(d.std_over_seeds, share)}"
+            texts.append("" if d.mean is None else fmt.difference(d.mean, share) + spread)
+        rows.append(cells(*texts))
+    return not rows or _show(PageTable("", ["Difference", *(titles[name] for name in pairs)], rows), out)
 
 
-def _value(value: float | None, score: Score = ACCURACY) -> str:
-    """`86.7%` or `0.962`."""
-    return "" if value is None else fmt.metric(value, score.share).replace(fmt.NBSP, "")
+def _percent(value: float) -> str:
+    return fmt.percent(value, "")
 
 
-def _costs(m: MethodSummary) -> dict[str, str]:
-    """Bytes sent and received, seconds, and failed calls of a method."""
-    sent, received = (fmt.size(count + m.bytes.across, " ") for count in (m.bytes.up, m.bytes.down))
-    return {"sent": sent, "received": received, "s": f"{m.seconds:.0f}", "failed": str(m.failures)}
-
-
-def _table(*headings: str) -> Table:
-    """An empty table: a column of names, then columns of numbers."""
-    table = Table(header_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(headings[0], no_wrap=True)
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right", overflow="fold")
-    return table
-
-
-def _fits(table: Table, out: Console) -> bool:
-    return out.measure(table, options=out.options.update(width=WIDE)).maximum <= out.width
+def _plain(text: str) -> str:
+    """The text without non-breaking spaces, which a terminal breaks at: `86.7% ±2.0`, `7.68 MB`."""
+    return text.replace(f"{fmt.NBSP}%", "%").replace(f"±{fmt.NBSP}", "±").replace(fmt.NBSP, " ")

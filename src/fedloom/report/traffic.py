@@ -1,7 +1,5 @@
 """Messages and wall time of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,7 +37,6 @@ def traffic(run: Run) -> PageSection:
 
 
 def _by_round(run: Run) -> Figure | None:
-    """Tensor data by round, for each kind and direction."""
     rounds = run.summary.rounds
     kinds: dict[str, np.ndarray] = {}
     for flow in run.ledger:

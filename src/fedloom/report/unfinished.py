@@ -1,7 +1,5 @@
 """The summary of a run in progress, from its tables."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +74,6 @@ def summary_so_far(
         "failures": failures,
         "public_sha256": None,
         "state_sha256": None,
-        "apart": partition.apart > 0,
+        "private_rows": partition.private_clients > 0,
     }
     return checked(RunSummary, values, folder / "metrics.csv")

@@ -1,10 +1,7 @@
-"""Clients that took part in no round: what they reach, beside those that did."""
-
-from __future__ import annotations
+"""Unseen clients: their accuracy beside that of training clients."""
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
 
@@ -15,21 +12,23 @@ from fedloom.report import plots
 from fedloom.report.page import Figure, PageCell, PageSection, PageTable, cells
 from fedloom.report.plots import Dots
 from fedloom.report.read import Run
-from fedloom.report.styles import series_style
+from fedloom.report.styles import HOLLOW, series_style
 
 HEADING = "Unseen clients"
 NAMED = 20
-"""At most so many clients are named."""
+"""Maximum number of clients named."""
 
 
 def of_one(run: Run) -> PageSection | None:
-    """Who was unseen in a run, and the accuracy of both groups as they are and in each way."""
+    """The unseen clients of a run, and the accuracy of both groups, unadapted and in each evaluation mode."""
     s = run.summary
     if not s.unseen:
         return None
-    who = f"{fmt.capital(fmt.times(len(s.unseen), 'client'))} of {fmt.whole(s.clients)}"
-    names = _listed(run.names[i] for i in s.unseen)
-    text = [f"{who} took part in no round, got no message, and served for evaluation only: {names}."]
+    count = f"{fmt.capital(fmt.times(len(s.unseen), 'client'))} of {fmt.whole(s.clients)}"
+    text = [
+        f"{count} took part in no round, received no message, and are used for evaluation only: "
+        f"{_listed(run.display_names[i] for i in s.unseen)}."
+    ]
     pairs = _pairs(s)
     if not pairs:
         return PageSection(HEADING, text=text)
@@ -43,71 +42,66 @@ def of_one(run: Run) -> PageSection | None:
         chance = s.most_frequent(f"{OWN} way")
         means[chance] = unseen, training
         rows.append(cells(chance, fmt.percent(unseen), fmt.percent(training), fmt.NONE))
-    columns = ("Way", "Unseen clients", "Training clients", "Difference in points")
+    columns = ("Evaluation mode", "Unseen clients", "Training clients", "Difference in points")
     table = PageTable("Mean ± s.d. over clients", columns, rows)
     return PageSection(HEADING, text=text, figures=[_figure(s, means)], tables=[table])
 
 
 def _figure(s: RunSummary, means: dict[str, tuple[float, float]]) -> Figure:
-    """The means over both groups, row by row."""
     values = np.array(list(means.values()))
     series = [
         Dots(fmt.times(len(s.unseen), "unseen client"), values[:, 0], series_style(0)),
-        Dots(
-            fmt.times(s.clients - len(s.unseen), "training client"),
-            values[:, 1],
-            replace(series_style(1), shape="diamond", filled=False),
-        ),
+        Dots(fmt.times(s.clients - len(s.unseen), "training client"), values[:, 1], HOLLOW),
     ]
-    said = [f"{eval_mode} {fmt.percent(a)} and {fmt.percent(b)}" for eval_mode, (a, b) in means.items()]
-    alt = f"Mean accuracy of unseen and of training clients: {fmt.together(said)}."
+    pairs = [f"{eval_mode} {fmt.percent(a)} and {fmt.percent(b)}" for eval_mode, (a, b) in means.items()]
+    alt = f"Mean accuracy of unseen and of training clients: {fmt.together(pairs)}."
     svg, legend = plots.dots("unseen", alt, list(means), series, joined=True)
     rows = "in each client's own class mix" if s.own_accuracy else f"of {s.tested}"
-    caption = f"On test rows {rows}, at the end; the numbers beside are those of unseen clients."
+    caption = f"Accuracy at the end on test rows {rows}. The numbers on the right are those of unseen clients."
     return Figure("Unseen and training clients", svg, legend, caption)
 
 
 def of_methods(found: Comparison) -> list[PageSection]:
-    """Who was unseen in a comparison, and what both groups reach by each method, in each way."""
+    """The unseen clients of a comparison, and the accuracy of both groups by method and evaluation mode."""
     if not found.unseen:
         return []
-    who = "; ".join(f"in seed {seed}, {_listed(map(str, clients))}" for seed, clients in found.unseen.items())
-    text = [f"Some clients took part in no round, got no message, and served for evaluation only: {who}."]
+    names = "; ".join(f"in seed {seed}, {_listed(map(str, clients))}" for seed, clients in found.unseen.items())
+    text = [f"Some clients took part in no round, received no message, and are used for evaluation only: {names}."]
     every = in_order({eval_mode.removesuffix(TRAINING): None for m in found.methods for eval_mode in m.eval_modes})
     tables = []
-    for who, end in (("Unseen", ""), ("Training", TRAINING)):
+    for group, end in (("Unseen", ""), ("Training", TRAINING)):
         rows = []
         for number, m in enumerate(found.methods):
             each = [m.eval_modes.get(eval_mode + end) for eval_mode in every]
             bars = [PageCell(fmt.NONE) if a is None else PageCell(fmt.percent(a.mean), share=a.mean) for a in each]
             rows.append(cells(PageCell(m.name, key=series_style(number).key("").sample), *bars))
-        measure = f"{OWN} way{end}"
-        chance = found.chance_of(measure)
-        over = any(len(m.seeds) > 1 for m in found.methods)
-        caption = f"{who} clients: accuracy {found.describe(OWN)}, mean over clients{' and seeds' if over else ''}"
-        if chance is not None:
-            caption += f"; always answering {found.most_frequent(measure)} gives {fmt.percent(chance)}"
+        over = " and seeds" if any(len(m.seeds) > 1 for m in found.methods) else ""
+        caption = f"{group} clients: accuracy {found.describe(OWN)}, mean over clients{over}"
+        metric = f"{OWN} way{end}"
+        if (chance := found.chance_of(metric)) is not None:
+            caption += f"; always answering {found.most_frequent(metric)} gives {fmt.percent(chance)}"
         tables.append(PageTable(caption, ("Method", *(fmt.capital(eval_mode) for eval_mode in every)), rows))
     return [PageSection(HEADING, text=text, tables=tables if every else [])]
 
 
 def in_order(eval_modes: Iterable[str]) -> list[str]:
-    """The ways by the number of steps that they begin with, as in `5 steps`; those without one keep their order."""
-    found = [(re.match(r"\d+", eval_mode), eval_mode) for eval_mode in eval_modes]
-    return [eval_mode for _, eval_mode in sorted(found, key=lambda pair: int(pair[0].group()) if pair[0] else -1)]
+    """Evaluation modes by the number of steps at their start, as in `5 steps`; others keep their order."""
+    numbers = [(re.match(r"\d+", eval_mode), eval_mode) for eval_mode in eval_modes]
+    return [eval_mode for _, eval_mode in sorted(numbers, key=lambda pair: int(pair[0].group()) if pair[0] else -1)]
 
 
 def _pairs(s: RunSummary) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By way, the accuracies of unseen clients and of the others; also as they are, unless that is a way too."""
-    found: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for eval_mode in in_order(eval_mode for eval_mode in s.eval_modes if not eval_mode.endswith(TRAINING)):
-        found[eval_mode] = (
+    """The accuracies of unseen and of training clients by evaluation mode, and unadapted unless that is a mode."""
+    found = {
+        eval_mode: (
             np.array(s.eval_modes[eval_mode].per_client),
             np.array(s.eval_modes[eval_mode + TRAINING].per_client),
         )
+        for eval_mode in in_order(eval_mode for eval_mode in s.eval_modes if not eval_mode.endswith(TRAINING))
+    }
     if s.own_accuracy and not any(eval_mode.startswith("0 ") for eval_mode in found):
-        own, some = s.own_accuracy.over(s.clients), np.isin(np.arange(s.clients), s.unseen)
-        found = {"as they are": (own[some], own[~some]), **found}
+        own, unseen = s.own_accuracy.over(s.clients), np.isin(np.arange(s.clients), s.unseen)
+        found = {"unadapted": (own[unseen], own[~unseen]), **found}
     return found
 
 

@@ -1,7 +1,5 @@
 """Sections on vertical learning: the joint prediction, each party's data, accuracy alone, and attacks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 
@@ -32,15 +30,15 @@ PSEUDO = (
 LEAKS = "Label inference attacks"
 GUESSES = (
     "A passive party that follows the protocol may infer the class of each aligned row from the messages it receives. "
-    "The attack is scored on rows whose class the party does not know; if it knows some, these are evaluate.attacks "
-    "rows of each class. Attackers with different knowledge are not comparable."
+    "The attack is scored on rows whose class the party does not know; if it knows some, these are "
+    "evaluate.attack_labels rows of each class. Attackers with different knowledge are not comparable."
 )
 KNOWS = {
     "gradients direct": "The gradient of each row's loss by the logits it sent, and that all logits are summed.",
     "gradients nearest": "The gradient it received for each row, and the class of a few rows.",
     "prototypes": "Its own embeddings, the prototypes it received, and their classes; no label.",
     "embeddings nearest": "Its own embeddings and the class of a few rows. A control without messages.",
-    "completion": "Its own embeddings, the class of a few rows, and many unlabelled rows.",
+    "completion": "Its own embeddings, the class of a few rows, and many unlabeled rows.",
 }
 """The assumed knowledge of the attacker, by attack."""
 CHANCE_ATTACK = "chance"
@@ -64,7 +62,6 @@ def lead(run: Run, length: str) -> str:
 
 
 def _inside(name: str) -> str:
-    """The title of a score within a sentence."""
     title = SCORES[name].title
     return title if title.isupper() else title[:1].lower() + title[1:]
 
@@ -80,6 +77,7 @@ def tiles(run: Run) -> Iterable[Tile]:
         "balanced accuracy": f"mean over classes; chance gives {fmt.percent(1 / len(shares))}",
         "auc": "chance gives 0.5" + ("; mean over classes, each against all others" if number > 2 else ""),
         "log loss": f"less is better; class frequencies give {-(shares * np.log(shares)).sum():.3f}",
+        "calibration error": "less is better; 0 is perfect",
         "seen accuracy": "on test rows of classes that are frequent in aligned rows",
         "rare recall": "on test rows of the other classes",
     }
@@ -141,18 +139,17 @@ def holdings(run: Run, which: str = "") -> PageSection:
 
 
 def _table(run: Run, parties: Sequence[PartyData], which: str) -> PageTable:
-    """A row for each party."""
     networks = len(set(run.partition.architectures)) > 1
     measured = any(p.gamma is not None for p in parties)
     headings = ["Party", "Holds", *(["Network"] if networks else []), "Aligned", "Unaligned"]
     headings += ["Γ", "S", "MID", "cos"] if measured else []
     rows = []
-    for p, id, network in zip(parties, run.names, run.partition.architectures, strict=True):
+    for p, id, called, network in zip(parties, run.names, run.display_names, run.partition.architectures, strict=True):
         marks = ["gamma", "classes_held", "mid", "cosine"] if measured else []
         forms = {"gamma": ".2f", "classes_held": "d", "mid": ".3f", "cosine": ".3f"}
         values = [fmt.NONE if getattr(p, m) is None else format(getattr(p, m), forms[m]) for m in marks]
         counts = [fmt.whole(p.aligned), fmt.whole(p.unaligned)]
-        name = p.name if p.name == id else f"{id}: {p.name}"
+        name = called if called == id else f"{id}: {called}"
         rows.append(cells(name, _holds(p), *([network] if networks else []), *counts, *values))
     network = "" if networks else f"; each party's network is {run.partition.architectures[0]}"
     return PageTable(f"Data of each party{which}{network}", headings, rows, words=3 if networks else 2)
@@ -173,7 +170,6 @@ def _holds(p: PartyData) -> PageCell:
 
 
 def _columns(parties: Sequence[PartyData]) -> Details:
-    """The names of all columns."""
     rows = [cells(p.name, ", ".join(p.columns or ())) for p in parties]
     return Details("Column names", table=PageTable("Each party's columns", ("Party", "Columns"), rows, words=2))
 
@@ -205,7 +201,7 @@ def alone(run: Run) -> PageSection | None:
             figures.append(_by_party(run, f"{OWN} {eval_mode}", title, []))
         test, own = found.test.per_client, found.own.per_client if found.own else None
         rows = []
-        for n, name in enumerate(run.called):
+        for n, name in enumerate(run.display_names):
             others = [fmt.NONE, fmt.NONE] if own is None else [fmt.percent(own[n]), _most(run, n)]
             rows.append(cells(name, fmt.percent(test[n]), *others))
         headings = ("Party", "On the test rows", "On its unaligned rows", "Most frequent class of those")
@@ -221,9 +217,8 @@ def _most(run: Run, n: int) -> str:
 
 
 def _by_party(run: Run, measure: str, title: str, levels: list[Level]) -> Figure:
-    """A line for each party that has the measure."""
     curves = [run.curve(measure, run.last, id) for id in run.names]
-    lines = [Line(run.called[n], x, y, series_style(n)) for n, (x, y) in enumerate(curves) if len(x)]
+    lines = [Line(run.display_names[n], x, y, series_style(n)) for n, (x, y) in enumerate(curves) if len(x)]
     ends = fmt.together([f"{line.label} {fmt.percent(line.y[-1])}" for line in lines])
     svg, legend = plots.chart(
         measure, f"{title} by iteration; at the end {ends}.", lines, levels, across=iteration_axis(run)
@@ -238,7 +233,7 @@ def attacks(run: Run) -> PageSection | None:
         return None
     chance = run.summary.attacks.get(CHANCE_ATTACK)
     ids = [id for id in run.names if any(id in attack.per_party for attack in found.values())]
-    names = [run.called[run.names.index(id)] for id in ids]
+    names = [run.display_names[run.names.index(id)] for id in ids]
     rows = [
         cells(
             fmt.capital(kind),

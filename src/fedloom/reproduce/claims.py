@@ -1,53 +1,35 @@
 """Test a paper's claims on our runs, by paired differences over seeds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fedloom.report import formatting as fmt
-from fedloom.report.statistics import confidence_interval
-from fedloom.reproduce.measure import Unit, as_printed
+from fedloom.reproduce.measure import Unit, as_printed, drawn, is_exact
 from fedloom.reproduce.results import TableResults
 from fedloom.reproduce.spec import AT, Claim
-
-Verdict = Literal["held", "not seen", "not testable here"]
-VERDICTS: tuple[Verdict, ...] = ("held", "not seen", "not testable here")
-SEEDS = 3
-"""Minimum number of seeds for the verdict `held`."""
-ROUNDING = 1e-12
-"""Relative difference below which two sides are equal up to rounding."""
-RULE = (
-    f"A claim is held if, over at least three seeds, the whole 95{fmt.NBSP}% confidence interval (Student's t) of the "
-    "mean paired difference lies on the claimed side, beyond the margin if the claim has one. Differences that are "
-    "infinite to one side in all seeds, because one method never reaches a level, lie beyond any margin. A claim is "
-    "not testable here if its runs cannot be executed, a planned seed is missing, there is only one seed, or a "
-    "difference is not a number or is infinite in some seeds only. Otherwise it is not seen, and the text says "
-    "whether the opposite is. Within a column, the runs of a seed must have the same test rows. Columns differ by "
-    "design, so comparisons across columns are paired by seed only."
+from fedloom.reproduce.verdicts import (
+    OPPOSITE,
+    RELEVANT,
+    Decision,
+    Rule,
+    Verdict,
+    conjunction,
+    corrected,
+    decide,
+    holm,
+    uninformative,
 )
 
-
-@dataclass(frozen=True)
-class Decision:
-    """A verdict on paired differences.
-
-    Attributes:
-        mean: mean difference; None if infinite.
-        ends: ends of its 95 % confidence interval; None if infinite or below two seeds.
-        words: the reason if the claim is not held, and the infinite side if any.
-    """
-
-    verdict: Verdict
-    mean: float | None
-    ends: tuple[float, float] | None
-    words: str = ""
+ROUNDING = 1e-12
+"""Relative difference below which two sides are equal up to rounding."""
+Cells = list[tuple[str, str]]
+Term = tuple[float, Cells, float]
+"""A term of a difference: its factor, its cells, which are averaged, or a number if it has none."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +38,15 @@ class ClaimResult:
 
     Attributes:
         compared: the two sides of the difference.
+        gate: name of the failed gate of an uninformative verdict: runs, comparable, tuning, test rows, chance,
+            headroom, spread, measured or finite.
+        printed: the paper's difference in the unit, if it prints both sides.
         seeds: difference by seed, in the unit; None if not finite.
+        counted: number of seeds that count; later ones wait for the next look.
+        needed: number of seeds that would decide an undecided claim.
         ratio: left divided by right, if the claim has a factor.
         left_out: columns without runs, if the claim names no columns.
+        data: the data sets that were used, and those of the paper if they differ.
         found: the result in a few words.
         evidence: equal for claims decided by the same runs in the same way; empty if runs are missing.
     """
@@ -66,210 +54,288 @@ class ClaimResult:
     text: str
     compared: str
     verdict: Verdict
+    gate: str
+    printed: float | None
     mean: float | None
     ends: tuple[float, float] | None
     seeds: Mapping[int, float | None]
     unit: str
+    counted: int = 0
+    needed: int | None = None
     ratio: float | None = None
     left_out: tuple[str, ...] = ()
+    data: str = ""
     found: str = ""
     evidence: str = ""
+    rule: Rule = "more"
 
 
-def decide(differences: Sequence[float], rule: Literal["more", "less", "within"], by: float = 0.0) -> Decision:
-    """Apply `RULE`.
-
-    Args:
-        differences: left minus right, one for each seed.
-        rule, by: see `Claim`.
-    """
-    if not len(differences):
-        return _untested("no seed is complete")
-    if np.isnan(differences).any():
-        return _untested("a difference is not a number, for example because no side reaches the level")
-    infinite = bool(np.isinf(differences).any())
-    if infinite and len({*differences}) > 1:
-        return _untested(
-            "a difference is infinite in some seeds only, for example because a level is not always reached"
-        )
-    mean = None if infinite else float(np.mean(differences))
-    if len(differences) < 2:
-        return Decision("not testable here", mean, None, "one seed cannot show significance")
-    ends = None if infinite else confidence_interval(differences)
-    low, high = ends or (differences[0], differences[0])
-    if rule == "less":
-        low, high = -high, -low
-    if rule == "within":
-        seen = -by <= low and high <= by
-        against = "they differ by more" if low > by or high < -by else ""
-    else:
-        seen = low > by
-        against = "the opposite" if high < 0 else "less than that" if by and high < by else ""
-    held = seen and len(differences) >= SEEDS
-    few = f"seen, but {len(differences)} seeds are too few" if seen and not held else ""
-    why = "" if held else few or against or "not significant"
-    if infinite:
-        side = f"the {'first' if differences[0] > 0 else 'second'} is infinite in every seed"
-        why = f"{why}: {side}" if why else side
-    return Decision("held" if held else "not seen", mean, ends, why)
-
-
-def _untested(why: str) -> Decision:
-    return Decision("not testable here", None, None, why)
-
-
-def _minus(left: float, right: float) -> float:
-    """The difference without rounding errors; nan if both sides are equally infinite."""
-    alike = math.isfinite(left) and math.isclose(left, right, rel_tol=ROUNDING)
-    return 0.0 if alike else left - right
+def check_claims(claims: Sequence[Claim], found: TableResults) -> tuple[ClaimResult, ...]:
+    """Test the claims of a table, with Holm's correction over those that different runs decide."""
+    every = [ClaimTest(claim, found) for claim in claims]
+    decisions = [test.decision() for test in every]
+    families: dict[str, list[int]] = {}
+    for at, (test, decision) in enumerate(zip(every, decisions, strict=True)):
+        if decision.verdict != "uninformative":
+            families.setdefault(test.evidence, []).append(at)
+    rejected = holm([decisions[same[0]].p for same in families.values()])
+    for same, one in zip(families.values(), rejected, strict=True):
+        for at in same:
+            decisions[at] = corrected(decisions[at], one, len(families))
+    return tuple(test.result(decision) for test, decision in zip(every, decisions, strict=True))
 
 
 def check_claim(claim: Claim, found: TableResults) -> ClaimResult:
-    """Test a claim on the runs of a reproduction."""
-    unit = found.unit if claim.unit is None else Unit(claim.unit)
-    columns, left_out = _columns(claim, found)
-    left, right = _cells(claim.left, columns), _cells(claim.right, columns)
-    why = claim.untestable.get(found.scale) or _missing([*left, *right], found) or ("" if left else _reason(found))
-    why = why or _unpaired(left, right, found)
-    if why:
-        decision, seeds, ratio = _untested(why.rstrip(".")), dict[int, float](), None
-    else:
-        ours = _by_seed(left, claim, found, unit)
-        theirs = _by_seed(right, claim, found, unit) if right else dict.fromkeys(ours, float(claim.right))
-        both = sorted(ours.keys() & theirs.keys())
-        seeds = {seed: _minus(ours[seed], claim.times * theirs[seed]) for seed in both}
-        planned = {one.config.seed for at in (*left, *right) for one in found.places[at].attempts}
-        if planned - seeds.keys():
-            decision = _untested(f"{len(planned - seeds.keys())} of {len(planned)} seeds are missing")
-        else:
-            decision = decide([*seeds.values()], claim.rule, claim.by)
-        ratio = _ratio([ours[s] for s in both], [theirs[s] for s in both]) if claim.times != 1 else None
-    return ClaimResult(
-        text=claim.text,
-        compared=_compared(claim, columns, left_out, unit),
-        verdict=decision.verdict,
-        mean=decision.mean,
-        ends=decision.ends,
-        seeds={seed: value if math.isfinite(value) else None for seed, value in seeds.items()},
-        unit=unit.name,
-        ratio=ratio,
-        left_out=left_out,
-        found=_outcome_text(decision, unit, claim.by, ratio),
-        evidence=_evidence(claim, left, right, found, unit),
-    )
+    """Test one claim alone."""
+    test = ClaimTest(claim, found)
+    return test.result(test.decision())
 
 
-def _columns(claim: Claim, found: TableResults) -> tuple[list[str], tuple[str, ...]]:
-    """The columns to average over, those of the claim or all with runs of its rows; and those without runs."""
-    if claim.columns is not None:
-        return list(claim.columns), ()
-    rows = [side for side in (claim.left, claim.right) if isinstance(side, str) and AT not in side]
-    every = [column.name for column in found.reproduction.columns]
-    able = [c for c in every if all(not _untestable(found, row, c) for row in rows)]
-    return able, tuple(c for c in every if c not in able) if rows else ()
+class ClaimTest:
+    """A claim on the runs of a table."""
 
+    def __init__(self, claim: Claim, found: TableResults) -> None:
+        self.claim, self.found = claim, found
+        self.unit = found.unit if claim.unit is None else Unit(claim.unit)
+        self.measure = claim.measure or found.reproduction.measure
+        self.columns, self.left_out = self._columns()
+        self.parts = [self._terms(right) for right in claim.rights]
+        self.cells = list(dict.fromkeys(cell for part in self.parts for _, cells, _ in part for cell in cells))
+        self.effects = self._printed()
+        known = [effect for effect in self.effects if effect is not None]
+        least = max if claim.rule == "less" else min
+        self.printed = least(known) if len(known) == len(self.parts) else None
+        self.evidence = self._evidence()
+        self.differences: list[dict[int, float]] = []
 
-def _untestable(found: TableResults, row: str, column: str) -> str:
-    place = found.places.get((row, column))
-    return place.cell.untestable if place else ""
+    def _columns(self) -> tuple[list[str], tuple[str, ...]]:
+        """The columns to average over, those of the claim or all with runs of its rows; and those without runs."""
+        claim, places = self.claim, self.found.places
+        if claim.columns is not None:
+            return list(claim.columns), ()
+        rows = [side for side in claim.sides if AT not in side]
+        every = [column.name for column in self.found.reproduction.columns]
+        able = [
+            c for c in every if not any(at in places and places[at].cell.untestable for at in ((r, c) for r in rows))
+        ]
+        return able, tuple(c for c in every if c not in able) if rows else ()
 
+    def _terms(self, right: str | float) -> list[Term]:
+        """The terms of left minus right, less the difference of the contrast."""
+        signed: list[tuple[float, str | float]] = [(1.0, self.claim.left), (-self.claim.times, right)]
+        if self.claim.than is not None:
+            signed += [(-1.0, self.claim.than[0]), (1.0, self.claim.than[1])]
+        return [(factor, self._cells(side), 0.0 if isinstance(side, str) else side) for factor, side in signed]
 
-def _cells(side: str | float, columns: Sequence[str]) -> list[tuple[str, str]]:
-    """The cells of a side; empty for a number."""
-    if not isinstance(side, str):
-        return []
-    row, _, column = side.partition(AT)
-    return [(row, column)] if column else [(row, column) for column in columns]
+    def _cells(self, side: str | float) -> Cells:
+        """The cells of a side; empty for a number."""
+        if not isinstance(side, str):
+            return []
+        row, _, column = side.partition(AT)
+        return [(row, column)] if column else [(row, column) for column in self.columns]
 
+    def _printed(self) -> list[float | None]:
+        """The paper's difference in each part; None if it does not print all cells."""
+        if self.claim.printed is not None or self.claim.measure is not None or self.claim.unit is not None:
+            return [self.claim.printed] * len(self.parts)
+        published = {
+            (row.name, column): value[0] if isinstance(value, tuple) else value
+            for row in self.found.reproduction.rows
+            for column, value in row.published.items()
+        }
+        if not self.cells or any(cell not in published for cell in self.cells):
+            return [None] * len(self.parts)
+        return [
+            sum(factor * (float(np.mean([published[c] for c in cells])) if cells else n) for factor, cells, n in part)
+            for part in self.parts
+        ]
 
-def _missing(cells: Sequence[tuple[str, str]], found: TableResults) -> str:
-    """Why a cell has no value; empty if all have one."""
-    for at in cells:
-        place, name = found.places.get(at), AT.join(at)
-        if place is None:
-            return f"{name} is not selected"
-        if place.cell.untestable:
-            return f"{name}: {place.cell.untestable}"
-        if not place.runs:
-            return f"{name}: {place.missing[0].problem if place.missing else 'not run'}"
-    return ""
+    def _evidence(self) -> str:
+        """A hash of the claim's runs, measure and rule."""
+        places = [self.found.places.get(at) for at in self.cells]
+        if not self.cells or any(place is None or not place.attempts for place in places):
+            return ""
+        names = {at: [one.folder.name for one in self.found.places[at].attempts] for at in self.cells}
+        terms = [[[f, sorted(n for c in cells for n in names[c]), x] for f, cells, x in part] for part in self.parts]
+        key = [terms, self.claim.rule, self.claim.by, self.printed, self.measure, self.unit.name]
+        return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
+    def decision(self) -> Decision:
+        """The verdict before any correction."""
+        claim, found = self.claim, self.found
+        if claim.incomparable:
+            return uninformative("comparable", claim.incomparable.rstrip("."))
+        if why := claim.untestable.get(found.scale) or self._missing():
+            return uninformative("runs", why.rstrip("."))
+        tuned = {row: found.row(row).tuned.get(found.scale, 0) for row, _ in self.cells}
+        if len({*tuned.values()}) > 1:
+            return uninformative("tuning", f"settings tried: {', '.join(f'{row} {n}' for row, n in tuned.items())}")
+        if self._unpaired():
+            return uninformative("test rows", "runs of one seed have different test rows")
+        self.differences = [self._by_seed(part) for part in self.parts]
+        attempts = [one for at in self.cells for one in found.places[at].attempts]
+        seeds = {one.config.seed for one in attempts[: self._planned()]} | {*range(self._planned())}
+        if lacking := len(seeds - set[int].intersection(*({*part} for part in self.differences))):
+            return uninformative("runs", f"{lacking} of {len(seeds)} seeds are missing")
+        if low := self._at_chance():
+            return uninformative("chance", low)
+        parts = zip(self.parts, self.differences, self.effects, strict=True)
+        return conjunction([self._part(*part) for part in parts])
 
-def _unpaired(left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: TableResults) -> str:
-    """Why cells of a column cannot be paired by seed; empty if they can."""
-    for pair in ((at, other) for at in left for other in right if at[1] == other[1]):
-        ours, theirs = (
-            {run.summary.seed: (run.summary.dataset, run.summary.test_sha256) for run in found.places[at].runs}
-            for at in pair
+    def _part(self, part: Sequence[Term], by_seed: Mapping[int, float], printed: float | None) -> Decision:
+        """The verdict on one difference."""
+        claim, differences = self.claim, [*by_seed.values()]
+        ours = [*self._mean(part[0]).values()]
+        if claim.rule == "more" and len(ours) > 1 and not any(ours) and self.unit.name == "%" and claim.than is None:
+            return Decision("refuted", float(np.mean(differences)), None, "0 in every seed", p=0.0, seeds=len(ours))
+        constant = len(differences) > 1 and len({*differences}) == 1 and math.isfinite(differences[0])
+        if constant and not is_exact(self.measure):
+            return uninformative("spread", "all seeds have the same difference")
+        relevant = RELEVANT if self.unit.name == "%" else None
+        decision = decide(
+            differences, claim.rule, planned=self._planned(), by=claim.by, printed=printed, relevant=relevant
         )
-        if any(ours[seed] != theirs[seed] for seed in ours.keys() & theirs.keys()):
-            return "runs of one seed have different test rows"
-    return ""
+        room = self._headroom(part)
+        goal = abs(printed) if printed is not None else claim.by or RELEVANT
+        open_ended = decision.verdict == "undecided" or (decision.verdict == "refuted" and decision.why != OPPOSITE)
+        if open_ended and room is not None and room < goal:
+            unit = self.unit
+            needed = f"the effect needs {unit.number(goal)}, and only {unit.number(room, goal)}{unit.apart} are left"
+            return replace(decision, verdict="uninformative", gate="headroom", why=needed, p=1.0, needed=None)
+        return decision
 
+    def _planned(self) -> int:
+        """The number of seeds of the first look."""
+        file = self.found.reproduction.scale(self.found.scale).seeds
+        return file if self.found.asked.seeds is None else min(file, self.found.asked.seeds)
 
-def _evidence(
-    claim: Claim, left: Sequence[tuple[str, str]], right: Sequence[tuple[str, str]], found: TableResults, unit: Unit
-) -> str:
-    """A hash of the claim's runs, measure and rule."""
-    places = [[found.places.get(at) for at in side] for side in (left, right)]
-    if not left or any(place is None or not place.attempts for side in places for place in side):
+    def _missing(self) -> str:
+        """Why a cell has no value; empty if all have one."""
+        for at in self.cells:
+            place, name = self.found.places.get(at), AT.join(at)
+            if place is None:
+                return f"{name} is not selected"
+            if place.cell.untestable:
+                return f"{name}: {place.cell.untestable}"
+            if not place.records:
+                return f"{name}: {place.missing[0].problem if place.missing else 'not run'}"
+        if not self.cells:
+            why = [place.cell.untestable for place in self.found.places.values() if place.cell.untestable]
+            return why[0] if why else "no column to compare"
         return ""
-    runs = [sorted(one.folder.name for place in side if place for one in place.attempts) for side in places]
-    measure = claim.measure or found.reproduction.measure
-    number = None if isinstance(claim.right, str) else claim.right
-    what = [runs, number, claim.rule, claim.by, claim.times, measure, unit.name]
-    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
 
+    def _unpaired(self) -> bool:
+        """Whether cells of a column have different test rows in one seed."""
+        tests: dict[tuple[str, int], set[tuple[str, str | None]]] = {}
+        for at in self.cells:
+            for record in self.found.places[at].records:
+                tests.setdefault((at[1], record.seed), set()).add((record.dataset, record.test_sha256))
+        return any(len(rows) > 1 for rows in tests.values())
 
-def _reason(found: TableResults) -> str:
-    """Why no column remains."""
-    why = [place.cell.untestable for place in found.places.values() if place.cell.untestable]
-    return why[0] if why else "no column to compare"
+    def _mean(self, term: Term) -> dict[int, float]:
+        """The mean over a term's cells, for each seed that all have; empty for a number."""
+        own = self.claim.measure is None and self.claim.unit is None
+        each = [
+            (self.found.numbers[at] if own else self.found.number(*at, self.measure, self.unit.name)).by_seed
+            for at in term[1]
+        ]
+        both = set[int].intersection(*({*one} for one in each)) if each else set[int]()
+        return {seed: float(np.mean([one[seed] for one in each])) for seed in sorted(both)}
 
+    def _by_seed(self, part: Sequence[Term]) -> dict[int, float]:
+        """The difference for each seed, without rounding errors; nan if both sides are equally infinite."""
+        known = [(term[0], self._mean(term), term[2]) for term in part]
+        seeds = set[int].intersection(*({*values} for term, (_, values, _) in zip(part, known, strict=True) if term[1]))
+        found = {}
+        for seed in sorted(seeds):
+            terms = [factor * values.get(seed, number) for factor, values, number in known]
+            total = sum(terms)
+            size = max(map(abs, terms))
+            found[seed] = 0.0 if math.isfinite(size) and abs(total) <= ROUNDING * size else total
+        return found
 
-def _by_seed(cells: Sequence[tuple[str, str]], claim: Claim, found: TableResults, unit: Unit) -> dict[int, float]:
-    """The mean over cells, for each seed that all cells have."""
-    if claim.measure is None and claim.unit is None:
-        each = [found.numbers[at].by_seed for at in cells]
-    else:
-        measure = claim.measure or found.reproduction.measure
-        each = [found.number(*at, measure, unit.name).by_seed for at in cells]
-    both = set[int].intersection(*({*one} for one in each))
-    return {seed: float(np.mean([one[seed] for one in each])) for seed in sorted(both)}
+    def _at_chance(self) -> str:
+        """The cell whose accuracy is not above always answering the most frequent class; empty if there is none."""
+        for at in self.cells:
+            chance = self.found.chance(at[1], self.measure)
+            mean = self.found.number(*at, drawn(self.measure), "%").mean if chance is not None else None
+            if chance is not None and mean is not None and mean <= 100 * chance:
+                return f"{AT.join(at)} has {mean:.1f} %, and always the most frequent class {100 * chance:.1f} %"
+        return ""
 
+    def _headroom(self, part: Sequence[Term]) -> float | None:
+        """Points between the lower side of the claim and the best possible accuracy: that of the oracle row, or 100 %.
+        None if the claim is not of this kind."""
+        claim, found = self.claim, self.found
+        low = part[1] if claim.rule == "more" else part[0]
+        if claim.rule == "within" or claim.than or claim.times != 1 or self.unit.name != "%" or not low[1]:
+            return None
+        if any(found.chance(column, self.measure) is None for _, column in low[1]):
+            return None
+        oracle = [(found.reproduction.oracle, column) for _, column in low[1]]
+        top = [found.numbers[at].mean for at in oracle if at in found.numbers]
+        best = float(np.mean([value for value in top if value is not None])) if top and None not in top else 100.0
+        return best - float(np.mean([*self._mean(low).values()]))
 
-def _ratio(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """The ratio of the means; None if undefined."""
-    above, below = float(np.sum(left)), float(np.sum(right))
-    return above / below if below and math.isfinite(above) and math.isfinite(below) else None
+    def result(self, decision: Decision) -> ClaimResult:
+        """The verdict with all that a page shows."""
+        by_seed = self.differences[0] if self.differences else {}
+        if len(self.differences) > 1:  # the part that decides
+            means = {at: float(np.mean([*part.values()])) for at, part in enumerate(self.differences)}
+            by_seed = self.differences[min(means, key=lambda at: abs(means[at] - (decision.mean or 0.0)))]
+        ratio = None
+        if self.claim.times != 1 and self.differences:
+            above, below = (sum(self._mean(term).values()) for term in self.parts[0][:2])
+            ratio = above / below if below and math.isfinite(above) and math.isfinite(below) else None
+        return ClaimResult(
+            text=self.claim.text,
+            compared=self._compared(),
+            verdict=decision.verdict,
+            gate=decision.gate,
+            printed=self.printed,
+            mean=decision.mean,
+            ends=decision.ends,
+            seeds={seed: value if math.isfinite(value) else None for seed, value in by_seed.items()},
+            unit=self.unit.name,
+            counted=decision.seeds,
+            needed=decision.needed,
+            ratio=ratio,
+            left_out=self.left_out,
+            data=self.found.data_used({column for _, column in self.cells}),
+            found=self._sentence(decision, ratio),
+            evidence=self.evidence,
+            rule=self.claim.rule,
+        )
 
+    def _compared(self) -> str:
+        """`FedAL − FedMD, mean of 3 columns`, without columns that have no runs."""
+        claim, unit = self.claim, self.unit
+        rights = [
+            right if isinstance(right, str) else f"{as_printed(right, None)}{unit.apart}" for right in claim.rights
+        ]
+        times = f"{claim.times:g} × " if claim.times != 1 else ""
+        each = f"each of {fmt.together(rights)}" if len(rights) > 1 else rights[0]
+        text = f"{claim.left} {fmt.MINUS} {times}{each}"
+        if claim.than is not None:
+            text = f"({text}) {fmt.MINUS} ({claim.than[0]} {fmt.MINUS} {claim.than[1]})"
+        if any(AT not in side for side in claim.sides) and self.columns:
+            text += f", {self.columns[0]}" if len(self.columns) == 1 else f", mean of {len(self.columns)} columns"
+            text += f" (without {fmt.together(self.left_out)})" if self.left_out else ""
+        margin = f"; margin {as_printed(claim.by, None)}{unit.apart}" if claim.by else ""
+        return f"{claim.measure}: {text}{margin}" if claim.measure else f"{text}{margin}"
 
-def _compared(claim: Claim, columns: Sequence[str], left_out: Sequence[str], unit: Unit) -> str:
-    """`FedAL − FedMD, mean of 3 columns`, without columns that have no runs."""
-    right = claim.right if isinstance(claim.right, str) else f"{as_printed(claim.right, None)}{unit.apart}"
-    times = f"{claim.times:g} × " if claim.times != 1 else ""
-    rows = [side for side in (claim.left, claim.right) if isinstance(side, str) and AT not in side]
-    over = ""
-    if rows and columns:
-        over = f", {columns[0]}" if len(columns) == 1 else f", mean of {len(columns)} columns"
-        over += f" (without {fmt.together(left_out)})" if left_out else ""
-    margin = f"; margin {as_printed(claim.by, None)}{unit.apart}" if claim.by else ""
-    measure = f"{claim.measure}: " if claim.measure else ""
-    return f"{measure}{claim.left} {fmt.MINUS} {times}{right}{over}{margin}"
-
-
-def _outcome_text(decision: Decision, unit: Unit, by: float, ratio: float | None) -> str:
-    """`the opposite: −2.1 points (−3.0 to −1.2)`."""
-    if decision.mean is None:
-        return decision.words
-    decimals = unit.decimals(decision.mean)
-    ends = decision.ends or ()
-    edges = (0.0, by, -by)
-    while decimals < 4 and any(
-        e != edge and round(e, decimals) == round(edge, decimals) for e in ends for edge in edges
-    ):
-        decimals += 1  # show on which side of the edge the end lies
-    mean, *others = (fmt.number(value, f"+,.{decimals}f") for value in (decision.mean, *ends))
-    text = f"{mean}{unit.apart}" + (f" ({' to '.join(others)})" if others else "")
-    text += f", {ratio:,.3g} times" if ratio is not None else ""
-    return f"{decision.words}: {text}" if decision.words else text
+    def _sentence(self, decision: Decision, ratio: float | None) -> str:
+        """`+0.5 points (−0.8 to +1.8), printed +6.9: excludes the printed effect, and not zero`."""
+        if decision.mean is None:
+            return decision.why
+        decimals = self.unit.decimals(decision.mean)
+        ends, edges = decision.ends or (), (0.0, self.claim.by, -self.claim.by, self.printed or 0.0)
+        while decimals < 4 and any(
+            end != edge and round(end, decimals) == round(edge, decimals) for end in ends for edge in edges
+        ):
+            decimals += 1  # show on which side of the edge the end lies
+        mean, *others = (fmt.number(value, f"+,.{decimals}f") for value in (decision.mean, *ends))
+        text = f"{mean}{self.unit.apart}" + (f" ({' to '.join(others)})" if others else "")
+        text += f", {ratio:,.3g} times" if ratio is not None else ""
+        text += f", printed {self.unit.difference(self.printed)}" if self.printed is not None else ""
+        return f"{text}: {decision.why}" if decision.why else text

@@ -6,8 +6,6 @@ by timing a few steps of each (`fedloom.reproduce.speed`), so that it covers eve
 factor of two if all clients fit into the miniature; it does not see rounds that differ from the first three.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import math
@@ -27,21 +25,20 @@ from fedloom.core.engine import Engine
 from fedloom.core.faults import Faults
 from fedloom.core.method import Method
 from fedloom.core.paths import cache_folder
-from fedloom.data.image_grid import default_grid
+from fedloom.data.images import default_grid
 from fedloom.data.sources import load
 from fedloom.experiment.checkpoint import write_atomically
-from fedloom.experiment.config import BlackBoxConfig, EngineConfig, EvaluateConfig, RunConfig, validated
+from fedloom.experiment.config import BlackBoxConfig, EngineConfig, EvaluateConfig, RunConfig
 from fedloom.experiment.engine import Backend, start
 from fedloom.experiment.networks import COMMON, EXTRACTORS, architectures_of
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.pool import digest
 from fedloom.experiment.pretrained import AUTO, PretrainedConfig
 from fedloom.experiment.run import execute
-from fedloom.experiment.session import Status
-from fedloom.experiment.topology import ChurnConfig
+from fedloom.experiment.sections import ChurnConfig, validated
 from fedloom.models import BLACK_BOXES, MODELS
-from fedloom.models.mlp import mlp
 from fedloom.models.parts import Classifier
+from fedloom.models.small import mlp
 from fedloom.reproduce.speed import NetworkSpeed, Passes, Shape, speed
 
 CLIENTS = 16
@@ -72,7 +69,7 @@ OWNERS = {"femnist": 226, "celeba": 20}
 """Mean number of rows per owner, for natural partitions."""
 UNSEEN: DataSize = ((64,), 10, 5_000, 0)
 """The assumed size of data that is not available here."""
-COUNTED_COLUMNS = {"aligned", "unaligned", "held", "grid"}
+COUNTED_COLUMNS = {"aligned", "unaligned", "blocks_per_party", "grid"}
 """Settings of `[columns]` that affect the cost; the others select classes."""
 STAND_IN = "fedloom.reproduce.cost:stand_in"
 """The network of a miniature."""
@@ -84,25 +81,22 @@ class Cost:
 
     Attributes:
         passes: forward passes of one row; a row in a training step counts 3.
-        flops: floating-point operations of matrix products and convolutions; a multiply-add counts 2.
         seconds: seconds on one core of this machine.
         gpu: rough seconds on one GPU: see `GPU_RATE` and `GPU_STEP` of `fedloom.reproduce.speed`.
         once: costs of pretraining by key; runs may share one.
     """
 
     passes: float = 0.0
-    flops: float = 0.0
     seconds: float = 0.0
     gpu: float = 0.0
-    once: tuple[tuple[str, Cost], ...] = ()
+    once: "tuple[tuple[str, Cost], ...]" = ()
 
-    def __add__(self, other: Cost) -> Cost:
+    def __add__(self, other: "Cost") -> "Cost":
         """The sum; a shared pretraining counts once."""
         once = tuple(sorted(dict(self.once + other.once).items(), key=lambda item: item[0]))
-        passes, flops = self.passes + other.passes, self.flops + other.flops
-        return Cost(passes, flops, self.seconds + other.seconds, self.gpu + other.gpu, once)
+        return Cost(self.passes + other.passes, self.seconds + other.seconds, self.gpu + other.gpu, once)
 
-    def whole(self) -> Cost:
+    def whole(self) -> "Cost":
         """The cost including pretraining."""
         return sum((cost for _, cost in self.once), replace(self, once=()))
 
@@ -114,33 +108,32 @@ def cost(run: RunConfig) -> Cost:
         FedloomError: the run is invalid, or its method fails.
     """
     method, cfg, rounds = run.resolve()
-    size = _size(run)
-    shape, classes, _, _ = size
+    shape, classes, rows, _ = _size(run)
     networks = _networks(run, method, shape)
     mini = miniature(run)
     setup, first, second, last = measured(mini)
-    evaluation = last.minus(second)
     evaluations = 1 + min(run.evaluate.points or 100, rounds) if rounds else 1
-    clients = run.data.clients / mini.data.clients
     participants = cfg.participants(run.data.training) / cfg.participants(mini.data.training)
-    work = (setup + evaluation * (evaluations - 1) + first.minus(second)) * clients
+    work = (setup + last.minus(second) * (evaluations - 1) + first.minus(second)) * (
+        run.data.clients / mini.data.clients
+    )
     work += second * (rounds * participants)
+    once = _pretraining(run, method, cfg, shape, classes, run.data.rows_at_server(rows))
     if method.setting == "vertical":
-        shape, classes = _part(run, shape), cfg.learnt
+        shape, classes = _part(run, shape), cfg.learned
     small = speed(STAND_IN, mini_shape(shape), classes, None)
-    total = Cost(seconds=work.seconds)
+    total = Cost(seconds=work.seconds, once=once)
     for name, count in Counter(networks).items():
         if name not in BLACK_BOXES:  # those are in the miniature as they are
             share = work * (count / len(networks))
             total += _cost(speed(name, shape, classes, run.models.norm), share, small)
-    return replace(total, once=_pretraining(run, method, cfg, size))
+    return total
 
 
 def _cost(real: NetworkSpeed, work: Passes, small: NetworkSpeed | None = None) -> Cost:
     """The cost of passes through a network, less that of the small network that was timed in its place."""
-    flops = work.asked * real.forward + work.trained * real.training
     seconds = real.seconds(work) - (small.seconds(work) if small else 0.0)
-    return Cost(work.asked + 3 * work.trained, flops, max(0.0, seconds), real.gpu(work))
+    return Cost(work.asked + 3 * work.trained, max(0.0, seconds), real.gpu(work))
 
 
 def describe(costs: Iterable[Cost], workers: int = 1) -> str:
@@ -152,18 +145,16 @@ def describe(costs: Iterable[Cost], workers: int = 1) -> str:
     """
     every = list(costs)
     total = sum(every, Cost()).whole()
-    text = f"{len(every)} run{'s' * (len(every) != 1)}, {_power(total.passes)} sample passes, "
-    text += f"about {_lasting(total.seconds / workers)} on {workers} core{'s' * (workers != 1)}"
-    if total.seconds / workers > 2 * 3600:
-        text += f", some {_lasting(total.gpu)} on one GPU (rough)"
-    return text
+    seconds, passes = total.seconds / workers, f"{total.passes:,.0f}"
+    if total.passes >= 1e5:
+        passes = f"{total.passes:.1e}".replace("e+0", "e").replace("e+", "e")
+    text = f"{len(every)} run{'s' * (len(every) != 1)}, {passes} sample passes, "
+    text += f"about {_rounded(seconds)} on {workers} core{'s' * (workers != 1)}"
+    return text + (f", some {_rounded(total.gpu)} on one GPU (rough)" if seconds > 2 * 3600 else "")
 
 
-def _power(number: float) -> str:
-    return f"{number:.1e}".replace("e+0", "e").replace("e+", "e") if number >= 1e5 else f"{number:,.0f}"
-
-
-def _lasting(seconds: float) -> str:
+def _rounded(seconds: float) -> str:
+    """A duration in two digits and a whole unit."""
     for size, name in ((3600.0, "hour"), (60.0, "minute")):
         if seconds >= 1.5 * size:
             digits = 2 - math.ceil(math.log10(seconds / size))
@@ -204,14 +195,14 @@ def miniature(run: RunConfig) -> RunConfig:
         split: dict[str, Any] = {"test_fraction": official / rows if official else data.test_fraction}
         split |= {"test_rows": data.test_rows}
     else:
-        clients, server = min(data.clients, CLIENTS), data.server_rows(rows)
+        clients, server = min(data.clients, CLIENTS), data.rows_at_server(rows)
         held = official or int((rows - server) * data.test_fraction)
         left = max(rows - server - (0 if official else held), 1)
-        public = min(1000, left // 5) if data.public is None else data.public
+        public = min(1000, left // 5) if data.public_rows is None else data.public_rows
         test = min(held, data.test_rows or held) or 1
         own, partition = _shared_out(run, method, max(left - public, 0) // data.clients)
         rows = server + public + clients * own + test
-        split = {"server": server, "public": public, "test_fraction": (test + 0.5) / (rows - server)}
+        split = {"server_rows": server, "public_rows": public, "test_fraction": (test + 0.5) / (rows - server)}
         split |= {**partition, "unseen": data.unseen if clients == data.clients else 0.0}
     pool = [name if name in BLACK_BOXES else STAND_IN for name in dict.fromkeys(_networks(run, method, shape))]
     pretrained = PretrainedConfig(model=STAND_IN, epochs=1) if run.pretrained.given else PretrainedConfig()
@@ -220,7 +211,7 @@ def miniature(run: RunConfig) -> RunConfig:
         topology["kind"] = "full" if topology["kind"] == "edges" else topology["kind"]
         topology |= {"file": None, "degree": topology["degree"] and min(topology["degree"], clients - 1)}
         if topology["kind"] == "groups":
-            topology["number"] = max(1, topology["number"] * clients // data.clients)
+            topology["groups"] = max(1, topology["groups"] * clients // data.clients)
     mini: RunConfig = validated(
         RunConfig,
         {
@@ -241,7 +232,7 @@ def miniature(run: RunConfig) -> RunConfig:
             "topology": topology,
             "churn": ChurnConfig(),
             "engine": EngineConfig(),
-            "evaluate": EvaluateConfig(points=1, attacks=run.evaluate.attacks),
+            "evaluate": EvaluateConfig(points=1, attack_labels=run.evaluate.attack_labels),
             "faults": Faults(),
         },
     )
@@ -249,46 +240,40 @@ def miniature(run: RunConfig) -> RunConfig:
 
 
 def mini_shape(shape: Shape) -> Shape:
-    """An image (C, H, W) in grey and at most 16 by 16; a row of a table as it is."""
+    """An image (C, H, W) in gray and at most 16 by 16; a row of a table as it is."""
     return shape if len(shape) == 1 else (1, *(min(16, side) for side in shape[1:]))
 
 
-def measured(mini: RunConfig) -> tuple[Passes, Passes, Passes, Passes]:
+def measured(mini: RunConfig) -> list[Passes]:
     """Time a miniature: setup, the first round with the evaluation before it, the mean of the middle rounds, and the
     last round with the evaluation after it. Kept in the user's cache."""
     kept = _kept(mini)
     with suppress(OSError, ValueError, TypeError):
-        found = [Passes(**each) for each in json.loads(kept.read_text(encoding="utf-8"))]
-        setup, first, between, last = found
-        return setup, first, between, last
-    import sklearn.metrics  # noqa: F401  # an evaluation imports it, once in a process and not once in a run
+        setup, first, between, last = (Passes(**each) for each in json.loads(kept.read_text(encoding="utf-8")))
+        return [setup, first, between, last]
+    import sklearn.metrics  # noqa: F401  # imported by the first evaluation of a process
 
     marks = [_now()]
 
-    def begin(world: RunPlan) -> Engine:
+    def begin(plan: RunPlan) -> Engine:
         marks.append(replace(marks[0], seconds=_now().seconds))  # without the passes of a pretraining
-        engine = start(world)
+        engine = start(plan)
         marks.append(_now())
         return engine
-
-    def mark(_: Status) -> None:
-        marks.append(_now())
 
     log = logging.getLogger("fedloom")
     silent, log.disabled = log.disabled, True  # the run itself will log its warnings
     try:
-        execute(mini, progress=mark, backend=lambda *_, **__: Backend(start=begin))
+        execute(mini, progress=lambda _: marks.append(_now()), backend=lambda *_, **__: Backend(start=begin))
     finally:
         log.disabled = silent
-    _, _, *ends = marks
-    rounds = [after.minus(before) for before, after in pairwise(ends)]
-    first, *between_rounds, last = rounds
-    between = sum(between_rounds, Passes()) * (1 / len(between_rounds))
-    found = [Passes(seconds=marks[1].seconds - marks[0].seconds), first, between, last]
+    first, *middle, last = (after.minus(before) for before, after in pairwise(marks[2:]))
+    setup = Passes(seconds=marks[1].seconds - marks[0].seconds)
+    found = [setup, first, sum(middle, Passes()) * (1 / len(middle)), last]
     with suppress(OSError):  # the cache only saves time
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps([asdict(each) for each in found]).encode())
-    return found[0], first, between, last
+    return found
 
 
 def _kept(mini: RunConfig) -> Path:
@@ -313,11 +298,11 @@ def _now() -> Passes:
 
 def _size(run: RunConfig) -> DataSize:
     """The size of the run's data; a guess if the files are not available."""
-    if run.data.form is not None:
-        form = run.data.form.form()
+    if run.data.row_schema is not None:
+        form = run.data.row_schema.build()
         return form.input_shape, len(form.classes), run.data.clients * 500, 0
     if run.columns.own_data:
-        return ((3, run.columns.size, run.columns.size) if run.columns.manifest else UNSEEN[0]), *UNSEEN[1:]
+        return ((3, run.columns.image_size, run.columns.image_size) if run.columns.manifest else UNSEEN[0]), *UNSEEN[1:]
     if run.data.name in KNOWN:
         return KNOWN[run.data.name]
     if not Path(run.data.name).expanduser().exists():
@@ -327,8 +312,8 @@ def _size(run: RunConfig) -> DataSize:
 
 
 def _shared_out(run: RunConfig, method: Method, even: int) -> tuple[int, dict[str, Any]]:
-    """Rows per client of a miniature, and their partition. Only peers, who may choose neighbours by their rows, get an
-    uneven mix of classes."""
+    """Rows per client of a miniature, and their partition. Only peers, which may choose neighbours by their rows, keep
+    a skewed one."""
     options, name = run.data.options, run.data.partition
     if name == "natural":
         return OWNERS.get(run.data.name, max(1, even)), {"partition": "iid"}
@@ -339,21 +324,21 @@ def _shared_out(run: RunConfig, method: Method, even: int) -> tuple[int, dict[st
 
 
 def _networks(run: RunConfig, method: Method, shape: Shape) -> tuple[str, ...]:
-    """Each client's, or the pool that parties draw from."""
+    """The network of each client, or the pool that parties draw from."""
     kind = "image" if len(shape) == 3 else "table"
     if "pretrained encoder" in method.needs:
         return (_teacher(run, shape),)
-    return (
-        (run.models.pool or EXTRACTORS[kind]) if method.setting == "vertical" else architectures_of(run, method, kind)
-    )
+    if method.setting == "vertical":
+        return run.models.names or EXTRACTORS[kind]
+    return architectures_of(run, method, kind)
 
 
 def _part(run: RunConfig, shape: Shape) -> Shape:
-    """The shape of a party's part of a row in vertical learning."""
+    """The shape of a party's columns of a row."""
     if run.columns.own_data:
         return shape
     parties = run.data.clients
-    held = run.columns.held or min(2, parties - 1)
+    held = run.columns.blocks_per_party or min(2, parties - 1)
     if len(shape) == 1:
         return (max(1, round(shape[0] * held / parties)),)
     down, right = run.columns.grid or default_grid(parties)
@@ -362,22 +347,21 @@ def _part(run: RunConfig, shape: Shape) -> Shape:
 
 def _teacher(run: RunConfig, shape: Shape) -> str:
     """The server's pretrained network if fedloom has it, otherwise a small substitute."""
-    pool = {*(run.models.pool or ())}
+    pool = {*run.models.names}
     usual = pool.pop() if len(pool) == 1 else COMMON["image" if len(shape) == 3 else "table"][0]
     return run.pretrained.model if run.pretrained.model in MODELS else usual
 
 
-def _pretraining(run: RunConfig, method: Method, cfg: Any, size: DataSize) -> tuple[tuple[str, Cost], ...]:
-    """The cost of pretraining the server's model, by a key that runs share."""
-    own, (shape, classes, rows, _) = run.pretrained, size
+def _pretraining(
+    run: RunConfig, method: Method, cfg: Any, shape: Shape, classes: int, rows: int
+) -> tuple[tuple[str, Cost], ...]:
+    """The cost of pretraining the server's model on its rows, by a key that runs share."""
+    own, name = run.pretrained, _teacher(run, shape)
     needed = getattr(cfg, "taught", bool({"pretrained server model", "pretrained encoder"} & {*method.needs}))
-    if not needed or own.file or own.model not in {*MODELS, AUTO}:
-        return ()
-    server, name = run.data.server_rows(rows), _teacher(run, shape)
-    if not server or name in BLACK_BOXES:
+    if not needed or own.file or own.model not in {*MODELS, AUTO} or not rows or name in BLACK_BOXES:
         return ()
     norm = own.norm or (run.models.norm if own.model == AUTO else None)
-    key = f"{run.data.name} {server} {name} {norm} {own.epochs} {own.batch_size} {own.lr} {own.seed}"
-    steps = -(-server // own.batch_size) * own.epochs
+    key = f"{run.data.name} {rows} {name} {norm} {own.epochs} {own.batch_size} {own.lr} {own.seed}"
+    steps = -(-rows // own.batch_size) * own.epochs
     work = Passes(trained=steps * own.batch_size, steps=steps)
     return ((key, _cost(speed(name, shape, classes, norm), work)),)

@@ -2,26 +2,26 @@
 
 A measure is named as in a run's files:
 
-accuracy, own accuracy, own accuracy WAY    as `result.json` has them, mean over clients
-accuracy, balanced accuracy, AUC, log loss  the scores of parties with different columns
-attack NAME                                 the share of labels that an attack infers, mean over parties
+accuracy, own accuracy, own accuracy MODE   as in `result.json`, mean over clients
+accuracy, balanced accuracy, AUC, log loss  in the vertical setting
+attack NAME                                 share of labels that an attack infers, mean over parties
+attack on messages                          largest such share over the attacks on received messages
 bytes up, bytes down, bytes across          tensor data; `bytes sent` is up and across, `bytes` all three
 seconds                                     wall time of the run
-best MEASURE                                its best value at any evaluation
-mean over rounds of MEASURE                 the mean of its values at all evaluations but that at the start
-largest MEASURE                             the largest of those
-first MEASURE, gain of MEASURE              at the first evaluation after the start; and the last value minus that
-MEASURE of client N                         of that client alone, at the end
-bytes until 60 % [MEASURE]                  what clients had sent at the evaluation at which the accuracy, or another
-rounds until 60 % [MEASURE]                 measure, first reached a level, infinite if it never did; or its `best`
-attack told                                 the largest share of labels found by an attack on received messages
+best MEASURE                                best value at any evaluation
+mean over rounds of MEASURE                 mean over all evaluations but the one at the start
+largest MEASURE                             largest of these values
+first MEASURE, gain of MEASURE              value at the first evaluation after the start; last value minus that
+MEASURE of client N                         last value of one client
+bytes until 60 % [MEASURE]                  bytes that clients had sent when the accuracy, or another measure, first
+rounds until 60 % [MEASURE]                 reached a level or its `best`; infinite if it never did
 skew                                        total variation between a client's class mix and that of all, mean
+imbalance degree, class ratio               MID in [0, 1] and Γ of a vertical party's unaligned rows, mean over parties
+class cosine                                likewise, cosine between a party's class mix and that of all parties
 
-A run without evaluation modes shows its own accuracy in place of the tuned one or the one after some steps. Any other
-measure is the last value in `metrics.csv`, or the mean over parties if the federation has none.
+For a run without evaluation modes, the own accuracy stands for the tuned one and for the one after some steps. Any
+other measure is the last value in `metrics.csv`, or the mean over parties if the federation has none.
 """
-
-from __future__ import annotations
 
 import math
 import re
@@ -37,13 +37,15 @@ from fedloom.reproduce.spec import FACTORS, Reproduction
 
 BEST = "best "
 MEAN, LARGEST, FIRST, GAIN = "mean over rounds of ", "largest ", "first ", "gain of "
-TOLD = ("gradients direct", "gradients nearest", "prototypes")
+ON_MESSAGES = ("gradients direct", "gradients nearest", "prototypes")
 """Attacks on received messages: see `fedloom.experiment.settings.attacks`."""
 ATTACK = "attack "
+_OF_COLUMNS = {"imbalance degree": "mid", "class ratio": "gamma", "class cosine": "cosine"}
+"""Measures of a vertical party's data, and their keys in `partition.json`."""
 _UNTIL = re.compile(r"(bytes|rounds|iterations) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
 _CLIENT = re.compile(r"(.+) of client (\d+)")
 _PREPARED = re.compile(rf"{OWN} (tuned|\d+ steps?)( training)?")
-"""The ways of the registered methods that share rows."""
+"""Evaluation modes of the registered methods in the horizontal setting."""
 _BYTES = {
     "bytes up": ("up",),
     "bytes down": ("down",),
@@ -64,20 +66,32 @@ def of(run: Run, measure: str) -> float | None:
     if name.startswith(ATTACK) and name.removeprefix(ATTACK) in s.attacks:
         return s.attacks[name.removeprefix(ATTACK)].mean
     if name in _BYTES:
-        return float(sum(getattr(s.bytes, eval_mode) for eval_mode in _BYTES[name]))
+        return float(sum(getattr(s.bytes, way) for way in _BYTES[name]))
     if name == "seconds":
         return s.seconds.get("total")
-    if name == "attack told":
-        return max((s.attacks[attack].mean for attack in TOLD if attack in s.attacks), default=None)
+    if name == "attack on messages":
+        return max((s.attacks[attack].mean for attack in ON_MESSAGES if attack in s.attacks), default=None)
+    if name.partition(" of client ")[0] in _OF_COLUMNS:
+        return _of_columns(run, name)
     return skew(run) if name == "skew" else _derived(run, name)
 
 
 def _named(run: Run, measure: str) -> str:
-    """The measure's name in the run."""
+    """The name of a measure in the run."""
     s = run.summary
     if measure.casefold() in s.scores:
         return measure.casefold()
     return OWN if not s.eval_modes and OWN in s.accuracies and _PREPARED.fullmatch(measure) else measure
+
+
+def _of_columns(run: Run, measure: str) -> float | None:
+    """A measure of the data of one vertical party, or its mean over parties; None if a party's classes are unknown."""
+    name, _, client = measure.partition(" of client ")
+    parties = run.partition.parties.parties if run.partition.parties else ()
+    values = [getattr(party, _OF_COLUMNS[name]) for party in parties]
+    if client:
+        return values[int(client)] if int(client) < len(values) else None
+    return float(np.mean(values)) if values and None not in values else None
 
 
 def _derived(run: Run, measure: str) -> float | None:
@@ -95,8 +109,8 @@ def _derived(run: Run, measure: str) -> float | None:
         return float(y[-1])
     if not len(after):
         return None
-    asked = {MEAN: after.mean(), LARGEST: after.max(), FIRST: after[0], GAIN: after[-1] - after[0]}
-    return float(asked[measure.removesuffix(inner)])
+    statistics = {MEAN: after.mean(), LARGEST: after.max(), FIRST: after[0], GAIN: after[-1] - after[0]}
+    return float(statistics[measure.removesuffix(inner)])
 
 
 def _plain(measure: str) -> str:
@@ -125,8 +139,13 @@ def lower(measure: str) -> bool:
     return "loss" in measure or _plain(measure).startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
 
 
+def is_exact(measure: str) -> bool:
+    """Whether a measure may be the same for all seeds, as it counts messages or rounds or depends on the data alone."""
+    return measure.startswith(("bytes", "rounds", "iterations", "skew", *_OF_COLUMNS))
+
+
 def drawn(measure: str) -> str:
-    """The measure that a curve shows: the measure itself, or the accuracy it depends on."""
+    """The measure of a curve: the measure itself, or the accuracy that it depends on."""
     if found := _UNTIL.fullmatch(measure):
         return found[3] or GLOBAL
     return GLOBAL if measure in (*_BYTES, "seconds") else _plain(measure)
@@ -195,10 +214,10 @@ class Unit:
         return f"{fmt.NBSP}{noun}" if noun else ""
 
     def number(self, value: float, like: float | None = None) -> str:
-        """`81.2`, with the decimals of a value `like` it; `never` for infinity."""
-        return (
-            "never" if math.isinf(value) else fmt.number(value, f",.{self.decimals(value if like is None else like)}f")
-        )
+        """`81.2`, with the decimals of `like`; `never` for infinity."""
+        if math.isinf(value):
+            return "never"
+        return fmt.number(value, f",.{self.decimals(value if like is None else like)}f")
 
     def spread(self, mean: float, deviation: float | None) -> str:
         """`81.2 ± 0.7`, or the mean alone."""

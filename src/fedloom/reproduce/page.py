@@ -1,6 +1,4 @@
-"""The page of a reproduction: our numbers beside the paper's, what is claimed of them, and how they were made."""
-
-from __future__ import annotations
+"""The page of a reproduction: our numbers beside the paper's, its claims, figures and provenance."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,49 +9,62 @@ from fedloom._version import __version__
 from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.record import write_csv
+from fedloom.experiment.run_digest import settings_digest
 from fedloom.report import formatting as fmt
 from fedloom.report.page import Details, Page, PageCell, PageSection, PageTable, Tile, cells, render
 from fedloom.reproduce import table
-from fedloom.reproduce.claims import RULE, VERDICTS, ClaimResult, check_claim
+from fedloom.reproduce.archive import Archive
+from fedloom.reproduce.claims import ClaimResult, check_claims
 from fedloom.reproduce.figures import PlotSection, pictures, row_look
-from fedloom.reproduce.index import FILE, Outcome, dumped
-from fedloom.reproduce.provenance import facts, warnings
+from fedloom.reproduce.index import FILE, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
+from fedloom.reproduce.markdown import markdown
+from fedloom.reproduce.measure import Unit
+from fedloom.reproduce.multiverse import maps
 from fedloom.reproduce.results import TableResults, gather, missing, seeds, untestable
 from fedloom.reproduce.selection import EVERYTHING, Selection
-from fedloom.reproduce.spec import SYSTEMS, Reproduction, Scale
-from fedloom.reproduce.spec import Cell as CellResults
+from fedloom.reproduce.spec import SYSTEMS, Cell, Reproduction, Scale
+from fedloom.reproduce.verdicts import RULE, VERDICTS
 
-PAGE, NUMBERS = "index.html", "table.csv"
-"""The files of a reproduction's folder; each picture has a CSV beside them."""
+NUMBERS = "table.csv"
+"""The numbers of the table; some pictures have a CSV file beside it."""
 
 
 def write(
     reproduction: Reproduction,
     scale: Scale,
-    cells: Iterable[CellResults],
+    cells: Iterable[Cell],
     folder_of: Callable[[RunConfig], Path],
     target: Path,
     problems: Mapping[Path, str] | None = None,
     asked: Selection = EVERYTHING,
+    archive: Archive | None = None,
+    key_of: Callable[[RunConfig], str] = settings_digest,
 ) -> Outcome:
-    """Write `index.html`, `table.md`, `table.csv`, a CSV for each picture and `outcome.json`.
+    """Write `index.html`, `table.md`, `table.csv`, a CSV file for some pictures, and `outcome.json`.
 
     Args:
-        cells: the places of the table that were asked for.
-        folder_of: where a run is; if it is not there, or not finished, the page says so.
-        target: the folder to write into, called like the reproduction.
-        problems: by a run's folder, why it failed.
-        asked: what was asked for beyond the file, by which `cells` were chosen.
+        cells: the selected cells.
+        folder_of: the folder of a run; the page lists runs that are missing or unfinished.
+        target: the folder to write to, named like the reproduction.
+        problems: why runs failed, by folder.
+        asked: the selection on the command line, which led to `cells`.
+        archive: has the numbers of runs without a folder, and gets those of runs with one.
+        key_of: the digest of a run, by which it is archived.
     """
-    found = gather(target.name, reproduction, scale, cells, folder_of, problems or {}, asked)
-    claims = tuple(check_claim(claim, found) for claim in reproduction.claims)
+    archived = archive.usable(scale, target.name, reproduction) if archive else {}
+    found = gather(target.name, reproduction, scale, cells, folder_of, problems or {}, asked, archived, key_of)
+    if archive:
+        archive.add(scale, target.name, found.records.values())
+    claims = check_claims(reproduction.claims, found)
     shown = pictures(found)
     target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / PAGE, render(page(found, claims, shown, target)).encode())
-    write_atomically(target / table.FILE, table.markdown(found, claims).encode())
+    made = page(found, claims, shown, target)
+    write_atomically(target / PAGE, render(made).encode())
+    write_atomically(target / MARKDOWN, markdown(made).encode())
     write_csv(target / NUMBERS, table.HEADER, table.rows(found))
     for picture in shown:
-        write_csv(target / f"{picture.name}.csv", picture.header, picture.rows)
+        if picture.header:
+            write_csv(target / f"{picture.name}.csv", picture.header, picture.rows)
     outcome = _outcome(found, claims)
     write_atomically(target / FILE, dumped(outcome))
     return outcome
@@ -62,123 +73,164 @@ def write(
 def _outcome(found: TableResults, claims: tuple[ClaimResult, ...]) -> Outcome:
     kinds = dict.fromkeys(("all", "some", "none", "untestable"), 0)
     for place in found.places.values():
-        done = "all" if not place.missing else "some" if place.runs else "none"
+        done = "all" if not place.missing else "some" if place.records else "none"
         kinds["untestable" if place.cell.untestable else done] += 1
     r = found.reproduction
-    spent = sum(run.summary.seconds.get("total", 0.0) for run in found.runs.values())
-    versions = tuple(sorted({str(run.environment.get("fedloom")) for run in found.runs.values()}))
+    versions = tuple(sorted({str(one.environment.get("fedloom")) for one in found.records.values()}))
     about = found.name, r.title, r.place, r.system, found.scale
-    return Outcome(*about, claims, kinds, len(found.runs), spent, versions, found.asked)
+    return Outcome(*about, claims, kinds, len(found.records), found.seconds, versions, found.asked, maps(found))
 
 
 def page(found: TableResults, claims: Sequence[ClaimResult], shown: Sequence[PlotSection], target: Path) -> Page:
-    """The page, which will lie in the folder `target`."""
+    """The page, to be written to the folder `target`."""
     r = found.reproduction
     sections = [_numbers(found)]
     if claims:
         sections.append(_claims(claims))
     sections += [picture.section for picture in shown]
-    sections += [_made(found), _runs(found, target)]
+    sections += [_provenance(found), _runs(found, target)]
     return Page(
         title=r.title,
         subtitle=f"{fmt.capital(found.scale)} scale · {r.place} of {SYSTEMS[r.system]}",
         lead=_lead(claims),
-        warning=" ".join(warnings(found)),
+        warning=" ".join(_warnings(found)),
         tiles=list(_tiles(found, claims)),
         sections=sections,
         footer=f"Made by fedloom {__version__} from the folders of the runs. The numbers are in {NUMBERS}"
-        + "".join(f", {picture.name}.csv" for picture in shown)
-        + f"; {table.FILE} has the table for Markdown.",
+        + "".join(f", {picture.name}.csv" for picture in shown if picture.header)
+        + f"; {MARKDOWN} has the page as Markdown.",
     )
 
 
 def _lead(claims: Sequence[ClaimResult]) -> str:
+    """`Of three claims: two reproduced and one undecided.`"""
     if not claims:
-        return "The paper claims nothing of these numbers that seeds could decide."
-    return f"{fmt.capital(counted(claims))}."
-
-
-def counted(claims: Sequence[ClaimResult]) -> str:
-    """`of three claims: two held and one not seen`."""
+        return "The paper makes no claim about these numbers that seeds can test."
     counts = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS}
     texts = [fmt.times(count, verdict, verdict) for verdict, count in counts.items() if count]
-    return f"of {fmt.times(len(claims), 'claim')}: {fmt.together(texts)}"
+    return f"Of {fmt.times(len(claims), 'claim')}: {fmt.together(texts)}."
 
 
 def _tiles(found: TableResults, claims: Sequence[ClaimResult]) -> Iterator[Tile]:
     if claims:
-        held = sum(claim.verdict == "held" for claim in claims)
-        yield Tile("Claims held", f"{held} of {len(claims)}", "by paired differences over seeds")
-    numbers = [n for n in found.numbers.values() if n.mean is not None]
-    yield Tile("Cells", f"{len(numbers)} of {len(found.places)}", "have a number of ours")
-    yield Tile("Seeds", fmt.span(seeds(found)) if seeds(found) else fmt.NONE, "of each cell")
-    spent = sum(run.summary.seconds.get("total", 0.0) for run in found.runs.values())
-    yield Tile("Time", fmt.duration(spent), f"wall time of {fmt.times(len(found.runs), 'run')}, one after the other")
+        reproduced = sum(claim.verdict == "reproduced" for claim in claims)
+        yield Tile("Reproduced", f"{reproduced} of {len(claims)}", "claims, by paired differences over seeds")
+    measured = sum(number.mean is not None for number in found.numbers.values())
+    yield Tile("Cells", f"{measured} of {len(found.places)}", "measured")
+    yield Tile("Seeds", fmt.span(seeds(found)) if seeds(found) else fmt.NONE, "per cell")
+    yield Tile("Time", fmt.duration(found.seconds), f"total wall time of {fmt.times(len(found.records), 'run')}")
 
 
 def _numbers(found: TableResults) -> PageSection:
     """The table, and why cells are empty."""
-    text = [t for t in (found.reproduction.about, found.reproduction.scale(found.scale).about) if t]
+    r = found.reproduction
+    text = [t for t in (r.about, r.scale(found.scale).about) if t]
     rows = [_row(found, row) for row in found.rows]
     chances = [table.chance(found, column) for column in found.columns]
     if any(chances):
         rows.append(cells(PageCell("chance", "always the most frequent class"), *(c or fmt.NONE for c in chances)))
-    shown = PageTable(table.caption(found), [table.corner(found), *found.columns], rows)
-    points = [*untestable(found), *missing(found)]
-    return PageSection("The numbers", text=text, tables=[shown], points=points)
+    corner = f"By {r.across}" if r.across else "Row"
+    shown = PageTable(table.caption(found), [corner, *map(found.heading, found.columns)], rows)
+    return PageSection("Numbers", text=text, tables=[shown], points=[*untestable(found), *missing(found)])
 
 
 def _row(found: TableResults, row: str) -> list[PageCell]:
-    """One method: in each column our number over the paper's."""
+    """One row of the table: in each column our number above the paper's."""
     shown = [PageCell(row, key=row_look(found, row).key("").sample)]
     for column in found.columns:
         at = (row, column)
         if at not in found.places:
-            shown.append(PageCell(fmt.NONE, title="not asked for"))
+            shown.append(PageCell(fmt.NONE, title="not selected"))
             continue
-        place = found.places[at]
         best = found.numbers[at].mean is not None and row in found.best(column)
-        why = place.cell.untestable or "; ".join(dict.fromkeys(one.problem for one in place.missing))
-        shown.append(PageCell(table.ours(found, *at), title=why, below=table.theirs(found, *at), strong=best))
+        below = table.theirs(found, *at)
+        shown.append(PageCell(table.ours(found, *at), title=found.places[at].remark, below=below, strong=best))
     return shown
 
 
 def _claims(claims: Sequence[ClaimResult]) -> PageSection:
     """Each claim with its verdict."""
     rows = [
-        cells(
-            c.text, c.compared, PageCell(c.verdict, strong=c.verdict == "held"), c.found, str(len(c.seeds) or fmt.NONE)
-        )
+        cells(PageCell(c.text, below=c.data), c.compared, verdict_cell(c), c.found, seeds_cell(c), _each_seed(c))
         for c in claims
     ]
-    columns = ("Claim", "Compared", "Verdict", table.DIFFERENCE, "Seeds")
-    shown = PageTable("What the paper claims of these numbers, and what ours say", columns, rows, words=4, prose=True)
-    return PageSection("What the paper claims", text=[RULE], tables=[shown])
+    columns = ("Claim", "Compared", "Verdict", INTERVAL, "Seeds", "Differences by seed")
+    shown = PageTable("The paper's claims about these numbers, tested on ours", columns, rows, words=6, prose=True)
+    return PageSection("Claims", text=[RULE], tables=[shown])
 
 
-def _made(found: TableResults) -> PageSection:
-    """The machine, what it cost, and how to repeat it."""
-    rows = [cells(*pair) for pair in facts(found)]
+def _each_seed(claim: ClaimResult) -> str:
+    unit = Unit(claim.unit)
+    return ", ".join("infinite" if value is None else unit.difference(value) for value in claim.seeds.values())
+
+
+def _warnings(found: TableResults) -> Iterator[str]:
+    """Limits of the numbers that a reader must know first."""
+    yield from found.asked.warnings(found.reproduction.scale(found.scale).seeds)
+    planned = {one.folder for _, one in found.attempts}
+    if lacking := len(planned) - len(found.records):
+        yield f"{lacking} of {len(planned)} runs are missing, and with them the results that need them."
+    versions = sorted({str(one.environment.get("fedloom")) for one in found.records.values()})
+    if len(versions) > 1:
+        yield f"The runs used several versions of fedloom ({fmt.together(versions)}), which may explain differences."
+
+
+def _provenance(found: TableResults) -> PageSection:
+    """Versions, machine, cost, and the command that repeats the table."""
+    rows = [cells(*pair) for pair in _facts(found)]
     return PageSection(
-        "How it was made",
-        tables=[PageTable("What the numbers may depend on, and what they cost", ("What", "Which"), rows, words=2)],
+        "Provenance",
+        tables=[PageTable("Versions, machine and cost", ("Item", "Value"), rows, words=2)],
         command=found.asked.command(found.name, found.scale),
     )
 
 
+def _facts(found: TableResults) -> Iterator[tuple[str, str]]:
+    """Pairs of a name and a text."""
+    records = list(found.records.values())
+    about = found.reproduction.scale(found.scale).about
+    yield "Scale", f"{found.scale}: {about}" if about else found.scale
+    yield "Runs", f"{len(records)} finished of {len({one.folder for _, one in found.attempts})}"
+    if not records:
+        return
+
+    def each(key: str) -> str:
+        return " or ".join(sorted({str(one.environment.get(key) or "unknown") for one in records}))
+
+    started = sorted(str(one.environment.get("started") or "")[:10] for one in records)
+    yield "Date", started[0] if started[0] == started[-1] else f"{started[0]} to {started[-1]}"
+    names = {"fedloom": "fedloom", "python": "Python", "torch": "PyTorch", "numpy": "NumPy"}
+    yield "Versions", fmt.together([f"{name} {each(key)}" for key, name in names.items()])
+    yield "Commit", each("commit")[:12]
+    configs = sorted({one.config for one in records})
+    yield "Configs", f"{len(configs)}: {', '.join(configs[:8])}{', …' * (len(configs) > 8)}"
+    tests = {(one.dataset, one.test_sha256 or "") for one in records}
+    used = fmt.together(sorted({dataset for dataset, _ in tests}))
+    yield "Data", f"{used}; {fmt.times(len(tests), 'fingerprint')} of test rows, by run in the archive"
+    yield "Machine", f"{each('platform')}, {each('processor')}, {each('cores')} cores"
+    if accelerators := {str(one.environment["cuda"]) for one in records if one.environment.get("cuda")}:
+        yield "Accelerator", fmt.together(sorted(accelerators))
+    yield "Wall time", fmt.duration(found.seconds)
+    sizes = {way: sum(one.bytes[way] for one in records) for way in ("up", "down", "across")}
+    sent = [f"{fmt.size(size)} {way}" for way, size in sizes.items() if size]
+    yield "Tensor data", fmt.together(sent) or "none"
+
+
 def _runs(found: TableResults, target: Path) -> PageSection:
-    """Every run: its cell, seed, value, hash and folder."""
+    """Each run: cell, seed, value, hash and folder."""
     rows = []
     for place, one in found.attempts:
         number = found.numbers[place.cell.row.name, place.cell.column.name].by_seed.get(one.config.seed)
         folder = quote(Path(os.path.relpath(one.folder, target)).as_posix())
         report = "report.html" if (one.folder / "report.html").is_file() else ""
-        link = PageCell(one.folder.name, href=f"{folder}/{report}") if one.run else PageCell(one.problem)
+        link = PageCell("archived" if one.record else one.problem)
+        if one.run:
+            link = PageCell(one.folder.name, href=f"{folder}/{report}")
         value = fmt.NONE if number is None else found.unit.number(number)
-        state = (one.run.summary.state_sha256 if one.run else None) or fmt.NONE
-        spent = fmt.duration(one.run.summary.seconds.get("total", 0.0)) if one.run else fmt.NONE
-        row = (place.cell.row.name, place.cell.column.name, link, str(one.config.seed), value, spent)
+        state = (one.record.state_sha256 if one.record else None) or fmt.NONE
+        seconds = fmt.duration(one.record.seconds) if one.record else fmt.NONE
+        row = (place.cell.row.name, place.cell.column.name, link, str(one.config.seed), value, seconds)
         rows.append(cells(*row, PageCell(state[:12], state)))
-    columns = ("Row", "Column", "Folder", "Seed", table.shown(found), "Time", "State hash")
-    every = PageTable("A folder's config.toml repeats its run: fedloom run config.toml", columns, rows, words=3)
-    return PageSection("Runs", details=[Details(f"All {len(rows)} runs, one by one", table=every)] if rows else [])
+    columns = ("Row", "Column", "Folder", "Seed", table.title(found), "Time", "State hash")
+    every = PageTable("config.toml in a folder repeats its run: fedloom run config.toml", columns, rows, words=3)
+    return PageSection("Runs", details=[Details(f"All {len(rows)} runs", table=every)] if rows else [])

@@ -1,10 +1,8 @@
 """Plan and execute the runs of tables and figures: fetch data, run each run once, write pages."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +10,11 @@ from fedloom.core.errors import ConfigError, DataError, FedloomError, did_you_me
 from fedloom.data.sources import ROOT_VARIABLE, SOURCES, load
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
-from fedloom.experiment.run import Result, execute
+from fedloom.experiment.run import RunResult, execute
+from fedloom.experiment.run_digest import settings_digest
+from fedloom.reproduce.archive import Archive
 from fedloom.reproduce.selection import Selection, flat
-from fedloom.reproduce.spec import SYSTEMS, Cell, Reproduction, Scale, canonical, match, parsed, read, shipped
+from fedloom.reproduce.spec import SYSTEMS, Cell, Reproduction, Scale, canonical, match, own_file, read, shipped
 
 if TYPE_CHECKING:
     from fedloom.reproduce.index import Outcome
@@ -47,7 +47,10 @@ class Plan:
         pages: the folder of all pages; changed settings or a selection have a separate one.
         digests: digest of every run by its settings as JSON, taken at planning time, because a method page may be
             edited while runs are in progress.
+        settings: likewise, digest of every run in the archive.
         problems: reasons why a table or figure cannot be run, by name.
+        archive: the archive of finished runs.
+        archived: digests of runs in it that have what each of these tables and figures needs.
     """
 
     out: Path
@@ -55,25 +58,32 @@ class Plan:
     pages: Path
     planned: tuple[Planned, ...]
     digests: Mapping[str, str]
-    problems: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, str]
+    problems: Mapping[str, str]
+    archive: Archive
+    archived: Set[str]
 
     @property
     def runs(self) -> dict[str, RunConfig]:
         """All distinct runs by digest, in order of first use."""
         return {key: run for one in self.planned for key, run in one.runs.items()}
 
+    def archive_key(self, run: RunConfig) -> str:
+        """The digest of a run in the archive."""
+        return self.settings[run.model_dump_json()]
+
     def folder(self, run: RunConfig) -> Path:
         """The output folder of a run, shared by all tables."""
         return self.out / "runs" / self.digests[run.model_dump_json()]
 
-    def target(self, name: str) -> Path:
-        """The folder of a table's page."""
-        return self.pages / name
-
     @property
     def finished(self) -> set[str]:
-        """The digests of finished runs."""
-        return {key for key, run in self.runs.items() if is_finished(run, self.out / "runs" / key)}
+        """The digests of finished runs, here or in the archive."""
+        return {
+            key
+            for key, run in self.runs.items()
+            if self.archive_key(run) in self.archived or is_finished(run, self.out / "runs" / key)
+        }
 
     def titles(self) -> dict[str, str]:
         """Display names of runs by digest: the first cell that needs it, and its seed."""
@@ -109,20 +119,15 @@ def reproductions(names: Sequence[str], every: bool = False) -> dict[str, Reprod
                 elif (title := Path(one).stem) in known or title in found:
                     wrong.append(f"{one}: the name {title} is taken. Rename the file.")
                 else:
-                    found[title] = parsed(_text(Path(one)), one)
+                    found[title] = own_file(one)
             except ConfigError as error:
                 wrong.append(str(error))
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+                wrong.append(f"cannot read {one}: {reason}")
     if wrong:
         raise ConfigError("\n".join(wrong))
     return found
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"cannot read {file}: {reason}") from None
 
 
 def plan(
@@ -134,6 +139,7 @@ def plan(
     only: Sequence[str] = (),
     change: Mapping[str, Any] | None = None,
     device: str | None = None,
+    archive: Path | None = None,
 ) -> Plan:
     """Plan the runs of tables and figures.
 
@@ -146,9 +152,11 @@ def plan(
             a match are dropped.
         change: settings that override all others.
         device: torch device of the workers; None for that of the settings.
+        archive: the folder of the archive; None for one in `out`.
 
     Raises:
         ConfigError: a pattern of `only` matches nothing.
+        DataError: the archive is damaged.
     """
     fitting = {
         name: [pattern for pattern in only if any(match(each, pattern) for each in one.names)]
@@ -160,27 +168,45 @@ def plan(
             raise ConfigError(f"--only {pattern!r} matches no row, column or cell.{did_you_mean(pattern, names)}")
     asked = Selection((*flat(change or {}), *([f"engine.device={device}"] if device else [])), tuple(only), seeds)
     pages = out / asked.folder(scale, max((one.scale(scale).seeds for one in found.values()), default=1))
-    planned, digests, problems = [], dict[str, str](), dict[str, str]()
+    planned, digests, given, problems = [], dict[str, str](), dict[str, str](), dict[str, str]()
+    kept, archived, lacking = Archive(archive or out / "archive"), set[str](), set[str]()
     for name, one in found.items():
         if only and not fitting[name]:
             continue
         try:
-            cells = tuple(_moved(cell, device) for cell in one.cells(scale, seeds, fitting[name], change))
+            known = {*kept.usable(scale, name, one)}
+            archived |= known
+            cells = tuple(_on_device(cell, device) for cell in one.cells(scale, seeds, fitting[name], change))
+            if seeds is None:
+                cells = tuple(_with_finished_seeds(cell, known, out) for cell in cells)
             each = {run.model_dump_json(): run for cell in cells for run in cell.runs}
             digests |= {text: digest(run) for text, run in each.items() if text not in digests}
+            given |= {text: settings_digest(run) for text, run in each.items() if text not in given}
             runs = {digests[text]: run for text, run in each.items()}
+            lacking |= {given[text] for text in each} - known
         except FedloomError as error:
             problems[name] = str(error)
         else:
             planned.append(Planned(name, one, scale, cells, runs, replace(asked, only=tuple(fitting[name]))))
-    return Plan(out, scale, pages, tuple(planned), digests, problems)
+    return Plan(out, scale, pages, tuple(planned), digests, given, problems, kept, archived - lacking)
 
 
-def _moved(cell: Cell, device: str | None) -> Cell:
-    """The cell with its runs on a device."""
+def _on_device(cell: Cell, device: str | None) -> Cell:
+    """The cell with its runs on a device, which this machine need not have."""
     if device is None:
         return cell
     runs = [run.model_copy(update={"engine": run.engine.model_copy(update={"device": device})}) for run in cell.runs]
+    return replace(cell, runs=tuple(runs))
+
+
+def _with_finished_seeds(cell: Cell, archived: Set[str], out: Path) -> Cell:
+    """The cell with the further seeds that are finished."""
+    runs = list(cell.runs)
+    while runs:
+        run = runs[0].model_copy(update={"seed": len(runs)})
+        if settings_digest(run) not in archived and not (out / "runs" / digest(run) / "result.json").is_file():
+            break
+        runs.append(run)
     return replace(cell, runs=tuple(runs))
 
 
@@ -188,24 +214,24 @@ def _moved(cell: Cell, device: str | None) -> Cell:
 
 
 def absent(runs: Mapping[str, RunConfig]) -> list[tuple[str, str | None]]:
-    """Data sets, each with its root, that no local folder holds, so that they come from the hub or its cache."""
+    """Data sets, each with its root, that no local folder holds and that come from the hub or its cache."""
+
+    def is_local(name: str, root: str | None) -> bool:
+        hub, folder = SOURCES[name].hub, root or os.environ.get(ROOT_VARIABLE)
+        return hub is None or bool(folder and (Path(folder).expanduser() / hub).is_dir())
+
     sets = {
         (run.data.name, run.data.root): None
         for run in runs.values()
-        if not (run.data.own or run.columns.own or run.columns.manifest or run.columns.files)
+        if not (run.data.own or run.columns.private or run.columns.manifest or run.columns.files)
     }
-    return [(name, root) for name, root in sets if name in SOURCES and not _here(name, root)]
+    return [(name, root) for name, root in sets if name in SOURCES and not is_local(name, root)]
 
 
 def unlisted(runs: Mapping[str, RunConfig]) -> list[str]:
     """The manifests of runs that do not exist."""
     named = {run.columns.manifest for run in runs.values() if run.columns.manifest}
     return sorted(path for path in named if not Path(path).exists())
-
-
-def _here(name: str, root: str | None) -> bool:
-    hub, folder = SOURCES[name].hub, root or os.environ.get(ROOT_VARIABLE)
-    return hub is None or bool(folder and (Path(folder).expanduser() / hub).is_dir())
 
 
 def fetch(sets: Sequence[tuple[str, str | None]]) -> None:
@@ -240,7 +266,7 @@ class PlanOutcome:
     """
 
     ended: Sequence[Ended]
-    outcomes: Sequence[Outcome]
+    outcomes: "Sequence[Outcome]"
     page: Path
 
 
@@ -251,9 +277,10 @@ def run_plan(
     ray: str | None = None,
     gpus: float = 0.0,
     costs: Sequence[float] = (),
+    execute_runs: bool = True,
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-    execute: Callable[..., Result] = execute,
+    execute: Callable[..., RunResult] = execute,
 ) -> PlanOutcome:
     """Execute unfinished runs, and write the pages of all tables and figures.
 
@@ -261,6 +288,7 @@ def run_plan(
         plan: the plan.
         workers, ray, gpus, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
         costs: relative duration of each run of the plan; empty for equal durations.
+        execute_runs: False to write the pages of finished runs only.
 
     Raises:
         ConfigError: a table or figure cannot be run.
@@ -270,31 +298,34 @@ def run_plan(
     if plan.problems:
         raise ConfigError("\n".join(f"{name}: {reason}" for name, reason in plan.problems.items()))
     runs, kept, titles = plan.runs, plan.finished, plan.titles()
-    left = {key: run for key, run in runs.items() if key not in kept}
+    left = {key: run for key, run in runs.items() if key not in kept} if execute_runs else {}
     if lists := unlisted(left):
         raise DataError(
             f"missing manifest: {', '.join(lists)}. Create it (see docs/vertical.md), or exclude its columns with "
             "--only."
         )
     fetch(absent(left))
-    each = costs or [1.0] * len(runs)
-    jobs = [
-        Job(run, plan.out / "runs" / key, titles[key], cost, key)
-        for (key, run), cost in zip(runs.items(), each, strict=True)
-    ]
+    each = dict(zip(runs, costs or [1.0] * len(runs), strict=True))
+    here = {key: run for key, run in runs.items() if key in left or plan.folder(run).is_dir()} if left else left
+    jobs = [Job(run, plan.out / "runs" / key, titles[key], each[key], key) for key, run in here.items()]
     ended = run_all(jobs, workers=workers, ray=ray, gpus=gpus, progress=progress, stop=stop, execute=execute)
-    outcomes = write_pages(plan, {one.job.folder: one.reason for one in ended if one.state == "failed"})
+    problems = {one.job.folder: one.reason for one in ended if one.state == "failed"}
     from fedloom.reproduce.index import write_index
+    from fedloom.reproduce.page import write
 
-    page = write_index(plan.pages)
-    return PlanOutcome(ended, outcomes, plan.target(outcomes[0].name) / page.name if len(outcomes) == 1 else page)
-
-
-def write_pages(plan: Plan, problems: Mapping[Path, str]) -> list[Outcome]:
-    """Write the pages of a plan from its finished runs. `problems` says why others failed, by folder."""
-    from fedloom.reproduce import page
-
-    return [
-        page.write(one.reproduction, one.scale, one.cells, plan.folder, plan.target(one.name), problems, one.asked)
+    outcomes = [
+        write(
+            one.reproduction,
+            one.scale,
+            one.cells,
+            plan.folder,
+            plan.pages / one.name,
+            problems,
+            one.asked,
+            plan.archive,
+            plan.archive_key,
+        )
         for one in plan.planned
     ]
+    page = write_index(plan.pages)
+    return PlanOutcome(ended, outcomes, plan.pages / outcomes[0].name / page.name if len(outcomes) == 1 else page)

@@ -1,9 +1,8 @@
 """The results of a reproduction's runs, read once for its table, claims and figures."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +11,14 @@ import numpy as np
 
 from fedloom.core.errors import DataError
 from fedloom.experiment.config import RunConfig
+from fedloom.experiment.run_digest import settings_digest
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run, read_run
 from fedloom.reproduce import measure as measures
+from fedloom.reproduce.archive import ArchivedRun, record_of
 from fedloom.reproduce.measure import Unit, unit_of
 from fedloom.reproduce.selection import EVERYTHING, Selection
-from fedloom.reproduce.spec import Cell, Reproduction, Scale
+from fedloom.reproduce.spec import SCALES, Cell, Reproduction, Row, Scale
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,22 @@ class Attempt:
     """One run of a cell.
 
     Attributes:
-        run: its results; None if unfinished.
+        run: its folder's content; None if it has no finished run.
+        record: its numbers, of the folder or of the archive; None if there are none.
         problem: the reason for that.
     """
 
     config: RunConfig
     folder: Path
-    run: Run | None
+    run: Run | None = None
+    record: ArchivedRun | None = None
     problem: str = ""
+
+    def value(self, measure: str) -> float | None:
+        """The raw value of a measure; None if not measured."""
+        if self.run is not None:
+            return measures.of(self.run, measure)
+        return None if self.record is None else self.record.measures.get(measure)
 
 
 @dataclass(frozen=True)
@@ -44,30 +53,42 @@ class CellResults:
 
     @property
     def runs(self) -> list[Run]:
-        """The finished runs."""
+        """The finished runs whose folders are here."""
         return [one.run for one in self.attempts if one.run is not None]
+
+    @property
+    def records(self) -> list[ArchivedRun]:
+        """The numbers of all finished runs."""
+        return [one.record for one in self.attempts if one.record is not None]
 
     @property
     def missing(self) -> list[Attempt]:
         """The unfinished runs."""
-        return [one for one in self.attempts if one.run is None]
+        return [one for one in self.attempts if one.record is None]
+
+    @property
+    def remark(self) -> str:
+        """Why runs are missing; empty if none is."""
+        return self.cell.untestable or "; ".join(dict.fromkeys(one.problem for one in self.missing))
 
 
 @dataclass(frozen=True)
 class CellValue:
-    """A measure of a cell, in the unit.
+    """A measure of a cell in the unit.
 
     Attributes:
-        by_seed: a value for each seed that has one.
-        paper: the paper's mean and standard deviation, if it has them.
+        by_seed: the values by seed.
+        paper: the paper's mean and standard deviation, if published.
+        same_data: whether ours is on the paper's data set.
     """
 
     by_seed: Mapping[int, float]
     paper: tuple[float, float | None] | None = None
+    same_data: bool = True
 
     @property
     def mean(self) -> float | None:
-        """Over seeds; None without any."""
+        """The mean over seeds; None without any."""
         return float(np.mean([*self.by_seed.values()])) if self.by_seed else None
 
     @property
@@ -78,19 +99,20 @@ class CellValue:
 
     @property
     def difference(self) -> float | None:
-        """Ours minus the paper's."""
+        """Ours minus the paper's; None on other data."""
         mean = self.mean
-        known = mean is not None and math.isfinite(mean) and self.paper is not None
-        return mean - self.paper[0] if known and mean is not None and self.paper else None
+        if mean is None or not math.isfinite(mean) or self.paper is None or not self.same_data:
+            return None
+        return mean - self.paper[0]
 
 
 @dataclass(frozen=True)
 class TableResults:
-    """All places of a table at one scale, by row and column.
+    """The selected cells of a table at one scale, by row and column.
 
     Attributes:
         name: of the reproduction, such as `fedal-table-6`.
-        asked: what was asked for beyond its file.
+        asked: the selection on the command line.
     """
 
     name: str
@@ -101,45 +123,51 @@ class TableResults:
 
     @property
     def unit(self) -> Unit:
-        """Of the table's numbers."""
+        """The unit of the table's numbers."""
         return unit_of(self.reproduction)
 
     @cached_property
     def rows(self) -> list[str]:
-        """Names of the rows that were asked for, in order."""
+        """The names of the selected rows, in order."""
         return list(dict.fromkeys(row for row, _ in self.places))
 
     @cached_property
     def columns(self) -> list[str]:
-        """The same of columns, as the file orders them."""
-        asked = {column for _, column in self.places}
-        return [column.name for column in self.reproduction.columns if column.name in asked]
+        """The names of the selected columns, in the file's order."""
+        selected = {column for _, column in self.places}
+        return [column.name for column in self.reproduction.columns if column.name in selected]
 
     @cached_property
     def attempts(self) -> list[tuple[CellResults, Attempt]]:
-        """Every run of every cell; some cells may share one."""
+        """Every run of every cell; cells may share runs."""
         return [(place, one) for place in self.places.values() for one in place.attempts]
 
     @cached_property
-    def runs(self) -> dict[Path, Run]:
-        """The distinct finished runs by folder."""
-        return {one.folder: one.run for _, one in self.attempts if one.run is not None}
+    def records(self) -> dict[Path, ArchivedRun]:
+        """The numbers of the distinct finished runs by folder."""
+        return {one.folder: one.record for _, one in self.attempts if one.record is not None}
+
+    @cached_property
+    def seconds(self) -> float:
+        """The total wall time of the runs."""
+        return sum(record.seconds for record in self.records.values())
 
     def number(self, row: str, column: str, measure: str | None = None, unit: str | None = None) -> CellValue:
-        """A measure of a cell, or the table's own, in a unit, or the table's own."""
+        """A measure of a cell in a unit; None for those of the table."""
         place = self.places[row, column]
         factor = self.unit.factor if unit is None else Unit(unit).factor
-        raw = {run.summary.seed: measures.of(run, measure or self.reproduction.measure) for run in place.runs}
+        raw = {one.config.seed: one.value(measure or self.reproduction.measure) for one in place.attempts}
         values = {seed: factor * value for seed, value in raw.items() if value is not None}
-        return CellValue(values, place.cell.published if measure is None else None)
+        ours, theirs = self._data(row, column)
+        return CellValue(values, place.cell.published if measure is None else None, ours == theirs)
 
     @cached_property
     def numbers(self) -> dict[tuple[str, str], CellValue]:
-        """The table."""
+        """The numbers of all cells."""
         return {at: self.number(*at) for at in self.places}
 
     def best(self, column: str, *, paper: bool = False) -> set[str]:
-        """The rows with the best number of a column, ours or the paper's; none where there is nothing to choose."""
+        """The rows with the best number of a column, ours or the paper's; none if fewer than two have one."""
         values = {}
         for row in self.rows:
             number = self.numbers.get((row, column))
@@ -153,17 +181,39 @@ class TableResults:
         best = max(values.values()) if self.reproduction.better == "more" else min(values.values())
         return {row for row, value in values.items() if value == best} if math.isfinite(best) else set()
 
-    def chance(self, column: str) -> float | None:
-        """The accuracy in [0, 1] of always answering the most frequent class, mean over a column's runs; None where
-        the measure is no accuracy, or nobody knows it."""
-        measure = measures.drawn(self.reproduction.measure)
-        found = []
-        for (_, at), place in self.places.items():
-            for run in place.runs if at == column else ():
-                if measure in run.summary.accuracies:
-                    found.append(run.summary.chance_of(measure))
-        known = [chance for chance in found if chance is not None]
-        return float(np.mean(known)) if known and len(known) == len(found) else None
+    def row(self, name: str) -> Row:
+        """A row of the reproduction."""
+        return next(row for row in self.reproduction.rows if row.name == name)
+
+    def _data(self, row: str, column: str) -> tuple[str, str]:
+        """The data set of a cell, and that of the paper; empty if the column cannot be run."""
+        at = next(one for one in self.reproduction.columns if one.name == column)
+        if at.untestable.get(self.scale):
+            return "", ""
+        ours, theirs = (self.reproduction.data(self.row(row), at, scale) for scale in (self.scale, SCALES[1]))
+        return ours, theirs
+
+    def data_used(self, columns: Collection[str]) -> str:
+        """`Fashion-MNIST for CIFAR-10`: the data sets of columns, and the paper's if they differ."""
+        pairs = dict.fromkeys(self._data(self.rows[0], column) for column in self.columns if column in columns)
+        return ", ".join(ours if ours == theirs else f"{ours} for {theirs}" for ours, theirs in pairs if ours)
+
+    def heading(self, column: str) -> str:
+        """The name of a column, with the data set that was used."""
+        ours, theirs = self._data(self.rows[0], column)
+        if ours == theirs:
+            return column
+        name = re.compile(rf"(?<![\w-]){re.escape(theirs.split()[0])}(?![\w-])")
+        return name.sub(f"{ours} for {theirs.split()[0]}", column) if name.search(column) else f"{column}, {ours}"
+
+    def chance(self, column: str, measure: str | None = None) -> float | None:
+        """The accuracy in [0, 1] of always answering the most frequent class, mean over a column's runs; None if it is
+        unknown or the measure is no accuracy."""
+        measure = measures.drawn(measure or self.reproduction.measure)
+        records = [record for (_, at), place in self.places.items() if at == column for record in place.records]
+        measured = [record for record in records if measure in record.measures]
+        known = [record.chances[measure] for record in measured if measure in record.chances]
+        return float(np.mean(known)) if known and len(known) == len(measured) else None
 
 
 def gather(
@@ -174,23 +224,28 @@ def gather(
     folder_of: Callable[[RunConfig], Path],
     problems: Mapping[Path, str],
     asked: Selection = EVERYTHING,
+    archived: Mapping[str, ArchivedRun] | None = None,
+    key_of: Callable[[RunConfig], str] = settings_digest,
 ) -> TableResults:
-    """Read the folders of all runs; one that failed, by its folder in `problems`, or is missing, unfinished or damaged,
-    says so in its `Attempt`."""
-    known: dict[Path, tuple[Run | None, str]] = {}
+    """Read the folders of all runs. An `Attempt` without a run says why: it failed (`problems` has the reason by
+    folder), or is missing, unfinished or damaged. For a run without a folder the archive has the numbers by digest."""
+    known: dict[Path, Attempt] = {}
 
-    def attempt_of(config: RunConfig) -> Attempt:
+    def attempt_of(cell: Cell, config: RunConfig) -> Attempt:
         folder = folder_of(config)
         if folder not in known:
-            known[folder] = _read(folder, problems.get(folder, ""))
-        return Attempt(config, folder, *known[folder])
+            run, problem = _read(folder, problems.get(folder, ""))
+            key = key_of(config)
+            record = None if run is None else record_of(run, config, key, cell.name, reproduction)
+            known[folder] = Attempt(config, folder, run, record or (archived or {}).get(key), problem)
+        return known[folder]
 
-    places = {(c.row.name, c.column.name): CellResults(c, tuple(attempt_of(run) for run in c.runs)) for c in cells}
+    places = {(c.row.name, c.column.name): CellResults(c, tuple(attempt_of(c, run) for run in c.runs)) for c in cells}
     return TableResults(name, reproduction, scale, places, asked)
 
 
 def _read(folder: Path, failure: str) -> tuple[Run | None, str]:
-    """A finished run, or why there is none."""
+    """A finished run, or the reason why there is none."""
     if not (folder / "result.json").is_file():
         unfinished = "not finished" if (folder / "metrics.csv").is_file() else "not run"
         return None, f"failed: {failure}" if failure else unfinished
@@ -201,12 +256,12 @@ def _read(folder: Path, failure: str) -> tuple[Run | None, str]:
 
 
 def seeds(found: TableResults) -> list[int]:
-    """How many seeds the cells have that have any, in order and each once."""
+    """The distinct numbers of seeds of cells with any, in order."""
     return sorted({len(number.by_seed) for number in found.numbers.values() if number.by_seed})
 
 
 def untestable(found: TableResults) -> Iterator[str]:
-    """A line for each row, column or cell that can't be run at this scale, and why."""
+    """A line for each row or column that cannot be run at this scale, with the reason."""
     r = found.reproduction
     for part in (*r.rows, *r.columns):
         if (why := part.untestable.get(found.scale)) and part.name in (*found.rows, *found.columns):
@@ -214,7 +269,7 @@ def untestable(found: TableResults) -> Iterator[str]:
 
 
 def missing(found: TableResults) -> Iterator[str]:
-    """A line for each cell that lacks runs."""
+    """A line for each cell with missing runs."""
     for place in found.places.values():
         problems: dict[str, list[str]] = {}
         for one in place.missing:

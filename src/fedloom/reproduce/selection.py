@@ -1,6 +1,4 @@
-"""What a command asked of tables and figures beyond their files: other settings, a part of them, other seeds."""
-
-from __future__ import annotations
+"""The selection on the command line: changed settings, parts of tables, number of seeds."""
 
 import hashlib
 import json
@@ -16,17 +14,17 @@ from fedloom.report import formatting as fmt
 from fedloom.reproduce.spec import Scale, shipped
 
 PLACES = ("engine.", "data.root=")
-"""Settings that say where and how runs are done: with them a table is still the file's."""
+"""Settings that affect where runs are executed, and not their results."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What was asked for.
+    """The selection on the command line.
 
     Attributes:
-        changes: settings over all others, as `-s` takes them.
+        changes: settings that override all others, in the format of `-s`.
         only: names of rows, columns or cells; empty for all.
-        seeds: how many; None for as many as the file has.
+        seeds: number of seeds; None for that of the file.
     """
 
     changes: tuple[str, ...] = ()
@@ -35,59 +33,56 @@ class Selection:
 
     @property
     def moved(self) -> tuple[str, ...]:
-        """The changes that make another experiment of it."""
+        """The changes that affect results."""
         return tuple(change for change in self.changes if not change.startswith(PLACES))
 
     def command(self, name: str, scale: Scale) -> str:
-        """What to type to repeat a table or figure."""
+        """The command that repeats a table or figure."""
         typed = ["fedloom", "reproduce", name if name in shipped() else f"{name}.toml", "--scale", scale]
         typed += [word for pattern in self.only for word in ("--only", pattern)]
         typed += ["--seeds", str(self.seeds)] if self.seeds is not None else []
         return shlex.join([*typed, *(word for change in self.changes for word in ("-s", change))])
 
     def folder(self, scale: Scale, usual: int) -> str:
-        """The folder of the pages: that of the scale, or one of its own where they are not the file's whole tables.
+        """The folder of the pages: the scale's, or a separate one if settings, cells or seeds differ from the files.
 
         Args:
-            usual: the most seeds that a file has.
+            usual: the largest number of seeds of the files.
         """
         fewer = self.seeds if self.seeds is not None and self.seeds < usual else None
         if not (self.moved or self.only or fewer):
             return scale
-        what = json.dumps([sorted(self.moved), sorted(self.only), fewer])
-        return f"{scale}-{hashlib.sha256(what.encode()).hexdigest()[:8]}"
+        key = json.dumps([sorted(self.moved), sorted(self.only), fewer])
+        return f"{scale}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
     def warnings(self, usual: int) -> Iterator[str]:
-        """What a reader must know of it, where a file has `usual` seeds."""
+        """How the results differ from those of a file with `usual` seeds."""
         if self.moved:
-            yield f"Settings were changed: {', '.join(self.moved)}; this is not the file's scale."
+            yield f"Settings differ from the file: {', '.join(self.moved)}."
         if self.only:
-            yield f"Only {fmt.together(self.only)} was asked for."
+            yield f"Only {fmt.together(self.only)} was selected."
         if self.seeds is not None and self.seeds < usual:
             yield f"{fmt.capital(fmt.times(self.seeds, 'seed'))} instead of the file's {usual}."
 
 
 EVERYTHING = Selection()
-"""Nothing beyond the file."""
+"""Whole files, unchanged."""
 
 
 def flat(change: Mapping[str, Any], under: str = "") -> Iterator[str]:
-    """Nested settings as `dotted.key=value`, each."""
+    """Nested settings as `dotted.key=value`."""
     for key, value in change.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{under}{key}.")
         else:
-            yield f"{under}{key}={_typed(value)}"
+            yield f"{under}{key}={_literal(value)}"
 
 
-def _typed(value: Any) -> str:
-    """A value as `-s` takes it: TOML on one line, or a bare word."""
-    if (
-        isinstance(value, str)
-        and re.fullmatch(r"[A-Za-z_][\w+-]*", value)
-        and value not in ("true", "false", "inf", "nan")
-    ):
+def _literal(value: Any) -> str:
+    """A value in the format of `-s`: TOML on one line, or a bare word."""
+    words = ("true", "false", "inf", "nan")
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w+-]*", value) and value not in words:
         return value
-    text = tomli_w.dumps({"v": [[value]]})  # within lists a table too is written in one line
+    text = tomli_w.dumps({"v": [[value]]})  # inside a list, tables are written inline
     text = re.sub(r"(?<=\[)\n *|,\n *(?=\])", "", text)
     return re.sub(r"\n *", " ", text.removeprefix("v = [[").removesuffix("]]\n"))

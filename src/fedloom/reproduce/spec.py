@@ -1,11 +1,10 @@
 """The TOML file of a published table or figure: rows, columns, published numbers and claims."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import resources
@@ -15,8 +14,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from fedloom.core.errors import ConfigError, did_you_mean
-from fedloom.core.method import problems
+from fedloom.core.problems import problems
+from fedloom.data.sources import SOURCES
 from fedloom.experiment.config import RunConfig
+from fedloom.experiment.foreign_code import refuse_foreign_code
 from fedloom.experiment.reading import check
 
 Scale = Literal["small", "paper"]
@@ -31,6 +32,8 @@ SYSTEMS = {
 """The papers, by the first word of a file's name."""
 FACTORS = {"%": 100.0, "kB": 1e-3, "MB": 1e-6, "GB": 1e-9}
 """By which a raw value is multiplied to be in a unit; of any other unit it is as it is."""
+MANIFESTS = {"modelnet10": "ModelNet-10"}
+"""Titles of data that come as a manifest, by the first word of its file's name."""
 PICTURES = ("curves", "bytes", "columns", "bars", "holdings", "choices")
 AT = " @ "
 
@@ -75,6 +78,9 @@ class Row(_RowOrColumn):
 
     published: dict[str, float | tuple[float, float]] = Field(default_factory=dict)
     """The published value, or mean and standard deviation, by column, in the file's unit."""
+    tuned: dict[Scale, int] = Field(default_factory=dict)
+    """Number of settings tried for it, judged on training or validation rows; 0 if not given. Rows are compared only
+    with rows of the same number."""
 
 
 class Column(_RowOrColumn):
@@ -91,14 +97,20 @@ class Claim(_SpecModel):
     """The claim in a sentence."""
     left: str
     """A row, averaged over `columns`, or a cell, `row @ column`."""
-    right: str | float
-    """A row, a cell, or a number in the unit of the measure."""
+    right: str | float | tuple[str, ...]
+    """A row, a cell, or a number in the unit of the measure; or several rows or cells, for a claim about each."""
+    than: tuple[str, str] | None = None
+    """Rows or cells of a second difference, which is subtracted from the first: `left - right` grows."""
     rule: Literal["more", "less", "within"] = "more"
     """Left is more than right by at least `by`, less by at least `by`, or differs by no more than `by`."""
     by: float = Field(0.0, ge=0)
     """The margin, in the unit of the measure; percentage points for shares."""
     times: float = Field(1.0, gt=0)
     """A factor of the right side."""
+    printed: float | None = None
+    """The paper's difference in the unit; None to take it from the published numbers."""
+    incomparable: str = ""
+    """Why the two sides cannot be compared, whatever their numbers."""
     columns: tuple[str, ...] | None = None
     """The columns to average over; None for all that both rows have."""
     measure: str | None = None
@@ -107,6 +119,35 @@ class Claim(_SpecModel):
     """The unit; None for the file's."""
     untestable: dict[Scale, str] = Field(default_factory=dict)
     """Why it cannot be tested at a scale."""
+
+    @model_validator(mode="after")
+    def _sides(self) -> "Claim":
+        if self.right == ():
+            raise ValueError(f"the claim {self.text!r} has no right side. Name at least one row.")
+        return self
+
+    @property
+    def rights(self) -> tuple[str | float, ...]:
+        """The right side of each difference."""
+        return self.right if isinstance(self.right, tuple) else (self.right,)
+
+    @property
+    def sides(self) -> list[str]:
+        """All rows and cells that it compares."""
+        return [side for side in (self.left, *self.rights, *(self.than or ())) if isinstance(side, str)]
+
+
+class Multiverse(_SpecModel):
+    """Differences of rows over readings, measures and columns, for a map of where a claim holds."""
+
+    text: str = Field(min_length=1)
+    """The claim in a sentence."""
+    pairs: tuple[tuple[str, str], ...] = Field(min_length=1)
+    """Rows to compare: the claimed one, and its rival under the same reading."""
+    measures: dict[str, str] = Field(min_length=1)
+    """Measures by a label, which may be empty; shares, of which more is better."""
+    without: tuple[str, ...] = ()
+    """Columns to leave out."""
 
 
 class ScaleConfig(_SpecModel):
@@ -156,7 +197,7 @@ class Reproduction(_SpecModel):
     system: System
     """The paper: a key of `SYSTEMS`."""
     place: str
-    """Its place in the paper, such as `Table VI`."""
+    """Its place in the paper, such as `Table VI`, or `Section V-A` for statements without one."""
     about: str = ""
     """Notes for the reader, such as what the paper leaves open."""
     measure: str = "accuracy"
@@ -167,17 +208,21 @@ class Reproduction(_SpecModel):
     """Whether more or less is better."""
     across: str = ""
     """The quantity that columns vary."""
+    oracle: str = ""
+    """A row that shows what could be gained, such as training on all rows."""
     pictures: tuple[str, ...] = ()
     """Some of `PICTURES`. curves: the measure by iteration. bytes: by bytes sent. columns: rows as lines over the
     columns' values. bars: rows side by side. holdings: who holds what. choices: who chose whom."""
     rows: tuple[Row, ...] = Field(min_length=1)
     columns: tuple[Column, ...] = Field(min_length=1)
     claims: tuple[Claim, ...] = ()
+    multiverse: tuple[Multiverse, ...] = ()
+    """Maps of where the paper's headline claim holds."""
     small: ScaleConfig
     paper: ScaleConfig
 
     @model_validator(mode="after")
-    def _consistent(self) -> Reproduction:
+    def _consistent(self) -> "Reproduction":
         rows, columns = [r.name for r in self.rows], [c.name for c in self.columns]
         for kind, names in (("row", rows), ("column", columns)):
             if twice := sorted({n for n in names if names.count(n) > 1}):
@@ -186,13 +231,17 @@ class Reproduction(_SpecModel):
             if unknown := sorted(row.published.keys() - {*columns}):
                 raise ValueError(f"{row.name} has a published number for the unknown column {unknown[0]!r}")
         for claim in self.claims:
-            for side in (claim.left, claim.right):
-                if isinstance(side, str):
-                    of, _, at = side.partition(AT)
-                    if of not in rows or (at and at not in columns):
-                        raise ValueError(f"the claim {claim.text!r} names the unknown row or cell {side!r}")
+            for side in claim.sides:
+                of, _, at = side.partition(AT)
+                if of not in rows or (at and at not in columns):
+                    raise ValueError(f"the claim {claim.text!r} names the unknown row or cell {side!r}")
             if unknown := sorted({*(claim.columns or ())} - {*columns}):
                 raise ValueError(f"the claim {claim.text!r} names the unknown column {unknown[0]!r}")
+        for side in (row for one in self.multiverse for pair in one.pairs for row in pair):
+            if side not in rows:
+                raise ValueError(f"multiverse names the unknown row {side!r}. Valid rows are {', '.join(rows)}.")
+        if self.oracle and self.oracle not in rows:
+            raise ValueError(f"oracle names the unknown row {self.oracle!r}. Valid rows are {', '.join(rows)}.")
         if unknown := sorted({*self.pictures} - {*PICTURES}):
             raise ValueError(f"unknown picture {unknown[0]!r}. Valid pictures are {', '.join(PICTURES)}.")
         if "columns" in self.pictures and any(c.value is None for c in self.columns):
@@ -231,15 +280,27 @@ class Reproduction(_SpecModel):
                 runs = () if why else tuple(self._runs(row, column, scale, seeds, change or {}))
                 yield Cell(row, column, runs, why)
 
+    def settings(self, row: Row, column: Column, scale: Scale) -> dict[str, Any]:
+        """The settings of a cell at a scale."""
+        values: dict[str, Any] = {}
+        for part in (self.scale(scale).run, column.run, getattr(column, scale), row.run, getattr(row, scale)):
+            values = merged(values, part)
+        return values
+
+    def data(self, row: Row, column: Column, scale: Scale) -> str:
+        """The title of a cell's data set at a scale; of a manifest, by the first word of its file's name."""
+        settings = self.settings(row, column, scale)
+        if manifest := settings.get("columns", {}).get("manifest"):
+            name = Path(manifest).stem.partition("-")[0]
+            return MANIFESTS.get(name, name)
+        name = settings.get("data", {}).get("name", "digits")
+        return SOURCES[name].title.partition(",")[0] if name in SOURCES else name
+
     def _runs(
         self, row: Row, column: Column, scale: Scale, seeds: int | None, change: Mapping[str, Any]
     ) -> Iterator[RunConfig]:
-        both = self.scale(scale)
-        parts = (both.run, column.run, getattr(column, scale), row.run, getattr(row, scale), change)
-        values: dict[str, Any] = {}
-        for part in parts:
-            values = merged(values, part)
-        for seed in range(seeds or both.seeds):
+        values = merged(self.settings(row, column, scale), change)
+        for seed in range(seeds or self.scale(scale).seeds):
             try:
                 yield check({"run": {**values, "seed": seed}}).run
             except ConfigError as error:
@@ -283,7 +344,7 @@ def shipped() -> dict[str, str]:
 def _order(name: str) -> tuple[int, int, int]:
     """Sort key: by paper, tables before figures, by number."""
     system, kind, number = name.split("-")
-    return [*SYSTEMS].index(system), "table figure".index(kind), int(number)
+    return [*SYSTEMS].index(system), "table figure section".index(kind), int(number)
 
 
 def read(name: str) -> Reproduction:
@@ -316,6 +377,19 @@ def _arabic(roman: str) -> int:
     """`vi` is 6."""
     digits = [{"i": 1, "v": 5, "x": 10, "l": 50}[letter] for letter in roman]
     return sum(-one if one < after else one for one, after in zip(digits, [*digits[1:], 0], strict=True))
+
+
+def own_file(path: str) -> Reproduction:
+    """A file of the user's.
+
+    Raises:
+        ConfigError: the file is invalid, or it names code and is outside the working folder.
+        OSError, UnicodeDecodeError: it cannot be read.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    with suppress(tomllib.TOMLDecodeError):
+        refuse_foreign_code(tomllib.loads(text), Path(path), None)
+    return parsed(text, path)
 
 
 def parsed(text: str, where: str) -> Reproduction:

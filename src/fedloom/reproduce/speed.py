@@ -1,7 +1,5 @@
 """The cost of a pass through a network: counted operations and timed seconds."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable
@@ -20,29 +18,29 @@ from fedloom.models import Norm
 
 Shape: TypeAlias = tuple[int, ...]
 GPU_RATE = 1e13
-"""Operations a second that convolutions keep up on one GPU of the H100's class: assumed, not measured."""
+"""Assumed operations per second of convolutions on one GPU of the H100 class."""
 GPU_STEP = 1e-3
-"""Seconds of a step there at the least, of one party after the other."""
+"""Assumed minimum seconds of a step on it, one party after the other."""
 DIRECT = 3e8
-"""Operations of the largest step that is timed; beyond, a network that is alike tells how fast they are."""
+"""Operations of the largest step that is timed; larger ones are extrapolated from `REFERENCE`."""
 LARGE = 1_000_000
-"""Weights of the largest network that is timed."""
+"""Number of weights of the largest network that is timed."""
 WEIGHT = 2e-8
-"""Seconds that a step takes for each weight of a larger one."""
-LIKE = ("resnet8", (3, 32, 32))
-"""That network."""
+"""Seconds per step for each weight of a larger network."""
+REFERENCE = ("resnet8", (3, 32, 32))
+"""The network whose seconds per operation stand for those of larger ones."""
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Rows that go through networks, and how long all of it took.
+    """Rows that pass through networks, and the time of everything.
 
     Attributes:
-        trained: rows that went forward and back.
-        steps: batches of these, and updates of weights.
-        asked: rows that went forward alone.
-        asks: batches of these.
-        seconds: of a core, with all that is done beside the networks.
+        trained: rows of training steps.
+        steps: number of training steps.
+        asked: rows of forward passes alone.
+        asks: number of batches of these.
+        seconds: CPU seconds, including all other work.
     """
 
     trained: float = 0.0
@@ -51,20 +49,20 @@ class Passes:
     asks: float = 0.0
     seconds: float = 0.0
 
-    def __add__(self, other: Passes) -> Passes:
+    def __add__(self, other: "Passes") -> "Passes":
         return Passes(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
-    def __mul__(self, times: float) -> Passes:
+    def __mul__(self, times: float) -> "Passes":
         return Passes(*(a * times for a in astuple(self)))
 
-    def minus(self, other: Passes) -> Passes:
-        """What is left of it, nothing below zero."""
+    def minus(self, other: "Passes") -> "Passes":
+        """The difference, clipped at 0."""
         return Passes(*(max(0.0, a - b) for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
 class NetworkSpeed:
-    """Of one network: operations of a row, forward and in a training step; and seconds a step and a row."""
+    """Operations per row (forward, training step), and seconds per step and row (training, forward)."""
 
     forward: float
     training: float
@@ -74,59 +72,55 @@ class NetworkSpeed:
     asked: float
 
     def seconds(self, work: Passes) -> float:
-        """Of a core, for the passes alone."""
+        """CPU seconds of the passes alone."""
         rows = work.trained * self.trained + work.asked * self.asked
         return rows + work.steps * self.step + work.asks * self.ask
 
     def gpu(self, work: Passes) -> float:
-        """Seconds on a GPU."""
+        """Rough seconds on a GPU."""
         flops = work.asked * self.forward + work.trained * self.training
         return flops / GPU_RATE + (work.steps + work.asks) * GPU_STEP
 
 
 @lru_cache(maxsize=256)
 def speed(name: str, shape: Shape, classes: int, norm: Norm | None) -> NetworkSpeed:
-    """How fast a network is here: a few steps of 2 rows and of more, timed once in a process.
+    """Time a few training steps and forward passes of a network, once per process.
 
     Raises:
-        ModelError: there is no such network for such rows.
+        ModelError: there is no such network for rows of this shape.
     """
     forward, training, weights = flops(name, shape, classes, norm)
     if 2 * training > DIRECT or weights > LARGE:
-        like = speed(*LIKE, 10, None)
+        like = speed(*REFERENCE, 10, None)
         trained, asked = like.trained * training / like.training, like.asked * forward / like.forward
         return NetworkSpeed(forward, training, like.step + WEIGHT * weights, trained, like.ask, asked)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        network = Network(models.build(name, shape, classes, norm=norm, seed=0), Adam(1e-3))
-        many = int(min(64, max(4, DIRECT // training)))
-
-        def learn(rows: int) -> Callable[[], object]:
-            x, y = torch.randn(rows, *shape), torch.zeros(rows, dtype=torch.int64)
-            return lambda: network.minimise(lambda: F.cross_entropy(network(x), y))
-
-        def answer(rows: int) -> Callable[[], object]:
-            x = torch.randn(rows, *shape)
-            return lambda: network.infer(x)
-
         with torch.random.fork_rng(devices=[]):
-            step, trained = _line(learn(2), learn(many), many)
-            ask, asked = _line(answer(2), answer(2 * many), 2 * many)
+            network = Network(models.build(name, shape, classes, norm=norm, seed=0), Adam(1e-3))
+            many = int(min(64, max(4, DIRECT // training)))
+            x, y = torch.randn(2 * many, *shape), torch.zeros(2 * many, dtype=torch.int64)
+
+            def learn(rows: int) -> object:
+                return network.minimize(lambda: F.cross_entropy(network(x[:rows]), y[:rows]))
+
+            step, trained = _line(learn, many)
+            ask, asked = _line(lambda rows: network.infer(x[:rows]), 2 * many)
     finally:
         torch.set_num_threads(threads)
     return NetworkSpeed(forward, training, step, trained, ask, asked)
 
 
-def _line(few: Callable[[], object], more: Callable[[], object], rows: int) -> tuple[float, float]:
-    """Seconds of a call itself and of each row, from calls with 2 rows and with more."""
-    small, large = _seconds(few), _seconds(more)
+def _line(work: Callable[[int], object], rows: int) -> tuple[float, float]:
+    """Seconds per call and per row, from calls with 2 and with `rows` rows."""
+    small, large = _seconds(lambda: work(2)), _seconds(lambda: work(rows))
     row = max(0.0, large - small) / (rows - 2)
     return max(0.0, small - 2 * row), row
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """CPU seconds of a call: the median of a few, after a first that nobody counts."""
+    """Median CPU seconds of a call, after a warm-up."""
     work()
     found: list[float] = []
     while len(found) < 7 and sum(found) < 0.1:
@@ -138,10 +132,10 @@ def _seconds(work: Callable[[], object]) -> float:
 
 @lru_cache(maxsize=256)
 def flops(name: str, shape: Shape, classes: int, norm: Norm | None) -> tuple[float, float, int]:
-    """Floating-point operations of a row, forward and in a training step, counted without any being done; and weights.
+    """Operations per row (forward, training step), counted without computation, and the number of weights.
 
     Raises:
-        ModelError: there is no such network for such rows.
+        ModelError: there is no such network for rows of this shape.
     """
     with torch.device("meta"):
         network = models.build(name, shape, classes, norm=norm)

@@ -5,8 +5,6 @@ without false positives). `announce` and `follow` are the last step, which gives
 carry the messages unchanged over an encrypted channel.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Sequence
 from itertools import pairwise
@@ -18,17 +16,17 @@ import numpy as np
 from fedloom.core.errors import DataError, MessageError
 
 LARGEST = 4_000_000
-"""Bytes of a message at most: about 114,000 ids, and below gRPC's default limit."""
+"""Maximum number of bytes of a message: about 114,000 ids, and below gRPC's default limit."""
 
 _MARK = 32  # bytes of an HMAC-SHA256
 
 
 class PSIClient:
-    """The side that learns which of its ids the other one has. Its key is new for every object.
+    """The side that learns which of its ids the other side has. Each object has a new key.
 
     Args:
-        digests: 32 bytes each, all different; in an order that may be seen.
-        most: ids that the server has in all, as it stated.
+        digests: 32 bytes each, distinct; in an order that may be revealed.
+        most: the number of ids that the server stated.
     """
 
     def __init__(self, digests: Sequence[bytes], most: int) -> None:
@@ -38,18 +36,17 @@ class PSIClient:
 
     def request(self) -> bytes:
         """The message to the server: the ids under the client's key."""
-        message: bytes = self._role.CreateRequest(list(self._digests)).SerializeToString()
-        return message
+        return bytes(self._role.CreateRequest(list(self._digests)).SerializeToString())
 
     def intersection(self, setup: bytes, response: bytes) -> list[int]:
-        """Places in the client's digests that the server has too, ascending.
+        """Positions of the client's digests that the server has too, ascending.
 
         Args:
             setup: the server's ids under its key.
             response: the client's ids under both keys.
 
         Raises:
-            MessageError: a message is too large, or is not what an honest server sends.
+            MessageError: a message is too large or invalid.
         """
         theirs = _parse(self._library.ServerSetup, setup)
         mine = _parse(self._library.Response, response)
@@ -64,14 +61,14 @@ class PSIClient:
 
 
 class PSIServer:
-    """The side that lets the client find its own ids, and learns how many these are. Its key is new for every object.
+    """The side whose ids the client compares with its own; it learns their number. Each object has a new key.
 
     Args:
-        digests: 32 bytes each, all different.
-        most: ids that the client has in all, as it stated; a request for more is refused.
+        digests: 32 bytes each, distinct.
+        most: the number of ids that the client stated; a request for more is refused.
 
     Attributes:
-        asked: ids that were asked for.
+        asked: number of ids in the requests.
     """
 
     def __init__(self, digests: Sequence[bytes], most: int) -> None:
@@ -81,29 +78,27 @@ class PSIServer:
         self._role = self._library.server.CreateWithNewKey(True)
 
     def setup(self) -> bytes:
-        """The message to the client: the ids under the server's key, sorted as they are then."""
+        """The message to the client: the ids under the server's key, sorted."""
         ids, exact = list(self._digests), self._library.DataStructure.RAW
-        message: bytes = self._role.CreateSetupMessage(1e-9, len(ids), ids, exact).SerializeToString()
-        return message
+        return bytes(self._role.CreateSetupMessage(1e-9, len(ids), ids, exact).SerializeToString())
 
     def respond(self, request: bytes) -> bytes:
         """The client's ids under both keys, in the order of the request.
 
         Raises:
-            MessageError: the request is too large, asks for more ids than stated, or is none.
+            MessageError: the request is too large, has more ids than stated, or is invalid.
         """
         asked = _parse(self._library.Request, request)
         self.asked += len(asked.encrypted_elements)
         _expect(self.asked <= self._most, "the request holds more ids than the client stated")
-        message: bytes = _refuse(self._role.ProcessRequest, asked).SerializeToString()
-        return message
+        return bytes(_refuse(self._role.ProcessRequest, asked).SerializeToString())
 
 
 def announce(key: bytes, digests: Sequence[bytes]) -> list[bytes]:
     """The active party's messages to every other one: the session key, then the marks of the aligned ids in order.
 
-    A mark is the HMAC-SHA256 of a digest under the key, and their order is that of their bytes: it depends on the key
-    and on who is aligned, on nothing else. There are as many messages as the size of one asks for.
+    A mark is the HMAC-SHA256 of a digest under the key; marks are sorted, so that their order depends only on
+    the key and on the aligned ids. Each message holds at most `LARGEST` bytes.
     """
     marks = sorted(_marks(key, digests))
     size = LARGEST // _MARK
@@ -114,18 +109,18 @@ def follow(messages: Sequence[bytes], digests: Sequence[bytes]) -> np.ndarray:
     """A party's own rows in the announced order.
 
     Args:
-        messages: what `announce` gave.
+        messages: from `announce`.
         digests: of all ids of this party.
 
     Returns:
-        (N,) int64 places in `digests`.
+        (N,) int64 positions in `digests`.
 
     Raises:
-        MessageError: the marks are cut, out of order, or of ids that this party does not have.
+        MessageError: the marks are truncated, out of order, or of ids that this party does not have.
     """
     key, *pieces = messages
     sent = b"".join(pieces)
-    _expect(len(sent) % _MARK == 0, "the announced order is cut off")
+    _expect(len(sent) % _MARK == 0, "the announced order is truncated")
     marks = [sent[start : start + _MARK] for start in range(0, len(sent), _MARK)]
     _expect(_ascends(marks), "the announced order is not ascending")
     own = {mark: place for place, mark in enumerate(_marks(key, digests))}
@@ -136,14 +131,13 @@ def follow(messages: Sequence[bytes], digests: Sequence[bytes]) -> np.ndarray:
 def library() -> ModuleType:
     """The package openmined.psi. Raises DataError if it is not installed."""
     try:
-        import private_set_intersection.python as found
+        import private_set_intersection.python as module
     except ImportError as error:
         raise DataError(
-            f"the backend openmined needs the package openmined.psi, which can't be imported ({error}); "
+            f"The backend openmined needs the package openmined.psi, which cannot be imported ({error}); "
             'run: pip install "fedloom[psi]"'
         ) from error
-    module: ModuleType = found
-    return module
+    return module  # type: ignore[no-any-return]
 
 
 def _marks(key: bytes, digests: Sequence[bytes]) -> list[bytes]:
@@ -157,15 +151,17 @@ def _ascends(values: Sequence[bytes]) -> bool:
 def _parse(kind: Any, message: bytes) -> Any:
     """A message of the library from untrusted bytes."""
     if len(message) > LARGEST:
-        raise MessageError(f"a message of an intersection may have at most {LARGEST:,} bytes, but has {len(message):,}")
+        raise MessageError(
+            f"a message of an intersection must have at most {LARGEST:,} bytes, but has {len(message):,}"
+        )
     return _refuse(kind.FromString, message)
 
 
-def _refuse(work: Any, *given: Any) -> Any:
+def _refuse(function: Any, *args: Any) -> Any:
     """Call the library with untrusted bytes; raise its errors as MessageError."""
     try:
-        return work(*given)
-    except Exception as error:  # protobuf's DecodeError, the library's RuntimeError for what is no point on its curve
+        return function(*args)
+    except Exception as error:  # protobuf's DecodeError, the library's RuntimeError for an invalid point
         raise MessageError(f"invalid message of a private intersection: {str(error).splitlines()[0]}") from error
 
 

@@ -3,8 +3,6 @@
 As evaluation, it sends no counted message and changes no state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -34,12 +32,12 @@ def leaks(
     Raises:
         ConfigError: all labels are known, or the page does not define `exposed`.
     """
-    active, each = plan.server, plan.run.evaluate.attacks
+    active, each = plan.server, plan.run.evaluate.attack_labels
     assert each is not None
     if not isinstance(active, LeaksLabels):
         raise ConfigError(
-            f"evaluate.attacks: the active party of {plan.method.name} does not declare what others receive: define "
-            "exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
+            f"evaluate.attack_labels: the active party of {plan.method.name} does not declare what others receive: "
+            "define exposed() on its page, see fedloom.core.evaluation.LeaksLabels"
         )
     labels, exposed = (
         active.data.y(torch.arange(active.context.aligned, device=active.context.device)),
@@ -51,7 +49,7 @@ def leaks(
             continue
         known = attacks.known_rows(labels, each, stream(plan.run.seed, "attack", m))
         if len(known) == len(labels):
-            raise ConfigError(f"evaluate.attacks: with {each} of each class all labels are known: set fewer")
+            raise ConfigError(f"evaluate.attack_labels: with {each} of each class all labels are known: set fewer")
         received = {kind: vectors[m] for kind, vectors in exposed.items() if m in vectors}
         guesses = _guesses(plan, own, received, known, labels[known])
         values = {attack: attacks.success(g, labels, known) for attack, g in guesses.items()}

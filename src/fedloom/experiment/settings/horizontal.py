@@ -1,10 +1,7 @@
 """The horizontal setting: parties with different rows of the same columns, partitioned or private."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,20 +13,19 @@ from fedloom.core.engine import Engine
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.method import Method
 from fedloom.data.dataset import Dataset, DatasetInfo
-from fedloom.data.flower import partition_at
 from fedloom.data.schema import DataSchema, read_public, read_rows
-from fedloom.data.sources import load
-from fedloom.data.split import Split, hold_out, public_hash, rows_hash, split
+from fedloom.data.split import hold_out, public_hash, rows_hash
 from fedloom.data.stats import describe
 from fedloom.experiment.assignment import DataAssignment, digest, rows_of, sample, schema
-from fedloom.experiment.columns import ColumnsConfig
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.evaluate import (
     CHANCE,
-    ask,
+    SCORED,
+    call_all,
     check_score,
+    client_metrics,
+    client_scores,
     groups,
-    look,
     recalls,
     spread,
 )
@@ -38,28 +34,31 @@ from fedloom.experiment.networks import architectures_of, assign_groups, network
 from fedloom.experiment.plan import Metric, RunPlan
 from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final, over_clients
+from fedloom.experiment.sections import ColumnsConfig
+from fedloom.experiment.settings.rows import basis, data_of, number_of_owners, owner_names
 
 
 class Horizontal:
     """The horizontal setting, see `Setting`."""
 
-    exportable = False
-    own_data = "[data.form]", "describe them with [data.form]"
+    own_data = "[data.row_schema]", "describe them with [data.row_schema]"
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings of the vertical setting."""
         if run.columns != ColumnsConfig():
             raise ConfigError(f"columns: {method.name} shares rows, not columns: leave the section out")
-        if run.evaluate.attacks is not None:
+        if run.evaluate.attack_labels is not None:
             raise ConfigError(
-                f"evaluate.attacks: {method.name} shares rows, and who has rows has their labels; leave it out, or "
-                "take a method whose parties hold columns"
+                f"evaluate.attack_labels: the parties of {method.name} have the labels of their rows: leave it out, or "
+                "use a vertical method"
             )
         run.pretrained.check(method, server)
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
-        """One for each node; None without nodes."""
-        return nodes
+        """One for each node, or for each owner of a file's rows; else None."""
+        if nodes is not None or run.data.group is None or run.data.partition != "natural":
+            return nodes
+        return number_of_owners(run.data)
 
     def server_name(self, plan: RunPlan) -> str:
         """The server's role, or "coordinator" without a server."""
@@ -90,7 +89,7 @@ class Horizontal:
             raise ConfigError(f"{method.name} learns from public rows: name their file in {file}, {example}")
         if "public rows" in method.needs and not len(public.rows):
             raise ConfigError(
-                f"data.public: {method.name} learns from public rows, and there are none: set it to 1 or more"
+                f"data.public_rows: {method.name} learns from public rows, and there are none: set it to 1 or more"
             )
         assert data.dataset is not None
         architectures = architectures_of(run, method, data.dataset.kind)
@@ -119,7 +118,7 @@ class Horizontal:
         server, contexts = replace_black_boxes(run, method, data.dataset, architectures, server, contexts)
         if "architecture groups" in method.needs:
             server, contexts = assign_groups(server, contexts, client_networks, architectures)
-        if "public rows at the server" in method.needs:
+        if "public rows at the server" in method.needs or cfg.server_reads_public:
             server = replace(server, public=public)
         unseen = run.data.unseen_clients(run.seed)
         return RunPlan(run, method, cfg, rounds, self, data, architectures, graph, server, contexts, unseen=unseen)
@@ -131,17 +130,26 @@ class Horizontal:
         return f"{OWN} {plan.cfg.eval_modes[0]}" if plan.cfg.eval_modes else GLOBAL
 
     def party_measures(self, plan: RunPlan) -> set[str]:
-        """The main metric, over held-out and over training clients."""
+        """The main metric, over unseen and over training clients."""
         main = self.main_measure(plan)
         return {main, f"{main}{TRAINING}"}
 
-    def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
-        """Evaluate each client on the global test set, on its own rows, and there in each evaluation mode; with private
-        rows, by the scores that clients compute."""
+    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
+        """Evaluate each client on the global test set and on its own rows, the latter also in each evaluation mode.
+        With private rows, clients compute their scores."""
         broadcast = plan.server.broadcast() if plan.server is not None else {}
-        return _by_scores(plan, engine, broadcast) if plan.run.data.own else _by_predictions(plan, engine, broadcast)
+        if plan.run.data.own:
+            yield from _by_scores(plan, engine, broadcast)
+            return
+        yield from _by_predictions(plan, engine, broadcast)
+        for on in plan.data.labels if final and not engine.remote else ():
+            found = client_scores(engine, plan.data.labels[on], len(plan.data.classes), on, broadcast)
+            for name, each in found.items():
+                for metric, value, party in spread(name if on == "test" else f"own {name}", each, engine.name):
+                    if metric != "loss mean":  # which every evaluation has
+                        yield metric, value, party
 
-    def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+    def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """The accuracies of `RunSummary`, without and in each evaluation mode."""
         measured = [groups(f"{OWN} {eval_mode}", eval_mode, plan) for eval_mode in plan.cfg.eval_modes]
         eval_modes = {
@@ -152,6 +160,11 @@ class Horizontal:
         return {
             "accuracy": over_clients(final, GLOBAL, parties),
             "own_accuracy": over_clients(final, OWN, parties),
+            "client_scores": {
+                name: found
+                for name in (*SCORED, *(f"own {name}" for name in SCORED))
+                if (found := over_clients(final, name, parties)) is not None
+            },
             "eval_modes": {eval_mode: found for eval_mode, found in eval_modes.items() if found is not None},
         }
 
@@ -161,7 +174,7 @@ def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any])
     looks = [(on, "", GLOBAL if on == "test" else OWN) for on in labels]
     looks += [(list(labels)[-1], eval_mode, f"{OWN} {eval_mode}") for eval_mode in plan.cfg.eval_modes]
     for on, eval_mode, metric in looks:
-        seen = look(engine, labels[on], len(classes), on, eval_mode, broadcast)
+        seen = client_metrics(engine, labels[on], len(classes), on, eval_mode, broadcast)
         accuracy = dict(zip(seen.clients, seen.accuracy, strict=True))
         for called, group in groups(metric, eval_mode, plan).items():
             yield from spread(called, {i: accuracy[i] for i in group if i in accuracy}, engine.name)
@@ -174,7 +187,7 @@ def _by_predictions(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any])
 
 def _by_scores(plan: RunPlan, engine: Engine, broadcast: Mapping[str, Any]) -> Iterator[Metric]:
     for eval_mode in ("", *plan.cfg.eval_modes):
-        scores = ask(engine, "score", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast}, check_score)
+        scores = call_all(engine, "score", {"on": "own", "eval_mode": eval_mode, "broadcast": broadcast}, check_score)
         for called, group in groups(f"{OWN} {eval_mode}" if eval_mode else GLOBAL, eval_mode, plan).items():
             yield from spread(called, {i: float(scores[i]["accuracy"]) for i in group if i in scores}, engine.name)
         if not eval_mode:
@@ -206,6 +219,9 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
         schema=lambda _: schema(dataset.kind, dataset.input_shape, dataset.classes, dataset.columns),
         describe=lambda: {
             "counts": describe(y, shares.shards, dataset.classes).counts.tolist(),
+            "owners": list(owner_names(dataset, shares)) if run.data.partition == "natural" else [],
+            "standardized_by": basis(dataset, shares),
+            "notes": list(dataset.notes),
             "public": len(shares.public),
             "public_sha256": public,
             "server": len(shares.server),
@@ -228,21 +244,24 @@ def _partitioned(run: RunConfig, files: PrivateData) -> _Assigned:
 def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
     """The private rows of party `at`, or of the server; and the public rows.
 
-    Columns are standardised by the public rows, or without them by each party's own training rows.
+    Columns are standardized by the public rows, or without them by each party's own training rows.
 
     Raises:
         ConfigError: a required file is not named.
         DataError: the rows do not fit the schema, or are too few.
     """
-    assert run.data.form is not None
-    form, name, device = run.data.form.form(), run.data.name, run.engine.device
+    assert run.data.row_schema is not None
+    form, name, device = run.data.row_schema.build(run.data.missing), run.data.name, run.engine.device
     public = _public(run, files, form)
-    own = None if files.rows is None or (at is None and not run.data.server) else read_rows(files.rows, form, name)
-    if own is None and (at is not None or run.data.server):
+    own = None if files.rows is None or (at is None and not run.data.server_rows) else read_rows(files.rows, form, name)
+    if own is None and (at is not None or run.data.server_rows):
         whose = "the server" if at is None else f"party {at}"
-        raise ConfigError(f"data.{name}: name the file with the rows of {whose} here, as rows")
-    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at)
-    shift, scale = form.scaling(public if len(public) else None if own is None else own.x[train])
+        raise ConfigError(f"data.{name}: set rows to the file with the rows of {whose}")
+    train, test = (np.arange(0), np.arange(0)) if own is None else _held_out(run, own, at, files.split_seed)
+    fill, shift, scale = form.scaling(public if len(public) else None if own is None else own.x[train])
+    if form.fill:
+        public = np.where(np.isnan(public), fill, public)
+        own = own and replace(own, x=np.where(np.isnan(own.x), fill, own.x), fill="")
     known = DatasetInfo(name, form.kind, form.input_shape, form.classes, form.columns, shift, scale)
     mine, tests = None, {}
     if own is not None:
@@ -261,7 +280,7 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
         public_digest=of_public,
         schema=lambda _: about,
         describe=lambda: {
-            "apart": run.data.clients,
+            "private_clients": run.data.clients,
             "public": len(public),
             "public_sha256": of_public,
             "server": server_rows,
@@ -279,21 +298,29 @@ def _private(run: RunConfig, files: PrivateData, at: int | None) -> _Assigned:
 
 
 def _public(run: RunConfig, files: PrivateData, form: DataSchema) -> np.ndarray:
-    """The public rows (n, ...), or the first `data.public` of them."""
-    if files.public is None or run.data.public == 0:
+    """The public rows (n, ...), or the first `data.public_rows` of them."""
+    if files.public is None or run.data.public_rows == 0:
         return np.empty((0, *form.input_shape), np.uint8 if form.kind == "image" else np.float32)
     found = read_public(files.public, form)
-    if run.data.public is not None and run.data.public > len(found):
-        raise DataError(f"{files.public} must hold {run.data.public} rows (data.public), but has {len(found)}.")
-    return found[: run.data.public]
+    if run.data.public_rows is not None and run.data.public_rows > len(found):
+        raise DataError(
+            f"{files.public} must hold {run.data.public_rows} rows (data.public_rows), but has {len(found)}."
+        )
+    return found[: run.data.public_rows]
 
 
-def _held_out(run: RunConfig, own: Dataset, at: int | None) -> tuple[np.ndarray, np.ndarray]:
+def _held_out(run: RunConfig, own: Dataset, at: int | None, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Indices of a party's training and test rows. The server trains on all its rows."""
     if at is None:
         return np.arange(len(own.y)), np.arange(0)
     data = run.data
-    every, test = hold_out(own.y, own.test, seed=run.seed, fraction=data.test_fraction, limit=data.test_rows)
+    every, test = hold_out(
+        own.y,
+        own.test,
+        seed=run.seed if seed is None else seed,
+        fraction=data.test_fraction,
+        limit=data.test_rows,
+    )
     train = np.setdiff1d(np.arange(len(own.y)), every)
     if not len(train) or not len(test):
         raise DataError(f"{len(own.y)} rows are too few to split into training and test rows: add more.")
@@ -304,36 +331,3 @@ def _pool(dataset: Dataset, device: str) -> Callable[[np.ndarray], Rows]:
     """A function from indices (n,) to rows of the data set, in one pool on this device."""
     every = rows_of(dataset.x, dataset, np.arange(len(dataset.y)), device, dataset.y)
     return lambda which: replace(every, index=torch.from_numpy(which).to(device))
-
-
-def data_of(run: RunConfig, files: PrivateData | None = None) -> tuple[Dataset, Split]:
-    """The data set of a run and its partition.
-
-    Args:
-        run: the config.
-        files: the data set's location on this machine, if not the run's.
-
-    Raises:
-        DataError: the data set can't be read or partitioned.
-    """
-    data, files = run.data, files or PrivateData()
-    root = files.root or data.root
-    dataset = load(files.set or data.name, root=Path(root) if root else None)
-    server = data.server_rows(len(dataset.train))
-    training = len(dataset.train) - server
-    training = int(training * (1 - data.test_fraction)) if dataset.test is None else training
-    shares = split(
-        dataset,
-        clients=data.clients,
-        seed=run.seed,
-        partition=partition_at(data.partition) if ":" in data.partition else data.partition,
-        options=data.options,
-        server=server,
-        public=min(1000, max(0, training) // 5) if data.public is None else data.public,
-        test_fraction=data.test_fraction,
-        test_rows=data.test_rows,
-        own_test_rows=data.own_test_rows,
-    )
-    # Standardised by the server's rows, which are equal for all seeds; else by the public rows; else by all.
-    known = next(rows for rows in (shares.server, shares.public, np.concatenate(shares.shards)) if len(rows))
-    return dataset.standardised(known), shares

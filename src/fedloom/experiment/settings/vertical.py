@@ -1,7 +1,5 @@
 """The vertical setting: parties with different columns of the same rows, split or private."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,27 +12,29 @@ import torch
 
 from fedloom import models
 from fedloom.core import message
-from fedloom.core.context import ClientContext
+from fedloom.core.context import ClientContext, Rows
 from fedloom.core.engine import Engine, Failure
 from fedloom.core.errors import ConfigError, DataError, MessageError, MethodError
 from fedloom.core.evaluation import decide
 from fedloom.core.method import Method
 from fedloom.core.rng import stream
+from fedloom.core.scores import calibration_error
 from fedloom.data.encoder import TableEncoder
-from fedloom.data.imbalance import describe_parties
 from fedloom.data.party_files import PartyFile
+from fedloom.data.presence import RowPresence, complete_rows, read_presence
 from fedloom.data.simulation import simulate
+from fedloom.data.stats import describe_parties
 from fedloom.data.vertical import PartyView, VerticalDataset
 from fedloom.experiment.assignment import DataAssignment, digest, rows_of, sample, schema
-from fedloom.experiment.columns import CUT, ColumnsConfig
 from fedloom.experiment.config import RunConfig
-from fedloom.experiment.evaluate import ask, check_predictions, judge, recalls
+from fedloom.experiment.evaluate import call_all, check_predictions, classifier_metrics, recalls
 from fedloom.experiment.metrics import GLOBAL, OWN
 from fedloom.experiment.networks import EXTRACTORS
 from fedloom.experiment.plan import Metric, RunPlan
 from fedloom.experiment.pretrained import PretrainedConfig
 from fedloom.experiment.private import PrivateData
 from fedloom.experiment.result import Final, joint_scores
+from fedloom.experiment.sections import SPLIT_SETTINGS, ColumnsConfig
 from fedloom.experiment.settings.attacks import leaks
 
 ALIGNED, PARTIES = 200, 4
@@ -44,20 +44,23 @@ ALIGNED, PARTIES = 200, 4
 class Vertical:
     """The vertical setting, see `Setting`. Party 0 is colocated with the active party."""
 
-    exportable = True
-    own_data = "columns.own", "set columns.own=true"
+    own_data = "columns.private", "set columns.private=true"
 
     def check(self, run: RunConfig, method: Method, *, server: bool) -> None:
         """Refuse settings of the horizontal setting."""
-        for setting, given in (("server", run.data.server), ("unseen", run.data.unseen)):
+        for setting, given in (("server_rows", run.data.server_rows), ("unseen", run.data.unseen)):
             if given:
                 raise ConfigError(f"data.{setting}: {method.name} shares columns, not rows: leave it out")
         if run.pretrained != PretrainedConfig():
             raise ConfigError(f"pretrained: {method.name} shares columns, not rows: leave the section out")
         if run.data.own:
-            raise ConfigError(f"data.form: {method.name} shares columns: leave it out, and set columns.own=true")
-        if run.columns.own and "pooled rows" in method.needs:
-            raise ConfigError(f"columns.own: {method.name} needs all rows in one place; leave it out")
+            raise ConfigError(
+                f"data.row_schema: {method.name} shares columns: leave it out, and set columns.private=true"
+            )
+        if run.columns.incomplete and "pooled rows" in method.needs:
+            raise ConfigError(f"columns.missing: {method.name} counts every row as complete; leave it out")
+        if run.columns.private and "pooled rows" in method.needs:
+            raise ConfigError(f"columns.private: {method.name} needs all rows in one place; leave it out")
 
     def clients(self, run: RunConfig, nodes: int | None) -> int | None:
         """One more than nodes; without nodes, the number of files, or `PARTIES`."""
@@ -68,8 +71,8 @@ class Vertical:
         return "active"
 
     def min_nodes(self, plan: RunPlan, nodes: int) -> int:
-        """All nodes."""
-        return nodes
+        """All nodes, or one for a method that predicts from any."""
+        return min(1, nodes) if plan.method.any_contributor else nodes
 
     # -- the plan --------------------------------------------------------------------------------------
 
@@ -77,10 +80,8 @@ class Vertical:
         self, run: RunConfig, method: Method, cfg: Any, rounds: int, files: PrivateData, at: int | None = None
     ) -> RunPlan:
         """The plan of a run. Only the active party's rows have labels."""
-        data, columns = _own_file(run, files, at or 0) if run.columns.own else _cut(run, method, files)
-        pool = run.models.pool or EXTRACTORS[columns.kind]
-        draws = stream(run.seed, "architectures").integers(len(pool), size=columns.parties)
-        architectures = tuple(pool[i] for i in draws)
+        data, columns = _own_file(run, files, at or 0) if run.columns.private else _cut(run, method, cfg, files)
+        architectures = run.models.assigned(EXTRACTORS[columns.kind], columns.parties, run.seed)
         server = ClientContext(
             id=0,
             seed=run.seed,
@@ -109,20 +110,21 @@ class Vertical:
         """Accuracy in the method's first evaluation mode, in which parties predict alone."""
         return {f"{GLOBAL} {eval_mode}" for eval_mode in plan.cfg.eval_modes[:1]}
 
-    def evaluate(self, plan: RunPlan, engine: Engine) -> Iterator[Metric]:
+    def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:
         """Evaluate the joint prediction, each party alone in the evaluation modes, and attacks on labels."""
         labels, classes = plan.data.labels, plan.data.classes
         parts = _contributions(plan, engine, "test")
         probabilities, y = torch.softmax(decide(plan.server, parts), -1).cpu().numpy(), labels["test"][0]
         if not np.isfinite(probabilities).all():
             raise MethodError("predictions are not finite, as training diverged: lower params.lr")
-        found, rare = judge(probabilities, y), np.isin(y, plan.run.columns.rare)
+        found, rare = classifier_metrics(probabilities, y), np.isin(y, plan.run.columns.rare_classes)
         yield f"{GLOBAL} mean", found.accuracy, ""
         yield f"{GLOBAL} std", 0.0, ""
         yield "loss mean", found.log_loss, ""
         yield "balanced accuracy", found.balanced, ""
         if np.isfinite(found.auc):
             yield "auc", found.auc, ""
+        yield "calibration error", calibration_error(y, probabilities), ""
         if rare.any() and not rare.all():  # a mean over both would hide a recall of 0
             right = probabilities.argmax(1) == y
             yield "seen accuracy", float(right[~rare].mean()), ""
@@ -132,7 +134,7 @@ class Vertical:
             for on, metric in {"test": GLOBAL, "own": OWN}.items():
                 if on not in labels:
                     continue
-                replies = ask(engine, "predictions_alone", {"on": on}, check_predictions(labels[on]), every=True)
+                replies = call_all(engine, "predictions_alone", {"on": on}, check_predictions(labels[on]), every=True)
                 each = [
                     float((reply["predicted"].cpu().numpy() == y).mean())
                     for reply, y in zip(replies.values(), labels[on], strict=True)
@@ -141,16 +143,17 @@ class Vertical:
                     (f"{metric} {eval_mode}", value, engine.name(i)) for i, value in zip(replies, each, strict=True)
                 )
                 yield f"{metric} {eval_mode} mean", float(np.mean(each)), ""
-        if plan.run.evaluate.attacks is not None:
+        if plan.run.evaluate.attack_labels is not None:
             yield from leaks(plan, _contributions(plan, engine, "aligned"), engine.name)
 
-    def summarise(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
+    def summarize(self, final: Final, parties: Sequence[str], plan: RunPlan) -> dict[str, Any]:
         """The fields of `RunSummary` for a joint prediction: its scores, each party alone, and attacks."""
         return joint_scores(final, parties, plan.cfg.eval_modes)
 
 
 def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
-    """The contributions of all parties for the rows `on`. Those of nodes must be like the colocated party's."""
+    """The contributions of all parties for the rows `on`; if any party suffices for the method, of those that reply.
+    Those of nodes must be like the colocated party's."""
 
     def check(i: int, parts: Mapping[int, Any]) -> None:
         message.check_finite(parts[i])
@@ -158,7 +161,7 @@ def _contributions(plan: RunPlan, engine: Engine, on: str) -> dict[int, Any]:
         if not isinstance(colocated, Failure) and (got := message.describe(parts[i])) != message.describe(colocated):
             raise MessageError(f"expected {message.describe(colocated)}, got {got}")
 
-    return ask(engine, "contribution", {"on": on}, check, every=True)
+    return call_all(engine, "contribution", {"on": on}, check, every=not plan.method.any_contributor)
 
 
 # -- assigning columns -------------------------------------------------------------------------------------
@@ -175,13 +178,16 @@ class _Columns:
     views: Mapping[int, PartyView]
 
 
-def _cut(run: RunConfig, method: Method, files: PrivateData) -> tuple[DataAssignment, _Columns]:
-    """The columns of all parties, from a data set or files."""
+def _cut(run: RunConfig, method: Method, cfg: Any, files: PrivateData) -> tuple[DataAssignment, _Columns]:
+    """The columns of all parties, from a data set or files; without incomplete rows unless the method uses them."""
     parties = parties_of(run, files, pooled="pooled rows" in method.needs)
+    if run.columns.incomplete and getattr(cfg, "incomplete", "drop") == "drop":
+        parties = complete_rows(parties, method.contributors)
     views, nothing = parties.views, digest("")
     truths = [view.truth for view in views if view.truth is not None and len(view.truth)]
     own = {"own": truths} if len(truths) == len(views) else {}
     rows = [part for v in views for part in (v.aligned, v.unaligned, v.test, v.shift, v.scale, sample(v.x))]
+    rows += [v.present for v in views if v.present is not None]
     content = digest(f"{[v.x.shape for v in views]}", parties.labels, parties.test_labels, *rows)
     data = DataAssignment(
         name=parties.name,
@@ -206,9 +212,9 @@ def _own_file(run: RunConfig, files: PrivateData, party: int) -> tuple[DataAssig
     """
     matched, label, name = files.matched, run.columns.label or "", run.data.name
     if files.rows is None:
-        raise ConfigError(f"data.{name}: name the file with the columns of party {party} here, as rows")
+        raise ConfigError(f"data.{name}: set rows to the file with the columns of party {party}")
     if matched is None:
-        raise ConfigError("columns.own: rows of private columns are matched by the net engine: add --engine net")
+        raise ConfigError("columns.private: rows of private columns are matched by the net engine: add --engine net")
     id = files.id or str(run.columns.id)
     held = PartyFile.passive(files.rows, id, label) if party else PartyFile.active(files.rows, id, label)
     everybody = np.concatenate([matched.aligned, matched.unaligned, matched.test])
@@ -263,20 +269,26 @@ def _described(
 def _context(run: RunConfig, cfg: Any, context: ClientContext, view: PartyView, architecture: str) -> ClientContext:
     """The client context of a party with these columns."""
     device = run.engine.device
-    own = {"own": rows_of(view.x, view, view.unaligned, device)} if len(view.unaligned) and not run.columns.own else {}
+    own = {"own": _rows(view, view.unaligned, device)} if len(view.unaligned) and not run.columns.private else {}
     return replace(
         context,
-        data=rows_of(view.x, view, np.concatenate([view.aligned, view.unaligned]), device),
+        data=_rows(view, np.concatenate([view.aligned, view.unaligned]), device),
         network=partial(
             models.build,
             architecture,
             view.input_shape,
-            cfg.learnt,
+            cfg.learned,
             norm=run.models.norm,
             seed=int(stream(run.seed, "initial weights", context.id).integers(2**31)),
         ),
-        tests={"test": rows_of(view.x, view, view.test, device), **own},
+        tests={"test": _rows(view, view.test, device), **own},
     )
+
+
+def _rows(view: PartyView, which: np.ndarray, device: str) -> Rows:
+    """The rows `which` (n,) of a view, and which of them the party has unless it has all."""
+    rows, has = rows_of(view.x, view, which, device), view.has(which)
+    return rows if has.all() else replace(rows, present=torch.from_numpy(has).to(device))
 
 
 def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool = False) -> VerticalDataset:
@@ -285,10 +297,10 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
     Args:
         run: the config.
         files: see `data_of`.
-        pooled: whether all rows are aligned and labelled; of a manifest, all rows that all parties have.
+        pooled: whether all rows are aligned and labeled; of a manifest, all rows that all parties have.
 
     Raises:
-        DataError, ConfigError: the data can't be read or split.
+        DataError, ConfigError: the data cannot be read or split.
     """
     data, columns, files = run.data, run.columns, files or PrivateData()
     common: dict[str, Any] = {"seed": run.seed, "test_fraction": data.test_fraction, "test_rows": data.test_rows}
@@ -305,14 +317,18 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
             label=columns.label or "",
             aligned=columns.aligned,
             align=partial(_align, columns),
+            anybody=columns.missing == "files",
+            presence=_presence(
+                run, len(columns.files), columns.id if isinstance(columns.id, str) else (columns.id or ("",))[0]
+            ),
             **common,
         )
     if columns.manifest:
         from fedloom.data.manifest import manifest
 
-        return manifest(
-            Path(columns.manifest), aligned=None if pooled else columns.aligned, size=columns.size, **common
-        )
+        presence = _presence(run, columns.number() or 0, "sample_id")
+        aligned = None if pooled else columns.aligned
+        return manifest(Path(columns.manifest), aligned=aligned, size=columns.image_size, presence=presence, **common)
     root = files.root or data.root
     return simulate(
         files.set or data.name,
@@ -320,9 +336,31 @@ def parties_of(run: RunConfig, files: PrivateData | None = None, *, pooled: bool
         root=Path(root) if root else None,
         aligned=columns.aligned or ALIGNED,
         everything=pooled,
-        **{name: getattr(columns, name) for name in CUT},
+        options=data.columns,
+        presence=_presence(run, data.clients, "row"),
+        **{name: getattr(columns, name) for name in SPLIT_SETTINGS},
         **common,
     )
+
+
+def _presence(run: RunConfig, parties: int, key: str) -> RowPresence | None:
+    """Which rows the parties have; None if all have all, or the files tell.
+
+    Raises:
+        ConfigError, DataError: a probability for each of other parties, or an invalid file of presence.
+    """
+    columns = run.columns
+    if not columns.incomplete or columns.missing == "files":
+        return None
+    if columns.presence:
+        return RowPresence(listed=read_presence(Path(columns.presence), key, parties))
+    test = columns.missing if columns.missing_test is None else columns.missing_test
+    shares = [value if isinstance(value, tuple) else (value,) * parties for value in (columns.missing, test)]
+    for name, each in zip(("missing", "missing_test"), shares, strict=True):
+        if len(each) != parties:
+            raise ConfigError(f"columns.{name}: one value, or one for each of {parties} parties, not {len(each)}")
+    seed = run.seed if columns.missing_seed is None else columns.missing_seed
+    return RowPresence(seed, shares[0], shares[1])
 
 
 def _align(columns: ColumnsConfig, ids: Sequence[Sequence[str | int]]) -> list[np.ndarray]:
@@ -330,7 +368,9 @@ def _align(columns: ColumnsConfig, ids: Sequence[Sequence[str | int]]) -> list[n
 
     stems = [Path(file).stem for file in columns.files]
     names = stems if len(set(stems)) == len(stems) else columns.files
+    if columns.missing == "files":  # pair by pair
+        names = ["the active party", "another party"]
     found = align(ids, backend=columns.backend, names=names, local=range(len(ids)))
-    for sentence in found.learnt:
+    for sentence in found.learned:
         logging.getLogger("fedloom").info("alignment: %s", sentence)
     return list(found.aligned)

@@ -13,21 +13,17 @@ Differs:
     BatchNorm statistics stay at the client: see `fedloom.methods.steps`. Those of a pretrained model are not sent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.core.errors import ModelError
-from fedloom.core.federation import Federation
-from fedloom.core.message import Shape, Template, Tree
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Guarantee, Method, MethodError, ModelError, Party, Shape, Template, Tree
 from fedloom.methods import steps
+from fedloom.methods.averaging import private
+from fedloom.protect.robust import Rule, combine_trees, needed
 
 
 class FedAvgConfig(steps.LocalSGDConfig):
@@ -39,6 +35,33 @@ class FedAvgConfig(steps.LocalSGDConfig):
     """Number of participants in a round; None for all clients."""
     warm_start: bool = False
     """Whether training starts from the server's pretrained model, which must have the architecture in models.pool."""
+    robust: Rule = "none"
+    """How the server combines weights: `none` is the mean by rows; the others weigh all clients alike and withstand
+    some that send arbitrary weights: `median`, `trimmed`, `krum`, `multikrum`, `clip`, `centered`."""
+    robust_f: int = Field(1, ge=1)
+    """Number of clients with arbitrary weights to withstand. Needs 2 f + 1 participants, Krum 2 f + 3."""
+    dp: private.TrainingPrivacy = private.TrainingPrivacy()
+    """Differential privacy: unit (none, rows, clients), sigma (noise multiplier), clip (C), delta (δ)."""
+    secure: bool = False
+    """Whether the server learns only the mean of the weights and the number of all rows: a secure sum, of at least 3
+    participants."""
+
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """That of the weights, if `dp` is set."""
+        return private.guarantees(self)
+
+    @model_validator(mode="after")
+    def _possible(self) -> "FedAvgConfig":
+        if self.dp.unit == "clients" and self.robust != "none":
+            raise ValueError(
+                f'params.dp.unit = "clients" needs params.robust = "none", not {self.robust!r}: how far one client '
+                "moves a robust mean is not bounded by dp.clip, which bounds each update already"
+            )
+        if self.secure and (self.robust != "none" or self.dp.unit == "clients"):
+            one = f"robust = {self.robust!r}" if self.robust != "none" else 'dp.unit = "clients"'
+            raise ValueError(f"secure sums hide the single weights that {one} needs: set one of the two")
+        return self
 
 
 @final
@@ -48,20 +71,24 @@ class FedAvgClient(Party[FedAvgConfig]):
     ROLE = "client"
     STATE = ("params", "buffers", "opt")
     CALLS = ("update",)
+    SUMMED = ("update",)
+    prepare = steps.prepare
 
     def setup(self) -> None:
         """The initial network."""
         steps.init_network(self)
+        private.check(self)
 
     def update(self, *, t: int, weights: dict[str, Tensor]) -> dict[str, Tree]:
         """ClientUpdate: train on own rows, starting from the server's weights."""
         steps.set_weights(self, weights)
-        steps.local_sgd(self, t)
+        if self.cfg.dp.unit == "rows":
+            private.dp_sgd(self, t=t)
+        else:
+            steps.local_sgd(self, t=t)
+        if self.cfg.dp.unit == "clients":
+            self.note(private.UPDATES, 1.0)
         return {"weights": steps.shared_weights(self), "rows": self.row_count}
-
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: load the server's weights; adapt or fine-tune them."""
-        steps.prepare(self, eval_mode, broadcast)
 
 
 @final
@@ -70,6 +97,7 @@ class FedAvgServer(Party[FedAvgConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
+    broadcast = steps.broadcast
 
     def setup(self) -> None:
         """Line 1: the initial weights."""
@@ -80,13 +108,15 @@ class FedAvgServer(Party[FedAvgConfig]):
             params = matching(params, dict(self.context.teacher().named_parameters()))
         self.weights = {k: params[k].detach() for k in names}
 
-    def broadcast(self) -> dict[str, Tree]:
-        """The global weights."""
-        return dict(self.weights)
-
-    def average(self, replies: Mapping[int, Any]) -> None:
-        """Line 8: the mean, weighted by rows."""
-        self.weights = steps.mean_by_rows(replies)
+    def average(self, replies: Mapping[int, Any], t: int) -> None:
+        """Line 8: the mean, weighted by rows; or with noise, or by a robust rule, where row counts do not count."""
+        if self.cfg.dp.unit == "clients":
+            private.noisy_average(self, replies, t)
+        elif self.cfg.robust == "none":
+            steps.average_weights(self, replies)
+        else:
+            sent = [reply["weights"] for reply in replies.values()]
+            self.weights = combine_trees(sent, self.cfg.robust, f=self.cfg.robust_f, center=self.weights)
 
 
 def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -108,11 +138,21 @@ def matching(expected: Mapping[str, Tensor], pretrained: dict[str, nn.Parameter]
 def round(fed: Federation, server: FedAvgServer, clients: Sequence[int], cfg: FedAvgConfig, t: int) -> Iterator[str]:
     """Algorithm 1, lines 3-8, for one t."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # lines 4, 5
+    least = needed(cfg.robust, cfg.robust_f)
+    if len(chosen) < least:
+        raise MethodError(
+            f"params.robust = {cfg.robust!r} with robust_f = {cfg.robust_f} needs {least} participants in a round, not "
+            f"{len(chosen)}: add clients, lower params.robust_f, or choose the median"
+        )
     template: Template = {**steps.weights_template(fed, cfg.personal_head), "rows": Shape("int64")}
     shared = {"t": t, "weights": server.weights}
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)  # lines 6, 7
+    if cfg.secure:
+        steps.secure_average(fed, server, chosen, shared, template)
+        yield "round"
+        return
+    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=least)  # lines 6, 7
     if replies:
-        server.average(replies)
+        server.average(replies, t)
     yield "round"
 
 

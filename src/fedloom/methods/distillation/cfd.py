@@ -2,10 +2,10 @@
 
 Paper: F. Sattler, A. Marban, R. Rischke and W. Samek, "CFD: Communication-Efficient Federated Distillation via
 Soft-Label Quantization and Delta Coding", IEEE Transactions on Network Science and Engineering 9(4), 2022. Without
-quantisation it is MHAT (L. Hu et al., "MHAT: An efficient model-heterogenous aggregation training scheme for federated
+quantization it is MHAT (L. Hu et al., "MHAT: An efficient model-heterogenous aggregation training scheme for federated
 learning", Information Sciences 560, 2021), as FedAL has both.
 
-Each client n keeps its network, its rows and its architecture. All parties, the server too, hold the same unlabelled
+Each client n keeps its network, its rows and its architecture. All parties, the server too, hold the same unlabeled
 public rows. Clients send their answers p_n on these; the server's own model g learns from the mean of the answers, and
 clients learn from the answers of g:
 
@@ -13,7 +13,7 @@ clients learn from the answers of g:
     server  KL(mean of p_n || g)    on a public batch
     client  KL(g || p_n)            on the same batch
 
-Answers are sent as logits. With `bits` b they are sent as quantised probabilities: multiples of 1/(2^b - 1) that sum to
+Answers are sent as logits. With `bits` b they are sent as quantized probabilities: multiples of 1/(2^b - 1) that sum to
 1, in ceil(B K b / 8) bytes, for b = 1 the predicted class as a one-hot row. With `delta` a row is sent only if it
 differs from the one sent for it last, and one bit for each row says whether it is.
 
@@ -27,8 +27,6 @@ Differs:
     FedAL's paper gives neither τ for CFD nor the server's steps and rate: one step of each, and 1e-3, are ours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, final
@@ -38,21 +36,15 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.federation import Federation
-from fedloom.core.losses import kl_gradient
-from fedloom.core.message import Shape, Template, Tree
-from fedloom.core.method import Method
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
-from fedloom.methods.distillation import steps
+from fedloom.core.page import Adam, ConfigError, Federation, Method, Party, Shape, Template, Tree, kl_gradient
+from fedloom.methods.distillation import steps, trust
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch, public_numbers
 from fedloom.methods.steps import cross_entropy
-from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantised, size_of, unpack
+from fedloom.protect.labels import changes, checked, merged, pack, probabilities, quantized, size_of, unpack
 
 
-class CFDConfig(LogitsConfig):
-    """Defaults are those of FedAL's comparison, where labels are not quantised."""
+class CFDConfig(trust.TrustSettings, LogitsConfig):
+    """Defaults are those of FedAL's comparison, where labels are not quantized."""
 
     server_steps: int = Field(1, ge=1)
     """Steps of the server's model on each public batch."""
@@ -66,13 +58,13 @@ class CFDConfig(LogitsConfig):
     """Delta coding: whether only rows that changed since they were last sent are sent."""
 
     @model_validator(mode="after")
-    def _check_bits(self) -> CFDConfig:
+    def _check_bits(self) -> "CFDConfig":
         if self.bits is not None and self.coding != "float32":
             raise ValueError(
                 f'params.bits does not combine with params.coding = "{self.coding}": set coding = "float32"'
             )
         if self.delta and self.bits is None and self.bits_down is None:
-            raise ValueError("params.delta = true needs quantised labels: set params.bits or params.bits_down")
+            raise ValueError("params.delta = true needs quantized labels: set params.bits or params.bits_down")
         return self
 
     def answer_template(self, classes: int) -> Template:
@@ -97,8 +89,8 @@ def label_memory(party: Party[CFDConfig], bits: int | None) -> Tensor:
     rows = len(party.public_set.rows) if party.cfg.delta and bits is not None else 0
     if 0 < rows < size:
         raise ConfigError(
-            f"params.delta needs at least params.batch_size = {size} public rows, not {rows}: raise data.public or "
-            "lower params.batch_size"
+            f"params.delta needs at least params.batch_size = {size} public rows, not {rows}: raise data.public_rows "
+            "or lower params.batch_size"
         )
     return torch.zeros(rows, party.context.classes, dtype=torch.uint8, device=party.context.device)
 
@@ -113,7 +105,7 @@ def encode_answer(
     cfg = client.cfg
     if cfg.bits is None:
         return cfg.encode(logits), sent
-    labels = quantised(F.softmax(logits, -1), cfg.bits)
+    labels = quantized(F.softmax(logits, -1), cfg.bits)
     if not cfg.delta:
         return pack(labels, cfg.bits), sent
     rows, before = public_numbers(client, t, i), torch.zeros_like(sent) if restart else sent
@@ -142,7 +134,8 @@ class CFDClient(Party[CFDConfig]):
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "sent", "heard")
-    CALLS = ("local_train", "predict", "distil")
+    CALLS = ("local_train", "introduce", "predict", "distil")
+    introduce = trust.introduce
 
     def setup(self) -> None:
         """The network; `sent` and `heard`: the label memories of both directions."""
@@ -174,30 +167,24 @@ class CFDBlackBox(Party[CFDConfig]):
     ROLE = "client"
     STATE = ("targets", "fitted", "sent", "heard")
     CALLS = CFDClient.CALLS
+    introduce = trust.introduce
+    local_train, infer = steps.refit, steps.evaluation_log_probs
 
     def setup(self) -> None:
-        """`targets` and `fitted`: see `steps.black_box_state`; `sent` and `heard`: the label memories."""
-        self.targets, self.fitted = steps.black_box_state(self)
+        """`targets` and `fitted`: see `steps.init_black_box`; `sent` and `heard`: the label memories."""
+        steps.init_black_box(self)
         self.sent, self.heard = (label_memory(self, bits) for bits in (self.cfg.bits, self.cfg.bits_down))
-
-    def local_train(self, *, t: int) -> None:
-        """Round t's fit, if one is due."""
-        self.fitted = steps.refit(self, self.fitted, self.targets, t)
 
     def predict(self, *, t: int, i: int, anew: bool = False) -> Tree:
         """The answer to the public batch; see `encode_answer`."""
-        logits = steps.public_log_probs(self, self.fitted, t, i)
+        logits = steps.public_log_probs(self, t, i)
         answer, self.sent = encode_answer(self, logits, self.sent, t, i, anew)
         return answer
 
     def distil(self, *, t: int, i: int, labels: Tree) -> None:
         """Keep the server's `labels` (B, K), encoded, for the next fit."""
         target, self.heard = decode_labels(self, labels, self.heard, t, i)
-        self.targets = steps.with_targets(self, self.targets, target, t, i)
-
-    def infer(self, x: Tensor) -> Tensor:
-        """Log-probabilities (n, K) of test rows x (n, ...)."""
-        return steps.evaluation_log_probs(self, self.fitted, x)
+        steps.set_targets(self, target, t, i)
 
 
 @final
@@ -205,11 +192,12 @@ class CFDServer(Party[CFDConfig]):
     """The server: a model of its own, which learns from the clients' mean answer."""
 
     ROLE = "server"
-    STATE = ("params", "buffers", "opt", "held", "told")
+    STATE = trust.state("params", "buffers", "opt", "held", "told")
 
     def setup(self) -> None:
         """`held` and `told` (N, |P|, K): the label memories of all clients, from and to them."""
         self.network(self.context.build(), Adam(self.cfg.server_lr))
+        trust.init(self)
         self.held, self.told = (
             label_memory(self, bits).repeat(self.context.parties, 1, 1) for bits in (self.cfg.bits, self.cfg.bits_down)
         )
@@ -243,7 +231,7 @@ class CFDServer(Party[CFDConfig]):
         return {n: probabilities(own) for n, own in labels.items()}
 
     def _labels(self, n: int, sent: Any, t: int, i: int) -> Tensor:
-        """Client n's quantised labels (B, K)."""
+        """Client n's quantized labels (B, K)."""
         cfg = self.cfg
         assert cfg.bits is not None
         if cfg.delta:
@@ -252,7 +240,9 @@ class CFDServer(Party[CFDConfig]):
 
     def learn(self, answers: Mapping[int, Tensor], *, t: int, i: int) -> None:
         """Steps on KL(mean || g) from the clients' probabilities (B, K)."""
-        x, mean = public_batch(self, t, i), torch.stack([*answers.values()]).mean(0)
+        x, p = public_batch(self, t, i), torch.stack([*answers.values()])
+        numbers, logits = partial(public_numbers, self, t, i), p.clamp_min(1e-30).log()
+        mean, _ = trust.average(self, list(answers), numbers, p, logits)
         for _ in range(self.cfg.server_steps):
             self.descend(x, kl_gradient(mean, self.forward(x)) / len(x))
 
@@ -261,7 +251,7 @@ class CFDServer(Party[CFDConfig]):
         cfg, logits = self.cfg, self.infer(public_batch(self, t, i))
         if cfg.bits_down is None:
             return {"labels": cfg.encode_dense(logits)}, {}
-        labels = quantised(F.softmax(logits, -1), cfg.bits_down)
+        labels = quantized(F.softmax(logits, -1), cfg.bits_down)
         if not cfg.delta:
             return {"labels": pack(labels, cfg.bits_down)}, {}
         rows = public_numbers(self, t, i)
@@ -282,6 +272,7 @@ def round(fed: Federation, server: CFDServer, clients: Sequence[int], cfg: CFDCo
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
+    trust.meet(fed, server, chosen)
     template = cfg.answer_template(server.context.classes)
     for i in range(cfg.tau):
         batch, each = {"t": t, "i": i}, server.restarts(chosen)
@@ -309,7 +300,7 @@ METHODS = (
         client=CFDClient,
         server=CFDServer,
         black_box=CFDBlackBox,
-        presets={"paper": {"bits": 1, "delta": True}},
+        presets={"paper": {"bits": 1, "delta": True}, **trust.PRESETS},
         needs=("public rows", "public rows at the server"),
     ),
 )

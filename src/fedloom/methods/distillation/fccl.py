@@ -1,9 +1,9 @@
-"""FCCL: class-wise correlation with the mean logits, and regularisation towards a client's earlier models.
+"""FCCL: class-wise correlation with the mean logits, and regularization towards a client's earlier models.
 
 Paper: W. Huang, M. Ye and B. Du, "Learn from Others and Be Yourself in Heterogeneous Federated Learning", CVPR 2022;
 read with the authors' code, github.com/WenkeHuang/FCCL.
 
-Each client n has a network, labelled rows and an architecture of its own; all hold the same unlabelled public rows P.
+Each client n has a network, labeled rows and an architecture of its own; all hold the same unlabeled public rows P.
 A round has a private stage on own rows, then a transfer stage on P:
 
     private:   CE(y, f_n) + KL(p_previous || p_n) + KL(p_pretrained || p_n)
@@ -12,13 +12,13 @@ A round has a private stage on own rows, then a transfer stage on P:
 Two classes should have correlation -1, in paper and code alike, though no three classes can have it pairwise.
 p_previous are the client's own answers at the start of the stage: after the last transfer stage, they hold what it
 learned from others. p_pretrained are those of its pretrained model, which has seen own rows only. Z_n (B, K) are its
-logits on a public batch, each class standardised over the batch, and Z̄ likewise those of the mean answer.
+logits on a public batch, each class standardized over the batch, and Z̄ likewise those of the mean answer.
 
 Messages: logits on public batches up, their mean down, τ K B numbers each way. Others see only a client's answers. It
 keeps the weights of its pretrained model beside its own.
 
-Before its first round each client pretrains on own rows, `pretrain` steps of cross-entropy. They are not counted as
-iterations: a comparison by iterations gives FCCL that much more local work.
+Before its first round each client pretrains on its own rows with `pretrain_steps` steps of cross-entropy. They are not
+counted as iterations: a comparison by iterations gives FCCL that much more local work.
 
 Differs:
     The mean is over all clients, including the receiver, as in the second version of the code. The first version
@@ -30,7 +30,7 @@ Differs:
         `batch_size` reduces it.
     One Adam serves pretraining and both stages for good. The code makes a new one for each public batch, whose steps
         have the size of the rate whatever the gradient, and one for each private stage.
-    A client that fails in a private stage skips the transfer stage. Standardised logits give the last layer's bias only
+    A client that fails in a private stage skips the transfer stage. Standardized logits give the last layer's bias only
         rounding errors as gradient, which a fresh Adam turns into full steps.
     The private stage comes first, as in all methods of this family. The code has it last and takes p_previous from the
         end of the previous round, so that its previous model has not seen the transfer stage in between.
@@ -38,8 +38,6 @@ Differs:
         taken at p_previous itself, where that term has gradient zero: it is not computed, so with τ = 1 it changes
         no bit. FedAL's paper, which compares with FCCL, does not state its τ: here it is FedAL's.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -51,12 +49,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.core.federation import Federation
-from fedloom.core.losses import kl
-from fedloom.core.message import Template, Tree, map_tensors
-from fedloom.core.method import Method
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
+from fedloom.core.page import Adam, Federation, Method, Party, Template, Tree, kl, map_tensors
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
 from fedloom.methods.steps import cross_entropy
@@ -80,7 +73,7 @@ class FCCLConfig(LogitsConfig):
     """Weight of the cross-correlation loss; at 0 no logits are sent."""
     off_diagonal: float = Field(0.0051, ge=0)
     """Weight of pairs of different classes in the cross-correlation loss."""
-    pretrain: int = Field(100, ge=0)
+    pretrain_steps: int = Field(100, ge=0)
     """Steps on own rows before a client's first round; 0 for no pretrained model and no term of it."""
     intra: float = Field(1.0, ge=0)
     """Weight of the divergence from the pretrained model."""
@@ -93,7 +86,7 @@ class FCCLConfig(LogitsConfig):
     @property
     def remembers(self) -> bool:
         """Whether the pretrained model is needed."""
-        return self.intra > 0 and self.pretrain > 0
+        return self.intra > 0 and self.pretrain_steps > 0
 
     @property
     def exchanges(self) -> bool:
@@ -128,7 +121,7 @@ class FCCLClient(Party[FCCLConfig]):
         for i, (x, y) in enumerate(batches):
             before = previous[i] if previous is not None and i else None
             first = pretrained[i] if pretrained is not None else None
-            self.minimise(self.private_loss, x, y, before, first)
+            self.minimize(self.private_loss, x, y, before, first)
 
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None, pretrained: Tensor | None) -> Tensor:
         """The loss () on x (B, ...), y (B,), with the logits (B, K) of both references, or None without their term."""
@@ -168,7 +161,7 @@ class FCCLServer(Party[FCCLConfig]):
 def pretrain(client: Party[FCCLConfig]) -> dict[str, Any]:
     """Steps of cross-entropy on own rows; the state `pretrained` after them."""
     cfg = client.cfg
-    for k in range(cfg.pretrain):
+    for k in range(cfg.pretrain_steps):
         client.train(partial(cross_entropy, client), client.batches(FIRST - k, steps=1, size=cfg.batch_size))
     weights: Any = {"params": client.params, "buffers": client.buffers} if cfg.remembers else {}
     return {"done": True, **map_tensors(torch.clone, weights)}  # type: ignore[dict-item]
@@ -181,7 +174,7 @@ def pretrained_logits(client: Party[FCCLConfig], pretrained: Mapping[str, Any], 
         return steps.stage_logits(client, x)
 
 
-def standardised(f: Tensor) -> Tensor:
+def standardized(f: Tensor) -> Tensor:
     """Each column of f (B, K) with mean 0 and unbiased standard deviation 1 over the rows; a constant one is 0.
 
     The deviation is computed from the very numbers that it divides. So the rounding errors of a huge constant column
@@ -193,7 +186,7 @@ def standardised(f: Tensor) -> Tensor:
 
 def correlation_loss(f: Tensor, mean: Tensor, off_diagonal: float) -> Tensor:
     """The transfer loss () of logits f (B, K) against the mean answer (B, K), a constant."""
-    c = standardised(f).mT @ standardised(mean) / len(f)  # (K, K): own classes against the mean's
+    c = standardized(f).mT @ standardized(mean) / len(f)  # (K, K): own classes against the mean's
     same = torch.eye(len(c), dtype=torch.bool, device=c.device)
     return torch.where(same, (c - 1).square(), off_diagonal * (c + 1).square()).sum()
 
@@ -217,7 +210,7 @@ def round(fed: Federation, server: Any, clients: Sequence[int], cfg: Any, t: int
 METHODS = (
     Method(
         name="fccl",
-        title="Cross-correlation with the mean logits; regularised by previous and pretrained model",
+        title="Cross-correlation with the mean logits; regularized by previous and pretrained model",
         paper="W. Huang, M. Ye, B. Du: Learn from Others and Be Yourself in Heterogeneous Federated Learning",
         family="distillation",
         config=FCCLConfig,

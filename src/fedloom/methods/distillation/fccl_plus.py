@@ -1,9 +1,9 @@
-"""FCCL+: FCCL's correlation of logits, similarity of rows, and regularisation on the classes that are not the label.
+"""FCCL+: FCCL's correlation of logits, similarity of rows, and regularization on the classes that are not the label.
 
 Paper: W. Huang, M. Ye, Z. Shi and B. Du, "Generalizable Heterogeneous Federated Cross-Correlation and Instance
 Similarity Learning", TPAMI 2023; read with the authors' code, github.com/WenkeHuang/FCCL.
 
-Each client n has a network, labelled rows and an architecture of its own; all hold the same unlabelled public rows P.
+Each client n has a network, labeled rows and an architecture of its own; all hold the same unlabeled public rows P.
 A round has a private stage on own rows, then a transfer stage on P:
 
     private:   CE(y, f_n) + T² KL(q_previous || q_n),    q = softmax of f / T over the K - 1 classes that are not y
@@ -27,8 +27,6 @@ Differs:
     Cosines are coded as logits are, but as float16 with `coding = "top-k"`, in both directions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, final
 
@@ -38,11 +36,7 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.nn import functional as F
 
-from fedloom.core.losses import kl
-from fedloom.core.message import Template, Tree
-from fedloom.core.method import Method
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
+from fedloom.core.page import Adam, Method, Party, Template, Tree, kl
 from fedloom.methods.distillation import steps
 from fedloom.methods.distillation.fccl import correlation_loss, round
 from fedloom.methods.distillation.steps import LogitsConfig, public_batch
@@ -116,7 +110,7 @@ class FCCLPlusClient(Party[FCCLPlusConfig]):
         batches = self.batches(t, steps=self.cfg.tau, size=self.cfg.batch_size)
         previous = steps.stage_logits(self, batches.x) if self.cfg.looks_back else None
         for i, (x, y) in enumerate(batches):
-            self.minimise(self.private_loss, x, y, previous[i] if previous is not None and i else None)
+            self.minimize(self.private_loss, x, y, previous[i] if previous is not None and i else None)
 
     def private_loss(self, x: Tensor, y: Tensor, previous: Tensor | None) -> Tensor:
         """The loss () on x (B, ...), y (B,), with the previous model's logits (B, K), or None without."""

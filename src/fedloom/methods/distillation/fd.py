@@ -29,8 +29,6 @@ Differs:
         CE against raw mean logits, as if they were probabilities; later versions have the softmax.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -39,12 +37,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.federation import Federation
-from fedloom.core.losses import kl_gradient
-from fedloom.core.message import Shape, floats
-from fedloom.core.method import Method
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
+from fedloom.core.page import Adam, Federation, Method, Party, Shape, floats, kl_gradient
 from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.steps import class_means
 from fedloom.protect.coding import LARGEST

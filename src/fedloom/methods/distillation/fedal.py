@@ -3,8 +3,8 @@
 Paper: P. Han, X. Shi and J. Huang, "FedAL: Black-Box Federated Knowledge Distillation Enabled by Adversarial
 Learning". Equation and line numbers below are the paper's; lines are those of Algorithm 1.
 
-Each client n keeps its network f_n, its labelled rows D_n and its architecture to itself. All hold the same
-unlabelled public rows P. The server sees only logits on P: it averages them, and trains a discriminator h to tell
+Each client n keeps its network f_n, its labeled rows D_n and its architecture to itself. All hold the same
+unlabeled public rows P. The server sees only logits on P: it averages them, and trains a discriminator h to tell
 which client they are from. A client learns from its own labels, then towards the others' mean and away from what
 identifies it:
 
@@ -17,17 +17,14 @@ its term and the messages that only this term needs. FedDF-AL (`feddf_al`) calls
 Differs:
     Lines 15-16: the server sends the mean of all clients, and each client removes its own logits from it, as (5)
         requires. With a `coding` other than float32 it removes its logits as the server decoded them.
-    Line 13: the mean is over clients as well as rows, which is (8). The optimiser is Adam, because at the printed
+    Line 13: the mean is over clients as well as rows, which is (8). The optimizer is Adam, because at the printed
         rate plain SGD leaves the discriminator where it began (preset `paper` has SGD).
     Line 18: a client caps each row of the server's gradient at the norm `gradient_cap`, because a server that may
         send any gradient could steer a client anywhere (preset `paper` has no cap).
     The LF term of a stage's first step has gradient zero, because the model is still its own reference: it is not
         computed, so with tau = 1 LF changes no bit.
-    References are evaluation-mode outputs on the stage's batches, made once at its start: no frozen copy of the
-        model is kept.
+    References are evaluation-mode outputs on the stage's batches, made once at its start.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -36,22 +33,17 @@ from itertools import pairwise
 from typing import Any, Literal, final
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.federation import Federation
-from fedloom.core.losses import cap_rows, kl, kl_gradient, reverse_kl_gradient
-from fedloom.core.message import Tree
-from fedloom.core.method import Method
-from fedloom.core.optim import SGD, Adam
-from fedloom.core.party import Party
-from fedloom.methods.distillation import steps
+from fedloom.core.page import SGD, Adam, Federation, Method, Party, Tree, cap_rows, kl, kl_gradient, reverse_kl_gradient
+from fedloom.methods.distillation import steps, trust
 from fedloom.methods.distillation.steps import LogitsConfig
 from fedloom.methods.steps import cross_entropy, gradient_variance, reset_optimizer
 
 
-class FedALConfig(LogitsConfig):
+class FedALConfig(trust.TrustSettings, LogitsConfig):
     """Defaults are those of section VI-A; where the paper is silent, the recommended reading."""
 
     tau: int = Field(5, ge=1)
@@ -75,17 +67,37 @@ class FedALConfig(LogitsConfig):
     disc_lr: float = Field(1e-4, gt=0)
     """Learning rate of the discriminator (η_d)."""
     disc_optimizer: Literal["adam", "sgd"] = "adam"
-    """Optimiser of the discriminator. The paper names none; Algorithm 1 has a plain gradient step."""
-    include_self: bool = False
-    """Whether a client's target is the mean of all clients instead of the mean of the others, (5)."""
+    """Optimizer of the discriminator. The paper names none; Algorithm 1 has a plain gradient step."""
+    include_self: bool | None = None
+    """Whether a client's target is the mean of all clients instead of the mean of the others, (5); None for true
+    unless trust is uniform. With false, a client with trust is sent its own weights."""
     kl_direction: Literal["forward", "reverse"] = "forward"
     """KL(target || p), or KL(p || target)."""
-    average: Literal["logits", "probabilities"] = "logits"
-    """Quantity that the server averages: logits, as in (5), or probabilities."""
+    average: Literal["logits", "probabilities"] | None = None
+    """Quantity that the server averages: logits, as in (5), or probabilities; None for logits if trust is uniform."""
     gradient_cap: float | None = Field(1.0, gt=0)
     """Clipping norm of each row of the server's gradient at a client; None for no clipping."""
     variances: bool = False
     """Whether parties note the variance of each term's gradient between batches, (46)-(51)."""
+    secure: bool = False
+    """Whether the server learns the clients' mean logits only, by a secure sum. Needs adv = 0."""
+
+    @model_validator(mode="after")
+    def _all_or_each(self) -> "FedALConfig":
+        plain = self.trust == "uniform" and self.coding == "float32" and self.averages_logits
+        if self.secure and (self.adv or not plain):
+            raise ValueError("secure sums hide single answers: set adv = 0, and leave trust, coding and average out")
+        return self
+
+    @property
+    def includes_self(self) -> bool:
+        """`include_self` or its default."""
+        return self.trust != "uniform" if self.include_self is None else self.include_self
+
+    @property
+    def averages_logits(self) -> bool:
+        """Whether the server averages logits."""
+        return self.trust == "uniform" if self.average is None else self.average == "logits"
 
     @property
     def looks_back(self) -> bool:
@@ -116,7 +128,7 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
                 own = F.softmax(anchor / cfg.kd_temperature, -1)
                 term = cfg.lf_local * kl_gradient(own, client.infer(x), cfg.kd_temperature)
                 note_variance(client, "lf local", partial(along, client), x, term)
-        client.minimise(partial(local_loss, client), x, y, anchor)  # line 6
+        client.minimize(partial(local_loss, client), x, y, anchor)  # line 6
     if cfg.adam == "stage":
         reset_optimizer(client)  # for the transfer stage, whichever of its exchanges arrives first
 
@@ -124,29 +136,27 @@ def local_stage(client: Party[FedALConfig], t: int) -> None:
 def local_loss(client: Party[FedALConfig], x: Tensor, y: Tensor, before: Tensor | None) -> Tensor:
     """V_loc () of (17) on x (B, ...), y (B,); `before` (B, K) are the logits of the stage's start."""
     cfg, f = client.cfg, client.model(x)
-    loss = F.cross_entropy(f, y)
     if before is None:
-        return loss
+        return F.cross_entropy(f, y)
     target = F.softmax(before / cfg.kd_temperature, -1)
-    return loss + cfg.lf_local * kl(target, f, cfg.kd_temperature)
+    return F.cross_entropy(f, y) + cfg.lf_local * kl(target, f, cfg.kd_temperature)
 
 
 def transfer_reference(client: Party[FedALConfig], t: int) -> dict[str, Any]:
     """The frozen model of (14) at the start of round t's transfer stage: its logits (τ, B, K) on the public batches."""
-    x = torch.stack(client.public(t, steps=client.cfg.tau, size=client.cfg.batch_size))
+    x = torch.stack([*client.public(t, steps=client.cfg.tau, size=client.cfg.batch_size)])
     return {"t": t, "logits": steps.stage_logits(client, x)}
 
 
 def transfer_step(
-    client: Party[FedALConfig], t: int, i: int, n: int, mean: Tree, gradient: Tree, reference: Mapping[str, Any]
+    client: Party[FedALConfig], t: int, i: int, n: int, mean: Tree, gradient: Tree, share: Tensor | None, reference: Any
 ) -> None:
     """Lines 17-18: one step on V_glo of (18). For the arguments see `FedALClient.distil`."""
     cfg, x = client.cfg, steps.public_batch(client, t, i)
-    f = client.forward(x)
-    terms = {}
+    f, terms = client.forward(x), dict[str, Tensor]()
     if cfg.kd:
         kd_gradient = kl_gradient if cfg.kl_direction == "forward" else reverse_kl_gradient
-        terms["kd"] = cfg.kd * kd_gradient(target_of(f, mean, n, client), f, cfg.kd_temperature)
+        terms["kd"] = cfg.kd * kd_gradient(target_of(f, mean, n, share, client), f, cfg.kd_temperature)
     if gradient is not None:
         terms["adv"] = cfg.adv * capped(gradient, client)
     if cfg.lf_global and i:
@@ -161,13 +171,17 @@ def transfer_step(
             client.note(f"gradient norm {name}", term.norm(dim=-1).mean())
 
 
-def target_of(f: Tensor, mean: Tree, n: int, client: Party[FedALConfig]) -> Tensor:
-    """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients and the own logits f (B, K)."""
+def target_of(f: Tensor, mean: Tree, n: int, share: Tensor | None, client: Party[FedALConfig]) -> Tensor:
+    """The others' answer p̄_{-n} (B, K) of (6), from the encoded mean of all n clients, the own logits f (B, K), and the
+    own weights in the mean `share` (B,), or None where they are equal."""
     cfg, classes = client.cfg, client.context.classes
     own, average, temperature = cfg.decode(cfg.encode(f), classes), cfg.decode_dense(mean, classes), cfg.kd_temperature
-    if cfg.average == "logits":
-        return F.softmax((average if cfg.include_self else steps.mean_of_others(own, average, n)) / temperature, -1)
-    return average if cfg.include_self else steps.mean_of_others(F.softmax(own / temperature, -1), average, n)
+    value = own if cfg.averages_logits else F.softmax(own / temperature, -1)
+    if share is not None:
+        others = trust.without(value, average, share)
+    else:
+        others = average if cfg.includes_self else steps.mean_of_others(value, average, n)
+    return F.softmax(others / temperature, -1) if cfg.averages_logits else others
 
 
 def capped(gradient: Tree, client: Party[FedALConfig]) -> Tensor:
@@ -192,36 +206,44 @@ def along(party: Party[Any], x: Tensor, term: Tensor) -> Tensor:
 def build_discriminator(server: Party[FedALConfig]) -> None:
     """Line 1: h is an MLP K -> hidden -> N."""
     cfg = server.cfg
-    optimiser = {"adam": Adam, "sgd": SGD}[cfg.disc_optimizer](cfg.disc_lr)
+    optimizer = {"adam": Adam, "sgd": SGD}[cfg.disc_optimizer](cfg.disc_lr)
     with server.seeded("discriminator"):
-        server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimiser)
+        server.network(mlp(server.context.classes, *cfg.disc_hidden, server.context.parties), optimizer)
 
 
-def judge(server: Party[FedALConfig], logits: Mapping[int, Tree]) -> tuple[Tree, dict[int, dict[str, Tree]]]:
+def judge(
+    server: Party[FedALConfig], logits: Mapping[int, Tree], t: int, i: int
+) -> tuple[Tree, dict[int, dict[str, Tree]]]:
     """Lines 12-16.
 
     Args:
         server: holds the discriminator.
         logits: each client's (B, K), encoded, by its number.
+        t, i: which public batch.
 
     Returns:
-        The mean answer (B, K), and for each client its `gradient` (B, K), all encoded; no gradients with adv = 0.
+        The mean answer (B, K), and for each client its `gradient` (B, K), all encoded, but no gradient with
+        adv = 0; with trust its `share` (B,) of the mean, if it is to remove its own answer.
     """
     cfg, author_of = server.cfg, partial(author_loss, server)
     f = torch.stack([cfg.decode(z, server.context.classes) for z in logits.values()])  # (n, B, K)
-    mean = cfg.encode_dense((f if cfg.average == "logits" else F.softmax(f / cfg.kd_temperature, -1)).mean(0))
+    answers = f if cfg.averages_logits else F.softmax(f / cfg.kd_temperature, -1)
+    average, shares = trust.average(server, list(logits), partial(steps.public_numbers, server, t, i), answers, f)
+    mean, each = cfg.encode_dense(average), dict[int, dict[str, Tree]]((n, {}) for n in logits)
+    if shares is not None and not cfg.includes_self:
+        each = {n: {"share": share.float()} for n, share in zip(logits, shares, strict=True)}
     if not cfg.adv:
-        return mean, {n: {} for n in logits}
+        return mean, each
     author = torch.tensor(list(logits), device=f.device).repeat_interleave(f.shape[1])
     if cfg.variances:  # (51) is about each client's rows
-        each = zip(f, author.view(len(f), -1), strict=True)
-        variances = torch.stack([gradient_variance(server, author_of, *own) for own in each])
+        pairs = zip(f, author.view(len(f), -1), strict=True)
+        variances = torch.stack([gradient_variance(server, author_of, *own) for own in pairs])
         server.note("gradient variance discriminator", variances.mean())
-    server.minimise(author_of, f.flatten(0, 1), author)  # line 13: ascent on U is descent on -U
+    server.minimize(author_of, f.flatten(0, 1), author)  # line 13: ascent on U is descent on -U
     f.requires_grad_()
     u = -author_of(f.flatten(0, 1), author, reduction="sum")  # line 16: U with the new weights
     (gradients,) = torch.autograd.grad(u, f)  # (n, B, K): each row's own, not averaged
-    return mean, {n: {"gradient": cfg.encode_dense(g)} for n, g in zip(logits, gradients, strict=True)}
+    return mean, {n: {**each[n], "gradient": cfg.encode_dense(g)} for n, g in zip(logits, gradients, strict=True)}
 
 
 def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction: str = "mean") -> Tensor:
@@ -236,13 +258,7 @@ def author_loss(server: Party[FedALConfig], f: Tensor, author: Tensor, reduction
 
 def mlp(*widths: int) -> nn.Sequential:
     """Linear layers of these widths with ReLU between them."""
-    layers: list[nn.Module] = []
-    for a, b in pairwise(widths):
-        layers += [nn.Linear(a, b), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-# -- the parties and the round -----------------------------------------------------------------------------------------
+    return nn.Sequential(*[layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.ReLU())][:-1])
 
 
 @final
@@ -251,7 +267,9 @@ class FedALClient(Party[FedALConfig]):
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "reference")
-    CALLS = ("local_train", "predict", "distil")
+    CALLS = ("local_train", "introduce", "predict", "distil")
+    SUMMED = ("predict",)
+    introduce = trust.introduce
 
     def setup(self) -> None:
         """Line 1. `reference` is that of (14): a round t, and the logits (τ, B, K) on its public batches."""
@@ -268,7 +286,7 @@ class FedALClient(Party[FedALConfig]):
             self.reference = transfer_reference(self, t)
         return self.cfg.encode(self.forward(steps.public_batch(self, t, i)))
 
-    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None) -> None:
+    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None, share: Tensor | None = None) -> None:
         """Lines 17-18: one step on V_glo of (18).
 
         Args:
@@ -276,44 +294,35 @@ class FedALClient(Party[FedALConfig]):
             n: the number of clients in the mean.
             mean: (B, K) their mean answer, encoded.
             gradient: (B, K) the server's ∂U_n/∂f_n per row, of (21), encoded.
+            share: (B,) the own weights in the mean, if they are to be removed.
         """
-        transfer_step(self, t, i, n, mean, gradient, self.reference)
+        transfer_step(self, t, i, n, mean, gradient, share, self.reference)
 
 
 @final
 class FedALBlackBox(Party[FedALConfig]):
-    """A client without a network: the minimiser of V_glo of (18) is the soft label for its next fit."""
+    """A client without a network: the minimizer of V_glo of (18) is the soft label for its next fit."""
 
     ROLE = "client"
     STATE = ("targets", "fitted")
-    CALLS = FedALClient.CALLS
-
-    def setup(self) -> None:
-        """`targets` and `fitted`: see `steps.black_box_state`."""
-        self.targets, self.fitted = steps.black_box_state(self)
-
-    def local_train(self, *, t: int) -> None:
-        """Round t's fit, if one is due."""
-        self.fitted = steps.refit(self, self.fitted, self.targets, t)
+    CALLS, SUMMED = FedALClient.CALLS, FedALClient.SUMMED
+    setup, local_train, infer = steps.init_black_box, steps.refit, steps.evaluation_log_probs
+    introduce = trust.introduce
 
     def predict(self, *, t: int, i: int) -> Tree:
         """Lines 9-11: log-probabilities (B, K) on the public batch."""
-        return self.cfg.encode(steps.public_log_probs(self, self.fitted, t, i))
+        return self.cfg.encode(steps.public_log_probs(self, t, i))
 
-    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None) -> None:
+    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None, share: Tensor | None = None) -> None:
         """Lines 17-18, with the arguments of a client. The soft labels are softmax(f*), f* = T_n - G_n adv / kd: the
         others' answer T_n, and from there a step against what identifies this client. There is no less-forgetting."""
-        cfg, f = self.cfg, steps.public_log_probs(self, self.fitted, t, i)
+        cfg, f = self.cfg, steps.public_log_probs(self, t, i)
         if cfg.kd:
-            floor = steps.black_box(self).floor
-            f = cfg.kd_temperature * target_of(f, mean, n, self).clamp_min(floor).log()
+            floor = steps.black_box(self).min_probability
+            f = cfg.kd_temperature * target_of(f, mean, n, share, self).clamp_min(floor).log()
         if gradient is not None:
             f = f - cfg.adv / (cfg.kd or 1.0) * capped(gradient, self)
-        self.targets = steps.with_targets(self, self.targets, F.softmax(f, -1), t, i)
-
-    def infer(self, x: Tensor) -> Tensor:
-        """Log-probabilities (n, K) of test rows x (n, ...)."""
-        return steps.evaluation_log_probs(self, self.fitted, x)
+        steps.set_targets(self, F.softmax(f, -1), t, i)
 
 
 @final
@@ -321,11 +330,12 @@ class FedALServer(Party[FedALConfig]):
     """The server: the mean of the answers, and a discriminator h: R^K -> R^N of their authors."""
 
     ROLE = "server"
-    STATE = ("params", "opt")
+    STATE = trust.state("params", "opt")
 
     def setup(self) -> None:
         """Line 1: the discriminator."""
         build_discriminator(self)
+        trust.init(self)
 
 
 def round(
@@ -337,13 +347,18 @@ def round(
     yield "local"
     if not cfg.exchanges:
         return
+    trust.meet(fed, server, chosen)
     answer = cfg.template(server.context.classes)
     for i in range(cfg.tau):  # line 8
         batch = {"t": t, "i": i}
+        if cfg.secure:  # line 15 alone
+            if (found := fed.sum(chosen, "predict", shared=batch, expect=answer)) is not None:
+                fed.call(found.ids, "distil", shared={**batch, "n": len(found.ids), "mean": found.mean})
+            continue
         logits = fed.call(chosen, "predict", shared=batch, expect=answer, min_replies=2)  # lines 9-11
         if not logits:
             continue
-        mean, gradients = judge(server, logits)  # lines 12-16
+        mean, gradients = judge(server, logits, t, i)  # lines 12-16
         fed.call(logits, "distil", shared={**batch, "n": len(logits), "mean": mean}, each=gradients)  # lines 17-18
     yield "transfer"
 
@@ -358,7 +373,7 @@ FEDAL = Method(
     client=FedALClient,
     server=FedALServer,
     black_box=FedALBlackBox,
-    presets={"paper": {"disc_optimizer": "sgd", "gradient_cap": None}},
+    presets={"paper": {"disc_optimizer": "sgd", "gradient_cap": None}, **trust.PRESETS},
     needs=("public rows",),
     min_clients=2,
 )
@@ -366,10 +381,7 @@ FEDAL = Method(
 METHODS = (
     FEDAL,
     replace(
-        FEDAL,
-        name="fedmd-lf",
-        title="FedMD with less-forgetting: FedAL without its adversary",
-        fixed={"adv": 0.0},
+        FEDAL, name="fedmd-lf", title="FedMD with less-forgetting: FedAL without its adversary", fixed={"adv": 0.0}
     ),
     replace(
         FEDAL,

@@ -5,7 +5,7 @@ NeurIPS 2020; its heterogeneous form, for clients of several architectures ("pro
 of group g predicts, f_n are the logits of client n's model:
 
     start of g = mean of its clients' weights, weighted by rows
-    loss of g  = KL(softmax(mean_n f_n) || p_g) on unlabelled public rows, the mean over all clients of all groups
+    loss of g  = KL(softmax(mean_n f_n) || p_g) on unlabeled public rows, the mean over all clients of all groups
 
 Messages: a network's weights (d numbers) and statistics up and down, and a row count up. The statistics are all float
 buffers, such as BatchNorm's running means and variances: the server needs them to run every client's model. So no
@@ -17,7 +17,7 @@ family, and clients of different architectures share a federation, but each grou
 Differs:
     The server makes a fixed number of steps at a constant rate. The original, as we recall it, makes up to 10,000 with
         a decaying rate and stops early by a validation set, which does not exist here.
-    Adam is new for every fusion, as each is a separate optimisation. The clients keep one Adam for life, as in this
+    Adam is new for every fusion, as each is a separate optimization. The clients keep one Adam for life, as in this
         family; the original trains with SGD.
     If architectures differ, "the ensemble" means all clients' models, as the authors answered a reader.
     A group without replies keeps its model as its start, and is taught like the others.
@@ -29,8 +29,6 @@ Differs:
     A client that is not sampled in a round is evaluated with the model of its group, which is not counted as a message.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -41,14 +39,20 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.context import ClientContext
-from fedloom.core.federation import Federation
-from fedloom.core.losses import kl
-from fedloom.core.message import Shape, Tree, map_tensors, weighted_mean
-from fedloom.core.method import Method
-from fedloom.core.network import Network
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
+from fedloom.core.page import (
+    Adam,
+    ClientContext,
+    Federation,
+    Method,
+    Network,
+    Party,
+    Shape,
+    Tree,
+    kl,
+    map_tensors,
+    weighted_mean,
+)
+from fedloom.methods.distillation import trust
 from fedloom.methods.distillation.steps import TrainingConfig
 from fedloom.methods.steps import cross_entropy
 
@@ -63,7 +67,7 @@ class FedAvgAdamConfig(TrainingConfig):
     """Local steps in a round (τ)."""
 
 
-class FedDFConfig(TrainingConfig):
+class FedDFConfig(trust.TrustSettings, TrainingConfig):
     """Settings of `feddf`. τ is that of FedAL's section VI-A."""
 
     tau: int = Field(10, ge=1)
@@ -80,7 +84,8 @@ class FedDFClient(Party[TrainingConfig]):
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "group")
-    CALLS = ("update",)
+    CALLS = ("introduce", "update")
+    introduce = trust.introduce
 
     def setup(self) -> None:
         """The group's initial network, and the group's number."""
@@ -100,36 +105,17 @@ class FedDFClient(Party[TrainingConfig]):
 
 
 @final
-class FedAvgAdamServer(Party[FedAvgAdamConfig]):
-    """The server of `fedavg-adam`."""
-
-    ROLE = "averaging"
-    STATE = ("models",)
-
-    def setup(self) -> None:
-        """`models`: the model of each group by the group's number, with its initial weights."""
-        self.models = first_models(self.context)
-
-    def broadcast(self) -> dict[str, Tree]:
-        """The groups' models."""
-        return dict(self.models)
-
-    def average(self, replies: Mapping[int, Any]) -> None:
-        """The mean of each group's models."""
-        self.models, refused = averaged(self.models, self.context.groups, replies)
-        self.note("means left out", refused)
-
-
-@final
 class FedDFServer(Party[FedDFConfig]):
     """The server of `feddf`."""
 
     ROLE = "server"
-    STATE = ("models",)
+    STATE = trust.state("models")
+    models: dict[str, Model]
 
     def setup(self) -> None:
         """`models`: the model of each group by the group's number, with its initial weights."""
         self.models = first_models(self.context)
+        trust.init(self)
 
     def broadcast(self) -> dict[str, Tree]:
         """The groups' models."""
@@ -138,24 +124,28 @@ class FedDFServer(Party[FedDFConfig]):
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models."""
         self.models, refused = averaged(self.models, self.context.groups, replies)
-        self.note("means left out", refused)
+        self.note("rejected means", refused)
 
     def ensemble(self, t: int, replies: Mapping[int, Any]) -> dict[int, Tensor]:
         """Each client's logits (m, K) on the public rows of round t, if they are finite."""
-        x, _ = distinct_rows(self, t)
+        x = self.public_set.rows.x(distinct_rows(self, t)[0])
         teachers, logits = group_networks(self), {}
         for n, reply in replies.items():
             teacher = teachers[str(self.context.groups[n])]
             load_model(teacher, reply["weights"], reply["statistics"])
             logits[n] = teacher.infer(x)
         finite = {n: f for n, f in logits.items() if f.isfinite().all()}
-        self.note("teachers left out", len(logits) - len(finite))
+        self.note("rejected teachers", len(logits) - len(finite))
         return finite
 
     def distil(self, t: int, logits: Mapping[int, Tensor]) -> None:
         """Distil the ensemble into the model of each group, on the public batches of round t."""
-        x, batches = distinct_rows(self, t)
-        target, losses = F.softmax(torch.stack([*logits.values()]).mean(0), -1), []
+        numbers, batches = distinct_rows(self, t)
+        x, f, losses = self.public_set.rows.x(numbers), torch.stack([*logits.values()]), []
+        if self.cfg.trust == "uniform":
+            target = F.softmax(f.mean(0), -1)
+        else:
+            target, _ = trust.average(self, list(logits), lambda: numbers, F.softmax(f, -1), f)
         models: dict[str, Any] = {}
         for g, network in group_networks(self).items():
             load_model(network, **self.models[g])
@@ -165,11 +155,25 @@ class FedDFServer(Party[FedDFConfig]):
         self.note("distillation loss", torch.stack(losses).mean())
 
 
+@final
+class FedAvgAdamServer(Party[FedAvgAdamConfig]):
+    """The server of `fedavg-adam`: that of `feddf` without its distillation."""
+
+    ROLE = "averaging"
+    STATE = ("models",)
+    models: dict[str, Model]
+    broadcast, average = FedDFServer.broadcast, FedDFServer.average
+
+    def setup(self) -> None:
+        """`models`, as those of `feddf`."""
+        self.models = first_models(self.context)
+
+
 def distinct_rows(server: Party[FedDFConfig], t: int) -> tuple[Tensor, Tensor]:
-    """Round t's public rows (m, ...) without repetition, and batches (S, B) of their numbers."""
+    """The numbers (m,) of round t's public rows without repetition, and batches (S, B) of positions among them."""
     plan = server.public_rows(t, steps=server.cfg.server_steps, size=server.cfg.batch_size)
     numbers, batches = torch.unique(plan.to(server.context.device), return_inverse=True)
-    return server.public_set.rows.x(numbers), batches
+    return numbers, batches
 
 
 def group_networks(server: Party[FedDFConfig]) -> dict[str, Network]:
@@ -184,7 +188,7 @@ def distil(network: Network, x: Tensor, target: Tensor, batches: Tensor) -> Tens
     def loss(rows: Tensor) -> Tensor:
         return kl(target[rows], network(x[rows]))
 
-    return [network.minimise(loss, rows) for rows in batches][-1]
+    return [network.minimize(loss, rows) for rows in batches][-1]
 
 
 # -- models of groups, also for FedDF-AL -------------------------------------------------------------------------------
@@ -258,18 +262,14 @@ def floats_of(buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
 # -- the round ---------------------------------------------------------------------------------------------------
 
 
-def trained(
-    fed: Federation, server: FedAvgAdamServer | FedDFServer, clients: Sequence[int], cfg: TrainingConfig, t: int
-) -> dict[int, Any]:
+def trained(fed: Federation, server: Any, clients: Sequence[int], cfg: TrainingConfig, t: int) -> dict[int, Any]:
     """The models of round t's clients after local training."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     models = of_each(server.models, server.context.groups, chosen)
     return fed.call(chosen, "update", shared={"t": t}, each=models, expects=replies_like(models))
 
 
-def average_round(
-    fed: Federation, server: FedAvgAdamServer, clients: Sequence[int], cfg: FedAvgAdamConfig, t: int
-) -> Iterator[str]:
+def average_round(fed: Federation, server: Any, clients: Sequence[int], cfg: FedAvgAdamConfig, t: int) -> Iterator[str]:
     """One round of `fedavg-adam`."""
     server.average(trained(fed, server, clients, cfg, t))
     yield "average"
@@ -277,6 +277,7 @@ def average_round(
 
 def round(fed: Federation, server: FedDFServer, clients: Sequence[int], cfg: FedDFConfig, t: int) -> Iterator[str]:
     """One round of `feddf`; without server steps, one of `fedavg-adam`."""
+    trust.meet(fed, server, fed.sample(clients, cfg.clients_per_round, t) if cfg.server_steps else ())
     replies = trained(fed, server, clients, cfg, t)
     logits = server.ensemble(t, replies) if cfg.server_steps else {}
     server.average({n: replies[n] for n in logits} if cfg.server_steps else replies)
@@ -297,6 +298,7 @@ FEDDF = Method(
     round=round,
     client=FedDFClient,
     server=FedDFServer,
+    presets=trust.PRESETS,
     needs=("public rows", "public rows at the server", "architecture groups"),
 )
 

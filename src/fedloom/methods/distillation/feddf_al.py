@@ -22,8 +22,6 @@ Differs:
     A client that did not receive its group's model skips the round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
@@ -31,11 +29,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Tree
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
-from fedloom.methods.distillation import fedal, feddf
+from fedloom.core.page import Adam, Federation, Party, Tree
+from fedloom.methods.distillation import fedal, feddf, trust
 from fedloom.methods.distillation.fedal import FedALConfig
 from fedloom.methods.distillation.steps import public_batch
 
@@ -46,7 +41,8 @@ class FedDFALClient(Party[FedALConfig]):
 
     ROLE = "client"
     STATE = ("params", "buffers", "opt", "reference", "group")
-    CALLS = ("local_train", "predict", "distil", "begin", "give")
+    CALLS = ("local_train", "introduce", "predict", "distil", "begin", "give")
+    introduce = trust.introduce
 
     def setup(self) -> None:
         """The network that its group begins with, FedAL's `reference`, and the group's number."""
@@ -68,9 +64,9 @@ class FedDFALClient(Party[FedALConfig]):
             self.reference = fedal.transfer_reference(self, t)
         return self.cfg.encode(self.forward(public_batch(self, t, i)))
 
-    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None) -> None:
+    def distil(self, *, t: int, i: int, n: int, mean: Tree, gradient: Tree = None, share: Tensor | None = None) -> None:
         """One step of the transfer stage; for the arguments see `FedALClient.distil`."""
-        fedal.transfer_step(self, t, i, n, mean, gradient, self.reference)
+        fedal.transfer_step(self, t, i, n, mean, gradient, share, self.reference)
 
     def give(self) -> dict[str, Tree]:
         """The own model, and the number of own rows."""
@@ -87,11 +83,12 @@ class FedDFALServer(Party[FedALConfig]):
     """The server of FedAL, with the model of each group by the group's number."""
 
     ROLE = "server"
-    STATE = ("params", "opt", "models", "underway")
+    STATE = trust.state("params", "opt", "models", "underway")
 
     def setup(self) -> None:
         """The discriminator; the `models` that groups begin with; `underway`: whether clients train newer ones."""
         fedal.build_discriminator(self)
+        trust.init(self)
         self.models = feddf.first_models(self.context)
         self.underway = False
 
@@ -106,7 +103,7 @@ class FedDFALServer(Party[FedALConfig]):
     def average(self, replies: Mapping[int, Any]) -> None:
         """The mean of each group's models, for the next round."""
         self.models, refused = feddf.averaged(self.models, self.context.groups, replies)
-        self.note("means left out", refused)
+        self.note("rejected means", refused)
         self.underway = False
 
 

@@ -1,7 +1,7 @@
 """FedProto on public data: distillation towards the mean features of the others.
 
 Papers: Y. Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022, as P. Han,
-X. Shi and J. Huang adapt it to unlabelled public rows to compare with FedAL (section VI-A). The method of the first
+X. Shi and J. Huang adapt it to unlabeled public rows to compare with FedAL (section VI-A). The method of the first
 paper itself is `fedproto`.
 
 It is FedMD with features instead of logits. All clients hold the same public rows P; client n's features g_n(x) of a
@@ -12,8 +12,8 @@ row, the input of its last layer, are pulled towards the mean of the others':
 
 Messages: features (B, d) of a public batch up, their mean down. A client sends its features, so it cannot be a black
 box. All features must have one width, or the run is refused; the server has a network like client 0's and refuses a
-reply of another width. With `adaptor` the widths may differ: it puts a linear layer between each network's features and
-a new last layer.
+reply of another width. With `feature_dim` the widths may differ: it puts a linear layer between each network's features
+and a new last layer.
 
 Differs:
     The paper names neither the loss nor its weight: mean squared error with λ = 1 is our reading.
@@ -25,8 +25,6 @@ Differs:
     A network without a parameter before its last layer sends its features and learns from own rows only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, final
 
@@ -35,11 +33,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import floats
-from fedloom.core.method import Method
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
+from fedloom.core.page import Adam, Federation, Method, Party, floats
 from fedloom.methods.distillation.steps import TrainingConfig, mean_of_others, public_batch
 from fedloom.methods.steps import HEAD, Features, linear
 
@@ -51,10 +45,10 @@ gradient, of which Adam keeps a mean, cannot overflow float32."""
 class FedProtoPublicConfig(TrainingConfig):
     """The training is that of FedAL's section VI-A, with FedMD's τ."""
 
-    ld: float = Field(1.0, ge=0)
+    lam: float = Field(1.0, ge=0)
     """λ: weight of the distance to the others' mean features."""
-    FEATURE_DIM: ClassVar[str] = "adaptor"
-    adaptor: int | None = Field(None, ge=1)
+    FEATURE_DIM: ClassVar[str] = "feature_dim"
+    feature_dim: int | None = Field(None, ge=1)
     """Common feature dimension d, by a linear layer after each network's features; None for the features themselves."""
 
 
@@ -90,7 +84,7 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
         """The initial network."""
         network = self.context.build()
         with self.seeded("adaptor"):
-            self.network(AdaptedFeatures(network, self.cfg.adaptor), Adam(self.cfg.lr))
+            self.network(AdaptedFeatures(network, self.cfg.feature_dim), Adam(self.cfg.lr))
 
     def local_train(self, *, t: int) -> None:
         """Round t's τ steps on own rows."""
@@ -116,13 +110,13 @@ class FedProtoPublicClient(Party[FedProtoPublicConfig]):
         own = self.forward(x)
         target = mean_of_others(clipped(own), mean, n)
         if moving := [k for k in self.params if not k.startswith(f"{HEAD}.")]:
-            self.minimise(self.distance, x, target, only=moving)
+            self.minimize(self.distance, x, target, only=moving)
         if i == self.cfg.tau - 1:
             self.note("feature distance", F.mse_loss(own, target))
 
     def distance(self, x: Tensor, target: Tensor) -> Tensor:
         """The transfer loss () on x (B, ...), target (B, d) a constant."""
-        return self.cfg.ld * F.mse_loss(self.model(x), target)
+        return self.cfg.lam * F.mse_loss(self.model(x), target)
 
     def infer(self, x: Tensor) -> Tensor:
         """Logits (n, K) of the own last layer, constants."""
@@ -138,7 +132,7 @@ class FedProtoPublicServer(Party[FedProtoPublicConfig]):
 
     def setup(self) -> None:
         """`width` is d."""
-        self.width = self.cfg.adaptor or Features(self.context.build()).width
+        self.width = self.cfg.feature_dim or Features(self.context.build()).width
 
     def average(self, features: Mapping[int, Tensor]) -> Tensor:
         """The mean (B, d) over clients."""
@@ -157,7 +151,7 @@ def round(
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     fed.call(chosen, "local_train", shared={"t": t})
     yield "local"
-    if not cfg.ld:
+    if not cfg.lam:
         return
     for i in range(cfg.tau):
         batch = {"t": t, "i": i}

@@ -5,13 +5,11 @@ step, so runs with equal iterations make equally many local steps, whatever thei
 whole run: in a prototype, a new Adam for each stage cost more than any term of these methods gained.
 
 A black box is an object with `fit` and `predict_proba` in place of a network. It makes no steps. Every `refit`
-iterations it is fitted again, to its own labelled rows and to the public rows with the probabilities that it received
-last; between two fits its predictions do not change. Optimiser settings (learning rates, Adam, less-forgetting) do not
+iterations it is fitted again, to its own labeled rows and to the public rows with the probabilities that it received
+last; between two fits its predictions do not change. Optimizer settings (learning rates, Adam, less-forgetting) do not
 apply to it, but τ and the batch size select the public rows of a round. The state holds the inputs of a fit, not the
 fitted object: every process fits again when it needs the object.
 """
-
-from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
@@ -21,15 +19,20 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.black_box import BlackBoxModel, CrossFit
-from fedloom.core.context import BATCH_CACHE
-from fedloom.core.errors import MethodError, NotReady
-from fedloom.core.message import Template, Tree
-from fedloom.core.method import MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.page import (
+    BATCH_CACHE,
+    BlackBoxModel,
+    CrossFit,
+    MethodConfig,
+    MethodError,
+    NotReady,
+    Party,
+    Template,
+    Tree,
+)
 from fedloom.protect.coding import Coding, decode, encode, like
 
-UNANSWERED = "tests unanswered"
+UNANSWERED = "failed test predictions"
 """The note of a black box that failed on test rows."""
 
 
@@ -70,10 +73,10 @@ class LogitsConfig(MethodConfig):
     """Coding of logits: float32, float16, int8 (with a scale for each row), or the `top_k` largest of a row (top-k).
     With top-k the server's messages are float16."""
     top_k: int | None = Field(None, ge=1)
-    """With coding = "top-k": number of logits sent per row; the others are summarised by one number."""
+    """With coding = "top-k": number of logits sent per row; the others are summarized by one number."""
 
     @model_validator(mode="after")
-    def _check_top_k(self) -> LogitsConfig:
+    def _check_top_k(self) -> "LogitsConfig":
         if (self.coding == "top-k") != (self.top_k is not None):
             raise ValueError('coding = "top-k" needs top_k, and top_k needs coding = "top-k": set both or neither')
         return self
@@ -151,35 +154,27 @@ def black_box(party: Party[Any]) -> BlackBoxModel:
     return party.context.black_box
 
 
-def black_box_state(party: Party[Any]) -> tuple[Tensor, dict[str, Any]]:
-    """The first state of a black-box client.
-
-    Returns:
-        `targets`: the last received probabilities (|P|, K) of each public row, zeros before the first.
-        `fitted`: the `targets` of the current fit, and its `iteration`; -1 before the first fit.
-    """
+def init_black_box(party: Any) -> None:
+    """Set the first state: `targets`, the last received probabilities (|P|, K) of each public row, zeros before the
+    first; `fitted`, the `targets` of the current fit and its `iteration`, -1 before the first fit."""
     rows = len(party.public_set.rows) if black_box(party).learn else 0
-    targets = torch.zeros(rows, party.context.classes, device=party.context.device)
-    return targets, {"iteration": -1, "targets": targets.clone()}
+    party.targets = torch.zeros(rows, party.context.classes, device=party.context.device)
+    party.fitted = {"iteration": -1, "targets": party.targets.clone()}
 
 
-def refit(party: Party[Any], fitted: dict[str, Any], targets: Tensor, t: int) -> dict[str, Any]:
-    """The state `fitted` after round t's local stage.
-
-    The black box is fitted in its first round, and again once `refit` iterations have passed and `targets` changed.
-    """
-    now, last = t * party.cfg.iterations_per_round, fitted["iteration"]
-    due = now - last >= black_box(party).refit and not torch.equal(targets, fitted["targets"])
-    if last >= 0 and not due:
-        return fitted
-    fitted = {"iteration": now, "targets": targets.clone()}
-    current_fit(party, fitted)
-    return fitted
+def refit(party: Any, *, t: int) -> None:
+    """Round t's local stage: fit the black box in its first round, and again once `refit_every` iterations have passed
+    and `targets` changed."""
+    now, last = t * party.cfg.iterations_per_round, party.fitted["iteration"]
+    due = now - last >= black_box(party).refit_every and not torch.equal(party.targets, party.fitted["targets"])
+    if last < 0 or due:
+        party.fitted = {"iteration": now, "targets": party.targets.clone()}
+        current_fit(party)
 
 
-def current_fit(party: Party[Any], fitted: Mapping[str, Any]) -> CrossFit:
-    """The fitted objects of this state, from the cache of this process or fitted now."""
-    box, targets = black_box(party), fitted["targets"]
+def current_fit(party: Any) -> CrossFit:
+    """The fitted objects of the state `fitted`, from the cache of this process or fitted now."""
+    box, targets = black_box(party), party.fitted["targets"]
 
     def fit() -> CrossFit:
         own, known = torch.arange(len(party.data)), targets.any(-1).nonzero()[:, 0]
@@ -192,15 +187,15 @@ def current_fit(party: Party[Any], fitted: Mapping[str, Any]) -> CrossFit:
     return box.cached(hashlib.blake2b(targets.cpu().numpy().tobytes()).digest(), fit)
 
 
-def public_log_probs(party: Party[Any], fitted: Mapping[str, Any], t: int, i: int) -> Tensor:
+def public_log_probs(party: Any, t: int, i: int) -> Tensor:
     """Log-probabilities (B, K) on the i-th public batch of round t. All batches of a round are predicted at once.
 
     Raises:
         NotReady: the black box is not fitted yet, and its predictions would only add noise to the mean.
     """
-    if fitted["iteration"] < 0:
+    if party.fitted["iteration"] < 0:
         raise NotReady(f"the black box of party {party.context.id} is not fitted yet")
-    fit, size = current_fit(party, fitted), {"steps": party.cfg.tau, "size": party.cfg.batch_size}
+    fit, size = current_fit(party), {"steps": party.cfg.tau, "size": party.cfg.batch_size}
 
     def predict() -> Tensor:
         plan = party.public_rows(t, **size)
@@ -209,22 +204,21 @@ def public_log_probs(party: Party[Any], fitted: Mapping[str, Any], t: int, i: in
     return BATCH_CACHE.get(fit, ("public", t, *size.values()), predict)[i]
 
 
-def evaluation_log_probs(party: Party[Any], fitted: Mapping[str, Any], x: Tensor) -> Tensor:
+def evaluation_log_probs(party: Any, x: Tensor) -> Tensor:
     """Log-probabilities (n, K) on test rows x (n, ...), predicted once for each fit.
 
     All classes are equally probable before the first fit, and where the black box fails. A failure is noted and does
     not stop the run.
     """
-    if fitted["iteration"] >= 0:
+    if party.fitted["iteration"] >= 0:
         try:
-            return current_fit(party, fitted).log_probs(x)
+            return current_fit(party).log_probs(x)
         except Exception:
             party.note(UNANSWERED, 1.0)
     return x.new_zeros(len(x), party.context.classes).log_softmax(-1)
 
 
-def with_targets(party: Party[Any], targets: Tensor, new: Tensor, t: int, i: int) -> Tensor:
-    """The state `targets` with probabilities `new` (B, K) for the i-th public batch of round t."""
-    if not black_box(party).learn:
-        return targets
-    return targets.index_copy(0, public_numbers(party, t, i).to(new.device), new)
+def set_targets(party: Any, new: Tensor, t: int, i: int) -> None:
+    """Keep probabilities `new` (B, K) for the i-th public batch of round t, for the next fit."""
+    if black_box(party).learn:
+        party.targets = party.targets.index_copy(0, public_numbers(party, t, i).to(new.device), new)

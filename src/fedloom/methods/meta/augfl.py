@@ -1,10 +1,10 @@
-"""AugFL: federated meta-learning regularised by a server's private pretrained model.
+"""AugFL: federated meta-learning regularized by a server's private pretrained model.
 
 Paper: S. Yue, Z. Qin, Y. Deng, J. Ren, Y. Zhang, J. Zhang, "AugFL: Augmenting Federated Learning with Pretrained
 Models". Equation and line numbers below are the paper's; lines are those of Algorithm 1.
 
 Clients and server look for one meta-model θ from which a step on a client's support half D^s does well on its query
-half D^q, while the server regularises θ towards its pretrained model θ_p, on labelled rows of its own:
+half D^q, while the server regularizes θ towards its pretrained model θ_p, on labeled rows of its own:
 
     min Σ w_i L_i(θ - α ∇L_i(θ, D_i^s), D_i^q) + λ R_h(θ, θ_p)                                        (2), (3)
 
@@ -22,7 +22,8 @@ After (12) y_i = -w_i (r_i - α g_i), so with full participation each round is a
 
     θ <- θ - [Σ w_i (2 (r_i - α g_i) - (r_i - α g_i of the round before)) + λ ∇R_h] / Σ ρ
 
-and 1 / Σ ρ is the rate of the meta-model: `meta_lr`. Given `rho` instead, it falls with the number of clients.
+and 1 / Σ ρ is the rate of the meta-model: `meta_lr`. Given `rho` instead, it falls with the number of clients. So does
+λ / Σ ρ, the rate of R_h, which can be given as `kd_lr` instead of λ.
 
 R_h is a weighted sum: `crd` of section V, contrastive representation distillation (Tian et al., 2020); `kl`, towards
 the pretrained model's answers; `l2`, |θ - θ_p|², as in Theorem 3; and `ce`, cross-entropy with the labels of the
@@ -35,11 +36,9 @@ Differs:
         server computes it from u_i. After a lost reply the two differ by a half, a quarter, … of the client's update,
         with each further reply. Without, clients that fail are left out of the sums, and λ falls in proportion.
         Clients that leave or join (churn) change w_i, and ρ if meta_lr is set.
-    CRD: see `crd.py`. It has the normalisation of the authors' code, which the paper does not mention.
+    CRD: see `crd.py`. It has the normalization of the authors' code, which the paper does not mention.
     θ^0 is the same at all clients. The authors' code averages models that each client drew for itself.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,14 +49,22 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.context import epoch_plan, sample_plan
-from fedloom.core.errors import ConfigError, MessageError, ModelError
-from fedloom.core.federation import Federation
-from fedloom.core.losses import kl
-from fedloom.core.message import Shape, Tree, check_finite, map_tensors
-from fedloom.core.method import Method
-from fedloom.core.optim import SGD
-from fedloom.core.party import Party
+from fedloom.core.page import (
+    SGD,
+    ConfigError,
+    Federation,
+    MessageError,
+    Method,
+    ModelError,
+    Party,
+    Shape,
+    Tree,
+    check_finite,
+    epoch_plan,
+    kl,
+    map_tensors,
+    sample_plan,
+)
 from fedloom.methods import steps
 from fedloom.methods.meta import crd
 from fedloom.methods.steps import Features, Hessian, MetaConfig, linear
@@ -67,61 +74,73 @@ class AugFLConfig(MetaConfig):
     """Defaults are ours; see the presets for the paper's and its code's."""
 
     hvp: Hessian = "exact"
-    """Hessian-vector product (10): exact, by differences (fd, fd_normalised), or omitted (first_order)."""
+    """Hessian-vector product (10): exact, by differences (fd, fd_normalized), or omitted (first_order)."""
     meta_lr: float | None = Field(0.1, gt=0)
     """Learning rate of the meta-model, 1 / Σ ρ. Set this or rho."""
     rho: float | None = Field(None, gt=0)
     """ρ of each client; the learning rate then falls with the number of clients."""
     federated: bool = True
     """Whether clients take part in training."""
-    lam: float = Field(5.0, ge=0)
-    """λ: weight of R_h, whose learning rate is λ / Σ ρ."""
+    lam: float | None = Field(5.0, ge=0)
+    """λ: weight of R_h, whose learning rate is λ / Σ ρ. Set this or kd_lr."""
+    kd_lr: float | None = Field(None, ge=0)
+    """Learning rate of R_h, λ / Σ ρ, whatever ρ and the number of clients."""
     crd: float = Field(1.0, ge=0)
     """Weight of contrastive representation distillation in R_h."""
     kl: float = Field(0.0, ge=0)
     """Weight of the KL divergence from the pretrained model's outputs in R_h, times kl_temperature squared."""
     ce: float = Field(0.0, ge=0)
-    """Weight of cross-entropy on the server's labelled rows in R_h."""
+    """Weight of cross-entropy on the server's labeled rows in R_h."""
     l2: float = Field(0.0, ge=0)
     """Weight of |θ - θ_p|² in R_h; both models must have one architecture."""
     kl_temperature: float = Field(4.0, gt=0)
     """Temperature of both models in `kl`."""
-    kt_batch_size: int = Field(128, ge=1)
+    server_batch_size: int = Field(128, ge=1)
     """Batch size of the server."""
-    kt_batches: int | None = Field(1, ge=1)
+    server_batches: int | None = Field(1, ge=1)
     """Number of batches over which ∇R_h is averaged in a round; None for one epoch of the server's rows."""
-    negatives: int = Field(16384, ge=1)
+    crd_negatives: int = Field(16384, ge=1)
     """N: number of negatives, rows of other classes, for each pair in CRD."""
     crd_temperature: float = Field(0.07, gt=0)
     """Temperature τ of CRD."""
-    crd_width: int = Field(128, ge=1)
+    crd_dim: int = Field(128, ge=1)
     """Dimension of the space in which CRD compares both models' features."""
-    bank_momentum: float = Field(0.5, ge=0, lt=1)
+    crd_momentum: float = Field(0.5, ge=0, lt=1)
     """Momentum of the entries of CRD's memory banks."""
-    embed_lr: float = Field(0.05, gt=0)
+    crd_lr: float = Field(0.05, gt=0)
     """Learning rate of CRD's two linear maps."""
-    embed_decay: float = Field(5e-4, ge=0)
+    crd_weight_decay: float = Field(5e-4, ge=0)
     """Weight decay of CRD's two linear maps."""
+    secure: bool = False
+    """Whether the server learns the sum of the u_i only, by a secure sum, not each. Needs clients_per_round = none."""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> AugFLConfig:
+    def _makes_sense(self) -> "AugFLConfig":
         if (self.meta_lr is None) == (self.rho is None):
             raise ValueError('set exactly one of params.meta_lr and params.rho, and the other to "none"')
-        if self.lam and not (self.on_rows or self.taught):
-            raise ValueError(
-                f"params.lam={self.lam} weights no term: set one of params.crd, kl, ce, l2 above 0, or params.lam=0"
-            )
+        if (self.lam is None) == (self.kd_lr is None):
+            raise ValueError('set exactly one of params.lam and params.kd_lr, and the other to "none"')
+        if self.weight and not (self.on_rows or self.taught):
+            terms = "set one of params.crd, kl, ce, l2 above 0, or params.lam=0"
+            raise ValueError(f"{self.weight} weights no term: {terms}")
+        if self.secure and self.clients_per_round is not None:
+            raise ValueError("secure sums hide the u_i of absent clients: set params.clients_per_round to none")
         return self
+
+    @property
+    def weight(self) -> str:
+        """The setting that weights R_h; empty if its weight is 0."""
+        return next((f"params.{k}={v}" for k, v in (("lam", self.lam), ("kd_lr", self.kd_lr)) if v), "")
 
     @property
     def on_rows(self) -> bool:
         """Whether R_h needs the server's rows."""
-        return bool(self.lam and (self.crd or self.kl or self.ce))
+        return bool(self.weight and (self.crd or self.kl or self.ce))
 
     @property
     def taught(self) -> bool:
         """Whether R_h needs the pretrained model."""
-        return bool(self.lam and (self.crd or self.kl or self.l2))
+        return bool(self.weight and (self.crd or self.kl or self.l2))
 
     def penalty(self, clients: int) -> float:
         """ρ of each client, given their number."""
@@ -135,6 +154,8 @@ class AugFLClient(Party[AugFLConfig]):
     STATE = ("params", "buffers", "opt", "dual")
     ROLE = "client"
     CALLS = ("size", "update")
+    SUMMED = ("update",)
+    prepare = steps.prepare
 
     def setup(self) -> None:
         """Line 1: y_i = 0."""
@@ -154,10 +175,6 @@ class AugFLClient(Party[AugFLConfig]):
         self.dual = {k: y[k].add(local[k] - theta, alpha=rho) for k, theta in weights.items()}  # line 7, (12)
         return {"u": {k: self.dual[k].add(x, alpha=rho) for k, x in local.items()}}  # line 8
 
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: load the meta-model and adapt it."""
-        steps.prepare(self, eval_mode, broadcast)
-
 
 @final
 class AugFLServer(Party[AugFLConfig]):
@@ -176,11 +193,9 @@ class AugFLServer(Party[AugFLConfig]):
         self.teacher: dict[str, Any] = {}  # θ_p's features and logits on own rows, or its weights
         self.crd: dict[str, Any] = {}  # maps, banks and log Z of `fedloom.methods.meta.crd`
         if cfg.taught and self.context.pretrained is None:
-            raise ConfigError(
-                f"params.lam={cfg.lam} needs a pretrained model: name one in [pretrained], or set params.lam=0"
-            )
+            raise ConfigError(f"{cfg.weight} needs a pretrained model: name one in [pretrained], or set params.lam=0")
         if cfg.on_rows and self.context.data is None:
-            raise ConfigError(f"params.lam={cfg.lam} needs rows at the server: set data.server, or params.lam=0")
+            raise ConfigError(f"{cfg.weight} needs rows at the server: set data.server_rows, or params.lam=0")
         if cfg.taught and self.context.encoder is not None:
             self._check(self.context.encoder())
 
@@ -229,7 +244,8 @@ class AugFLServer(Party[AugFLConfig]):
             self._recover(replies, theta, rho)
         elif self.cfg.federated:
             n = len(replies)
-        slope, pull = self.transfer(t), self.cfg.lam * n / len(clients)
+        lam = (self.cfg.lam or 0.0) if self.cfg.kd_lr is None else self.cfg.kd_lr * rho * len(clients)
+        slope, pull = self.transfer(t), lam * n / len(clients)
         for k, g in slope.items():
             moved[k] -= pull * g
         self.params = {k: p + moved[own(k)] / (n * rho) for k, p in self.params.items()}
@@ -246,8 +262,7 @@ class AugFLServer(Party[AugFLConfig]):
 
     def transfer(self, t: int) -> dict[str, Tensor]:
         """∇R_h(θ, θ_p) by the clients' names, the mean over round t's batches of own rows; empty if λ is 0."""
-        cfg = self.cfg
-        slope: dict[str, Tensor] = {}
+        cfg, slope = self.cfg, dict[str, Tensor]()
         if cfg.taught and not self.teacher:
             self.teacher = self._teacher_outputs()
         if cfg.on_rows:
@@ -255,7 +270,7 @@ class AugFLServer(Party[AugFLConfig]):
             for which in plan:
                 for k, g in self._slope(which.to(self.context.device)).items():
                     slope[own(k)] = slope[own(k)] + g / len(plan) if own(k) in slope else g / len(plan)
-        if cfg.lam and cfg.l2:
+        if cfg.weight and cfg.l2:
             for k, p in self.theta.items():
                 slope[k] = slope.get(k, 0.0) + 2 * cfg.l2 * (p - self.teacher["weights"][k])
         return slope
@@ -263,13 +278,12 @@ class AugFLServer(Party[AugFLConfig]):
     def _plan(self, t: int) -> Tensor:
         """Round t's batches (T, B) of indices of own rows."""
         cfg, rng, rows = self.cfg, self.stream("knowledge transfer", t), len(self.data)
-        size = min(cfg.kt_batch_size, rows)
-        return sample_plan(rng, rows, cfg.kt_batches, size) if cfg.kt_batches else epoch_plan(rng, rows, 1, size)
+        size, batches = min(cfg.server_batch_size, rows), cfg.server_batches
+        return sample_plan(rng, rows, batches, size) if batches else epoch_plan(rng, rows, 1, size)
 
     def _teacher_outputs(self) -> dict[str, Any]:
         """The pretrained model's features (n, d') and logits (n, K) on own rows, and its weights, as R_h needs them."""
-        cfg, model = self.cfg, self.context.teacher()
-        outputs: dict[str, Any] = {}
+        cfg, model, outputs = self.cfg, self.context.teacher(), dict[str, Any]()
         self._check(model)
         with torch.no_grad():
             parts = torch.split(torch.arange(len(self.data), device=self.context.device), 256) if cfg.on_rows else ()
@@ -282,9 +296,8 @@ class AugFLServer(Party[AugFLConfig]):
         try:
             check_finite(outputs)
         except MessageError as error:
-            raise ModelError(
-                f"the pretrained model's outputs on the server's rows are {error}: choose another model"
-            ) from None
+            text = f"the pretrained model's outputs on the server's rows are {error}: choose another model"
+            raise ModelError(text) from None
         return outputs
 
     def _slope(self, which: Tensor) -> dict[str, Tensor]:
@@ -303,22 +316,22 @@ class AugFLServer(Party[AugFLConfig]):
             if not self.crd:
                 with self.seeded("crd"):
                     teacher_width = self.teacher["features"].shape[1]
-                    begun = crd.init(len(self.data), features.shape[1], teacher_width, cfg.crd_width)
+                    begun = crd.init(len(self.data), features.shape[1], teacher_width, cfg.crd_dim)
                 self.crd = map_tensors(lambda x: x.to(self.context.device), begun)  # type: ignore[assignment]
             maps = {net: {k: w.clone().requires_grad_() for k, w in m.items()} for net, m in self.crd["maps"].items()}
             vectors = crd.embed(maps, {"student": features, "teacher": self.teacher["features"][which]})
             strangers = y[:, None] != self.data.y(torch.arange(len(self.data), device=which.device))
-            value, z = crd.loss(self.crd, vectors, which, strangers, cfg.crd_temperature, cfg.negatives)
+            value, z = crd.loss(self.crd, vectors, which, strangers, cfg.crd_temperature, cfg.crd_negatives)
             terms["crd"] = cfg.crd * value
         for name, term in terms.items():
             self.note(f"transfer {name}", term.detach())
-        learnt = {**self.live, **{f"{net} {k}": w for net, m in maps.items() for k, w in m.items()}}
+        tuned = {**self.live, **{f"{net} {k}": w for net, m in maps.items() for k, w in m.items()}}
         total = torch.stack([*terms.values()]).sum()
-        slopes = dict(zip(learnt, torch.autograd.grad(total, [*learnt.values()], materialize_grads=True), strict=True))
+        slopes = dict(zip(tuned, torch.autograd.grad(total, [*tuned.values()], materialize_grads=True), strict=True))
         if cfg.crd:
             gradients = {net: {k: slopes.pop(f"{net} {k}") for k in m} for net, m in maps.items()}
-            moved = crd.descend(self.crd["maps"], gradients, cfg.embed_lr, cfg.embed_decay)
-            banks = crd.remember(self.crd["banks"], which, vectors, cfg.bank_momentum)
+            moved = crd.descend(self.crd["maps"], gradients, cfg.crd_lr, cfg.crd_weight_decay)
+            banks = crd.remember(self.crd["banks"], which, vectors, cfg.crd_momentum)
             self.crd = {"maps": moved, "banks": banks, "z": z}
         return slopes
 
@@ -339,17 +352,16 @@ def round(fed: Federation, server: AugFLServer, clients: Sequence[int], cfg: Aug
     chosen = fed.sample(known, cfg.clients_per_round, t)
     rho = cfg.penalty(max(1, len(known)))
     shared = {"t": t, "weights": server.theta, "rho": rho, "rows": int(server.rows[known].sum())}
-    template = {"u": dict(fed.param_shapes)}
-    replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)  # lines 4-10
+    replies = steps.each_or_mean(fed, chosen, shared, {"u": dict(fed.param_shapes)}, cfg.secure)  # lines 4-10
     if replies:
         server.step(t, replies, rho, known)  # line 11
     yield "round"
 
 
-PAPER = {"alpha": 0.03, "meta_lr": None, "rho": 0.7, "lam": 5.0, "hvp": "fd", "embed_lr": 0.002}
+PAPER = {"alpha": 0.03, "meta_lr": None, "rho": 0.7, "lam": 5.0, "hvp": "fd", "crd_lr": 0.002}
 AUGFL = Method(
     name="augfl",
-    title="Federated meta-learning regularised by a server's private pretrained model",
+    title="Federated meta-learning regularized by a server's private pretrained model",
     paper="S. Yue, Z. Qin et al.: AugFL: Augmenting Federated Learning with Pretrained Models",
     family="meta",
     config=AugFLConfig,
@@ -358,7 +370,7 @@ AUGFL = Method(
     server=AugFLServer,
     presets={
         "paper": PAPER,
-        "authors_code": {**PAPER, "alpha": 0.05, "ce": 1.0, "crd": 0.8, "kt_batches": None, "batchnorm": "batch"},
+        "authors_code": {**PAPER, "alpha": 0.05, "ce": 1.0, "crd": 0.8, "server_batches": None, "batchnorm": "batch"},
     },
     needs=("one network", "server rows", "pretrained server model"),
 )

@@ -17,8 +17,6 @@ Differs:
     The maps learn by plain gradient descent. The authors' code has momentum, but resets it in every round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -71,7 +69,7 @@ def loss(
         negatives: N.
     """
     logits = scores(state["banks"], vectors, temperature)
-    z = state["z"] or {net: normaliser(x.detach(), which, strangers) for net, x in logits.items()}
+    z = state["z"] or {net: normalizer(x.detach(), which, strangers) for net, x in logits.items()}
     return torch.stack([contrast(x - z[net], which, strangers, negatives) for net, x in logits.items()]).sum(), z
 
 
@@ -88,7 +86,7 @@ def remember(
     return {net: bank.index_copy(0, which, F.normalize(mixed[net], dim=-1)) for net, bank in banks.items()}
 
 
-def normaliser(scores: Tensor, which: Tensor, strangers: Tensor) -> Tensor:
+def normalizer(scores: Tensor, which: Tensor, strangers: Tensor) -> Tensor:
     """log Z (): n times the mean of exp(scores) (B, n) of the anchors' own rows `which` (B,) and of their strangers."""
     taken = strangers.clone()
     taken[torch.arange(len(which)), which] = True

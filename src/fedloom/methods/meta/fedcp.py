@@ -26,8 +26,6 @@ Differs:
     BatchNorm's statistics stay at the client.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
@@ -37,11 +35,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Shape, Template, Tree
-from fedloom.core.method import Method
-from fedloom.core.optim import SGD
-from fedloom.core.party import Party
+from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import steps
 from fedloom.methods.steps import HEAD, Features, MetaConfig, linear
 
@@ -66,6 +60,9 @@ class FedCPConfig(MetaConfig):
     """λ: weight of MMD."""
     tau: float = Field(1.0, gt=0)
     """Temperature τ of the policy's softmax."""
+
+    secure: bool = False
+    """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -125,6 +122,7 @@ class FedCPClient(Party[FedCPConfig]):
     STATE = ("params", "buffers", "opt", "trained")
     ROLE = "client"
     CALLS = ("update",)
+    SUMMED = ("update",)
 
     def setup(self) -> None:
         """All parts, and whether the own head has ever been trained."""
@@ -147,7 +145,7 @@ class FedCPClient(Party[FedCPConfig]):
         before = [steps.infer(self, x) for x, _ in batches]
         for (x, y), h in zip(batches, before, strict=True):
             noise = torch.from_numpy(rng.gumbel(size=(len(h), 2, h.shape[1]))).to(h)
-            self.minimise(self._loss, x, y, torch.full_like(y, 1 / len(y), dtype=h.dtype), h, v, noise)
+            self.minimize(self._loss, x, y, torch.full_like(y, 1 / len(y), dtype=h.dtype), h, v, noise)
         self.trained = True
         return {"weights": self._sent(), "rows": self.row_count}
 
@@ -193,6 +191,7 @@ class FedCPServer(Party[FedCPConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
+    broadcast, average = steps.broadcast, steps.average_weights
 
     def setup(self) -> None:
         """The first extractor, global head and policy."""
@@ -200,20 +199,16 @@ class FedCPServer(Party[FedCPConfig]):
             params = steps.trainable_weights(ConditionalNetwork(self.context.build()))
         self.weights = {k: p for k, p in params.items() if not k.startswith(HEAD)}
 
-    def broadcast(self) -> dict[str, Tree]:
-        """The global parts."""
-        return dict(self.weights)
-
-    def average(self, replies: Mapping[int, Any]) -> None:
-        """The mean, weighted by rows."""
-        self.weights = steps.mean_by_rows(replies)
-
 
 def round(fed: Federation, server: FedCPServer, clients: Sequence[int], cfg: FedCPConfig, t: int) -> Iterator[str]:
     """One round of the chosen clients."""
     chosen = fed.sample(clients, cfg.clients_per_round, t)
     template: Template = {"weights": dict(server.weights), "rows": Shape("int64")}
     shared = {"t": t, "weights": server.weights}
+    if cfg.secure:
+        steps.secure_average(fed, server, chosen, shared, template)
+        yield "round"
+        return
     replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)
     if replies:
         server.average(replies)

@@ -11,7 +11,7 @@ the mean of z over its own rows of class j; the global one, C^(j), is the mean o
     projector <- Adam on L_g + L_p;    C_i^(j) = mean of z over own rows of class j
 
 where C^(j) replaces the prototype of a class that client i does not have. In the first round there are no prototypes,
-and nothing is learnt.
+and nothing is learned.
 
 Messages: the encoder, without its last layer, once to each client, when it first takes part. So this method gives the
 pretrained model away, and the ledger counts it. Then prototypes (K, d) and a mask of its classes (K,) up, and those of
@@ -31,8 +31,6 @@ Differs:
     A client that sends nothing in a round counts with the prototypes that it sent last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -41,13 +39,20 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.context import epoch_plan
-from fedloom.core.errors import ConfigError, MethodError, ModelError
-from fedloom.core.federation import Federation
-from fedloom.core.message import Shape, Template, Tree, floats
-from fedloom.core.method import Method
-from fedloom.core.optim import Adam
-from fedloom.core.party import Party
+from fedloom.core.page import (
+    Adam,
+    ConfigError,
+    Federation,
+    Method,
+    MethodError,
+    ModelError,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    epoch_plan,
+    floats,
+)
 from fedloom.methods import steps
 from fedloom.methods.steps import MetaConfig, class_means, linear, mask_unknown
 
@@ -63,7 +68,7 @@ class FedPCLConfig(MetaConfig):
     """Learning rate of Adam, which is reset in each round."""
     weight_decay: float = Field(1e-4, ge=0)
     """Weight decay of the projector."""
-    width: int = Field(256, ge=1)
+    projection_dim: int = Field(256, ge=1)
     """Dimension of a projection (d)."""
     tau: float = Field(0.07, gt=0)
     """τ: the temperature of the loss."""
@@ -118,7 +123,7 @@ class EncodedNetwork(nn.Module):
         self.register_buffer("prototypes", torch.zeros(classes, width))  # of the client's support half
         self.register_buffer("known", torch.zeros(classes, dtype=torch.bool))
 
-    def train(self, mode: bool = True) -> EncodedNetwork:
+    def train(self, mode: bool = True) -> "EncodedNetwork":
         """Set the mode of all but the encoder."""
         super().train(mode)
         self.encoder.eval()
@@ -145,7 +150,7 @@ class FedPCLClient(Party[FedPCLConfig]):
             raise MethodError("fedpcl needs a pretrained model at every client: name one in [pretrained]")
         with self.seeded("projector"):
             like = self.data.x(torch.zeros(1, dtype=torch.int64, device=context.device))
-            module = EncodedNetwork(context.encoder().to(context.device), like, cfg.width, context.classes)
+            module = EncodedNetwork(context.encoder().to(context.device), like, cfg.projection_dim, context.classes)
         self.network(module, Adam(cfg.lr, weight_decay=cfg.weight_decay))
         self.features = torch.empty(0, device=context.device)
 
@@ -166,7 +171,7 @@ class FedPCLClient(Party[FedPCLConfig]):
         for n in range(t * cfg.epochs, (t + 1) * cfg.epochs) if heard else ():
             for which in epoch_plan(self.stream("batches", n), len(y), 1, cfg.batch_size).to(y.device):
                 share = torch.full(which.shape, 1 / len(which), device=y.device)
-                self.minimise(self._loss, self.features[which], y[which], share, heard)
+                self.minimize(self._loss, self.features[which], y[which], share, heard)
         means, counts = class_means(project(self.params, self.features), y, self.context.classes)
         return {"prototypes": means, "known": counts > 0}
 
@@ -211,7 +216,7 @@ class FedPCLServer(Party[FedPCLConfig]):
         if self.context.pretrained is None:
             raise ConfigError("fedpcl needs a pretrained model: name one in [pretrained]")
         parties, classes = self.context.parties, self.context.classes
-        self.prototypes = torch.zeros(parties, classes, self.cfg.width, device=self.context.device)
+        self.prototypes = torch.zeros(parties, classes, self.cfg.projection_dim, device=self.context.device)
         self.known = torch.zeros(parties, classes, dtype=torch.bool, device=self.context.device)
         self.equipped = torch.zeros(parties, dtype=torch.bool)
 
@@ -253,7 +258,7 @@ def round(fed: Federation, server: FedPCLServer, clients: Sequence[int], cfg: Fe
         server.equipped = server.equipped.index_fill(0, torch.tensor(list(replies), dtype=torch.int64), True)
     ready = [i for i in chosen if server.equipped[i]]
     classes = server.context.classes
-    template: Template = {"prototypes": floats(classes, cfg.width), "known": Shape("bool", classes)}
+    template: Template = {"prototypes": floats(classes, cfg.projection_dim), "known": Shape("bool", classes)}
     shared = {"t": t, "heard": server.all_prototypes()}
     server.store(fed.call(ready, "update", shared=shared, expect=template, min_replies=1))
     yield "round"

@@ -16,7 +16,7 @@ A client that never trained has only its own initial network and the global prot
 chance, and all that it learns comes from its steps of adaptation, on the same loss.
 
 Differs:
-    The regulariser compares each row's features with the prototype, as the code does; the paper compares prototypes of
+    The regularizer compares each row's features with the prototype, as the code does; the paper compares prototypes of
         batches. A row whose class has no global prototype adds 0.
     The paper's (6) divides the weighted mean by the number of clients once more, which is taken for a slip. The code
         takes the plain mean over clients.
@@ -26,8 +26,6 @@ Differs:
     A client that sends nothing in a round does not count in it; a class that no client sends keeps its prototype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, final
 
@@ -36,12 +34,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.errors import ModelError
-from fedloom.core.federation import Federation
-from fedloom.core.message import Shape, Tree, floats
-from fedloom.core.method import Method
-from fedloom.core.optim import SGD
-from fedloom.core.party import Party
+from fedloom.core.page import SGD, Federation, Method, ModelError, Party, Shape, Tree, floats
 from fedloom.methods import steps
 from fedloom.methods.steps import Features, MetaConfig, class_means, linear, mask_unknown
 
@@ -57,7 +50,7 @@ class FedProtoConfig(MetaConfig):
     """Learning rate of SGD."""
     momentum: float = Field(0.5, ge=0, lt=1)
     """Momentum of SGD, reset to zero in each round."""
-    ld: float = Field(1.0, ge=0)
+    lam: float = Field(1.0, ge=0)
     """λ: weight of the distance to the global prototypes."""
     predict: Literal["prototype", "classifier"] = "prototype"
     """Prediction by the nearest global prototype, or by the network's last layer."""
@@ -119,8 +112,8 @@ class FedProtoClient(Party[FedProtoConfig]):
         """(7) on x (n, ...), y (n,), where each row has a share `weight` (n,) in the mean."""
         f, (prototypes, known) = self.model(x), self._global
         each = F.cross_entropy(linear(f, self.live), y, reduction="none")
-        if self.cfg.ld:
-            each = each + self.cfg.ld * (f - prototypes[y]).square().mean(-1) * known[y]
+        if self.cfg.lam:
+            each = each + self.cfg.lam * (f - prototypes[y]).square().mean(-1) * known[y]
         return (each * weight).sum()
 
     def _own_prototypes(self) -> tuple[Tensor, Tensor]:
@@ -147,7 +140,7 @@ class FedProtoClient(Party[FedProtoConfig]):
 
 @final
 class FedProtoServer(Party[FedProtoConfig]):
-    """The server: the global prototypes (K, d), and of which classes there are any (K,); at first nothing."""
+    """The server: the global prototypes (K, d) and a mask (K,) of the classes that have one; empty at first."""
 
     STATE = ("prototypes",)
     ROLE = "server"

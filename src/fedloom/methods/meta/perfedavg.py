@@ -17,19 +17,13 @@ Differs:
     The mean is weighted by rows, as everywhere here; the paper's clients count alike.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, final
+from collections.abc import Iterator, Sequence
+from typing import final
 
 from pydantic import Field
 from torch import Tensor
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Shape, Template, Tree
-from fedloom.core.method import Method
-from fedloom.core.optim import SGD
-from fedloom.core.party import Party
+from fedloom.core.page import SGD, Federation, Method, Party, Shape, Template, Tree
 from fedloom.methods import steps
 from fedloom.methods.steps import Hessian, MetaConfig
 
@@ -42,9 +36,12 @@ class PerFedAvgConfig(MetaConfig):
     beta: float = Field(0.03, gt=0)
     """Learning rate of a local step (β)."""
     hvp: Hessian = "exact"
-    """Hessian-vector product: exact, by differences (fd, fd_normalised), or omitted (first_order)."""
+    """Hessian-vector product: exact, by differences (fd, fd_normalized), or omitted (first_order)."""
     delta: float = Field(1e-3, gt=0)
     """Step of the difference of gradients (δ)."""
+
+    secure: bool = False
+    """Whether the server learns only the mean of the weights and the number of all rows, by a secure sum."""
 
     @property
     def iterations_per_round(self) -> int:
@@ -59,6 +56,8 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
     STATE = ("params", "buffers", "opt")
     ROLE = "client"
     CALLS = ("update",)
+    SUMMED = ("update",)
+    prepare = steps.prepare
 
     def setup(self) -> None:
         """A network for local steps."""
@@ -72,10 +71,6 @@ class PerFedAvgClient(Party[PerFedAvgConfig]):
             theta = {k: w - cfg.beta * gradient[k] for k, w in theta.items()}  # line 8
         return {"weights": theta, "rows": self.row_count}
 
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: load the server's weights and adapt them."""
-        steps.prepare(self, eval_mode, broadcast)
-
 
 @final
 class PerFedAvgServer(Party[PerFedAvgConfig]):
@@ -83,18 +78,11 @@ class PerFedAvgServer(Party[PerFedAvgConfig]):
 
     ROLE = "server"
     STATE = ("weights",)
+    broadcast, average = steps.broadcast, steps.average_weights
 
     def setup(self) -> None:
         """The initial weights."""
         self.weights = steps.trainable_weights(self.context.build())
-
-    def broadcast(self) -> dict[str, Tree]:
-        """The global weights."""
-        return dict(self.weights)
-
-    def average(self, replies: Mapping[int, Any]) -> None:
-        """Line 10: the mean, weighted by rows."""
-        self.weights = steps.mean_by_rows(replies)
 
 
 def round(
@@ -104,6 +92,10 @@ def round(
     chosen = fed.sample(clients, cfg.clients_per_round, t)  # line 2
     template: Template = {"weights": dict(fed.param_shapes), "rows": Shape("int64")}
     shared = {"weights": server.weights}
+    if cfg.secure:
+        steps.secure_average(fed, server, chosen, shared, template)
+        yield "round"
+        return
     replies = fed.call(chosen, "update", shared=shared, expect=template, min_replies=1)  # lines 3-9
     if replies:
         server.average(replies)  # line 10

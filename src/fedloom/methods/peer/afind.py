@@ -1,4 +1,4 @@
-"""AFIND+: decentralised learning in which every peer selects the neighbours that help it.
+"""AFIND+: decentralized learning in which every peer selects the neighbours that help it.
 
 Paper: L. Wang, Y. Chen, Y. Guo, X. Tang, "Smart Sampling: Helping from Friendly Neighbors for Decentralized
 Federated Learning", arXiv 2407.04460. Equation and line numbers below are the paper's; lines are those of
@@ -20,14 +20,17 @@ round:
 AFIND is the same with equal weights ϖ. `mode="cheap"` (ours) trains every peer once, from its own body, and requests
 only φ and F at w_i from neighbours. `threshold="calibrated"` (ours) follows the paper's prose, which (13) contradicts:
 θ_i = 2 τ h̄_i with h̄_i = (e / |C_i|) h_i in [0, 1], compared with p_ij |B_i|, so that all similar neighbours pass.
+Both lose them again: as training converges, gradients on similar rows point anywhere, and p concentrates on few.
+`threshold="anchored"` (ours) compares φ at the initial network, where all peers start, once for each pair: C_i are the
+neighbours above the largest gap in cos(φ_i, φ_j), so that groups of any size are found in round 0 and kept.
 
 Reading, where the paper is silent or contradicts itself:
-    θ starts at 0: the first round selects all neighbours, or `open_k` random ones, or uses probes alone.
-    An empty coreset would stay empty: `when_empty` says which neighbours replace it.
-    (9) sums over the p outside C_i, and (14) normalises over j.
+    θ starts at 0: the first round selects all neighbours, or `explore_neighbours` random ones, or uses probes alone.
+    An empty coreset would stay empty: `empty_coreset` says which neighbours replace it.
+    (9) sums over the p outside C_i, and (14) normalizes over j.
     Line 13 omits i's own update of line 12, which would be lost: i has a share in ϖ, but not in p and h.
     Line 8 would train j's head once for each request: requests run on a scratch copy, and only line 12 changes j.
-    When a peer leaves, the p of the others are normalised; a peer that joins gets the mean p.
+    When a peer leaves, the p of the others are normalized; a peer that joins gets the mean p.
     Line 20 takes the head after K_w steps, but there are K_β: the last one is meant.
     All peers start with one network, heads included.
     φ and F are computed on at most `probe_rows` of a peer's rows, the same for all requests of a round.
@@ -37,10 +40,9 @@ Differs:
     Cheap mode sends three messages per pair instead of two: the trained body follows the probe.
     Privacy (`dp`, Table 4): the paper describes it by quantities that AFIND+ does not have. Here noise of standard
         deviation σ C0 / L is added to φ (the mean of L row gradients, each clipped to C0), or to the clipped change of
-        the body. Only the first has an (ε, δ), which covers φ alone: bodies and losses are sent without noise.
+        the body. Only the first has an (ε, δ), which covers φ alone: bodies and losses are sent without noise. φ is
+        then computed at the initial head: the own one was trained on the own rows without noise.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -50,10 +52,7 @@ import torch
 from pydantic import model_validator
 from torch import Tensor
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Template, Tree, floats, weighted_mean
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party, Template, Tree, floats, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import selection
 from fedloom.protect.privacy import clipped_tree, noisy
@@ -66,7 +65,7 @@ class AfindConfig(selection.SelectionConfig):
     """`faithful`: a neighbour trains from the requesting peer's body. `cheap`: it sends its own trained body (ours)."""
 
     @model_validator(mode="after")
-    def _possible(self) -> AfindConfig:
+    def _possible(self) -> "AfindConfig":
         if self.dp.target == "update" and self.mode != "faithful":
             raise ValueError('params.dp.target = "update" needs params.mode = "faithful"')
         return self
@@ -79,32 +78,17 @@ class AfindPeer(Party[AfindConfig]):
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard")
-    CALLS = ("choose", "reckon", "gather", "update", "train_once", "mix")
-    TO_PEERS = ("request", "probe", "serve", "give")
+    CALLS = ("choose", "strangers", "compare", "reckon", "gather", "update", "train_once", "mix")
+    TO_PEERS = ("request", "probe", "anchor", "serve", "give")
+    friends: dict[str, Any]
+    heard: dict[str, Any]
+    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # lines 3-5, 7, 11 and 14
+    prepare = steps.prepare
 
     def setup(self) -> None:
         """The initial network; equal p and θ = 0."""
         steps.init_network(self)
-        self.friends = selection.init_friends(self)
-        self.heard: dict[str, Any] = {"t": -1}
-
-    def choose(self, *, here: Tensor, open: bool) -> Tensor:
-        """Lines 3-5: C_i as a mask (m,)."""
-        self.friends, chosen = selection.choose(self, self.friends, here, open=open)
-        return chosen
-
-    def request(self, *, t: int) -> dict[str, Tree]:
-        """The own body w_i."""
-        return {"weights": steps.shared_weights(self)}
-
-    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """Lines 7, 11: φ_j and F_j(before) at the requesting peer's body."""
-        self.friends, reply = selection.probe(self, self.friends, t, asked, by)
-        return reply
-
-    def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """Line 14: new p and θ from the φ of the neighbours that replied."""
-        self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
+        selection.init(self)
 
     # -- faithful: a neighbour trains from the requesting peer's body --------------------------------
 
@@ -113,13 +97,12 @@ class AfindPeer(Party[AfindConfig]):
         with self.scratch():
             steps.set_weights(self, asked["weights"])
             phi, before = selection.proxy(self, t)
-            steps.local_sgd(self, t)
+            steps.local_sgd(self, t=t)
             loss = selection.smoothed(selection.probe_loss(self, t), before, self.cfg.gamma)
             body = {k: v.clone() for k, v in steps.shared_weights(self).items()}
         if self.cfg.dp.target == "update":
             body = self.private_body(body, asked["weights"], t, by)
-        self.friends, phi = selection.private(self, self.friends, phi, t, by)
-        return {"phi": phi, "weights": body, "loss": loss}
+        return {"phi": selection.private(self, phi, t, by), "weights": body, "loss": loss}
 
     def private_body(
         self, body: Mapping[str, Tensor], start: Mapping[str, Tensor], t: int, by: Tensor
@@ -147,7 +130,7 @@ class AfindPeer(Party[AfindConfig]):
         """Line 12, the own training, and line 13 with it."""
         cfg, heard = self.cfg, self.heard if self.heard["t"] == t else {}
         before = heard["before"] if heard else selection.proxy(self, t)[1]
-        steps.local_sgd(self, t)
+        steps.local_sgd(self, t=t)
         self.note("trainings", 1 + heard["who"].sum() if heard else 1.0)
         row = self.friends["me"].float()
         if "bodies" in heard:
@@ -163,7 +146,7 @@ class AfindPeer(Party[AfindConfig]):
 
     def train_once(self, *, t: int) -> None:
         """Line 12, for the peer itself and for all requests."""
-        steps.local_sgd(self, t)
+        steps.local_sgd(self, t=t)
         self.note("trainings", 1.0)
 
     def give(self, *, t: int) -> dict[str, Tree]:
@@ -176,10 +159,6 @@ class AfindPeer(Party[AfindConfig]):
         self.heard = {"t": -1}
 
     # -- evaluation ------------------------------------------------------------------------------------
-
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, eval_mode, broadcast)
 
 
 def log_mass(losses: Tensor, cfg: AfindConfig) -> Tensor:
@@ -212,7 +191,11 @@ AFIND_PLUS = Method(
     config=AfindConfig,
     round=round,
     client=AfindPeer,
-    presets={"calibrated": {"threshold": "calibrated"}, "cheap": {"threshold": "calibrated", "mode": "cheap"}},
+    presets={
+        "calibrated": {"threshold": "calibrated"},
+        "cheap": {"threshold": "calibrated", "mode": "cheap"},
+        "anchored": {"threshold": "anchored", "mode": "cheap"},
+    },
     needs=("one network",),
 )
 

@@ -1,7 +1,8 @@
 """Dis-PFL: peers with sparse models of one density, each with its own mask, which it updates every round.
 
 Paper: R. Dai, L. Shen, F. He, X. Tian, D. Tao, "DisPFL: Towards Communication-Efficient Personalized Federated
-Learning via Decentralized Sparse Training", ICML 2022. AFIND+ (its Figure 5) can select the neighbours: see `friends`.
+Learning via Decentralized Sparse Training", ICML 2022. AFIND+ (its Figure 5) can select the neighbours: see
+`neighbour_selection`.
 
 Each peer i has weights w_i and a mask m_i; w_i is 0 outside of it. Initially m_i is random, with Erdős–Rényi densities
 by layer (ERK), and all start with one network, masked. A round:
@@ -27,8 +28,6 @@ Differs:
     With AFIND+ the probes send w_i with its zeros; only trained weights are sent packed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,18 +38,16 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party, Shape, Template, Tree, floats, weighted_mean
 from fedloom.methods import steps
 from fedloom.methods.peer import selection
+from fedloom.protect import labels
 
 
 class DisPFLConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
-    friends: Literal["random", "afind"] = "random"
+    neighbour_selection: Literal["random", "afind"] = "random"
     """Neighbour selection: `random`, or AFIND+'s coreset."""
     neighbours: int | None = Field(10, ge=0)
     """Number of random neighbours that a peer requests models from in a round; None for all."""
@@ -70,14 +67,16 @@ class DisPFLPeer(Party[DisPFLConfig]):
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "mask")
-    CALLS = ("choose", "reckon", "update", "mix")
-    TO_PEERS = ("request", "probe", "give")
+    CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
+    TO_PEERS = ("request", "probe", "anchor", "give")
+    friends: dict[str, Any]
+    heard: dict[str, Any]
+    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
 
     def setup(self) -> None:
         """A random mask, and the initial weights under it."""
         steps.init_network(self)
-        self.friends = selection.init_friends(self)
-        self.heard: dict[str, Any] = {"t": -1}
+        selection.init(self)
         rng = self.stream("mask")
         mask = {}
         for name, count in kept_counts(self.params, self.cfg).items():
@@ -99,31 +98,13 @@ class DisPFLPeer(Party[DisPFLConfig]):
             batches = self.epochs(n, size=self.cfg.batch_size)
             self.train(partial(steps.cross_entropy, self), batches, only={k: masks[k] for k in names or masks})
 
-    def choose(self, *, here: Tensor, open: bool) -> Tensor:
-        """AFIND+, lines 3-5: its coreset as a mask (m,)."""
-        self.friends, chosen = selection.choose(self, self.friends, here, open=open)
-        return chosen
-
-    def request(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, at which neighbours compute φ and the loss."""
-        return {"weights": steps.shared_weights(self)}
-
-    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """AFIND+, lines 7, 11: φ and the loss at the requesting peer's weights."""
-        self.friends, reply = selection.probe(self, self.friends, t, asked, by)
-        return reply
-
-    def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """AFIND+, line 14: new p and θ from the φ of the neighbours that replied."""
-        self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
-
     def update(self, *, t: int) -> None:
         """Local training within the mask."""
         self.train_masked(steps.local_epochs(self, t))
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own weights within the mask, and the mask; with AFIND+ also their loss."""
-        loss = {"loss": selection.probe_loss(self, t)} if self.cfg.friends == "afind" else {}
+        loss = {"loss": selection.probe_loss(self, t)} if self.cfg.neighbour_selection == "afind" else {}
         return {**packed(steps.shared_weights(self), self.mask), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
@@ -133,7 +114,7 @@ class DisPFLPeer(Party[DisPFLConfig]):
             if (sent := unpacked(reply, self.mask)) is not None:
                 models[int(j)], masks[int(j)] = sent
         known = {j: reply for j, reply in inbox.items() if int(j) in models}
-        afind = self.cfg.friends == "afind"
+        afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, self.heard, t, known) if afind else dict.fromkeys(models, 1.0)
         self.update_mask(t)
         mean = intersection_mean([models[j] for j in shares], [masks[j] for j in shares], list(shares.values()))
@@ -151,7 +132,7 @@ class DisPFLPeer(Party[DisPFLConfig]):
             _, gradient = self.gradient(partial(steps.cross_entropy, self), x, y, of=names)
         mask = {k: renewed_mask(m, self.params[k], gradient[k], rate) for k, m in self.mask.items()}
         changed = sum((mask[k] != m).sum() for k, m in self.mask.items())
-        self.note("mask entries renewed", changed / 2)
+        self.note("updated mask entries", changed / 2)
         self.mask = mask
 
     def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
@@ -248,19 +229,12 @@ def unpacked(
 
 def bits_of(mask: Tensor) -> Tensor:
     """A mask as bytes (⌈n / 8⌉,) uint8, the first entry in the highest bit."""
-    flat = mask.flatten().to(torch.uint8)
-    eights = torch.nn.functional.pad(flat, (0, -len(flat) % 8)).view(-1, 8)
-    return (eights << _places(mask)).sum(-1, dtype=torch.uint8)
+    return labels.pack(mask.to(torch.uint8), 1)
 
 
 def mask_of(packed: Tensor, shape: Sequence[int]) -> Tensor:
     """The mask of this shape from its bytes."""
-    eights = (packed[:, None] >> _places(packed)) & 1
-    return eights.flatten()[: math.prod(shape)].bool().view(*shape)
-
-
-def _places(like: Tensor) -> Tensor:
-    return torch.arange(7, -1, -1, dtype=torch.uint8, device=like.device)
+    return labels.unpack(packed, 1, math.prod(shape), 1).bool().view(*shape)
 
 
 def message_template(fed: Federation, cfg: DisPFLConfig) -> dict[str, Template]:
@@ -271,11 +245,8 @@ def message_template(fed: Federation, cfg: DisPFLConfig) -> dict[str, Template]:
         "values": floats(sum(counts.values())),
         "mask": {k: Shape("uint8", -(-fed.param_shapes[k].numel() // 8)) for k in counts},
         "dense": {k: floats(*fed.param_shapes[k].shape) for k in shared if k not in counts},
-        **({"loss": floats()} if cfg.friends == "afind" else {}),
+        **({"loss": floats()} if cfg.neighbour_selection == "afind" else {}),
     }
-
-
-# -- the round ------------------------------------------------------------------------------------------
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: DisPFLConfig, t: int) -> Iterator[str]:
@@ -305,6 +276,6 @@ METHODS = (
         DISPFL,
         name="dispfl-afind",
         title="Dis-PFL with AFIND+ selecting and weighting neighbours",
-        fixed={"friends": "afind"},
+        fixed={"neighbour_selection": "afind"},
     ),
 )

@@ -1,7 +1,7 @@
-"""Ditto among peers: a shared model that neighbours average, and a personal one that is regularised towards it.
+"""Ditto among peers: a shared model that neighbours average, and a personal one that is regularized towards it.
 
 Paper: T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
-ICML 2021, Algorithm 1. AFIND+ (its Figure 5) can select the neighbours: see `friends`.
+ICML 2021, Algorithm 1. AFIND+ (its Figure 5) can select the neighbours: see `neighbour_selection`.
 
 Each peer i has a shared model w_i and a personal one v_i. A round:
 
@@ -22,8 +22,6 @@ Differs:
         its own BatchNorm statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,10 +31,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Template, Tree, floats
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party, Template, Tree, floats
 from fedloom.methods import steps
 from fedloom.methods.peer import selection
 
@@ -47,7 +42,7 @@ PERSONAL = 2**31
 class DittoConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`."""
 
-    friends: Literal["random", "afind"] = "random"
+    neighbour_selection: Literal["random", "afind"] = "random"
     """Neighbour selection: `random`, or AFIND+'s coreset."""
     neighbours: int | None = Field(10, ge=0)
     """Number of random neighbours that a peer requests models from in a round; None for all."""
@@ -65,14 +60,16 @@ class DittoPeer(Party[DittoConfig]):
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "personal")
-    CALLS = ("choose", "reckon", "update", "mix")
-    TO_PEERS = ("request", "probe", "give")
+    CALLS = ("choose", "strangers", "compare", "reckon", "update", "mix")
+    TO_PEERS = ("request", "probe", "anchor", "give")
+    friends: dict[str, Any]
+    heard: dict[str, Any]
+    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
 
     def setup(self) -> None:
         """Both models start as the initial network."""
         steps.init_network(self)
-        self.friends = selection.init_friends(self)
-        self.heard: dict[str, Any] = {"t": -1}
+        selection.init(self)
         self.personal: dict[str, dict[str, Tensor]] = self.snapshot()
 
     def snapshot(self) -> dict[str, dict[str, Tensor]]:
@@ -80,30 +77,12 @@ class DittoPeer(Party[DittoConfig]):
         parts = {"params": self.params, "buffers": self.buffers}
         return {part: {k: v.detach().clone() for k, v in values.items()} for part, values in parts.items()}
 
-    def choose(self, *, here: Tensor, open: bool) -> Tensor:
-        """AFIND+, lines 3-5: its coreset as a mask (m,)."""
-        self.friends, chosen = selection.choose(self, self.friends, here, open=open)
-        return chosen
-
-    def request(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, at which neighbours compute φ and the loss."""
-        return {"weights": steps.shared_weights(self)}
-
-    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """AFIND+, lines 7, 11: φ and the loss at the requesting peer's weights."""
-        self.friends, reply = selection.probe(self, self.friends, t, asked, by)
-        return reply
-
-    def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """AFIND+, line 14: new p and θ from the φ of the neighbours that replied."""
-        self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
-
     def update(self, *, t: int) -> None:
         """Train the personal model towards the shared one of the round's start, then train the shared one."""
-        self.personalise(t)
-        steps.local_sgd(self, t)
+        self.personalize(t)
+        steps.local_sgd(self, t=t)
 
-    def personalise(self, t: int) -> None:
+    def personalize(self, t: int) -> None:
         """`personal_epochs` epochs on F_i(v) + λ/2 |v - w_i|², on a scratch copy."""
         epochs, shared = self.cfg.personal_epochs, self.snapshot()["params"]
         with self.scratch():
@@ -113,7 +92,7 @@ class DittoPeer(Party[DittoConfig]):
                 self.train(partial(self.proximal_loss, shared), self.epochs(n, size=self.cfg.batch_size))
             self.personal = self.snapshot()
         distances = [(v - shared[k]).norm() for k, v in self.personal["params"].items()]
-        self.note("distance of the personal model", torch.stack(distances).norm())
+        self.note("distance to the shared model", torch.stack(distances).norm())
 
     def proximal_loss(self, shared: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """F_i(v) + λ/2 |v - w|² () on x (B, ...), y (B,), at the network's weights v."""
@@ -126,13 +105,13 @@ class DittoPeer(Party[DittoConfig]):
 
     def give(self, *, t: int) -> dict[str, Tree]:
         """The own shared weights; with AFIND+ also their loss."""
-        loss = {"loss": selection.probe_loss(self, t)} if self.cfg.friends == "afind" else {}
+        loss = {"loss": selection.probe_loss(self, t)} if self.cfg.neighbour_selection == "afind" else {}
         return {"weights": steps.shared_weights(self), **loss}
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own shared weights and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
-        afind = self.cfg.friends == "afind"
+        afind = self.cfg.neighbour_selection == "afind"
         shares = selection.mixing_shares(self, self.heard, t, inbox) if afind else dict.fromkeys(models, 1.0)
         steps.average(self, models, shares)
         self.heard = {"t": -1}
@@ -149,7 +128,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: DittoConfig,
     now = {"t": t}
     links = selection.links(fed, peers, cfg, t)
     fed.call(peers, "update", shared=now)
-    loss = {"loss": floats()} if cfg.friends == "afind" else {}
+    loss = {"loss": floats()} if cfg.neighbour_selection == "afind" else {}
     answer: Template = {**steps.weights_template(fed, cfg.personal_head), **loss}
     fed.exchange(links, answer="give", take="mix", shared=now, expect=answer)
     yield "round"
@@ -172,6 +151,6 @@ METHODS = (
         DITTO,
         name="ditto-afind",
         title="Ditto with AFIND+ selecting and weighting neighbours",
-        fixed={"friends": "afind"},
+        fixed={"neighbour_selection": "afind"},
     ),
 )

@@ -20,7 +20,7 @@ Reading, where the papers are silent:
     The first training, before any r, has equal row weights.
     Row weights are divided by their mean, so that steps are as long as those of other methods.
     ε applies to each of the k draws. They are without replacement.
-    `memory` is the decay of old losses.
+    `loss_momentum` is the weight of old losses.
 
 Differs:
     The original predicts with the mixture of the models' outputs, and averages no weights. In AFIND+'s comparison all
@@ -29,8 +29,6 @@ Differs:
         the rest of π distinguishes the neighbours.
     With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm statistics.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,11 +40,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.context import epoch_plan
-from fedloom.core.federation import Federation
-from fedloom.core.message import Tree
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party, epoch_plan
 from fedloom.methods import steps
 
 WORST = 100.0
@@ -60,7 +54,7 @@ class FedericoConfig(steps.LocalSGDConfig):
     """Number of neighbours that a peer requests models from in a round (k); None for all."""
     epsilon: float = Field(0.3, ge=0, le=1)
     """Probability of drawing a neighbour uniformly instead of by π (ε)."""
-    memory: float = Field(0.5, ge=0, lt=1)
+    loss_momentum: float = Field(0.5, ge=0, lt=1)
     """Weight of a row's previous loss in the moving average."""
 
 
@@ -76,6 +70,7 @@ class FedericoPeer(Party[FedericoConfig]):
     STATE = ("params", "buffers", "opt", "mixture")
     CALLS = ("update", "choose", "mix")
     TO_PEERS = ("give",)
+    give, prepare = steps.give, steps.prepare
 
     def setup(self) -> None:
         """The initial network; equal shares of the peer and its neighbours; no known losses; equal row weights."""
@@ -99,7 +94,7 @@ class FedericoPeer(Party[FedericoConfig]):
         for n, names in steps.local_epochs(self, t):
             plan = epoch_plan(self.stream("batches", n), len(self.data), 1, self.cfg.batch_size)
             for (x, y), w in zip(self.data.batches(plan), weights[plan.to(weights.device)], strict=True):
-                self.minimise(self.weighted_loss, x, y, w, only=names)
+                self.minimize(self.weighted_loss, x, y, w, only=names)
 
     def weighted_loss(self, x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         """Mean () of w (B,) times the cross-entropy on x (B, ...), y (B,)."""
@@ -116,10 +111,6 @@ class FedericoPeer(Party[FedericoConfig]):
         mask[draw(self.stream("collaborators", t), {j: log_pi[j] for j in near}, k, self.cfg.epsilon)] = True
         return mask
 
-    def give(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights."""
-        return {"weights": steps.shared_weights(self)}
-
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """New losses, new π, and the mean by π of the own model and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
@@ -128,7 +119,7 @@ class FedericoPeer(Party[FedericoConfig]):
         shares = torch.softmax(self.mixture["log_pi"][ids], 0)
         steps.average(self, models, dict(zip(ids, shares.tolist(), strict=True)))
         self.note("effective neighbours", 1 / (shares**2).sum())
-        self.note("own share of pi", self.mixture["log_pi"][self.context.id].exp())
+        self.note("own weight in pi", self.mixture["log_pi"][self.context.id].exp())
 
     def losses(self, models: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """The loss (k, n) of each model on each own row, in evaluation mode."""
@@ -146,7 +137,7 @@ class FedericoPeer(Party[FedericoConfig]):
         """E-step, M-step of π, and the row weights, from the losses (k, n) of the models of peers `ids`."""
         m = self.mixture
         old, known = m["losses"].clone(), m["known"].clone()
-        memory = self.cfg.memory * known[ids, None]
+        memory = self.cfg.loss_momentum * known[ids, None]
         old[ids] = memory * old[ids] + (1 - memory) * losses
         known[ids] = True
         log_pi, log_r = expectation(m["log_pi"][known], old[known].double())
@@ -158,10 +149,6 @@ class FedericoPeer(Party[FedericoConfig]):
             "losses": old,
             "weights": (weights / weights.mean()).float(),
         }
-
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, eval_mode, broadcast)
 
 
 def expectation(log_pi: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,7 +180,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedericoConf
 METHODS = (
     Method(
         name="federico",
-        title="Peers mix the models that best explain their rows, by expectation and maximisation",
+        title="Peers mix the models that best explain their rows, by expectation and maximization",
         paper="Y. Sui et al.: Find Your Friends: Personalized Federated Learning with the Right Collaborators, 2022",
         family="peer",
         config=FedericoConfig,

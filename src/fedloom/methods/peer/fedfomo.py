@@ -1,7 +1,7 @@
 """FedFomo among peers: every peer weights its neighbours' models by how much each lowers its loss on held-out rows.
 
 Paper: M. Zhang, K. Sapra, S. Fidler, S. Yeung, J. M. Alvarez, "Personalized Federated Learning with First Order
-Model Optimization", ICLR 2021. AFIND+ (its Figure 5) can select the neighbours: see `friends`.
+Model Optimization", ICLR 2021. AFIND+ (its Figure 5) can select the neighbours: see `neighbour_selection`.
 
 Each peer i holds a share of its rows out of training; L_i is the loss on them, x_i its weights at the start of the
 round. A round:
@@ -24,31 +24,23 @@ Differs:
     With AFIND+ the neighbours are its coreset, and the weights are those above.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal, final
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn import functional as F
 
-from fedloom.core.context import epoch_plan
-from fedloom.core.federation import Federation
-from fedloom.core.message import Tree, weighted_mean
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party, weighted_mean
 from fedloom.methods import steps
-from fedloom.methods.peer import selection
+from fedloom.methods.peer import held_out, selection
 
 
 class FedFomoConfig(selection.SelectionConfig):
     """Local training and AFIND+'s neighbour selection as in `SelectionConfig`; some rows are held out from training."""
 
-    friends: Literal["random", "afind"] = "random"
+    neighbour_selection: Literal["random", "afind"] = "random"
     """Neighbour selection: FedFomo's own rule, random with probability `epsilon`; or AFIND+'s coreset."""
     neighbours: int | None = Field(5, ge=0)
     """Number of neighbours that FedFomo's own rule selects in a round (M); None for all."""
@@ -66,53 +58,21 @@ class FedFomoPeer(Party[FedFomoConfig]):
 
     ROLE = "peer"
     STATE = ("params", "buffers", "opt", "friends", "heard", "helped", "began")
-    CALLS = ("choose", "reckon", "pick", "update", "mix")
-    TO_PEERS = ("request", "probe", "give")
+    CALLS = ("choose", "strangers", "compare", "reckon", "pick", "update", "mix")
+    TO_PEERS = ("request", "probe", "anchor", "give")
+    friends: dict[str, Any]
+    heard: dict[str, Any]
+    choose, request, probe, reckon, strangers, anchor, compare = selection.MESSAGES  # AFIND+, lines 3-5, 7, 11 and 14
+    give, prepare = steps.give, held_out.prepare
 
     def setup(self) -> None:
         """The initial network; p = 0."""
         steps.init_network(self)
-        self.friends = selection.init_friends(self)
-        self.heard: dict[str, Any] = {"t": -1}
+        selection.init(self)
         self.helped: dict[str, Any] = {"p": torch.zeros_like(self.friends["p"])}
         self.began: dict[str, Tensor] = {}
 
-    # -- rows ----------------------------------------------------------------------------------------
-
-    def split(self) -> tuple[Tensor, Tensor]:
-        """Indices of the rows to train on and of the held-out rows: at least one each, if there are two."""
-        rows = len(self.data)
-        order = torch.from_numpy(self.stream("validation").permutation(rows)).to(self.context.device)
-        held = min(max(1, int(self.cfg.validation * rows)), max(1, rows - 1))
-        return (order[held:] if rows > 1 else order), order[:held]
-
-    def train_kept(self, epochs: Iterable[steps.Epoch]) -> None:
-        """SGD as in `steps.sgd_epochs`, on the rows that are not held out."""
-        steps.reset_optimizer(self)
-        kept = self.split()[0]
-        for n, names in epochs:
-            plan = epoch_plan(self.stream("batches", n), len(kept), 1, self.cfg.batch_size)
-            self.train(partial(steps.cross_entropy, self), self.data.batches(kept[plan]), only=names)
-
     # -- a round -------------------------------------------------------------------------------------
-
-    def choose(self, *, here: Tensor, open: bool) -> Tensor:
-        """AFIND+, lines 3-5: its coreset as a mask (m,)."""
-        self.friends, chosen = selection.choose(self, self.friends, here, open=open)
-        return chosen
-
-    def request(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights, at which neighbours compute φ and the loss."""
-        return {"weights": steps.shared_weights(self)}
-
-    def probe(self, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
-        """AFIND+, lines 7, 11: φ and the loss at the requesting peer's weights."""
-        self.friends, reply = selection.probe(self, self.friends, t, asked, by)
-        return reply
-
-    def reckon(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
-        """AFIND+, line 14: new p and θ from the φ of the neighbours that replied."""
-        self.friends, self.heard = selection.update_probabilities(self, self.friends, self.heard, t, inbox)
 
     def pick(self, *, t: int, here: Tensor) -> Tensor:
         """The neighbours to ask as a mask (m,), given which peers are available (m,)."""
@@ -129,42 +89,26 @@ class FedFomoPeer(Party[FedFomoConfig]):
     def update(self, *, t: int) -> None:
         """Local training on the rows that are not held out."""
         self.began = {k: v.clone() for k, v in steps.shared_weights(self).items()}
-        self.train_kept(steps.local_epochs(self, t))
-
-    def give(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights."""
-        return {"weights": steps.shared_weights(self)}
+        held_out.train_kept(self, steps.local_epochs(self, t))
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Move towards each model, the own trained one included, by how much it lowers the held-out loss."""
         me = self.context.id
         models = steps.models_of(self, inbox)
         start = self.began or {k: v.clone() for k, v in models[me].items()}
-        losses = torch.stack([self.validation_loss(model) for model in models.values()])
-        w = first_order(self.validation_loss(start), losses, torch.stack([distance(m, start) for m in models.values()]))
+        base, *losses = (held_out.validation_loss(self, model) for model in (start, *models.values()))
+        distances = torch.stack([distance(model, start) for model in models.values()])
+        w = first_order(base, torch.stack(losses), distances)
         p = self.helped["p"].clone()
         p[[*models]] += w.double()
         self.helped = {"p": p}
-        shares = dict(zip(models, normalised(w).tolist(), strict=True))
+        shares = dict(zip(models, normalized(w).tolist(), strict=True))
         helps = any(shares.values())
         mean = weighted_mean([models[j] for j in shares], list(shares.values())) if helps else start
         steps.set_weights(self, mean)  # type: ignore[arg-type]
         steps.note_mixing(self, shares if helps else {me: 1.0})
-        self.note("nothing helped", float(not helps))
+        self.note("no model lowered the loss", float(not helps))
         self.began, self.heard = {}, {"t": -1}
-
-    def validation_loss(self, model: Mapping[str, Tensor]) -> Tensor:
-        """L_i () of shared weights: mean cross-entropy on the rows held out, in evaluation mode."""
-        held = self.split()[1]
-        with self.scratch():
-            steps.set_weights(self, model)
-            return F.cross_entropy(self.infer(self.data.x(held)), self.data.y(held))
-
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: adapt, or fine-tune on the rows that are not held out."""
-        steps.adapt(self, steps.steps_of(self.cfg, eval_mode))
-        if eval_mode == steps.TUNED:
-            self.train_kept(steps.tuning_epochs(self))
 
 
 # -- the equations ------------------------------------------------------------------------------------
@@ -176,7 +120,7 @@ def first_order(base: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
     return torch.where(w.isfinite(), w, 0.0)
 
 
-def normalised(w: Tensor) -> Tensor:
+def normalized(w: Tensor) -> Tensor:
     """ŵ (n,): w with negative entries set to 0, divided by its sum; all 0 if none is positive."""
     positive = w.clamp_min(0).double()
     return positive / torch.where(positive.any(), positive.sum(), 1.0)
@@ -187,13 +131,14 @@ def distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     return steps.norm_of({k: x - b[k] for k, x in a.items()})
 
 
-# -- the round ----------------------------------------------------------------------------------------
-
-
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: FedFomoConfig, t: int) -> Iterator[str]:
     """One round of all peers at once."""
     now = {"t": t}
-    links = selection.links(fed, peers, cfg, t) if cfg.friends == "afind" else fed.choose_peers(peers, "pick", now)
+    links = (
+        selection.links(fed, peers, cfg, t)
+        if cfg.neighbour_selection == "afind"
+        else fed.choose_peers(peers, "pick", now)
+    )
     fed.call(peers, "update", shared=now)
     fed.exchange(links, answer="give", take="mix", shared=now, expect=steps.weights_template(fed, cfg.personal_head))
     yield "round"
@@ -216,6 +161,6 @@ METHODS = (
         FEDFOMO,
         name="fedfomo-afind",
         title="FedFomo with AFIND+ selecting neighbours",
-        fixed={"friends": "afind"},
+        fixed={"neighbour_selection": "afind"},
     ),
 )

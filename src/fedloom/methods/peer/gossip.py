@@ -9,18 +9,13 @@ With k = 0 every peer trains alone, which is the lower bound of the family. With
 peers have one model after each round: FedAvg with equal weights and full participation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
 from pydantic import Field
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Tree
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party
 from fedloom.methods import steps
 
 
@@ -39,27 +34,12 @@ class GossipPeer(Party[GossipConfig]):
     STATE = ("params", "buffers", "opt")
     CALLS = ("update", "mix")
     TO_PEERS = ("give",)
-
-    def setup(self) -> None:
-        """The initial network."""
-        steps.init_network(self)
-
-    def update(self, *, t: int) -> None:
-        """Local training."""
-        steps.local_sgd(self, t)
-
-    def give(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights."""
-        return {"weights": steps.shared_weights(self)}
+    setup, update, give, prepare = steps.init_network, steps.local_sgd, steps.give, steps.prepare
 
     def mix(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """The mean of the own model and those of the neighbours that replied."""
         models = steps.models_of(self, inbox)
         steps.average(self, models, dict.fromkeys(models, 1.0))
-
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, eval_mode, broadcast)
 
 
 def round(fed: Federation, server: None, peers: Sequence[int], cfg: GossipConfig, t: int) -> Iterator[str]:

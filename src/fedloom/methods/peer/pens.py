@@ -11,7 +11,7 @@ with random friends only.
 With m = n, stage 1 is gossip averaging and finds no friends.
 
 Reading, where the papers are silent:
-    The length of stage 1 in AFIND+'s comparison is `first_rounds`, by default a fifth of its 500 rounds.
+    The length of stage 1 in AFIND+'s comparison is `stage1_rounds`, by default a fifth of its 500 rounds.
     n is the number of replies in a round: a neighbour that did not reply was not compared.
     A peer without available friends keeps its model in that round.
     A peer that joins in stage 2 has no friends.
@@ -22,8 +22,6 @@ Differs:
     With a personal head a neighbour's body is evaluated with the peer's own head and BatchNorm statistics.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -32,10 +30,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import Tree
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party
 from fedloom.methods import steps
 
 ROUNDING = 1e-6
@@ -48,9 +43,9 @@ class PensConfig(steps.LocalSGDConfig):
     neighbours: int | None = Field(10, ge=0)
     """Neighbours that a peer requests models from in a round (n): random ones in stage 1, at most n friends in stage 2;
     None for all."""
-    top: int = Field(3, ge=1)
+    top_m: int = Field(3, ge=1)
     """Number of models that a peer averages with in stage 1 (m). Finding friends needs m < n."""
-    first_rounds: int = Field(100, ge=1)
+    stage1_rounds: int = Field(100, ge=1)
     """Rounds of stage 1. The AFIND+ paper does not state them for its 500 rounds; a shorter run needs fewer."""
     loss_rows: int | None = Field(None, ge=1)
     """Number of own rows on which models are compared, drawn anew in each round; None for all."""
@@ -64,6 +59,7 @@ class PensPeer(Party[PensConfig]):
     STATE = ("params", "buffers", "opt", "counts")
     CALLS = ("update", "select", "choose", "mix")
     TO_PEERS = ("give",)
+    update, give, prepare = steps.local_sgd, steps.give, steps.prepare
 
     def setup(self) -> None:
         """The initial network; no counts."""
@@ -71,25 +67,17 @@ class PensPeer(Party[PensConfig]):
         taken, expected = torch.zeros(2, self.context.parties, dtype=torch.float64, device=self.context.device)
         self.counts: dict[str, Any] = {"taken": taken, "expected": expected}
 
-    def update(self, *, t: int) -> None:
-        """Local training."""
-        steps.local_sgd(self, t)
-
-    def give(self, *, t: int) -> dict[str, Tree]:
-        """The own shared weights."""
-        return {"weights": steps.shared_weights(self)}
-
     # -- stage 1 -----------------------------------------------------------------------------------
 
     def select(self, *, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> None:
         """Stage 1: average with the models of lowest loss, and count them."""
-        best = lowest(self.losses(t, inbox), self.cfg.top)
+        best = lowest(self.losses(t, inbox), self.cfg.top_m)
         ids = [int(j) for j in inbox]
         taken, expected = self.counts["taken"].clone(), self.counts["expected"].clone()
         taken[[ids[n] for n in best]] += 1
         expected[ids] += len(best) / max(1, len(ids))
         self.counts = {"taken": taken, "expected": expected}
-        self.note("friends", self.friends().sum())
+        self.note("selected peers", self.friends().sum())
         self.mix(t=t, inbox={str(ids[n]): inbox[str(ids[n])] for n in best})
 
     def losses(self, t: int, inbox: Mapping[str, Mapping[str, Any]]) -> Tensor:
@@ -113,8 +101,8 @@ class PensPeer(Party[PensConfig]):
         """Stage 2: random friends as a mask (m,), given the available peers (m,)."""
         friends, most = self.friends(), self.cfg.neighbours
         chosen = (friends & here.to(friends.device)).nonzero().flatten().tolist()
-        self.note("friends", friends.sum())
-        self.note("no friend there", 0.0 if chosen else 1.0)
+        self.note("selected peers", friends.sum())
+        self.note("no selected peer present", 0.0 if chosen else 1.0)
         if most is not None and most < len(chosen):
             chosen = self.stream("friends", t).choice(chosen, most, replace=False).tolist()
         mask = torch.zeros_like(friends)
@@ -128,10 +116,6 @@ class PensPeer(Party[PensConfig]):
         models = steps.models_of(self, inbox)
         steps.average(self, models, dict.fromkeys(models, 1.0))
 
-    def prepare(self, *, eval_mode: str, broadcast: Mapping[str, Tree]) -> None:
-        """Before an evaluation: adapt or fine-tune."""
-        steps.prepare(self, eval_mode, broadcast)
-
 
 def lowest(losses: Tensor, top: int) -> list[int]:
     """Indices of the `top` lowest losses (n,), ascending; of equal losses the first. NaN is the highest."""
@@ -142,7 +126,7 @@ def round(fed: Federation, server: None, peers: Sequence[int], cfg: PensConfig, 
     """One round of all peers at once."""
     now, answer = {"t": t}, steps.weights_template(fed, cfg.personal_head)
     fed.call(peers, "update", shared=now)
-    if t < cfg.first_rounds:
+    if t < cfg.stage1_rounds:
         links = fed.sample_peers(peers, cfg.neighbours, t)
         fed.exchange(links, answer="give", take="select", shared=now, expect=answer)
     else:

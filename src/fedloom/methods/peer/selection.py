@@ -7,14 +7,12 @@ parentheses are the paper's equations, lines those of its Algorithm 1.
 A page with this selection keeps two names in its STATE:
 
     friends: p (m,) and θ; masks (m,) of the party itself, of its neighbours, and of those last available; the number of
-        φ sent.
+        φ sent; if anchored, the cosines (m,) and a mask (m,) of the neighbours that have one.
     heard: results of round `t` that the same round uses later: the party's own F(before), a mask (m,) of the neighbours
         that replied, and their losses (m,); {"t": -1} otherwise.
 
-Its `choose`, `request`, `probe` and `reckon` are messages that `coresets` and `exchange_probes` send.
+Its messages are those of `MESSAGES`; `coresets` and `exchange_probes` send them.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,17 +24,30 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.errors import ModelError
-from fedloom.core.federation import Federation
-from fedloom.core.losses import cap_rows
-from fedloom.core.message import Shape, Template, Tree, floats
-from fedloom.core.method import MethodConfig
-from fedloom.core.party import Party
+from fedloom.core.page import (
+    Federation,
+    Guarantee,
+    MethodConfig,
+    ModelError,
+    Party,
+    Shape,
+    Template,
+    Tree,
+    cap_rows,
+    floats,
+)
 from fedloom.methods import steps
-from fedloom.protect.privacy import epsilon, noisy
+from fedloom.protect.accountant import REPLACED, Releases, epsilon
+from fedloom.protect.noise import charge, draws
 
+SIMILAR = 0.5
+"""Smallest cosine of a neighbour that an anchored peer selects."""
 AT_ONCE = 128
 """Maximum number of replies held in memory at once in an exchange."""
+
+
+SENT = "releases of phi"
+"""The note of the number of φ that a peer has sent so far, with noise."""
 
 
 class ProbePrivacy(BaseModel):
@@ -52,6 +63,10 @@ class ProbePrivacy(BaseModel):
     """Clipping norm C0 of a row's gradient, or of the whole update."""
     delta: float = Field(1e-5, gt=0, lt=1)
     """δ at which ε is reported."""
+
+    def epsilon(self, releases: int) -> float:
+        """ε of this many φ, for one row that is replaced: it moves a mean of L clipped gradients by 2 C0 / L."""
+        return epsilon([Releases(self.sigma / 2, releases)], self.delta)
 
 
 class SelectionConfig(MethodConfig):
@@ -82,17 +97,18 @@ class SelectionConfig(MethodConfig):
     """τ of (13)."""
     upsilon: float = Field(0.1, gt=0)
     """υ of (8): smaller values prefer similar neighbours more. More neighbours need a smaller υ."""
-    threshold: Literal["eq13", "calibrated"] = "eq13"
-    """θ as printed in (13), or as the paper's prose describes it (our extension)."""
-    when_empty: Literal["top1", "self", "reopen"] = "top1"
-    """Replacement of an empty coreset: the likeliest neighbour (top1), none (self), or all (reopen)."""
-    open_every: int | None = Field(None, ge=1)
-    """Interval of open rounds, which select all neighbours; None for the first round only."""
-    open_k: int | None = Field(None, ge=1)
-    """Number of random neighbours selected in an open round; None for all."""
-    open_by: Literal["train", "probe"] = "train"
-    """Open rounds request training from all selected neighbours (train), or first only φ and F, and training from those
-    that then pass θ (probe)."""
+    threshold: Literal["eq13", "calibrated", "anchored"] = "eq13"
+    """θ as printed in (13), or as the paper's prose describes it (calibrated, ours); or no θ (anchored, ours): the
+    coreset is the neighbours whose φ at the initial network is similar, which training does not change."""
+    empty_coreset: Literal["top1", "self", "all"] = "top1"
+    """Replacement of an empty coreset: the neighbour with the largest p (top1), none (self), or all."""
+    explore_every: int | None = Field(None, ge=1)
+    """Interval of exploring rounds, which ignore θ; None for the first round only."""
+    explore_neighbours: int | None = Field(None, ge=1)
+    """Number of random neighbours that an exploring round selects; None for all."""
+    explore_by: Literal["train", "probe"] = "train"
+    """Exploring rounds request training from all selected neighbours (train), or first only φ and F, and training from
+    those that then pass θ (probe)."""
     probe_rows: int = Field(100, ge=1)
     """Number of own rows on which φ and F are computed."""
     gamma: float = Field(0.9, ge=0, le=1)
@@ -114,9 +130,17 @@ class SelectionConfig(MethodConfig):
         """After adaptation, and after fine-tuning if `finetune_epochs` > 0."""
         return steps.eval_modes(self.adapt_steps, self.finetune_epochs)
 
-    def opens(self, t: int) -> bool:
+    @property
+    def guarantees(self) -> tuple[Guarantee, ...]:
+        """That of φ, if it has noise. Bodies and losses have none."""
+        if self.dp.target != "phi":
+            return ()
+        note = lambda sent: self.dp.epsilon(round(max(sent)))
+        return (Guarantee("feature proxy φ alone", REPLACED, self.dp.delta, SENT, note),)
+
+    def explores(self, t: int) -> bool:
         """Whether round t ignores θ."""
-        return t == 0 or (self.open_every is not None and t % self.open_every == 0)
+        return t == 0 or (self.explore_every is not None and t % self.explore_every == 0)
 
 
 ConfigT = TypeVar("ConfigT", bound=SelectionConfig)
@@ -129,17 +153,17 @@ def refuse_update_noise(cfg: ConfigT) -> ConfigT:
     return cfg
 
 
-# -- lines 3-5: the coreset ----------------------------------------------------------------------------------------
+# -- the messages of the selection ---------------------------------------------------------------------------------
 
 
-def init_friends(party: Party[Any]) -> dict[str, Any]:
-    """Equal p, and θ = 0."""
+def init(party: Any) -> None:
+    """Set `friends` with equal p and θ = 0, and an empty `heard`."""
     proxy_names(party.params)
     context = party.context
     near, me = torch.zeros(2, context.parties, dtype=torch.bool, device=context.device)
     near[list(context.neighbours)] = True
     me[context.id] = True
-    return {
+    party.friends = {
         "p": near.double() / max(1, len(context.neighbours)),
         "theta": near.new_zeros((), dtype=torch.float64),
         "me": me,
@@ -147,59 +171,135 @@ def init_friends(party: Party[Any]) -> dict[str, Any]:
         "here": near,
         "sent": near.new_zeros((), dtype=torch.int64),
     }
+    if party.cfg.threshold == "anchored":
+        unmet = torch.zeros_like(near)
+        party.friends = {**party.friends, "met": unmet, "cosines": unmet.double()}
+    party.heard = {"t": -1}
 
 
-def choose(party: Party[Any], friends: Mapping[str, Any], here: Tensor, *, open: bool) -> tuple[dict[str, Any], Tensor]:
-    """C_i as a mask (m,), given which peers are available (m,), and the new `friends`. An open round takes all."""
-    cfg, here = party.cfg, here.to(friends["near"].device) & friends["near"]
+def choose(party: Any, *, here: Tensor, open: bool) -> Tensor:
+    """Lines 3-5: C_i as a mask (m,), given the available peers (m,). With `open` all of them are taken."""
+    cfg, friends = party.cfg, party.friends
+    here = here.to(friends["near"].device) & friends["near"]
     p = after_churn(friends["p"], friends["here"], here)
+    if cfg.threshold == "anchored":
+        party.friends = {**friends, "p": p, "here": here}
+        met = here & friends["met"]
+        similar: Tensor = met & (friends["cosines"] >= largest_gap(friends["cosines"][met]))
+        return similar
     passing = here & (p * (here.sum() if cfg.threshold == "calibrated" else 1) >= friends["theta"])
     likeliest = F.one_hot(torch.where(here, p, -1.0).argmax(), len(p)).bool()
-    instead = {"top1": likeliest, "self": torch.zeros_like(here), "reopen": here}[cfg.when_empty]
-    chosen = here if open else torch.where(passing.any(), passing, instead & here)
-    party.note("coreset was empty", 0.0 if open else (~passing.any()).float())
-    return {**friends, "p": p, "here": here}, chosen
+    instead = {"top1": likeliest, "self": torch.zeros_like(here), "all": here}[cfg.empty_coreset]
+    party.note("empty coreset", 0.0 if open else (~passing.any()).float())
+    party.friends = {**friends, "p": p, "here": here}
+    return here if open else torch.where(passing.any(), passing, instead & here)
 
 
-# -- lines 7, 11: φ and F ------------------------------------------------------------------------------------------
+def request(party: Any, *, t: int) -> dict[str, Tree]:
+    """The own shared weights w_i, at which neighbours compute φ and F."""
+    return {"weights": steps.shared_weights(party)}
 
 
-def probe(
-    party: Party[Any], friends: Mapping[str, Any], t: int, asked: Mapping[str, Any], by: Tensor
-) -> tuple[dict[str, Any], dict[str, Tree]]:
-    """φ_j and F_j(before) at the requesting peer's shared weights, on a scratch copy; and the new `friends`."""
+def probe(party: Any, *, t: int, asked: Mapping[str, Any], by: Tensor) -> dict[str, Tree]:
+    """Lines 7, 11: φ_j and F_j(before) at the requesting peer's shared weights, on a scratch copy."""
     with party.scratch():
         steps.set_weights(party, asked["weights"])
         phi, loss = proxy(party, t)
-    friends, phi = private(party, friends, phi, t, by)
-    return friends, {"phi": phi, "loss": loss}
+    return {"phi": private(party, phi, t, by), "loss": loss}
+
+
+def reckon(party: Any, *, t: int, inbox: Mapping[str, Any]) -> None:
+    """Line 14, (8)-(13): new p and θ from the φ of the neighbours that replied; their F in `heard`."""
+    cfg, friends, heard = party.cfg, party.friends, party.heard
+    own, before = proxy(party, t)
+    ids = torch.tensor([int(j) for j in inbox], dtype=torch.int64, device=own.device)
+    losses, replied = own.new_zeros(len(friends["p"])), torch.zeros_like(friends["me"])
+    probes = 1 + len(ids) + (heard["probes"] if heard["t"] == t else 0)
+    party.heard = {"t": t, "before": before, "losses": losses, "who": replied, "probes": probes}
+    party.note("coreset", len(ids))
+    party.note("probes", probes)
+    if not inbox:
+        return
+    losses[ids] = torch.stack([r["loss"] for r in inbox.values()])
+    replied[ids] = True
+    s = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
+    p, h = probabilities(friends["p"], ids, s, cfg.upsilon), entropy(s)
+    theta = threshold(h, len(ids), cfg)
+    party.friends = {**friends, "p": p, "theta": theta}
+    party.note("entropy", h)
+    party.note("theta", theta)
+    party.note("effective neighbours of p", 1 / (p**2).sum())
+    party.note("similarity of the coreset", s.mean())
+
+
+def strangers(party: Any, *, here: Tensor) -> Tensor:
+    """The available neighbours that the peer has not been compared with, as a mask (m,)."""
+    friends = party.friends
+    unmet: Tensor = here.to(friends["near"].device) & friends["near"] & ~friends["met"]
+    return unmet
+
+
+def anchor(party: Any, *, t: int) -> dict[str, Tree]:
+    """φ_j at the initial network, on the rows of round 0: the same for every peer that asks, in every round."""
+    return {"phi": private(party, initial_proxy(party), t, torch.tensor(party.context.id))}
+
+
+def compare(party: Any, *, t: int, inbox: Mapping[str, Any]) -> None:
+    """The cosine of the own φ and those of the neighbours that replied, all at the initial network."""
+    if inbox:
+        ids = [int(j) for j in inbox]
+        cosines, met = party.friends["cosines"].clone(), party.friends["met"].clone()
+        cosines[ids] = cosine(torch.stack([r["phi"] for r in inbox.values()]), initial_proxy(party)).double()
+        met[ids] = True
+        party.friends = {**party.friends, "cosines": cosines, "met": met}
+
+
+MESSAGES = choose, request, probe, reckon, strangers, anchor, compare
+"""The messages of the selection, which a page takes over by these names."""
 
 
 def proxy(party: Party[Any], t: int) -> tuple[Tensor, Tensor]:
-    """φ (d,) and F () at the party's current weights."""
+    """φ (d,) and F () at the party's current weights.
+
+    With noise on φ, its head is the initial one: the own head was trained on the own rows without noise, so a single
+    row would move the gradients of all others, which clipping does not bound.
+    """
     cfg, names = party.cfg, proxy_names(party.params)
     loss_of = partial(steps.cross_entropy, party)
     x, y = party.sample_batch(t, size=cfg.probe_rows)
     with party.scratch():
         loss, gradients = party.gradient(loss_of, x, y, of=names)
         if cfg.dp.target == "phi":
+            if cfg.personal_head:
+                initial = party.context.build().named_parameters()
+                steps.set_weights(party, {k: p.detach() for k, p in initial if k.startswith("head.")})
             rows = party.row_gradients(loss_of, x, y, of=names)
             each = torch.cat([g.flatten(1) for g in rows.values()], 1)  # (L, d)
             return cap_rows(each, cfg.dp.clip).mean(0), loss
     return torch.cat([g.flatten() for g in gradients.values()]), loss
 
 
-def private(
-    party: Party[Any], friends: Mapping[str, Any], phi: Tensor, t: int, by: Tensor
-) -> tuple[dict[str, Any], Tensor]:
-    """φ (d,) with noise if `dp` is set, and the new `friends`."""
+def initial_proxy(party: Any) -> Tensor:
+    """φ (d,) at the initial network, with which all peers start."""
+    network = party.context.build()
+    with party.scratch():
+        party.params = {k: p.detach() for k, p in network.named_parameters() if k in party.params}
+        party.buffers = dict(network.named_buffers())
+        return proxy(party, 0)[0]
+
+
+def private(party: Any, phi: Tensor, t: int, by: Tensor) -> Tensor:
+    """φ (d,) with noise if `dp` is set; `friends` counts it. A row that counts as nothing moves it by C0 / L."""
     dp = party.cfg.dp
     if dp.target != "phi":
-        return dict(friends), phi
-    sent = friends["sent"] + 1
-    party.note("epsilon of phi", epsilon(dp.sigma, int(sent), dp.delta))
-    sigma = dp.sigma * dp.clip / min(party.cfg.probe_rows, len(party.data))
-    return {**friends, "sent": sent}, noisy(phi, sigma, party.noise([phi, sigma], "privacy", t, int(by)))
+        return phi
+    sent = party.friends["sent"] + 1
+    party.friends = {**party.friends, "sent": sent}
+    charge(party, dp.sigma)
+    party.note(SENT, float(sent))
+    party.note("epsilon of phi", dp.epsilon(int(sent)))
+    bound = dp.clip / min(party.cfg.probe_rows, len(party.data))
+    return draws(party, "privacy", t, int(by)).blur(phi, dp.sigma * bound, 2 * bound)
 
 
 def probe_loss(party: Party[Any], t: int) -> Tensor:
@@ -207,38 +307,6 @@ def probe_loss(party: Party[Any], t: int) -> Tensor:
     x, y = party.sample_batch(t, size=party.cfg.probe_rows)
     with party.scratch(), torch.no_grad():
         return steps.cross_entropy(party, x, y)
-
-
-# -- line 14: similarity -------------------------------------------------------------------------------------------
-
-
-def update_probabilities(
-    party: Party[Any], friends: Mapping[str, Any], heard: Mapping[str, Any], t: int, inbox: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(8)-(13): `friends` with p and θ from the φ of the neighbours that replied, and `heard` with their F."""
-    cfg, m = party.cfg, len(friends["p"])
-    own, before = proxy(party, t)
-    ids = torch.tensor([int(j) for j in inbox], dtype=torch.int64, device=own.device)
-    losses, replied = own.new_zeros(m), torch.zeros_like(friends["me"])
-    probes = 1 + len(ids) + (heard["probes"] if heard["t"] == t else 0)
-    heard = {"t": t, "before": before, "losses": losses, "who": replied, "probes": probes}
-    party.note("coreset", len(ids))
-    party.note("probes", probes)
-    if not inbox:
-        return dict(friends), heard
-    losses[ids] = torch.stack([r["loss"] for r in inbox.values()])
-    replied[ids] = True
-    s = cosine(torch.stack([r["phi"] for r in inbox.values()]), own).double()
-    p, h = probabilities(friends["p"], ids, s, cfg.upsilon), entropy(s)
-    theta = threshold(h, len(ids), cfg)
-    party.note("entropy", h)
-    party.note("theta", theta)
-    party.note("effective neighbours of p", 1 / (p**2).sum())
-    party.note("similarity of the coreset", s.mean())
-    return {**friends, "p": p, "theta": theta}, heard
-
-
-# -- line 13: mixing weights ---------------------------------------------------------------------------------------
 
 
 def mixing_shares(
@@ -265,9 +333,6 @@ def weigh(losses: Tensor, cfg: SelectionConfig) -> Tensor:
     return boltzmann(losses, cfg.temperature)
 
 
-# -- the equations -------------------------------------------------------------------------------------------------
-
-
 def cosine(phis: Tensor, own: Tensor) -> Tensor:
     """Cosine similarities (n,) of proxies (n, d) to the party's own (d,); 0 for a zero vector."""
     return F.normalize(phis, dim=-1) @ F.normalize(own, dim=-1)
@@ -291,6 +356,14 @@ def threshold(h: Tensor, n: int, cfg: SelectionConfig) -> Tensor:
     if cfg.threshold == "calibrated":
         return 2 * cfg.tau * (math.e / n) * h
     return cfg.tau * torch.sigmoid(-h)  # 1 - sigmoid(h), without its rounding
+
+
+def largest_gap(cosines: Tensor) -> Tensor:
+    """A cut () through cosines (n,): the middle of the largest gap between 1, those above 0 in order, and 0, but at
+    least `SIMILAR`. So a group of any size is above it, all neighbours if they are alike, and none if none is."""
+    ordered = torch.cat([cosines.new_ones(1), cosines.clamp(0, 1).sort(descending=True).values, cosines.new_zeros(1)])
+    first = (ordered[:-1] - ordered[1:]).argmax()
+    return ((ordered[first] + ordered[first + 1]) / 2).clamp_min(SIMILAR)
 
 
 def boltzmann(losses: Tensor, temperature: float) -> Tensor:
@@ -322,26 +395,28 @@ def proxy_names(params: Mapping[str, Tensor]) -> list[str]:
     return [k for k in body if k.rpartition(".")[0] == layers[-1]]
 
 
-# -- the round -----------------------------------------------------------------------------------------------------
-
-
 def coresets(fed: Federation, peers: Sequence[int], cfg: SelectionConfig, t: int) -> dict[int, list[int]]:
     """Lines 3-5: the neighbours that each peer selects in round t."""
-    opens = cfg.opens(t)
-    if opens and cfg.open_by == "probe":
+    if cfg.threshold == "anchored":
+        new = fed.choose_peers(peers, "strangers", {})
+        expect: Template = {"phi": proxy_template(fed)}
+        fed.exchange(new, answer="anchor", take="compare", shared={"t": t}, expect=expect, at_once=AT_ONCE)
+        return fed.choose_peers(peers, "choose", {"open": False})
+    opens = cfg.explores(t)
+    if opens and cfg.explore_by == "probe":
         fed.choose_peers(peers, "choose", {"open": True})
-        exchange_probes(fed, fed.sample_peers(peers, cfg.open_k, t), cfg, t)
+        exchange_probes(fed, fed.sample_peers(peers, cfg.explore_neighbours, t), cfg, t)
         opens = False
     chosen = fed.choose_peers(peers, "choose", {"open": opens})
-    if opens and cfg.open_k:
-        return {i: near for i, near in fed.sample_peers(peers, cfg.open_k, t).items() if i in chosen}
+    if opens and cfg.explore_neighbours:
+        return {i: near for i, near in fed.sample_peers(peers, cfg.explore_neighbours, t).items() if i in chosen}
     return chosen
 
 
 def links(fed: Federation, peers: Sequence[int], cfg: Any, t: int) -> dict[int, list[int]]:
-    """The neighbours that each peer selects in round t: random ones, or with `friends="afind"` AFIND+'s coreset, after
-    an exchange of φ and F."""
-    if cfg.friends == "random":
+    """The neighbours that each peer selects in round t: random ones, or with `neighbour_selection="afind"` AFIND+'s
+    coreset, after an exchange of φ and F."""
+    if cfg.neighbour_selection == "random":
         return fed.sample_peers(peers, cfg.neighbours, t)
     links = coresets(fed, peers, cfg, t)
     exchange_probes(fed, links, cfg, t)

@@ -5,13 +5,13 @@ Federated Learning", 2022 (arXiv 2208.08934), with SimSiam; read with the author
 (files `main_pretrain.py`, `pretrain_simsiam.py`, `pretrain_template.py`, `main_cls.py`).
 
 A party has a cross and a local encoder, the latter in two parts, bottom and top, and above each a projector and a
-predictor. A round below `pretrain`:
+predictor. A round below `pretrain_rounds`:
     1. Cross-party (`step_cross_model`): of each aligned batch every party projects its own columns. Each party but the
        first learns to predict the first party's projections, the first learns to predict those of all others.
     2. Guided local (`compute_local_loss`): SimSiam on two views of own rows, plus agreement of the local prediction of
        a view with the cross projection of the same view. It moves the local encoder alone.
     3. Partial model aggregation (`aggregate_fedavg`): the mean over parties, weighted by rows, of tops and local heads.
-Later rounds are split learning with both encoders and a fresh optimiser, on the batches that `split` has from round 0.
+Later rounds are split learning with both encoders and a fresh optimizer, on the batches that `split` has from round 0.
 
 Messages of the first phase, all through the active party, which relays them: up, projections (B, p) of each party for
 each batch; down, the first party's to all others, and theirs to the first; each round tops with local heads up, and
@@ -22,7 +22,7 @@ Differs:
     The features of the two encoders are averaged, as is the code's default (`pool`), so that the classifier gets d
         numbers of a party as in other methods; `features = "concatenated"` sends 2d.
     The top is the network's last layer, its module `head`; bottoms may differ, and parties whose tops differ in shape
-        are averaged separately. The local encoder begins with weights of its own. Both encoders end by centring, whose
+        are averaged separately. The local encoder begins with weights of its own. Both encoders end by centering, whose
         statistics stay at the party. A party that sends no top in a round keeps its own.
     A round makes `epochs` passes over the aligned rows and `steps` local ones; the code makes one pass of each. Local
         rows are the unaligned ones, as the paper says; the code takes all, as parties without unaligned rows do here.
@@ -33,8 +33,6 @@ Differs:
     Fine-tuning has a constant rate, and the last round is reported: the code reports the best on the test set.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, final
@@ -43,40 +41,37 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedloom.core.errors import MethodError
-from fedloom.core.federation import Federation
-from fedloom.core.message import Shape, Template, Tree, floats, weighted_mean
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, MethodError, Party, Shape, Template, Tree, floats, weighted_mean
+from fedloom.methods.vertical import self_supervision as selfsup
 from fedloom.methods.vertical import steps
 
 
 class FedHSSLConfig(steps.SplitConfig):
     """Settings of FedHSSL."""
 
-    optimiser: Literal["adamw", "sgd"] = "sgd"
-    """Optimiser of all parties, in both phases."""
+    optimizer: Literal["adamw", "sgd"] = "sgd"
+    """Optimizer of all parties, in both phases."""
     lr: float = Field(0.03, gt=0)
     """Learning rate of fine-tuning."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of SGD."""
     weight_decay: float = Field(3e-5, ge=0)
-    """Weight decay: decoupled with AdamW, L2 regularisation with SGD."""
-    pretrain: int = Field(5, ge=0)
+    """Weight decay: decoupled with AdamW, L2 regularization with SGD."""
+    pretrain_rounds: int = Field(5, ge=0)
     """Number of pretraining rounds, without labels. A run needs at least one round more."""
     steps: int = Field(50, ge=1)
     """Local steps of a party in each pretraining round."""
     pretrain_lr: float = Field(0.05, gt=0)
     """Learning rate of pretraining for batches of 256 and ratios that sum to 0.5, with cosine decay."""
-    projection: int = Field(64, ge=4)
+    projection_dim: int = Field(64, ge=4)
     """Dimension of a projection and of a projector's hidden layer; a predictor's hidden layer has a quarter."""
     shift: float = Field(1 / 8, ge=0, le=1)
     """Largest shift of an image view, as a share of its side; at least a pixel unless 0."""
     noise: float = Field(0.1, ge=0)
-    """Standard deviation of Gaussian noise on the standardised pixels of an image view."""
+    """Standard deviation of Gaussian noise on the standardized pixels of an image view."""
     erase: float = Field(0.5, ge=0, le=1)
     """Largest side of the erased rectangle in an image view, as a share of the image's side."""
-    corrupt: float = Field(0.3, gt=0, le=1)
+    corruption_rate: float = Field(0.3, gt=0, le=1)
     """Share of a row's columns that are corrupted in a table view, at least one column."""
     local_ratio: float = Field(0.5, ge=0)
     """Weight of each of SimSiam's two terms in the local loss."""
@@ -88,27 +83,27 @@ class FedHSSLConfig(steps.SplitConfig):
     """A party's embedding from its two encoders: their mean (d), or both (2d)."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> FedHSSLConfig:
+    def _consistent(self) -> "FedHSSLConfig":
         if self.local_ratio + self.constraint_ratio == 0:
             raise ValueError("params.local_ratio or params.constraint_ratio must be above 0")
-        if self.features == "concatenated" and self.top == "sum":
-            raise ValueError('params.top = "sum" needs params.features = "mean", not "concatenated"')
+        if self.features == "concatenated" and self.top_model == "sum":
+            raise ValueError('params.top_model = "sum" needs params.features = "mean", not "concatenated"')
         return self
 
     @property
     def min_rounds(self) -> int:
         """Pretraining and one round with labels."""
-        return self.pretrain + 1
+        return self.pretrain_rounds + 1
 
     @property
     def sent(self) -> int:
         """Dimension of the embeddings sent in fine-tuning."""
-        return self.width * (2 if self.features == "concatenated" else 1)
+        return self.embedding_dim * (2 if self.features == "concatenated" else 1)
 
     def rate(self, t: int) -> float:
         """Learning rate in round t of the first phase."""
         scale = self.batch_size / 256 * 0.5 / (self.local_ratio + self.constraint_ratio)
-        return self.pretrain_lr * scale * (1 + math.cos(math.pi * t / self.pretrain)) / 2
+        return self.pretrain_lr * scale * (1 + math.cos(math.pi * t / self.pretrain_rounds)) / 2
 
 
 class HybridNetwork(nn.Module):
@@ -119,10 +114,10 @@ class HybridNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.channels_last = getattr(cross, "channels_last", False)
-        self.cross = steps.Extractor(cross, cfg.learnt, cfg.centred, principal)
-        self.cross_projector, self.cross_predictor = steps.heads(cfg.learnt, cfg.projection)
-        self.local = steps.Extractor(local, cfg.learnt, cfg.centred, principal)
-        self.local_projector, self.local_predictor = steps.heads(cfg.learnt, cfg.projection)
+        self.cross = steps.Extractor(cross, cfg.learned, cfg.centered, principal)
+        self.cross_projector, self.cross_predictor = selfsup.heads(cfg.learned, cfg.projection_dim)
+        self.local = steps.Extractor(local, cfg.learned, cfg.centered, principal)
+        self.local_projector, self.local_predictor = selfsup.heads(cfg.learned, cfg.projection_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, 2, d)."""
@@ -139,9 +134,9 @@ TOP = (HEAD, "local_projector.", "local_predictor.")
 def top_template(cfg: FedHSSLConfig) -> dict[str, Template]:
     """Template of the parameters to be averaged. The active party does not know the width of the bottoms."""
     with torch.device("meta"):
-        projector, predictor = steps.heads(cfg.learnt, cfg.projection)
+        projector, predictor = selfsup.heads(cfg.learned, cfg.projection_dim)
     heads = nn.ModuleDict({"local_projector": projector, "local_predictor": predictor})
-    last: dict[str, Template] = {f"{HEAD}weight": floats(cfg.learnt, None), f"{HEAD}bias": floats(cfg.learnt)}
+    last: dict[str, Template] = {f"{HEAD}weight": floats(cfg.learned, None), f"{HEAD}bias": floats(cfg.learned)}
     return {**last, **{k: p.detach() for k, p in heads.named_parameters()}}
 
 
@@ -155,14 +150,14 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
 
     def setup(self) -> None:
         """Two encoders of the party's network, the second with weights of its own, and heads."""
-        self.supervised = self.cfg.pretrain == 0
+        self.supervised = self.cfg.pretrain_rounds == 0
         cross, local = self.context.build(), self.context.build()
         with self.seeded("heads"):
             for module in local.modules():
-                if callable(reinitialise := getattr(module, "reset_parameters", None)):
-                    reinitialise()
+                if callable(reinitialize := getattr(module, "reset_parameters", None)):
+                    reinitialize()
             network = HybridNetwork(cross, local, steps.principal_components(self), self.cfg)
-            self.network(network, steps.ScheduledOptimiser(self.cfg))
+            self.network(network, selfsup.ScheduledOptimizer(self.cfg))
         if self.cfg.aggregate and set(self.part((HEAD,))) != {f"{HEAD}weight", f"{HEAD}bias"}:
             raise MethodError(
                 "params.aggregate=true needs a network with a linear last layer `head` with a bias: choose another in "
@@ -173,9 +168,9 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
         """Names of the parameters of a part."""
         return [k for k in self.params if k.startswith(prefixes)]
 
-    def learnt(self, features: Tensor) -> tuple[Tensor, Tensor]:
+    def learned(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Trained features of the cross and of the local encoder, from features (B, 2, d) with principal components."""
-        cross, local = features[..., self.cfg.principal :].unbind(1)
+        cross, local = features[..., self.cfg.pca_dim :].unbind(1)
         return cross, local
 
     # -- the first phase ---------------------------------------------------------------------------------------
@@ -183,38 +178,38 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
     def project(self, *, number: int, step: int) -> Tensor:
         """Cross projections (B, p) of this batch."""
         features = self.forward(steps.aligned_batch(self, number, step))
-        z: Tensor = self.net.module.cross_projector(self.learnt(features)[0])  # type: ignore[operator]
+        z: Tensor = self.net.module.cross_projector(self.learned(features)[0])  # type: ignore[operator]
         return z
 
     def agree(self, *, t: int, number: int, step: int, others: Tensor) -> None:
         """One step of the cross part towards projections (K, B, p) of the same people by others."""
-        self.opt = steps.at_rate(self.opt, self.cfg.rate(t))
+        self.opt = selfsup.at_rate(self.opt, self.cfg.rate(t))
         x = steps.aligned_batch(self, number, step)
-        self.note("cross loss", self.minimise(self._cross_loss, x, others, only=self.part(CROSS)))
+        self.note("cross loss", self.minimize(self._cross_loss, x, others, only=self.part(CROSS)))
 
     def _cross_loss(self, x: Tensor, others: Tensor) -> Tensor:
         heads = self.net.module
-        p = heads.cross_predictor(heads.cross_projector(self.learnt(self.model(x))[0]))  # type: ignore[operator]
-        return torch.stack([steps.disagreement(p, z) for z in others]).mean()
+        p = heads.cross_predictor(heads.cross_projector(self.learned(self.model(x))[0]))  # type: ignore[operator]
+        return torch.stack([selfsup.disagreement(p, z) for z in others]).mean()
 
     def improve(self, *, t: int) -> None:
         """Steps of the local part on own rows."""
         cfg, names = self.cfg, self.part(LOCAL)
-        self.opt = steps.at_rate(self.opt, cfg.rate(t))
+        self.opt = selfsup.at_rate(self.opt, cfg.rate(t))
         all_aligned = len(self.data) == self.context.aligned
-        batches = self.context.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_aligned)
-        losses = [self.minimise(self._local_loss, *steps.views(x, cfg), only=names) for x in batches]
+        batches = self.context.unlabeled(t, steps=cfg.steps, size=cfg.batch_size, aligned=all_aligned)
+        losses = [self.minimize(self._local_loss, *selfsup.views(x, cfg), only=names) for x in batches]
         self.note("local loss", torch.stack(losses).mean())
 
     def _local_loss(self, one: Tensor, two: Tensor) -> Tensor:
         heads, cfg = self.net.module, self.cfg
-        cross, local = zip(*[self.learnt(self.model(x)) for x in (one, two)], strict=True)
+        cross, local = zip(*[self.learned(self.model(x)) for x in (one, two)], strict=True)
         z = [heads.local_projector(f) for f in local]  # type: ignore[operator]
         p = [heads.local_predictor(each) for each in z]  # type: ignore[operator]
-        loss = 2 * cfg.local_ratio * steps.siamese((p[0], p[1]), (z[0], z[1]))
+        loss = 2 * cfg.local_ratio * selfsup.siamese((p[0], p[1]), (z[0], z[1]))
         if cfg.constraint_ratio:
             guides = [heads.cross_projector(f) for f in cross]  # type: ignore[operator]
-            apart = [steps.disagreement(each, guide) for each, guide in zip(p, guides, strict=True)]
+            apart = [selfsup.disagreement(each, guide) for each, guide in zip(p, guides, strict=True)]
             loss = loss + cfg.constraint_ratio * (apart[0] + apart[1])
         return loss
 
@@ -231,21 +226,21 @@ class FedHSSLPassive(Party[FedHSSLConfig]):
     # -- fine-tuning ---------------------------------------------------------------------------------------------
 
     def embed(self, *, number: int, step: int) -> Tensor:
-        """Forward to the cut (B, d) or (B, 2d), at first with a fresh optimiser."""
+        """Forward to the cut (B, d) or (B, 2d), at first with a fresh optimizer."""
         if not self.supervised:
-            self.supervised, self.opt = True, steps.reset(self.opt, self.cfg.lr)
+            self.supervised, self.opt = True, selfsup.reset(self.opt, self.cfg.lr)
         return self.pooled(self.forward(steps.aligned_batch(self, number, step)))
 
     def update(self, *, number: int, step: int, cut: Tensor) -> None:
         """Backward from the cut: one step along the gradient of the loss by what was sent."""
-        both = cut.view(len(cut), -1, self.cfg.width).expand(-1, 2, -1)
+        both = cut.view(len(cut), -1, self.cfg.embedding_dim).expand(-1, 2, -1)
         if self.cfg.features == "mean":
             both = both / 2
         self.descend(steps.aligned_batch(self, number, step), both)
 
     def contribution(self, *, on: str) -> Tensor:
         """Embeddings (n, d) or (n, 2d) for a joint evaluation."""
-        return self.pooled(steps.embeddings(self, on))
+        return self.pooled(steps.embeddings(self, on=on))
 
     def pooled(self, features: Tensor) -> Tensor:
         """The embeddings to send, from features (n, 2, d)."""
@@ -258,18 +253,11 @@ class FedHSSLActive(Party[FedHSSLConfig]):
 
     STATE = ("params", "opt")
     ROLE = "active"
+    decide, exposed = steps.decide, steps.exposed_gradients
 
     def setup(self) -> None:
         """A classifier of all that parties send."""
-        self.network(steps.top_model(self, self.context.parties * self.cfg.sent), self.cfg.optimise())
-
-    def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
-        """Logits (n, Z) from what each party contributes."""
-        return self.infer(steps.joint(contributions))
-
-    def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
-        """The gradients that each party would receive for its contribution of the aligned people."""
-        return steps.exposed_gradients(self, contributions)
+        self.network(steps.top_model(self, self.context.parties * self.cfg.sent), self.cfg.optimize(active=True))
 
 
 def top_means(tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) -> dict[int, dict[str, Tree]]:
@@ -287,7 +275,7 @@ def top_means(tops: Mapping[int, dict[str, Tensor]], rows: Mapping[int, int]) ->
 def cross(fed: Federation, parties: Sequence[int], cfg: FedHSSLConfig, t: int, number: int, step: int) -> None:
     """Cross-party step on one aligned batch. Without the first party there is nothing to agree with."""
     which = {"number": number, "step": step}
-    z = fed.call(parties, "project", shared=which, expect=floats(cfg.batch_size, cfg.projection), min_replies=2)
+    z = fed.call(parties, "project", shared=which, expect=floats(cfg.batch_size, cfg.projection_dim), min_replies=2)
     if 0 in z:
         first, others = z[0][None], torch.stack([projection for m, projection in z.items() if m])
         each = {m: {"others": first if m else others} for m in z}
@@ -296,7 +284,7 @@ def cross(fed: Federation, parties: Sequence[int], cfg: FedHSSLConfig, t: int, n
 
 def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: FedHSSLConfig, t: int) -> Iterator[str]:
     """Across parties, within each, and the mean of tops with one shape; later, split learning."""
-    if t < cfg.pretrain:
+    if t < cfg.pretrain_rounds:
         for number in range(t * cfg.epochs, (t + 1) * cfg.epochs):
             for step in range(steps.steps_per_pass(active)):
                 cross(fed, parties, cfg, t, number, step)
@@ -308,7 +296,7 @@ def round(fed: Federation, active: FedHSSLActive, parties: Sequence[int], cfg: F
             if rows:
                 fed.call(list(rows), "share", each=top_means({m: replies[m]["top"] for m in rows}, rows), expect=None)
     else:
-        numbers = range((t - cfg.pretrain) * cfg.epochs, (t - cfg.pretrain + 1) * cfg.epochs)
+        numbers = range((t - cfg.pretrain_rounds) * cfg.epochs, (t - cfg.pretrain_rounds + 1) * cfg.epochs)
         steps.passes(fed, active, parties, numbers, width=cfg.sent, min_replies=active.context.parties)
     yield "round"
 

@@ -5,7 +5,7 @@ Unaligned Data". Lines are those of its Algorithm 1. The dual transport cost is 
 Prototype-Oriented Framework for Unsupervised Domain Adaptation", NeurIPS 2021.
 
 A round: the active party sends each passive party its class prototypes and the mean class prior. The passive party
-estimates its own prior, moves its extractor so that its unlabelled rows come nearer to prototypes, and replies with its
+estimates its own prior, moves its extractor so that its unlabeled rows come nearer to prototypes, and replies with its
 prior and the embeddings of the aligned people. From these the active party learns adaptors, gate and classifier, and
 new prototypes. It sends no gradient and no label; docs/vertical.md has what prototypes reveal of labels all the same.
 
@@ -13,10 +13,10 @@ Differs (preset `recommended`; `paper` is the printed form where there is one):
     Equation 6 is printed with p(μ_n) below the line; p(μ_z) is meant, and cancels: a softmax over the batch.
     Equation 10 counts rounds back by two; the prototypes and the prior at hand are used.
     Prototypes of round 0, which the paper leaves open, are class means of the first embeddings.
-    Extractors end by centring (`steps.Extractor`), measured before round 0: without it all features collapse.
+    Extractors end by centering (`steps.Extractor`), measured before round 0: without it all features collapse.
     Similarity is cosine over a temperature. Prototypes are running means: equation 15 as printed grows without bound.
     Adaptors begin as the identity, so that prototypes and embeddings live in one space. The gate's weights are
-        multiplied by M: a gate that has learnt nothing is plain concatenation.
+        multiplied by M: a gate that has learned nothing is plain concatenation.
     Equation 9 takes many rows, not one batch, and the aligned ones among them, and forgets the last estimate; the
         counts behind γ have one added, or one empty class would make γ 0.
     Local training takes the aligned rows as well, whose labels it does not need.
@@ -26,8 +26,6 @@ Differs (preset `recommended`; `paper` is the printed form where there is one):
         and τ to 9 and 6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import final
 
@@ -35,10 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.federation import Federation
-from fedloom.core.message import floats
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Federation, Method, Party, floats
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical import proto_evfl_steps as proto
 from fedloom.methods.vertical import steps
@@ -52,17 +47,15 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
     EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
     CALLS = ("introduce", "improve")
+    prototypes: Tensor
+    prior: Tensor
+    introduce, alone, contribution = proto.introduce, proto.alone, proto.contribution
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
-        self.network(steps.extractor(self), proto.optimiser(self.cfg, self.cfg.lr, self.cfg.weight_decay))
-        self.prototypes = torch.zeros(self.context.classes, self.cfg.width, device=self.context.device)
+        self.network(steps.extractor(self), proto.optimizer(self.cfg, self.cfg.lr, self.cfg.weight_decay))
+        self.prototypes = torch.zeros(self.context.classes, self.cfg.embedding_dim, device=self.context.device)
         self.prior = torch.full((self.context.classes,), 1 / self.context.classes, device=self.context.device)
-
-    def introduce(self) -> Tensor:
-        """Round 0: centre, and embed the aligned people (N_a, d)."""
-        steps.calibrate(self)
-        return proto.sent_embeddings(self, "first embeddings")
 
     def improve(self, *, t: int, prototypes: Tensor, prior: Tensor) -> dict[str, Tensor]:
         """Lines 2-10."""
@@ -70,20 +63,13 @@ class ProtoEVFLPassive(Party[proto.ProtoEVFLConfig]):
         self.prototypes = prototypes  # line 2
         self.prior = proto.mixed_prior(self, t, prototypes, self.prior, prior)  # line 4
         with proto.rollback_on_collapse(self, t, self.prototypes, self.prior):  # lines 5-8
-            for x in self.context.unlabelled(t, steps=cfg.steps, size=cfg.batch_size, aligned=cfg.local_rows == "all"):
-                self.minimise(self._cost, x)
+            number, everybody = proto.local_steps(self), cfg.local_rows == "all"
+            for x in self.context.unlabeled(t, steps=number, size=cfg.batch_size, aligned=everybody):
+                self.minimize(self._cost, x)
         return {"embedded": proto.sent_embeddings(self, "embeddings", t), "prior": self.prior}
 
     def _cost(self, x: Tensor) -> Tensor:
         return proto.transport_cost(self.model(x), self.prototypes, self.prior, self.cfg)
-
-    def alone(self, embedded: Tensor) -> Tensor:
-        """Logits (n, Z) of this party alone from its embeddings (n, d)."""
-        return proto.logits(embedded, self.prototypes, self.prior, self.cfg)
-
-    def contribution(self, *, on: str) -> Tensor:
-        """Embeddings (n, d) for a joint evaluation."""
-        return proto.contribution(self, on, begun=bool(self.prototypes.any()))
 
 
 # -- the active party ----------------------------------------------------------------------------------------------
@@ -94,9 +80,9 @@ class Fusion(nn.Module):
 
     def __init__(self, parties: int, width: int, classes: int, cfg: proto.ProtoEVFLConfig) -> None:
         super().__init__()
-        linear = cfg.adaptor == "linear"
+        linear = cfg.adapter == "linear"
         adaptors = [nn.Linear(width, width) if linear else Residual(width) for _ in range(parties)]
-        self.adaptors = nn.ModuleList([] if cfg.adaptor == "none" else adaptors)
+        self.adaptors = nn.ModuleList([] if cfg.adapter == "none" else adaptors)
         self.gate = None if cfg.gate == "none" else nn.Linear(parties * width, parties, bias=False)
         if self.gate is not None:
             nn.init.zeros_(self.gate.weight)
@@ -138,14 +124,15 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
 
     STATE = ("params", "opt", "embedded", "priors", "prototypes", "prior", "begun")
     ROLE = "active"
+    decide = steps.decide
 
     def setup(self) -> None:
         """No replies yet: uniform priors, no prototypes."""
         context, cfg = self.context, self.cfg
-        parties, classes, width = context.parties, context.classes, cfg.width
+        parties, classes, width = context.parties, context.classes, cfg.embedding_dim
         with self.seeded("fusion"):
             fusion = Fusion(parties, width, classes, cfg)
-        self.network(fusion, proto.optimiser(cfg, cfg.active_lr))
+        self.network(fusion, proto.optimizer(cfg, cfg.active_lr))
         self.embedded = torch.zeros(context.aligned, parties, width, device=context.device)
         present = torch.bincount(steps.labels(self), minlength=classes) > 0
         self.prior = present / present.sum()
@@ -178,7 +165,7 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         for number in range(t * self.cfg.epochs, (t + 1) * self.cfg.epochs):
             for step in range(steps.steps_per_pass(self)):
                 rows = steps.batch_indices(self, number, step)
-                self.note("loss", self.minimise(self._loss, self.embedded[rows], steps.labels(self, rows)))
+                self.note("loss", self.minimize(self._loss, self.embedded[rows], steps.labels(self, rows)))
 
     def _loss(self, f: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(self.model(f), y)  # equation 14
@@ -202,10 +189,6 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         sent = proto.perturbed(self.prototypes, kappa, self.noise([self.prototypes, kappa], "prototype noise", t))
         return {m: {"prototypes": mu} for m, mu in enumerate(sent)}
 
-    def decide(self, contributions: Mapping[int, Tensor]) -> Tensor:
-        """Logits (n, Z) from the embeddings (n, d) of each party."""
-        return self.infer(steps.joint(contributions))
-
     def exposed(self, contributions: Mapping[int, Tensor]) -> dict[str, dict[int, Tensor]]:
         """The prototypes (Z, d) that each party would receive, with noise, from the embeddings (N_a, d) of the aligned
         people; zeros for classes without aligned rows, which the prior reveals."""
@@ -215,15 +198,12 @@ class ProtoEVFLActive(Party[proto.ProtoEVFLConfig]):
         return {"prototypes": dict(zip(contributions, sent * (self.prior > 0)[:, None], strict=True))}
 
 
-# -- the round -----------------------------------------------------------------------------------------------------
-
-
 def round(
     fed: Federation, active: ProtoEVFLActive, parties: Sequence[int], cfg: proto.ProtoEVFLConfig, t: int
 ) -> Iterator[str]:
     """Algorithm 1 for one t, once all parties have introduced themselves."""
     classes, aligned = active.context.classes, active.context.aligned
-    embeddings = floats(aligned, cfg.width)
+    embeddings = floats(aligned, cfg.embedding_dim)
     if not active.begun:
         first = fed.call(parties, "introduce", expect=embeddings, min_replies=active.context.parties)
         if not first:
@@ -244,24 +224,16 @@ def round(
     yield "round"
 
 
-PAPER = {
-    "steps": 8,
+PAPER_TRAINING = {
+    "local_epochs": 8,
     "epochs": 8,
-    "optimiser": "sgd",
+    "optimizer": "sgd",
     "lr": 1e-5,
     "active_lr": 5e-4,
     "weight_decay": 0.1,
-    "centred": False,
-    "similarity": "dot",
-    "temperature": 1.0,
-    "local_rows": "unaligned",
-    "prior_rows": 64,
-    "smoothing": 0.0,
-    "adaptor": "linear",
-    "gate": "plain",
-    "prototypes": "sum",
-    "rollback": False,
 }
+PAPER_LOCAL = {"centered": False, "local_rows": "unaligned", "prior_rows": 64, "smoothing": 0.0, "rollback": False}
+PAPER_MODEL = {"similarity": "dot", "temperature": 1.0, "adapter": "linear", "gate": "plain", "prototypes": "sum"}
 
 METHODS = (
     Method(
@@ -273,7 +245,7 @@ METHODS = (
         round=round,
         client=ProtoEVFLPassive,
         server=ProtoEVFLActive,
-        presets={"paper": PAPER},
+        presets={"paper": {**PAPER_TRAINING, **PAPER_LOCAL, **PAPER_MODEL}},
         setting="vertical",
     ),
 )

@@ -3,9 +3,8 @@
 Shapes: f (n, d) embeddings, mu (Z, d) prototypes, p (Z,) prior, s (n, Z) similarities.
 """
 
-from __future__ import annotations
-
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any, Literal, Self
 
@@ -14,10 +13,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedloom.core.errors import MethodError
-from fedloom.core.method import MethodConfig
-from fedloom.core.optim import SGD, Adam, Optimiser
-from fedloom.core.party import Party
+from fedloom.core.page import SGD, Adam, MethodConfig, MethodError, Optimizer, Party
 from fedloom.methods.steps import class_means
 from fedloom.methods.vertical.steps import aligned_rows, calibrate, check_principal, sample_rows
 
@@ -30,30 +26,32 @@ TOO_ALIKE = 0.95
 class ProtoEVFLConfig(MethodConfig):
     """Settings of Proto-EVFL."""
 
-    width: int = Field(64, ge=1)
+    embedding_dim: int = Field(64, ge=1)
     """Dimension of an embedding (d)."""
-    principal: int = Field(0, ge=0)
+    pca_dim: int = Field(0, ge=0)
     """How many of them are fixed, whitened principal components of the own rows. They are linear in the columns: a
     receiver that knows some raw rows can solve for those columns of the others."""
-    centred: bool = True
-    """Whether an extractor ends with a centring layer."""
+    centered: bool = True
+    """Whether an extractor ends with a centering layer."""
     batch_size: int = Field(64, ge=2)
     """Batch size. An epoch's last batch is filled with rows from the epoch's start."""
     steps: int = Field(25, ge=0)
-    """Local steps of a passive party in a round (τ); 0 keeps the initial extractors."""
+    """Local steps of a passive party in a round; 0 keeps the initial extractors."""
+    local_epochs: int | None = Field(None, ge=1)
+    """τ of a passive party: as many steps as this many epochs over the rows that it draws from; None for `steps`."""
     epochs: int = Field(3, ge=0)
     """Epochs of the active party over the aligned rows in a round."""
-    optimiser: Literal["adamw", "sgd"] = "adamw"
-    """Optimiser of the extractors and of the active party."""
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Optimizer of the extractors and of the active party."""
     lr: float = Field(1e-4, gt=0)
     """Learning rate of the extractors (η)."""
     active_lr: float = Field(1e-3, gt=0)
     """Learning rate of adaptors, gate and classifier (η')."""
     weight_decay: float = Field(1e-4, ge=0)
-    """Weight decay of the extractors (φ): decoupled with AdamW, L2 regularisation with SGD."""
-    selection: Literal["both", "forward", "nearest", "transport"] = "both"
+    """Weight decay of the extractors (φ): decoupled with AdamW, L2 regularization with SGD."""
+    transport: Literal["both", "forward", "nearest", "optimal"] = "both"
     """Local loss of a passive party: the transport cost in both directions, or only from rows to prototypes (forward);
-    the cosine cost to the nearest prototype; or the cost of an optimal transport plan (extra `ot`)."""
+    the cosine cost to the nearest prototype; or the cost of an `optimal` plan (extra `ot`)."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """Similarity of an embedding and a prototype."""
     temperature: float = Field(0.1, gt=0)
@@ -68,7 +66,7 @@ class ProtoEVFLConfig(MethodConfig):
     """Weight of the global prior (γ); None for the share of the rarest pseudo-class."""
     smoothing: float = Field(1.0, ge=0)
     """Additive smoothing of the pseudo-class counts for γ."""
-    adaptor: Literal["residual", "linear", "none"] = "residual"
+    adapter: Literal["residual", "linear", "none"] = "residual"
     """The active party's adaptor for each party's embeddings."""
     gate: Literal["scaled", "plain", "none"] = "scaled"
     """Gate weights of the parties' embeddings: times M, plain, or no gate."""
@@ -77,7 +75,7 @@ class ProtoEVFLConfig(MethodConfig):
     prototypes: Literal["mean", "sum", "fixed"] = "mean"
     """Update of prototypes: running mean, sum as printed in the paper, or none."""
     embedding_noise: float = Field(0.0, ge=0)
-    """Standard deviation of Gaussian noise on sent embeddings (κ). Centred embeddings have standard deviation 1."""
+    """Standard deviation of Gaussian noise on sent embeddings (κ). Centered embeddings have standard deviation 1."""
     prototype_noise: float = Field(0.0, ge=0)
     """Standard deviation of Gaussian noise on sent prototypes."""
     rollback: bool = True
@@ -85,13 +83,13 @@ class ProtoEVFLConfig(MethodConfig):
 
     @model_validator(mode="after")
     def _check_principal(self) -> Self:
-        check_principal(self.principal, self.width)
+        check_principal(self.pca_dim, self.embedding_dim)
         return self
 
     @property
-    def learnt(self) -> int:
+    def learned(self) -> int:
         """Number of trained dimensions of an embedding."""
-        return self.width - self.principal
+        return self.embedding_dim - self.pca_dim
 
     @property
     def iterations_per_round(self) -> int:
@@ -107,14 +105,23 @@ class ProtoEVFLConfig(MethodConfig):
     def warnings(self) -> dict[str, str]:
         """The warning for a collapse, with its consequence and a remedy."""
         undone = "its previous extractor was restored" if self.rollback else "set params.rollback=true to undo this"
-        remedy = "lower params.lr" if self.centred else "set params.centred=true"
+        remedy = "lower params.lr" if self.centered else "set params.centered=true"
         return {"collapsed": f"its embeddings collapsed: they are nearly equal for all rows; {undone}; {remedy}"}
 
 
-def optimiser(cfg: ProtoEVFLConfig, lr: float, weight_decay: float = 0.0) -> Optimiser:
-    """The optimiser of extractors, or of the active party."""
-    kind = Adam if cfg.optimiser == "adamw" else SGD
+def optimizer(cfg: ProtoEVFLConfig, lr: float, weight_decay: float = 0.0) -> Optimizer:
+    """The optimizer of extractors, or of the active party."""
+    kind = Adam if cfg.optimizer == "adamw" else SGD
     return kind(lr=lr, weight_decay=weight_decay)
+
+
+def local_steps(party: Party[Any]) -> int:
+    """Steps of a passive party in a round."""
+    cfg, left_out = party.cfg, 0 if party.cfg.local_rows == "all" else party.context.aligned
+    if cfg.local_epochs is None:
+        return int(cfg.steps)
+    number: int = math.ceil(cfg.local_epochs * (len(party.data) - left_out) / cfg.batch_size)
+    return number
 
 
 # -- equations -----------------------------------------------------------------------------------------------------
@@ -146,14 +153,14 @@ def to_rows(s: Tensor) -> Tensor:
 
 
 def transport_cost(f: Tensor, mu: Tensor, p: Tensor, cfg: ProtoEVFLConfig) -> Tensor:
-    """Equation 8 without its last term, the optimiser's weight decay: the cost () that a passive party minimises."""
+    """Equation 8 without its last term, the optimizer's weight decay: the cost () that a passive party minimizes."""
     c, s = 1 - cosine(f, mu), similarities(f, mu, cfg)
-    if cfg.selection == "nearest":
+    if cfg.transport == "nearest":
         return c[:, p > 0].min(-1).values.mean()
-    if cfg.selection == "transport":
+    if cfg.transport == "optimal":
         return (optimal_plan(c.detach(), p) * c).sum()
     forward = (to_prototypes(s, p) * c).sum(-1).mean()  # equation 5
-    if cfg.selection == "forward":
+    if cfg.transport == "forward":
         return forward
     return forward + (p * (to_rows(s) * c).sum(0)).sum()  # equation 7
 
@@ -164,7 +171,7 @@ def optimal_plan(c: Tensor, p: Tensor) -> Tensor:
         import ot
     except ImportError:
         raise MethodError(
-            'params.selection="transport" needs the package POT, which is not installed: pip install "fedloom[ot]"'
+            'params.transport="optimal" needs the package POT, which is not installed: pip install "fedloom[ot]"'
         ) from None
     rows = torch.full((len(c),), 1 / len(c), dtype=torch.float64)
     target = p.double().cpu()
@@ -219,7 +226,7 @@ def rollback_on_collapse(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> It
     """Check the training within for collapse, and undo it if the config says so."""
     before = [{k: v.clone() for k, v in part.items()} for part in (party.params, party.buffers, party.opt)]
     yield
-    if party.cfg.steps and collapsed(party, t, mu, p) and party.cfg.rollback:
+    if local_steps(party) and collapsed(party, t, mu, p) and party.cfg.rollback:
         party.params, party.buffers, party.opt = before
 
 
@@ -229,10 +236,10 @@ def collapsed(party: Party[Any], t: int, mu: Tensor, p: Tensor) -> bool:
     means, counts = class_means(f, logits(f, mu, p, party.cfg).argmax(-1), len(present))
     share, alike = counts.max() / counts.sum(), likeness(means[counts > 0])
     result = bool(share > collapse_share(p[present]) or alike > TOO_ALIKE)
-    party.note("largest pseudo-class", share)
-    party.note("likeness of pseudo-classes", alike)
-    party.note("likeness of prototypes", likeness(mu[present]))
-    party.note("length of prototypes", mu[present].norm(dim=-1).mean())
+    party.note("share of the largest pseudo-class", share)
+    party.note("cosine between pseudo-classes", alike)
+    party.note("cosine between prototypes", likeness(mu[present]))
+    party.note("norm of prototypes", mu[present].norm(dim=-1).mean())
     party.note("collapsed", float(result))
     return result
 
@@ -253,12 +260,27 @@ def perturbed(x: Tensor, kappa: float, rng: Any) -> Tensor:
     return x + kappa * torch.from_numpy(rng.standard_normal(x.shape)).to(x) if kappa else x
 
 
-def contribution(party: Party[Any], on: str, *, begun: bool) -> Tensor:
+# -- messages and evaluation of a passive party, which pages take over by these names ------------------------------
+
+
+def introduce(party: Any) -> Tensor:
+    """Round 0: centre, and embed the aligned people (N_a, d)."""
+    calibrate(party)
+    return sent_embeddings(party, "first embeddings")
+
+
+def alone(party: Any, embedded: Tensor) -> Tensor:
+    """Logits (n, Z) of this party alone from its embeddings (n, d)."""
+    return logits(embedded, party.prototypes, party.prior, party.cfg)
+
+
+def contribution(party: Any, *, on: str) -> Tensor:
     """Embeddings (n, d) for a joint evaluation, with noise; those of the aligned people without, because the party
-    itself would attack with them. Before it has `begun`, the party has not calibrated yet."""
+    itself would attack with them. Before it has received prototypes, the party has not calibrated yet."""
     if on != "aligned":
         return with_noise(party, party.infer(party.context.tests[on].every), f"{on} embeddings")
     with party.scratch():
-        if not begun:
+        if not party.prototypes.any():
             calibrate(party)
-        return party.infer(aligned_rows(party))
+        embedded: Tensor = party.infer(aligned_rows(party))
+    return embedded

@@ -10,10 +10,8 @@ prior up, no gradient and no label. The local training of a passive party differ
     becomes better than its teacher (D.-H. Lee, "Pseudo-Label", 2013). Pictures are shifted by up to a pixel.
     Half of an embedding are principal components of the party's own rows, whitened: they need no labels, give better
     first pseudo-labels than an untrained network, and cannot forget. They are linear in the columns, so they reveal
-    more of them than a network's embeddings do: `principal = 0` sends none.
+    more of them than a network's embeddings do: `pca_dim = 0` sends none.
 """
-
-from __future__ import annotations
 
 from math import ceil
 from typing import Literal, final
@@ -23,18 +21,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedloom.core.method import Method
-from fedloom.core.party import Party
+from fedloom.core.page import Method, Party
 from fedloom.methods.vertical import proto_evfl, steps
 from fedloom.methods.vertical import proto_evfl_steps as proto
 
 
 class ProtoStudentConfig(proto.ProtoEVFLConfig):
-    """Settings of Proto-EVFL without `selection`, and the confidence of pseudo-labels."""
+    """Settings of Proto-EVFL without `transport`, and the confidence of pseudo-labels."""
 
-    selection: Literal["both"] = "both"
-    """Unused: a passive party minimises cross-entropy."""
-    principal: int = Field(32, ge=0)
+    transport: Literal["both"] = "both"
+    """Unused: a passive party minimizes cross-entropy."""
+    pca_dim: int = Field(32, ge=0)
     """Number of dimensions of an embedding that are fixed, whitened principal components of the own rows."""
     steps: int = Field(50, ge=0)
     """Local steps of a passive party in a round."""
@@ -42,11 +39,11 @@ class ProtoStudentConfig(proto.ProtoEVFLConfig):
     """Learning rate of the extractors."""
     prior: Literal["mixed", "local", "uniform"] = "uniform"
     """Class prior of a passive party, as in Proto-EVFL."""
-    adaptor: Literal["residual", "linear", "none"] = "none"
+    adapter: Literal["residual", "linear", "none"] = "none"
     """The active party's adaptor for each party's embeddings."""
     gate: Literal["scaled", "plain", "none"] = "none"
     """Gate weights of the parties' embeddings."""
-    sure: float = Field(0.5, gt=0, le=1)
+    confident_share: float = Field(0.5, gt=0, le=1)
     """Share of each pseudo-class's rows to train on, the most confident first."""
 
 
@@ -58,20 +55,18 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
     EXPORT = ("params", "buffers", "prototypes", "prior")
     ROLE = "party"
     CALLS = ("introduce", "improve")
+    prototypes: Tensor
+    prior: Tensor
+    introduce, alone, contribution = proto.introduce, proto.alone, proto.contribution
 
     def setup(self) -> None:
         """No prototypes yet; all classes are equally likely."""
         context, cfg = self.context, self.cfg
         with self.seeded("head"):
-            head = nn.Linear(cfg.width, context.classes)
-        self.network(steps.extractor(self, head), proto.optimiser(cfg, cfg.lr, cfg.weight_decay))
-        self.prototypes = torch.zeros(context.classes, cfg.width, device=context.device)
+            head = nn.Linear(cfg.embedding_dim, context.classes)
+        self.network(steps.extractor(self, head), proto.optimizer(cfg, cfg.lr, cfg.weight_decay))
+        self.prototypes = torch.zeros(context.classes, cfg.embedding_dim, device=context.device)
         self.prior = torch.full((context.classes,), 1 / context.classes, device=context.device)
-
-    def introduce(self) -> Tensor:
-        """Round 0: centre, and embed the aligned people (N_a, d)."""
-        steps.calibrate(self)
-        return proto.sent_embeddings(self, "first embeddings")
 
     def improve(self, *, t: int, prototypes: Tensor, prior: Tensor) -> dict[str, Tensor]:
         """Lines 2-10 of Proto-EVFL's Algorithm 1, with training on pseudo-labels in place of lines 5-8."""
@@ -85,21 +80,13 @@ class ProtoStudentPassive(Party[ProtoStudentConfig]):
         """Learn the pseudo-labels of the most confident rows."""
         cfg = self.cfg
         x = self.data.every[0 if cfg.local_rows == "all" else self.context.aligned :]
-        rows, labels = most_confident(torch.softmax(self.alone(self.infer(x)), -1), cfg.sure)
-        plan = self.stream("batches", t).integers(len(rows), size=(cfg.steps, cfg.batch_size))
+        rows, labels = most_confident(torch.softmax(self.alone(self.infer(x)), -1), cfg.confident_share)
+        plan = self.stream("batches", t).integers(len(rows), size=(proto.local_steps(self), cfg.batch_size))
         for which in torch.from_numpy(plan).to(rows.device):
-            self.minimise(self._error, shifted_together(x[rows[which]]), labels[which])
+            self.minimize(self._error, shifted_together(x[rows[which]]), labels[which])
 
     def _error(self, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(F.linear(self.model(x), self.live["head.weight"], self.live["head.bias"]), y)
-
-    def alone(self, embedded: Tensor) -> Tensor:
-        """Logits (n, Z) of this party alone from its embeddings (n, d)."""
-        return proto.logits(embedded, self.prototypes, self.prior, self.cfg)
-
-    def contribution(self, *, on: str) -> Tensor:
-        """Embeddings (n, d) for a joint evaluation."""
-        return proto.contribution(self, on, begun=bool(self.prototypes.any()))
 
 
 def most_confident(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,6 @@ Flower's own `send_and_receive` polls for replies every three seconds; this tran
 message again if its SuperNode was restarted, as Flower delivers it once only. A node still does its work once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -194,11 +192,8 @@ class GridClient:
         changed: called with whether it is available, whenever that changes.
     """
 
-    where = "Flower"
-
     def __init__(self, post: GridTransport, name: str, changed: Callable[[bool], None] = lambda _: None) -> None:
         self.sent = self.received = 0
-        self.run = ""
         self._post, self._name, self._changed = post, name, changed
         self._loop = asyncio.get_running_loop()
         self._was = self.up

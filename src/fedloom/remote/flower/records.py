@@ -1,7 +1,5 @@
 """Calls and answers as records of Flower's messages: a few strings, and the body as bytes."""
 
-from __future__ import annotations
-
 from typing import Any, Final
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict

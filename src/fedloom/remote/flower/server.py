@@ -1,11 +1,9 @@
 """The ServerApp: a run with parties at SuperNodes, described by the app's config."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +19,7 @@ from fedloom.experiment.engine import Backend
 from fedloom.experiment.plan import RunPlan
 from fedloom.experiment.reading import read
 from fedloom.experiment.run import Status, execute, settle
-from fedloom.remote.connections import NodeAddress, NodeSet, Timeouts, Transport
+from fedloom.remote.connections import NodeSet, Timeouts, Transport
 from fedloom.remote.coordinator import at_nodes
 from fedloom.remote.flower.grid_transport import GridClient, GridTransport
 from fedloom.remote.flower.records import CALLER
@@ -76,7 +74,7 @@ class RunRequest:
     waiting: Timeouts
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> RunRequest:
+    def of(cls, config: Mapping[str, Any]) -> "RunRequest":
         """Read a config with `OWN` keys and any setting of a run under its dotted name.
 
         Raises:
@@ -89,7 +87,7 @@ class RunRequest:
         nodes = tuple(own["nodes"].replace(",", " ").split())
         if not nodes:
             raise ConfigError('nodes: name the SuperNodes in the order of the parties, such as nodes = "alpha beta"')
-        found = read(own["experiment"], [f"{k}={_spelt(v)}" for k, v in sorted(config.items()) if k not in OWN])
+        found = read(own["experiment"], [f"{k}={_spelled(v)}" for k, v in sorted(config.items()) if k not in OWN])
         if found.compare is not None:
             raise ConfigError("experiment: a comparison has several runs; choose an experiment with one run")
         if found.run.engine not in (EngineConfig(), EngineConfig(name="local")):
@@ -115,8 +113,8 @@ def backend(
         EngineError: a SuperNode is not available.
     """
 
-    async def connect(node: NodeAddress, changed: Callable[[str, bool], None]) -> GridClient:
-        return GridClient(post, node.name, partial(changed, node.name))
+    async def connect(names: Sequence[str], run: str, changed: Callable[[str, bool], None]) -> list[GridClient]:
+        return [GridClient(post, name, partial(changed, name)) for name in names]
 
     def start(plan: RunPlan) -> Engine:
         if plan.method.server is None:
@@ -125,13 +123,12 @@ def backend(
             )
         return at_nodes(plan, nodes, folder, resume=resume)
 
-    addresses = [NodeAddress(name) for name in asked.nodes]
     waiting = replace(asked.waiting, stop=stop)
-    nodes = NodeSet(addresses, Transport("flower", connect, peers=False), waiting, CALLER)
+    nodes = NodeSet(asked.nodes, Transport("flower", connect, peers=False), waiting, CALLER)
     return Backend(start)
 
 
-def _spelt(value: Any) -> str:
+def _spelled(value: Any) -> str:
     """A value of Flower's config as text for `-s`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

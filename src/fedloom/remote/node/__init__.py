@@ -1,1 +1,1 @@
-"""A node of an organisation: its service, policy and store."""
+"""A node of an organization: its service, policy and store."""

@@ -3,27 +3,35 @@
 Answered calls are never dropped. Refusals have a file of their own, as anybody with a certificate can cause them.
 
 The line is written before the answer is sent. If writing fails, the call fails, and the caller may repeat it.
+
+The lines form a chain: each holds the SHA-256 of the line before it, also across files. `verify` finds a line that was
+changed, removed or inserted. Who may write the folder can write the whole chain anew, or cut its end: against that the
+owner notes the newest hash elsewhere from time to time, and compares.
 """
 
-from __future__ import annotations
-
+import errno
+import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from fedloom.core.errors import CheckpointError
 
 LARGEST = 64 << 20
 """Bytes after which a new file begins."""
 
+FIRST: Final = "0" * 64
+"""In place of a hash, before the first line of a chain."""
 _NAME: Final = "%Y%m%dT%H%M%S.%fZ"
 
 
 class AuditLog:
-    """Append-only files with one JSON object a line, readable by their owner only.
+    """Append-only files with one JSON object per line, readable by their owner only.
 
     Attributes:
         path: answered calls. A full file is kept as `audit-….jsonl` with the time (UTC) in its name.
@@ -35,6 +43,7 @@ class AuditLog:
         self.refusals = path.with_name("refused.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
+        self._ends: dict[Path, tuple[int, str]] = {}  # size of each file, and the hash of its last line
 
     def write(self, what: str, caller: str, **facts: Any) -> None:
         """Add a line.
@@ -55,14 +64,121 @@ class AuditLog:
 
     def _append(self, path: Path, what: str, caller: str, facts: Mapping[str, Any]) -> None:
         now = datetime.now(UTC)
-        line = json.dumps({"time": now.isoformat(timespec="milliseconds"), "what": what, "caller": caller, **facts})
         with self._lock:
+            before, torn = self._end(path)
+            entry = {"time": now.isoformat(timespec="milliseconds"), "what": what, "caller": caller, **facts}
+            line = json.dumps({**entry, "before": before}).encode()
             if path.exists() and path.stat().st_size > LARGEST:
                 os.replace(path, self._full(now) if path == self.path else path.with_suffix(".1.jsonl"))
-            with open(path, "a", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(line + "\n")
+                torn = False
+            size = self._write(path, b"\n" * torn + line + b"\n")
+            self._ends[path] = size, hashlib.sha256(line).hexdigest()
+
+    def _end(self, path: Path) -> tuple[str, bool]:
+        """The hash of the last line, and whether the process was killed while it wrote that line."""
+        size = path.stat().st_size if path.exists() else 0
+        known = self._ends.get(path)
+        if known is not None and known[0] == size:
+            return known[1], False
+        if size:
+            data = path.read_bytes()
+            return hashlib.sha256(data.removesuffix(b"\n").rpartition(b"\n")[2]).hexdigest(), data[-1:] != b"\n"
+        full = sorted(path.parent.glob(f"{path.stem}-*Z.jsonl")) if path == self.path else []
+        return (hashlib.sha256(full[-1].read_bytes().splitlines()[-1]).hexdigest() if full else FIRST), False
+
+    @staticmethod
+    def _write(path: Path, line: bytes) -> int:
+        """Append a whole line, or nothing, and sync it. Returns the new size."""
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(file).st_size
+            try:
+                if os.write(file, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, size)
+                raise
+        finally:
+            os.close(file)
+        return size + len(line)
 
     def _full(self, now: datetime) -> Path:
         """An unused name for a full file, even after the clock was set back."""
         names = (self.path.with_stem(f"{self.path.stem}-{now + timedelta(microseconds=n):{_NAME}}") for n in count())
         return next(name for name in names if not name.exists())
+
+
+class Verified(NamedTuple):
+    """What `verify` found.
+
+    Attributes:
+        lines: of the chain.
+        unchained: lines of versions before 0.2, which no hash protects.
+        torn: lines whose writing a crash interrupted; their calls were not answered.
+        newest: hash of the last line. Note it elsewhere: a later log must still contain it.
+    """
+
+    lines: int
+    unchained: int
+    torn: int
+    newest: str
+
+
+def verify(folder: Path, noted: str = "") -> Verified:
+    """Check the chain of a node's answered calls over all its files.
+
+    Args:
+        folder: the node's `state`.
+        noted: a hash that was noted earlier; the chain must contain it.
+
+    Raises:
+        CheckpointError: there is no log, a line was changed, removed or inserted, or the chain has no such hash.
+    """
+    paths = [path for path in (*sorted(folder.glob("audit-*Z.jsonl")), folder / "audit.jsonl") if path.exists()]
+    if not paths:
+        raise CheckpointError(f"{folder} has no audit.jsonl: give the folder that node.toml names as state")
+    lines = unchained = torn = 0
+    newest, hashes = FIRST, {FIRST}
+    for path, number, line in _ordered(paths):
+        entry = _parsed(line)
+        if entry is None:
+            torn += 1
+        elif "before" not in entry and not lines:
+            unchained += 1
+        elif entry.get("before") != newest:
+            raise CheckpointError(
+                f"{path}, line {number}: it does not follow the line before it: a line here was changed, removed or "
+                "inserted. Compare the files with a backup"
+            )
+        else:
+            lines += 1
+        newest = hashlib.sha256(line).hexdigest()
+        hashes.add(newest)
+    if noted and noted not in hashes:
+        raise CheckpointError(f"no line has the hash {noted}: lines at the end were removed, or the log was replaced")
+    return Verified(lines, unchained, torn, newest)
+
+
+def _ordered(paths: Iterable[Path]) -> Iterator[tuple[Path, int, bytes]]:
+    """All lines with file and number. Files follow each other by their hashes, as a clock may have been set back."""
+    first = {}
+    for path in paths:
+        with path.open("rb") as file:
+            first[path] = (_parsed(file.readline()) or {}).get("before")
+    newest = FIRST
+    while first:
+        path = next((path for path, before in first.items() if before == newest), next(iter(first)))
+        del first[path]
+        for number, line in enumerate(path.read_bytes().removesuffix(b"\n").split(b"\n"), 1):
+            yield path, number, line
+        newest = hashlib.sha256(line).hexdigest()
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The object of a line; None for a line that was not written to its end."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -1,9 +1,7 @@
-"""`node.toml`: a node's name, its address, and its policy.
+"""`node.toml`: a node's name, the coordinators that it dials, and its policy.
 
 The node's owner decides on all of it. A run that violates the policy is refused before any work, with the reason.
 """
-
-from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,15 +20,16 @@ from fedloom.remote.config_file import FileSection, RelativeName, RelativePath, 
 from fedloom.remote.credentials import Credentials, endpoint
 from fedloom.remote.node.method_policy import MethodPolicy
 from fedloom.remote.rpc_errors import refused
+from fedloom.remote.rpc_server import local
 
 
 class NodeData(FileSection):
     """`[data.NAME]`: the data behind a run's `data.name`."""
 
-    set: str | None = None
+    dataset: str | None = None
     """A public data set, of which a run assigns this node its part."""
     root: RelativeName | None = None
-    """A folder with data sets in the hub's layout (set); default: the variable FEDLOOM_DATA, then the hub."""
+    """A folder with data sets in the hub's layout (dataset); default: the variable FEDLOOM_DATA, then the hub."""
     rows: RelativePath | None = None
     """A file or folder with this node's own rows, which never leave it."""
     public: RelativePath | None = None
@@ -39,33 +38,39 @@ class NodeData(FileSection):
     """The column of ids for alignment (rows); None for the run's `columns.id`."""
     align: tuple[Literal["openmined", "plain"], ...] = ("openmined",)
     """Allowed backends of alignment (rows). `plain` sends the coordinator a hash of each id, which can be guessed."""
-    most_ids: int = Field(1_000_000, ge=1, le=MOST)
+    columns: tuple[str, ...] = ()
+    """Columns of a table that runs may use as input (rows). A run that names another is refused."""
+    label: str | None = None
+    """The column that runs may use as label (rows)."""
+    score: bool = False
+    """Whether the coordinator may have its models scored on held-out rows of this file (rows)."""
+    looks: int = Field(100, ge=0)
+    """Limit of the scores of this file, over all runs and callers (rows)."""
+    epsilon: float = Field(10.0, gt=0)
+    """Limit of ε of all private messages about this file, over all runs and callers; inf for none (rows)."""
+    delta: float = Field(1e-5, gt=1e-10, lt=1)
+    """The δ of `epsilon` (rows)."""
+    max_ids: int = Field(1_000_000, ge=1, le=MOST)
     """Limit of the coordinator's ids in an alignment (rows): it learns of each whether it is here."""
 
     @model_validator(mode="after")
-    def _one(self) -> NodeData:
-        if (self.set is None) == (self.rows is None):
-            raise ValueError("set exactly one of set (a public data set) and rows (a file of your own)")
+    def _one(self) -> "NodeData":
+        if (self.dataset is None) == (self.rows is None):
+            raise ValueError("set exactly one of dataset (a public data set) and rows (a file of your own)")
         if self.rows is None and self.public is not None:
-            raise ValueError("public needs rows; remove it, as a set has its own public rows")
+            raise ValueError("public needs rows; remove it, as a dataset has its own public rows")
         if self.rows is None and self.id is not None:
-            raise ValueError("id needs rows; remove it, as a set needs no alignment")
-        if self.set is None and self.root is not None:
-            raise ValueError("root needs set; remove it")
+            raise ValueError("id needs rows; remove it, as a dataset needs no alignment")
+        if self.dataset is None and self.root is not None:
+            raise ValueError("root needs dataset; remove it")
         return self
 
 
 class NodeConfig(FileSection):
-    """A node's name, address and policy."""
+    """A node's name, coordinators and policy."""
 
     name: str = Field(min_length=1)
     """The name in its certificate."""
-    listen: str | None = None
-    """host:port to listen at."""
-    relay: str | None = None
-    """host:port of a relay, for a node without an open port; instead of `listen`."""
-    relay_name: str = "relay"
-    """The name in the relay's certificate."""
     state: RelativePath = Path("state")
     """The folder for the node's state."""
     ca: RelativePath = Path("ca.pem")
@@ -76,11 +81,11 @@ class NodeConfig(FileSection):
     """The key of its certificate."""
     revoked: RelativePath | None = None
     """PEM list of revoked certificates (CRL), read again when it changes."""
-    callers: tuple[str, ...] = ("coordinator",)
-    """Names of the coordinators that may start runs here."""
-    peers: Mapping[str, str] = Field(default_factory=dict)
-    """Peers that may fetch messages left for them here, and from which this node fetches: names, or a table of names
-    and host:port. Without an address, the coordinator gives it."""
+    callers: Mapping[str, tuple[str, ...]] = Field(default={"coordinator": ()}, min_length=1)
+    """The coordinators that may start runs here, by name, with the host:port that this node dials, or several. A list
+    of names, without addresses, is for a transport of another kind, such as Flower's."""
+    peers: tuple[str, ...] = ()
+    """Names of the peers that may fetch messages left for them here, and from which this node fetches."""
     methods: Mapping[str, MethodPolicy] = Field(min_length=1)
     """Allowed methods: names, or tables with more conditions."""
     pages: tuple[RelativePath, ...] = ()
@@ -89,11 +94,11 @@ class NodeConfig(FileSection):
     """Your own networks and black boxes that a run may use, as `package.module:factory`."""
     data: Mapping[str, NodeData] = Field(min_length=1)
     """The data for runs, by their `data.name`."""
-    most_rounds: int = Field(1000, ge=1)
+    max_rounds: int = Field(1000, ge=1)
     """Limit of a run's rounds."""
-    least_batch: int = Field(1, ge=1)
+    min_batch_size: int = Field(1, ge=1)
     """Smallest batch size: the fewer rows in a step, the more it reveals about each."""
-    least_rows: int = Field(20, ge=1)
+    min_rows: int = Field(20, ge=1)
     """With rows or columns of its own: smallest number of rows that a run may train on, and test on. The coordinator
     chooses the split, and the loss of a single row would reveal it."""
     secret_noise: bool = True
@@ -103,35 +108,47 @@ class NodeConfig(FileSection):
     """Whether the coordinator may evaluate the node's model."""
     notes: bool = True
     """Whether the coordinator receives the party's notes, such as norms of gradients."""
-    most_runs: int = Field(1, ge=1)
+    max_runs: int = Field(1, ge=1)
     """Limit of runs at the same time."""
     lease: float = Field(60.0, gt=0)
     """Seconds after a coordinator's last heartbeat until another run may take its slot."""
     queue: int = Field(32, ge=1)
     """Limit of waiting calls; further ones are refused as busy."""
-    largest_mb: int = Field(1024, ge=1)
+    max_message_mb: int = Field(1024, ge=1)
     """Limit of one call, in megabytes."""
+    max_call_seconds: float = Field(3600.0, gt=0)
+    """Limit of the work of one call, in seconds: it is interrupted and undone."""
+    max_memory_mb: int | None = Field(None, ge=1024)
+    """Limit of the memory that this process may allocate, in megabytes (Linux): a call that needs more fails, and
+    changes nothing. None for no limit."""
     keep_runs: int = Field(10, ge=1)
     """Number of runs whose state is kept."""
     insecure: bool = False
-    """No certificates; callers state their own names. For a loopback address only."""
+    """No certificates; names are not verified. For loopback addresses only."""
 
     @field_validator("methods", mode="before")
     @classmethod
     def _names(cls, methods: Any) -> Any:
         return {name: {} for name in methods} if isinstance(methods, list | tuple) else methods
 
-    @field_validator("peers", mode="before")
+    @field_validator("callers", mode="before")
     @classmethod
-    def _anywhere(cls, peers: Any) -> Any:
-        return dict.fromkeys(peers, "") if isinstance(peers, list | tuple) else peers
+    def _addresses(cls, callers: Any) -> Any:
+        if isinstance(callers, list | tuple):
+            return dict.fromkeys(callers, ())
+        if isinstance(callers, Mapping):
+            return {name: (at,) if isinstance(at, str) else at for name, at in callers.items()}
+        return callers
 
     @model_validator(mode="after")
-    def _reachable(self) -> NodeConfig:
-        if self.listen is not None and self.relay is not None:
-            raise ValueError("set either listen (a host:port of this machine) or relay (a relay's host:port), not both")
-        if self.insecure and not (self.listen or "").startswith(("127.0.0.1:", "localhost:", "[::1]:")):
-            raise ValueError("insecure = true needs listen at a loopback address, such as 127.0.0.1:7443")
+    def _reachable(self) -> "NodeConfig":
+        for name, address in ((name, at) for name, addresses in self.callers.items() for at in addresses):
+            try:
+                endpoint(address)
+            except ConfigError as error:
+                raise ValueError(f"callers.{name}: {error}") from None
+            if self.insecure and not local(address):
+                raise ValueError("insecure = true needs callers at loopback addresses, such as 127.0.0.1:7443")
         return self
 
     @property
@@ -153,12 +170,7 @@ def read(path: Path) -> NodeConfig:
 
 
 def _problems(config: NodeConfig) -> Iterator[str]:
-    """A sentence for each invalid address, unknown method or missing file."""
-    for name in ("listen", "relay"):
-        try:
-            endpoint(getattr(config, name) or "unix:")
-        except ConfigError as error:
-            yield f"{name}: {error}"
+    """A sentence for each unknown method or missing file."""
     installed = registry() | {methods.load(page).name: methods.load(page) for page in config.pages}
     for name, policy in config.methods.items():
         if name not in installed:
@@ -194,16 +206,24 @@ def _violations(
         yield f"preset {run.preset} of {method.name} is not allowed here; allowed: {', '.join(policy.presets)}"
     if policy.presets is not None and run.params:
         yield f"presets of {method.name} may not be changed here: leave params out"
-    if rounds > config.most_rounds:
-        yield f"the run has {rounds} rounds; this node allows at most {config.most_rounds}"
+    if rounds > config.max_rounds:
+        yield f"the run has {rounds} rounds; this node allows at most {config.max_rounds}"
     batch = getattr(cfg, "batch_size", None)
-    if isinstance(batch, int) and batch < config.least_batch:
-        yield f"batch_size is {batch}; this node requires at least {config.least_batch}"
+    if isinstance(batch, int) and batch < config.min_batch_size:
+        yield f"batch_size is {batch}; this node requires at least {config.min_batch_size}"
     yield from policy.violations(method.name, cfg)
     if run.data.name not in config.data:
         yield f"this node has no data {run.data.name!r}"
         return
-    own = run.data.own or run.columns.own
+    data, form = config.data[run.data.name], run.data.row_schema
+    if form is not None and form.kind == "table" and data.rows is not None:
+        asked = [column.name for column in form.columns]
+        if others := [name for name in asked if name not in data.columns]:
+            allowed = ", ".join(data.columns) or "none"
+            yield f"columns {', '.join(map(ascii, others))} of {run.data.name} are not allowed here; allowed: {allowed}"
+        if form.label != data.label:
+            yield f"label {form.label!a} of {run.data.name} is not allowed here; allowed: {data.label or 'none'}"
+    own = run.data.own or run.columns.private
     if own != (config.data[run.data.name].rows is not None):
         kind = "a public set" if own else "this node's own rows"
         section, hint = SETTINGS[method.setting].own_data
@@ -216,6 +236,6 @@ def check_row_count(config: NodeConfig, trained: int, tested: int) -> None:
     Raises:
         CallRefused: too few to train or to test on; the message does not reveal how many there are.
     """
-    if min(trained, tested) < config.least_rows:
-        words = f"a run must train on at least {config.least_rows} rows of this node's own, and test on as many others"
+    if min(trained, tested) < config.min_rows:
+        words = f"a run must train on at least {config.min_rows} rows of this node's own, and test on as many others"
         raise refused(f"{words}; this one has fewer: change data.test_rows or data.test_fraction")

@@ -1,7 +1,5 @@
 """Log lines of a node: for a person, or as JSON for a machine."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys
@@ -10,7 +8,7 @@ from typing import TextIO
 
 
 class JSONFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and any traceback."""
+    """One JSON object per line: time, level, logger, message, and any traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line."""

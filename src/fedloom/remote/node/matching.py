@@ -4,8 +4,6 @@ The steps are those of `fedloom.data.alignment`. The result is kept as row numbe
 memory only, as hashes, and appear in no log, and in no answer except as the protocol requires.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -86,7 +84,7 @@ class Matcher:
         audit: its audit log.
         read: parses a caller's config of a run, and checks it against the policy.
         work: runs work in the worker thread.
-        room: raises CallRefused if another run would exceed `most_runs`.
+        room: raises CallRefused if another run would exceed `max_runs`.
         void: discards the state of a run, as its rows are aligned again.
     """
 
@@ -155,7 +153,7 @@ class Matcher:
         payload.check_versions(request["protocol"], request["version"])
         run, start = request["run"], request["start"]
         config = self._read(caller, payload.joined(request["config"]))
-        if not config.columns.own or not 0 < request["party"] < config.data.clients:
+        if not config.columns.private or not 0 < request["party"] < config.data.clients:
             raise mismatch("in this run no rows of this node are to be matched")
         data = self._config.data[config.data.name]
         self._allow(data, config.columns.backend, request["rows"])
@@ -188,8 +186,8 @@ class Matcher:
             raise refused(words)
         if backend not in data.align:
             raise refused(f"ids are matched here by {' or '.join(data.align)}, not by {backend}")
-        if not 1 <= rows <= data.most_ids:
-            raise refused(f"1 to {data.most_ids} ids are matched with those here, not {rows}")
+        if not 1 <= rows <= data.max_ids:
+            raise refused(f"1 to {data.max_ids} ids are matched with those here, not {rows}")
 
     def _fence(self, caller: str, run: str, start: int) -> None:
         """Refuse another coordinator's run, and an older start."""

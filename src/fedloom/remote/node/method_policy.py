@@ -1,7 +1,5 @@
 """`[methods.NAME]` of `node.toml`: conditions on a method's settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -10,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.core.errors import ConfigError, did_you_mean
 from fedloom.core.method import Method
+from fedloom.core.renamed import renamed
 
 
 class MethodPolicy(BaseModel):
@@ -19,9 +18,9 @@ class MethodPolicy(BaseModel):
 
     presets: tuple[str, ...] | None = None
     """Allowed presets; None for any."""
-    least: Mapping[str, float] = Field(default_factory=dict)
+    min: Mapping[str, float] = Field(default_factory=dict)
     """Lower bounds of settings, such as `embedding_noise = 0.5`."""
-    most: Mapping[str, float] = Field(default_factory=dict)
+    max: Mapping[str, float] = Field(default_factory=dict)
     """Upper bounds of settings, such as `"dp.clip" = 1.0`. A setting that is none has no bound and is refused."""
     fixed: Mapping[str, Any] = Field(default_factory=dict)
     """Required values of settings, such as `"dp.target" = "phi"`; "none" for none."""
@@ -34,10 +33,11 @@ class MethodPolicy(BaseModel):
             except ConfigError as error:
                 yield f"presets: {error}"
         kinds, sound = _kinds(method.config), {}
-        for table in ("least", "most", "fixed"):
+        for table in ("min", "max", "fixed"):
             for name, value in getattr(self, table).items():
                 if name not in kinds:
-                    yield f"{table}: the method has no setting {name!r}.{did_you_mean(name, kinds)}"
+                    unknown = f"the method has no setting {name!r}.{did_you_mean(name, kinds)}"
+                    yield f"{table}: {renamed(f'params.{name}') or unknown}"
                 elif inner := next((known for known in kinds if known.startswith(f"{name}.")), ""):
                     yield f'{table}: {name} is a table: give its settings one by one, such as "{inner}"'
                 elif table == "fixed":
@@ -48,11 +48,11 @@ class MethodPolicy(BaseModel):
 
     def violations(self, method: str, cfg: Any) -> Iterator[str]:
         """A sentence for each condition that a run of the method with this config violates."""
-        for name, bound in self.least.items():
+        for name, bound in self.min.items():
             value = setting(cfg, name)
             if not isinstance(value, int | float) or not value >= bound:  # nor is NaN
                 yield f"{method} has {name} = {value}; this node requires at least {bound:g}"
-        for name, bound in self.most.items():
+        for name, bound in self.max.items():
             value = setting(cfg, name)
             if not isinstance(value, int | float) or not value <= bound:
                 yield f"{method} has {name} = {value}; this node allows at most {bound:g}"

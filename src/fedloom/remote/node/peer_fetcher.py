@@ -1,70 +1,52 @@
-"""Fetches messages from peers, over connections of the node's own."""
-
-from __future__ import annotations
+"""Fetches messages from peers through the coordinator, sealed end to end."""
 
 import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from fedloom.core import message
 from fedloom.core.errors import FedloomError, MessageError
 from fedloom.core.message import Tree
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.connections import NodeAddress
+from fedloom.remote.credentials import Credentials
 from fedloom.remote.frames import digest
 from fedloom.remote.node.audit import AuditLog
 from fedloom.remote.node.config import NodeConfig
 from fedloom.remote.node.run import NodeRun
 from fedloom.remote.rpc_errors import CallRefused
+from fedloom.remote.sealed import SealedChannel
 
 _TASK: Final = {"each": object, "reply_refs": object, "fault": object, "seed": int}
 _REPLY_REF: Final = [int, str, str]
 _MISSING: Final = object()
-PATIENCE: Final = 10.0
-"""Seconds for a connection to a peer to come up."""
+PEER: Final = {"peer": str, "run": str, "session": str}
+"""The head of a call between peers: the other node's name."""
+MOST_BEGUN: Final = 256
+"""Limit of the handshakes of peers at the same time."""
 MOST_TASKS: Final = 10_000
 """Limit of the tasks of one call."""
 _log = logging.getLogger("fedloom.node")
 
 
-class PeerClient(Protocol):
-    """A connection to another party: see `fedloom.remote.rpc_client.RPCClient`."""
-
-    async def ask(self, kind: str, body: bytes, *, id: str, deadline: float) -> bytes:
-        """The answer to a call."""
-
-    async def wait(self, seconds: float) -> bool:
-        """Wait until the other end is reachable, and return whether it is."""
-
-    async def close(self) -> None:
-        """Close the connection."""
-
-
 class PeerFetcher:
-    """A node's connections to its peers.
+    """A node's exchanges with its peers, whose bytes the coordinator carries.
 
     Args:
         config: the node's.
-        connect: makes a connection; None if peers are not reachable.
+        credentials: its certificate; None for the insecure mode.
         audit: records every fetched message.
+
+    Attributes:
+        reach: the answer of a peer, through a coordinator: see `fedloom.remote.node.process`; None if there is no way.
     """
 
-    def __init__(
-        self, config: NodeConfig, connect: Callable[[NodeAddress], Awaitable[PeerClient]] | None, audit: AuditLog
-    ) -> None:
-        self._config, self._connect, self._audit = config, connect, audit
-        self._clients: dict[str, tuple[NodeAddress, asyncio.Future[PeerClient]]] = {}
-        self._closing: set[asyncio.Future[None]] = set()
-
-    async def close(self) -> None:
-        """Close all connections."""
-        for _, client in self._clients.values():
-            await _close(client)
-        await asyncio.gather(*self._closing)
+    def __init__(self, config: NodeConfig, credentials: Credentials | None, audit: AuditLog) -> None:
+        self._config, self._credentials, self._audit = config, credentials, audit
+        self.reach: Callable[[str, str, bytes, float], Awaitable[bytes]] | None = None
+        self._begun: dict[str, tuple[str, SealedChannel]] = {}
 
     async def fetch(
         self, node_run: NodeRun, tasks: Any, end: float
@@ -96,51 +78,63 @@ class PeerFetcher:
         if owner == node_run.party.context.id:
             data = node_run.left.get(key, (0, b""))[1]
             return await asyncio.to_thread(message.decode, data) if data else _MISSING
-        address = node_run.addresses.get(str(owner))
-        if address is None or address.name not in self._config.peers or self._connect is None:
+        name = node_run.members.get(str(owner), "")
+        if name not in self._config.peers or self.reach is None:
             _log.warning("run %s: party %d, to be fetched from, is not a peer of this node", node_run.run[:8], owner)
             return _MISSING
-        body = payload.pack({"run": node_run.run, "key": key})
         try:
-            peer = await self.peer(address)
-            await peer.wait(min(PATIENCE, end - monotonic()))
-            data = await peer.ask("fetch", body, id=secrets.token_hex(16), deadline=end - monotonic())
+            data = await self._request(node_run, name, payload.pack({"key": key}), end)
             tree, sha256 = await asyncio.to_thread(self._decode, data, what)
         except (CallRefused, FedloomError) as error:
-            _log.warning("fetching from %s failed: %s", address.name, error)
+            _log.warning("fetching from %s failed: %s", name, error)
             return _MISSING
-        self._audit.write("fetched", address.name, run=node_run.run, bytes=len(data), hash=sha256)
+        self._audit.write("fetched", name, run=node_run.run, bytes=len(data), hash=sha256)
         return tree
 
     def _decode(self, data: bytes, what: str) -> tuple[Tree, str]:
         """A peer's message and its hash; raises MessageError if it does not fit its description."""
-        tree = message.decode(data, message.Limits(max_bytes=self._config.largest_mb << 20))
+        tree = message.decode(data, message.Limits(max_bytes=self._config.max_message_mb << 20))
         message.check_finite(tree)
         if message.describe(tree) != what:
             raise MessageError("the message does not fit its description")
         return tree, digest(data)
 
-    async def peer(self, address: NodeAddress) -> PeerClient:
-        """The connection to a peer: one for each name, opened again if the peer has moved or connecting failed."""
-        assert self._connect is not None
-        at = self._config.peers[address.name]
-        address = NodeAddress(address.name, at) if at else address
-        before, client = self._clients.get(address.name, (None, None))
-        if client is None or before != address or (client.done() and (client.cancelled() or client.exception())):
-            if client is not None:
-                closing = asyncio.ensure_future(_close(client))
-                self._closing.add(closing)
-                closing.add_done_callback(self._closing.discard)
-            client = asyncio.ensure_future(self._connect(address))
-            self._clients[address.name] = address, client
-        return await asyncio.shield(client)
+    async def _request(self, node_run: NodeRun, name: str, body: bytes, end: float) -> bytes:
+        """A peer's answer to a request, over a connection that is sealed from the coordinator."""
+        assert self.reach is not None
+        sealed = SealedChannel(self._credentials, name, server=False)
+        head, part = {"peer": name, "run": node_run.run, "session": ""}, sealed.shake()
+        for last in (False, True):
+            sent = payload.pack({**head}, part)
+            answer = await self.reach(node_run.caller, node_run.run, sent, max(end - monotonic(), 0.001))
+            told, rest = payload.unpack(answer, {"session": str})
+            if len(rest) != 1:
+                raise MessageError("a peer's answer must have one part")
+            if not last:
+                head["session"] = told["session"]
+                part = sealed.shake(rest[0]) + sealed.seal(body)
+        return await asyncio.to_thread(sealed.open, rest[0])
+
+    # -- the other end -----------------------------------------------------------------------------------------------
+
+    def greet(self, name: str, received: memoryview) -> bytes:
+        """Begin a connection that a peer requests."""
+        while len(self._begun) >= MOST_BEGUN:
+            del self._begun[next(iter(self._begun))]
+        sealed, session = SealedChannel(self._credentials, name, server=True), secrets.token_hex(16)
+        answer = sealed.shake(received)
+        self._begun[session] = name, sealed
+        return payload.pack({"session": session}, answer)
+
+    def finish(self, name: str, session: str, received: memoryview) -> tuple[SealedChannel, bytes]:
+        """End the handshake, after which the peer's name is proved, and return its request."""
+        begun, sealed = self._begun.pop(session, ("", None))
+        if sealed is None or begun != name:
+            raise CallRefused(rpc_errors.UNKNOWN, "this exchange was not begun here: begin it again")
+        sealed.shake(received)
+        return sealed, sealed.open()
 
 
 def reply_key(ref: Sequence[Any]) -> tuple[int, str]:
     """The party of a reply reference, and its key."""
     return ref[0], ref[1]
-
-
-async def _close(client: asyncio.Future[PeerClient]) -> None:
-    with suppress(Exception):
-        await (await asyncio.shield(client)).close()

@@ -1,7 +1,5 @@
 """A run at a node: its party, its store, and the messages that peers may fetch."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections.abc import Mapping
@@ -13,7 +11,9 @@ from fedloom.core.errors import CheckpointError
 from fedloom.core.party import Party
 from fedloom.experiment.node_party import NodeParty
 from fedloom.remote import rpc_errors
-from fedloom.remote.connections import NodeAddress
+from fedloom.remote.node.config import NodeData
+from fedloom.remote.node.looks import LookBudget
+from fedloom.remote.node.masking import SumKeeper
 from fedloom.remote.node.store import Store, StoredState
 from fedloom.remote.rpc_errors import CallRefused, superseded
 
@@ -21,23 +21,42 @@ _KEY: Final = 256
 """Bytes that every reply left for peers counts in addition to its own."""
 
 
+@dataclass(frozen=True)
+class Scored:
+    """How a run's models may be scored on this node's own rows.
+
+    Attributes:
+        data: the file and its limits.
+        budget: of looks.
+        secret: for noise; None for exact scores.
+        broadcasts: whether the method's server sends clients a model to be scored by.
+    """
+
+    data: NodeData
+    budget: LookBudget
+    secret: int | None
+    broadcasts: bool
+
+
 @dataclass
 class NodeRun:
     """A run that this node takes part in.
 
     Attributes:
-        addresses: of the other parties' nodes, by the party's number.
+        members: names of the other parties' nodes, by the party's number.
         last: the newest call and its reply.
         left: call number and bytes of replies that peers may fetch, by a secret key.
         left_bytes: size of all of them.
         heard: time of the coordinator's last heartbeat.
+        scored: what scores of its own rows need; None where there are none.
+        sums: the run's secure sums.
         over: whether the run has ended here, such as for a newer start; calls still in the queue are refused.
     """
 
     run: str
     caller: str
     start: int
-    addresses: Mapping[str, NodeAddress]
+    members: Mapping[str, str]
     place: NodeParty
     store: Store
     last: StoredState
@@ -45,6 +64,8 @@ class NodeRun:
     left: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     left_bytes: int = 0
     heard: float = field(default_factory=monotonic)
+    scored: "Scored | None" = None
+    sums: SumKeeper | None = None
     over: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 

@@ -5,12 +5,10 @@ for each other's messages never wait for each other's work. Changes are on disk 
 node loses nothing, and a repeated call gets the same reply.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from time import monotonic
 from typing import Any, Final, TypeVar
@@ -25,20 +23,25 @@ from fedloom.core.message import Tree
 from fedloom.core.method import Method
 from fedloom.core.party import Party
 from fedloom.experiment.build import resolve
-from fedloom.experiment.config import RunConfig, validated
+from fedloom.experiment.config import RunConfig
 from fedloom.experiment.node_party import NodeParty, build_party, suspicious
 from fedloom.experiment.private import PrivateData
+from fedloom.experiment.sections import validated
+from fedloom.protect.accountant import Releases
 from fedloom.remote import payload, rpc_errors
-from fedloom.remote.connections import NodeAddress
 from fedloom.remote.frames import MOST_WORDS, digest
 from fedloom.remote.node import config as policy
 from fedloom.remote.node.audit import AuditLog
-from fedloom.remote.node.config import NodeConfig
+from fedloom.remote.node.config import NodeConfig, NodeData
+from fedloom.remote.node.looks import LookBudget, split_seed
+from fedloom.remote.node.masking import MASK, REQUEST, SumKeeper
 from fedloom.remote.node.matching import Matcher, recall
-from fedloom.remote.node.peer_fetcher import PeerClient, PeerFetcher
-from fedloom.remote.node.run import NodeRun, light
+from fedloom.remote.node.peer_fetcher import PEER, PeerFetcher
+from fedloom.remote.node.privacy_ledger import PrivacyLedger
+from fedloom.remote.node.run import NodeRun, Scored, light
 from fedloom.remote.node.store import UNPLACED, Store, StoredState, prune
 from fedloom.remote.node.task_runner import work
+from fedloom.remote.node.time_limit import TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, mismatch, refused, superseded
 from fedloom.remote.secret import secret
 
@@ -50,7 +53,7 @@ _OPEN: Final = {
     "run": str,
     "start": int,
     "party": int,
-    "addresses": object,
+    "members": object,
     "config": object,
     "resume": bool,
 }
@@ -66,6 +69,7 @@ _DO: Final = {
     "kept": object,
     "floor": int,
     "deadline": float,
+    "mask": object,
 }
 _log = logging.getLogger("fedloom.node")
 T = TypeVar("T")
@@ -76,28 +80,29 @@ class NodeService:
 
     Args:
         config: the node's.
-        connect: makes connections to peers; None for a transport without any, such as Flower's.
         worker: does the work, in order; None for a thread of its own.
     """
 
     def __init__(
         self,
         config: NodeConfig,
-        connect: Callable[[NodeAddress], Awaitable[PeerClient]] | None = None,
         worker: Executor | None = None,
     ) -> None:
-        self.config = config
+        self.config, self.credentials = config, config.credentials
         self._worker = worker or ThreadPoolExecutor(1, thread_name_prefix="fedloom-work")
         self._waiting = 0
+        self._limit: TimeLimit | None = None
         self._node_runs: dict[str, NodeRun] = {}
         self._opening = asyncio.Lock()
         self._folder = config.state
         self._folder.mkdir(parents=True, exist_ok=True)
         self._folder.chmod(0o700)
         self.audit = AuditLog(self._folder / "audit.jsonl")
-        self.peers = PeerFetcher(config, connect, self.audit)
+        self.peers = PeerFetcher(config, self.credentials, self.audit)
         self._pages = {methods.load(page).name: str(page) for page in config.pages}
         self._secret = secret(self._folder / "secret") if config.secret_noise else None
+        self._looks = LookBudget(self._folder)
+        self.privacy = PrivacyLedger(self._folder)
         self._matcher = Matcher(
             config,
             self._folder,
@@ -117,18 +122,12 @@ class NodeService:
             node_run.heard = monotonic()
         self._matcher.heard(caller, run)
 
-    def most(self, caller: str) -> int:
-        """The limit of this caller's calls, in bytes; raises CallRefused for an unknown caller."""
-        if caller not in (*self.config.callers, *self.config.peers):
-            raise self._log_refusal(caller, refused("you are not among this node's callers or peers"))
-        return self.config.largest_mb << 20 if caller in self.config.callers else 1 << 16
-
     async def answer(self, caller: str, kind: str, body: bytes) -> bytes:
         """The answer to a call.
 
         Args:
             caller: by its certificate.
-            kind: match, open, restore, do, digest, close, or of a peer fetch.
+            kind: match, open, restore, do, sum, digest, close, or peer for a call of another node.
             body: see `fedloom.remote.payload`.
 
         Raises:
@@ -139,14 +138,15 @@ class NodeService:
             "open": self._open,
             "restore": self._restore,
             "do": self._do,
+            "sum": self._sum,
             "digest": self._digest,
             "close": self._close,
-            "fetch": self._fetch,
+            "peer": self._peer,
         }
         try:
             if kind not in answers:
                 raise CallRefused(rpc_errors.MALFORMED, "unknown kind of call")
-            if kind != "fetch" and caller not in self.config.callers:
+            if caller not in self.config.callers:
                 raise refused("you are not among this node's callers")
             return await answers[kind](caller, body)
         except CallRefused as refusal:
@@ -162,8 +162,9 @@ class NodeService:
         raise self._log_refusal(caller, error)
 
     async def close(self) -> None:
-        """Close the connections to peers."""
-        await self.peers.close()
+        """Start no more work, and end what is under way; it changes nothing."""
+        if self._limit is not None:
+            self._limit.expire()
         self._worker.shutdown(wait=False, cancel_futures=True)
 
     # -- start, resume, end of a run -------------------------------------------------------------------------
@@ -198,7 +199,7 @@ class NodeService:
             if now is not None and now.start > request["start"]:
                 raise superseded()
             self._make_room(run)
-            facts = {"caller": caller, **{k: request[k] for k in ("start", "party", "addresses")}}
+            facts = {"caller": caller, **{k: request[k] for k in ("start", "party", "members")}}
             facts["config"] = payload.joined(request["config"])
             store = Store(self._folder / f"run-{run}")
             before = store.facts()
@@ -214,17 +215,19 @@ class NodeService:
                 now = await self._start_party(run, facts, store, fresh=not resumed, resume=request["resume"])
             self.audit.write("opened", caller, run=run, party=request["party"], method=now.place.facts["method"])
             _log.info("%s opened run %s: %s", caller, run[:8], now.place.facts["method"])
-            head: dict[str, Tree] = {"resumed": resumed, "call": now.last.call, "evaluates": self.config.evaluate}
+            head: dict[str, Tree] = {"resumed": resumed, "call": now.last.call, "evaluates": self._evaluates(now)}
             return payload.pack({**head, "facts": dict(now.place.facts)})
+
+    def _evaluates(self, node_run: NodeRun) -> bool:
+        """Whether the coordinator may evaluate a run's party."""
+        return self.config.evaluate and (node_run.scored is None or node_run.scored.data.score)
 
     async def _start_party(
         self, run: str, facts: Mapping[str, Any], store: Store, *, fresh: bool, resume: bool = False
     ) -> NodeRun:
         """Build the party of a run: from disk, or `fresh`. With `resume`, states of earlier starts are kept."""
-        addresses = facts["addresses"]
-        form = dict.fromkeys(("name", "at", "relay", "relay_name"), str)
-        message.check_like(addresses, dict.fromkeys(addresses, form) if isinstance(addresses, dict) else {})
-        others = {number: NodeAddress(**address) for number, address in addresses.items()}
+        members = facts["members"]
+        message.check_like(members, dict.fromkeys(members, str) if isinstance(members, dict) else {})
 
         def start() -> NodeRun:
             place = self._build_party(facts, store)
@@ -240,8 +243,12 @@ class NodeService:
                 raise CallRefused(rpc_errors.UNKNOWN, "this run is not open here: open it first")
             else:
                 place.party.load(last.state)  # type: ignore[arg-type]
-            notes = self.config.notes
-            return NodeRun(run, facts["caller"], facts["start"], others, place, store, light(last), notes)
+            node_run = NodeRun(
+                run, facts["caller"], facts["start"], members, place, store, light(last), self.config.notes
+            )
+            node_run.scored = self._scored(facts, place)
+            node_run.sums = SumKeeper(self.config, self.credentials, members, f"{run}/{facts['start']}")
+            return node_run
 
         node_run = await self._work(start)
         self._node_runs[run] = node_run
@@ -271,9 +278,10 @@ class NodeService:
         run, _ = self._read_config(caller, facts["config"])
         data = self.config.data[run.data.name]
         try:
-            matched = recall(store.folder, facts, data) if run.columns.own else None
-            files = PrivateData(data.set, data.root, data.rows, data.public, data.id, matched)
-            place = build_party(run, number, files, secret=self._secret)
+            matched = recall(store.folder, facts, data) if run.columns.private else None
+            seed = None if self._secret is None or data.rows is None else split_seed(self._secret, data.rows)
+            files = PrivateData(data.dataset, data.root, data.rows, data.public, data.id, matched, seed)
+            place = build_party(run, number, files, secret=self._secret, privacy_budget=self._privacy_budget(data))
         except FedloomError as error:
             _log.error("building the party for a run of %s failed: %s", caller, error)
             words = "this node failed to build its party; the reason is in its log"
@@ -282,13 +290,32 @@ class NodeService:
             policy.check_row_count(self.config, *place.counts)
         return place
 
+    def _privacy_budget(self, data: NodeData) -> Callable[[float, int, float], None] | None:
+        """Charges private releases to the budget of this node's own rows; None for a public data set."""
+        file = data.rows
+        if file is None:
+            return None
+
+        def charge(sigma: float, count: int, rate: float) -> None:
+            self.privacy.charge(file, Releases(sigma, count, rate), data.epsilon, data.delta)
+
+        return charge
+
+    def _scored(self, facts: Mapping[str, Any], place: NodeParty) -> Scored | None:
+        """How a run's models may be scored on this node's own rows; None where it has none."""
+        if not place.own:
+            return None
+        run, method = self._read_config(facts["caller"], facts["config"])
+        broadcasts = method.server is not None and method.server.broadcast is not Party.broadcast
+        return Scored(self.config.data[run.data.name], self._looks, self._secret, broadcasts)
+
     def _make_room(self, run: str) -> None:
-        """Drop runs whose coordinators gave no heartbeat within `lease`; refuse if `most_runs` are still left."""
+        """Drop runs whose coordinators gave no heartbeat within `lease`; refuse if `max_runs` are still left."""
         for other, node_run in [*self._node_runs.items()]:
             if other != run and monotonic() - node_run.heard > self.config.lease:
                 _log.warning("run %s is set aside: no heartbeat from its coordinator", other[:8])
                 self._drop(node_run)
-        if len({*self._node_runs, *self._matcher.others(run)} - {run}) >= self.config.most_runs:
+        if len({*self._node_runs, *self._matcher.others(run)} - {run}) >= self.config.max_runs:
             words = "another run is under way at this node: wait for it, resume it, or ask the node's owner to end it"
             raise CallRefused(rpc_errors.TAKEN, words)
 
@@ -374,7 +401,7 @@ class NodeService:
 
     async def _do(self, caller: str, body: bytes) -> bytes:
         begun = monotonic()
-        request, rest = payload.unpack(body, _DO)
+        request, rest = await asyncio.to_thread(payload.unpack, body, _DO)
         node_run = await self._node_run(caller, request)
         self._check_call(node_run, request)
         async with node_run.lock:
@@ -385,8 +412,15 @@ class NodeService:
                 reply = node_run.last.reply
             else:
                 fetched, missing = await self.peers.fetch(node_run, request["tasks"], begun + request["deadline"])
-                most = 2 * self.config.largest_mb << 20
-                reply = await self._work(lambda: work(node_run, request, rest, fetched, missing, begun, most), node_run)
+                most, end = 2 * self.config.max_message_mb << 20, begun + request["deadline"]
+
+                def turn() -> bytes:
+                    if monotonic() > end:
+                        raise CallRefused(rpc_errors.LATE, "the deadline passed before the call's turn")
+                    self._limit = TimeLimit(min(end - monotonic(), self.config.max_call_seconds))
+                    return work(node_run, request, rest, fetched, missing, self._limit, most)
+
+                reply = await self._work(turn, node_run)
             hashes = await asyncio.to_thread(lambda: (digest(body), digest(reply)))
             self.audit.write(
                 "answered again" if repeated else "answered",
@@ -402,6 +436,17 @@ class NodeService:
             )
             return reply
 
+    async def _sum(self, caller: str, body: bytes) -> bytes:
+        """A step of a secure sum: none of them has anything of the party in it."""
+        request, rest = await asyncio.to_thread(payload.unpack, body, REQUEST)
+        node_run = await self._node_run(caller, request)
+        assert node_run.sums is not None
+        async with node_run.lock:
+            reply = await asyncio.to_thread(node_run.sums.step, request, rest)
+            facts = {"run": node_run.run, "sum": request["sum"][:32], "with": len(request["names"])}
+            self.audit.write(f"sum: {request['step'][:16]}", caller, **facts)
+            return reply
+
     def _check_call(self, node_run: NodeRun, request: Mapping[str, Any]) -> None:
         """Check a call's method, round and receiver, whatever its arguments.
 
@@ -409,19 +454,27 @@ class NodeService:
             CallRefused: the coordinator may not make it.
         """
         method, party = request["method"], node_run.party
+        if request["mask"] is not None:
+            message.check_like(request["mask"], MASK)
         if method in LOOKS:
             if method != "public_digest" and not self.config.evaluate:
                 raise refused("this node's policy does not allow evaluation")
             if node_run.place.own and method == "predictions":
                 raise refused("predictions on this node's own rows stay here; request the score instead")
+            if method == "score" and node_run.scored is not None and not node_run.scored.data.score:
+                raise refused("scores of this node's own rows stay here: its owner has not set score = true")
             if request["leave"] or request["round"] != -1:
                 raise refused("an evaluation must have round -1, and its reply must be for the coordinator")
         elif not party.CALLS and not party.TO_PEERS:
             raise refused("the method's page allows no call: list callable methods in CALLS")
         elif method not in (*party.CALLS, *party.TO_PEERS) or hasattr(Party, method):
             raise refused("the method's page lists no such method in CALLS")
-        elif not 0 <= request["round"] < self.config.most_rounds:
-            raise refused(f"this node allows rounds 0 to {self.config.most_rounds - 1}, not {request['round']}")
+        elif not 0 <= request["round"] < self.config.max_rounds:
+            raise refused(f"this node allows rounds 0 to {self.config.max_rounds - 1}, not {request['round']}")
+        elif getattr(party.cfg, "secure", False) and (method in party.SUMMED) != (request["mask"] is not None):
+            raise refused("with secure = true, replies of this method are sent as part of a sum only")
+        elif request["mask"] is not None and (method not in party.SUMMED or len(request["tasks"]) != 1):
+            raise refused(f"replies of {method} cannot be part of a sum")
         elif request["leave"] != (method in party.TO_PEERS):
             receiver = "peers" if method in party.TO_PEERS else "the coordinator"
             raise refused(f"replies of {method} are for {receiver} only")
@@ -454,18 +507,23 @@ class NodeService:
 
     # -- peers -------------------------------------------------------------------------------------------------
 
-    async def _fetch(self, caller: str, body: bytes) -> bytes:
-        request, _ = payload.unpack(body, {"run": str, "key": str})
-        node_run = self._node_runs.get(_check_run_id(request["run"]))
-        known = node_run is not None and caller in {address.name for address in node_run.addresses.values()}
-        if node_run is None or not known or caller not in self.config.peers:
-            raise refused("you are not a peer of this node in this run")
-        if request["key"] not in node_run.left:
+    async def _peer(self, caller: str, body: bytes) -> bytes:
+        """Give a peer the reply that was left for it, by a connection that is sealed from the coordinator."""
+        request, rest = payload.unpack(body, PEER)
+        name, node_run = request["peer"], self._node_runs.get(_check_run_id(request["run"]))
+        known = node_run is not None and node_run.caller == caller and name in node_run.members.values()
+        if node_run is None or not known or name not in self.config.peers or len(rest) != 1:
+            raise refused(f"{name!a} is not a peer of this node in this run")
+        if not request["session"]:
+            return self.peers.greet(name, rest[0])
+        sealed, sent = self.peers.finish(name, request["session"], rest[0])
+        key, _ = payload.unpack(sent, {"key": str})
+        if key["key"] not in node_run.left:
             raise CallRefused(rpc_errors.UNKNOWN, "there is no reply under this key")
-        data = node_run.left[request["key"]][1]
-        sha256 = await asyncio.to_thread(digest, data)
-        self.audit.write("handed over", caller, run=node_run.run, bytes=len(data), hash=sha256)
-        return data
+        data = node_run.left[key["key"]][1]
+        sha256, answer = await asyncio.to_thread(lambda: (digest(data), sealed.seal(data)))
+        self.audit.write("handed over", name, run=node_run.run, bytes=len(data), hash=sha256)
+        return payload.pack({"session": ""}, answer)
 
     def _log_refusal(self, caller: str, refusal: CallRefused) -> CallRefused:
         try:

@@ -6,8 +6,6 @@ for one that resumes from its last checkpoint. Every state file carries its chec
 nothing: repeated, it gives the same reply.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,25 +1,24 @@
 """The work of a call: run the party's tasks, and write its state to disk before the reply is sent."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from time import monotonic
 from typing import Any, Final
 
 import torch
 
 from fedloom.core import message
 from fedloom.core.engine import Failure, ReplyRef, Task, arguments, reply_ref, run
-from fedloom.core.errors import MessageError, MethodError
+from fedloom.core.errors import MessageError, MethodError, PrivacyBudgetSpent
 from fedloom.core.message import Template, Tree
 from fedloom.core.party import Note, Party
 from fedloom.engines._shared_buffer import unspell
 from fedloom.remote import payload, rpc_errors
+from fedloom.remote.node.looks import blurred
 from fedloom.remote.node.peer_fetcher import reply_key
 from fedloom.remote.node.run import NodeRun, light
 from fedloom.remote.node.store import StoredState
+from fedloom.remote.node.time_limit import TimeExpired, TimeLimit
 from fedloom.remote.rpc_errors import CallRefused, refused
 
 _LARGE: Final = message.Limits(max_bytes=1 << 44, max_leaves=10_000_000, max_depth=32)
@@ -32,7 +31,7 @@ def work(
     rest: Sequence[memoryview],
     fetched: Mapping[tuple[int, str], Tree],
     missing: Sequence[Sequence[Any]],
-    begun: float,
+    limit: TimeLimit,
     most: int,
 ) -> bytes:
     """Run the tasks of a call in order, write state and reply to disk, and return the reply.
@@ -43,11 +42,12 @@ def work(
         rest: its further parts.
         fetched: messages that peers left for the tasks.
         missing: messages that could not be fetched, for the reply.
-        begun: when the call arrived.
+        limit: of the time for the tasks.
         most: limit of the replies left for peers, in bytes.
 
     Raises:
-        CallRefused: the call is invalid, or its deadline has passed; nothing has changed.
+        CallRefused: the call is invalid, its time is over, or it would leave weights that are not finite; nothing has
+            changed.
         OSError: writing failed; nothing has changed.
     """
     party, t = node_run.party, request["round"]
@@ -55,17 +55,20 @@ def work(
         kept = [int(k) for k in request["kept"][-2:]] if isinstance(request["kept"], list) else []
         node_run.store.mark(t, kept)
     node_run.hold(request["floor"], request["call"])
-    if monotonic() - begun > request["deadline"]:
-        raise CallRefused(rpc_errors.LATE, "the deadline passed before the call's turn")
     shared = payload.decoded(rest, 0)
     expect = unspell(request["expect"])
     watch = _Watch(party)
     lines: list[Tree] = []
     replies: list[bytes] = []
     try:
-        for task in request["tasks"]:
-            result = _task(node_run, task, request, shared, rest, fetched, watch)
-            lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
+        with limit:
+            for task in request["tasks"]:
+                result = _task(node_run, task, request, shared, rest, fetched, watch)
+                if request["mask"] is not None:
+                    result = _masked(node_run, result, expect, request["mask"])
+                lines.append(line(node_run, result, request["leave"], expect, request["call"], replies, most))
+        if watch.changed() and party._network is not None:
+            message.check_finite(party.net.state()["params"])
         notes = _finite(party.take_notes())
         head: Tree = {"lines": lines, "notes": notes if node_run.notes else {}, "missing": missing}
         reply = payload.pack(head, *replies)
@@ -74,11 +77,30 @@ def work(
             if watch.changed():
                 node_run.store.write(entry)
             node_run.last = light(entry)
-    except BaseException:
+    except BaseException as error:
         node_run.hold(request["floor"], request["call"])  # drop replies of this call, which is not on disk
         node_run.undo()
+        if isinstance(error, TimeExpired):
+            raise CallRefused(
+                rpc_errors.LATE, "the call took longer than its deadline, or than this node allows"
+            ) from None
+        if isinstance(error, PrivacyBudgetSpent):
+            raise refused(str(error)) from None
+        if isinstance(error, MessageError):
+            raise refused("the call would leave weights that are not finite; nothing was changed") from None
         raise
     return reply
+
+
+def _masked(node_run: NodeRun, reply: Tree | Failure, expect: Template, mask: Any) -> Tree | Failure:
+    """A reply as part of a secure sum."""
+    assert node_run.sums is not None
+    try:
+        return node_run.sums.masked(reply, expect, mask)
+    except MessageError as error:
+        raise CallRefused(
+            rpc_errors.MALFORMED, "the steps of this secure sum do not allow a vector", str(error)
+        ) from None
 
 
 def _task(
@@ -88,7 +110,7 @@ def _task(
     shared: Any,
     rest: Sequence[memoryview],
     fetched: Mapping[tuple[int, str], Tree],
-    watch: _Watch,
+    watch: "_Watch",
 ) -> Tree | Failure:
     each = {**(payload.decoded(rest, task["each"]) or {})}
     for name, refs in (task["reply_refs"] or {}).items():
@@ -105,6 +127,12 @@ def _task(
         method == "contribution" and given.get("on") != "test"
     ):  # checked after merging: a task's arguments win over shared
         raise refused("contributions are for test rows only: call contribution with on = 'test'")
+    scored = node_run.scored if method == "score" else None
+    if scored is not None:
+        if given.get("broadcast") and not scored.broadcasts:
+            raise refused("this method sends clients no model: call score without broadcast")
+        assert scored.data.rows is not None
+        scored.budget.spend(scored.data.rows, 1, scored.data.looks)
     try:
         reply = run(node_run.party, order, given, watch.keep)
     except MethodError as error:
@@ -112,6 +140,8 @@ def _task(
         raise CallRefused(rpc_errors.MALFORMED, "the method's page has no such method") from None
     if isinstance(reply, Failure) and reply.trace:
         _log.warning("call %d, %s: %s\n%s", request["call"], request["method"], reply.reason, reply.trace)
+    if scored is not None and scored.secret is not None and isinstance(reply, dict):
+        return blurred(reply, scored.secret, given, node_run.party.state())
     return reply
 
 

@@ -3,8 +3,6 @@
 The process stops at the end of its standard input, hence also when the run's process is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import signal

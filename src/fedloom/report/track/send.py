@@ -5,8 +5,6 @@
 processes need not know about trackers.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -171,7 +169,6 @@ def runs(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of a run that hold new rounds and results."""
     return [file for file in (folder / "metrics.csv", folder / "result.json") if file.is_file()]
 
 

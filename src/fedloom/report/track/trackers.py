@@ -4,8 +4,6 @@ Each is configured by its own environment variables, receives a run's settings a
 about the machine.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -183,5 +181,4 @@ def check(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _allowed(name: str) -> str:
-    """A name without the characters that MLflow rejects."""
     return re.sub(r"[^\w\-. :/]", "_", name)

@@ -1,7 +1,5 @@
 """`fedloom watch`: a run in progress, in the terminal or as a live page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from time import sleep, time
 

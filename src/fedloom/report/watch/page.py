@@ -1,7 +1,5 @@
 """The live page, served to this machine only."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -113,7 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
 @cache
 def _page() -> tuple[bytes, str]:
     """The page, and a content security policy that allows only its own script and style."""
-    text = (files("fedloom.report.watch") / "page.html").read_text(encoding="utf-8")
+    own, shared = files("fedloom.report.watch") / "page.html", files("fedloom.report") / "shared.css"
+    text = own.read_text(encoding="utf-8").replace("/* shared.css */\n", shared.read_text(encoding="utf-8"))
     allowed = {
         kind: base64.b64encode(hashlib.sha256(found[1].encode()).digest()).decode()
         for kind in ("script", "style")

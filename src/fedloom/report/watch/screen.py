@@ -1,7 +1,5 @@
 """A run in progress, in a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -15,7 +13,7 @@ from fedloom.experiment.view import View
 from fedloom.report import formatting as fmt
 from fedloom.report.watch.snapshot import Snapshot
 
-COLOURS = {"running": "cyan", "finished": "green", "stopped": "yellow", "quiet": "red", "gone": "red", "failed": "red"}
+COLORS = {"running": "cyan", "finished": "green", "stopped": "yellow", "quiet": "red", "gone": "red", "failed": "red"}
 BAR, CURVE = 28, 5
 """Width of the progress bar in characters, and height of the chart in lines."""
 RUNS, FAILED, LONGEST = 12, 3, 40
@@ -44,15 +42,15 @@ def line(snapshot: Snapshot) -> str:
 
 
 def _head(snapshot: Snapshot) -> list[RenderableType]:
-    view, colour = snapshot.run, COLOURS[snapshot.state]
+    view, color = snapshot.run, COLORS[snapshot.state]
     word = {"gone": "no update", "quiet": "no update"}.get(snapshot.state, snapshot.state)
     method = "" if view.method == view.name else f"{_clean(view.method)} "
     title = Text.assemble((_clean(view.name), "bold"), f"  {method}on {_clean(view.dataset)}, seed {view.seed}  ")
-    title.append(word, f"bold {colour}")
+    title.append(word, f"bold {color}")
     grid = Table.grid(padding=(0, 2, 0, 0))
     bar = ProgressBar(total=max(view.rounds, 1), completed=view.round, width=BAR)
     grid.add_row(bar, f"round {view.round}/{view.rounds}", Text(_pace(snapshot), "dim"))
-    news = [Text(_clean(snapshot.news, 400), colour)] if snapshot.news else []
+    news = [Text(_clean(snapshot.news, 400), color)] if snapshot.news else []
     return [title, *news, grid, Text()]
 
 
@@ -68,7 +66,6 @@ def _pace(snapshot: Snapshot) -> str:
 
 
 def _runs(snapshot: Snapshot) -> list[RenderableType]:
-    """The runs of a comparison."""
     if not snapshot.runs:
         return []
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -76,13 +73,12 @@ def _runs(snapshot: Snapshot) -> list[RenderableType]:
         table.add_column(Text(name), justify="left" if name in ("run", "state") else "right", no_wrap=name == "run")
     for run in snapshot.runs[-RUNS:]:
         called = Text(_clean(f"{run.name} seed {run.seed}"))
-        table.add_row(called, Text(run.state, COLOURS[run.state]), f"{run.round}/{run.rounds}", _percent(run.accuracy))
+        table.add_row(called, Text(run.state, COLORS[run.state]), f"{run.round}/{run.rounds}", _percent(run.accuracy))
     more = len(snapshot.runs) - RUNS
     return [*([Text(f"{more} earlier runs", "dim")] if more > 0 else []), table, Text()]
 
 
 def _accuracy(view: View, width: int) -> list[RenderableType]:
-    """The accuracy, and its curve over rounds."""
     if view.accuracy is None:
         return []
     chance = "" if view.chance is None else f"  (always answering the most frequent class: {_percent(view.chance)})"

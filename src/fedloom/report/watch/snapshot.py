@@ -1,14 +1,12 @@
 """The state of the folder of a run or comparison at one time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 from fedloom.core.errors import DataError
-from fedloom.experiment.view import FILE, QUIET, View, alive, read, signs
+from fedloom.experiment.view import FILE, SILENCE, View, alive, liveness, read
 
 State: TypeAlias = Literal["running", "quiet", "gone", "stopped", "finished", "failed"]
 """As the run reports it, or, without a recent update, `quiet`, or `gone` if its process has ended."""
@@ -91,7 +89,7 @@ def take(folder: Path, now: float) -> Snapshot:
 
 
 def _state(view: View, now: float) -> State:
-    gone, quiet = signs(view, now)
+    gone, quiet = liveness(view, now)
     return "gone" if gone else view.state if quiet is None else "quiet"
 
 
@@ -103,10 +101,10 @@ def _news(view: View, state: State, now: float) -> str:
         "running": "",
         "quiet": f"{silent}: the run's machine or the connection to its folder may be down",
         "gone": f"{silent}: the run's process has ended; {resume} from the last checkpoint",
-        "stopped": f"stopped after round {view.round}{view.words and ' '}{view.words}; {resume}"
-        + ("" if view.words else " from there"),
+        "stopped": f"stopped after round {view.round}{view.reason and ' '}{view.reason}; {resume}"
+        + ("" if view.reason else " from there"),
         "finished": "",
-        "failed": f"failed after round {view.round}: {view.words}",
+        "failed": f"failed after round {view.round}: {view.reason}",
     }[state]
 
 
@@ -115,4 +113,4 @@ def _ended(folder: Path, last: View, now: float) -> bool:
     file, process_alive = folder / "comparison.json", alive(last.process)
     if file.is_file() and file.stat().st_mtime > last.updated - 1:  # file times are coarser than the clock
         return True
-    return now - last.updated > QUIET if process_alive is None else not process_alive
+    return now - last.updated > SILENCE if process_alive is None else not process_alive

@@ -1,8 +1,6 @@
 """The table `[sweep]` of a run's file: varied settings, their values, and the measure."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import combinations, product
@@ -13,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.method import problems
+from fedloom.core.problems import problems
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check, table
 from fedloom.reproduce.measure import Unit, lower
@@ -42,7 +40,7 @@ class Range(_SweepModel):
     """Whether to draw integers."""
 
     @model_validator(mode="after")
-    def _order(self) -> Range:
+    def _order(self) -> "Range":
         if self.low >= self.high:
             raise ValueError(f"low must be less than high, but low is {self.low:g} and high {self.high:g}")
         if self.log and self.low <= 0:
@@ -80,7 +78,7 @@ class SweepConfig(_SweepModel):
     seed: int = Field(0, ge=0, lt=2**32)
     """random and tpe: seed of the draws. Seeds of runs are `seeds`."""
     measure: str = Field("accuracy", min_length=1)
-    """The measure to optimise: see docs/sweep.md."""
+    """The measure to optimize: see docs/sweep.md."""
     better: Literal["more", "less"] | None = None
     """Direction; None for less of a loss, bytes, seconds or an attack, and more of all others."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
@@ -102,7 +100,7 @@ class SweepConfig(_SweepModel):
         return seeds
 
     @model_validator(mode="after")
-    def _belongs(self) -> SweepConfig:
+    def _belongs(self) -> "SweepConfig":
         keys = [key for over in self.over for key in over]
         if not all(self.over):
             raise ValueError("over has an empty table. List settings to vary, or remove it.")
@@ -198,18 +196,21 @@ class Sweep:
         return [key for key in self.config.keys if key.partition(".")[0] in ("data", "columns")]
 
 
-def read(source: str, overrides: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Sweep:
+def read(
+    source: str, overrides: Sequence[str] = (), seeds: Sequence[int] | None = None, trust: Collection[str] = ()
+) -> Sweep:
     """Read a sweep from a TOML file.
 
     Args:
         source: path of the file.
         overrides: `dotted.key=value`, for the run or for `sweep.…`.
         seeds: override the file's seeds.
+        trust: code that a file outside the working folder may name.
 
     Raises:
         ConfigError: keys, values or combinations of values are invalid; the message lists all problems, one per line.
     """
-    values = table(source, overrides)
+    values = table(source, overrides, trust=trust)
     if "compare" in values:
         raise ConfigError("[compare] and [sweep] cannot be combined. Remove one.")
     if "sweep" not in values:
@@ -267,7 +268,9 @@ def _flat(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
 
 def _plain(problem: str) -> str:
     """A validation message without the tag of the union of lists and intervals."""
-    return problem.replace(".range", "").replace(".values", "").replace("a valid list", "a list or an interval")
+    if problem.startswith("sweep.over."):
+        problem = problem.replace(": must be a list, such as", ": must be a list or an interval, such as")
+    return problem.replace(".range", "").replace(".values", "")
 
 
 def _invalid(sweep: Sweep) -> Iterator[str]:

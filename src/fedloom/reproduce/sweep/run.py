@@ -1,7 +1,5 @@
 """Execute a sweep: the file's own setting, the proposed trials, then the best one on further seeds."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +11,7 @@ import numpy as np
 from fedloom.core.errors import ConfigError, EngineError
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
-from fedloom.experiment.run import Result, execute
+from fedloom.experiment.run import RunResult, execute
 from fedloom.report.read import read_run
 from fedloom.reproduce.measure import of
 from fedloom.reproduce.plan import absent, fetch
@@ -75,7 +73,7 @@ class SweepResults:
 
     @property
     def ranked(self) -> list[Trial]:
-        """Distinct settings with a finite value, best first; ties favour the file's own, then the earliest."""
+        """Distinct settings with a finite value, best first; ties favor the file's own, then the earliest."""
         sign = 1 if self.sweep.config.less else -1
         every = [self.own, *reversed(self.trials)]
         known = {tuple(t.folders.values()): t for t in every if math.isfinite(t.mean)}
@@ -110,7 +108,7 @@ def run_sweep(
     workers: int | None = None,
     progress: Callable[[Standing], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
-    execute: Callable[..., Result] = execute,
+    execute: Callable[..., RunResult] = execute,
 ) -> SweepResults:
     """Execute the unfinished runs of a sweep. Returns partial results if stopped.
 
@@ -162,7 +160,7 @@ class _TrialRunner:
     workers: int | None
     progress: Callable[[Standing], None]
     stop: Callable[[], bool]
-    execute: Callable[..., Result]
+    execute: Callable[..., RunResult]
     ended: dict[Path, Ended] = field(default_factory=dict)
 
     def try_all(self, settings: Sequence[tuple[int, int, Setting]], seeds: Sequence[int]) -> list[Trial]:

@@ -5,8 +5,6 @@ the config and on these values, not on the number of workers, so a stopped sweep
 finished runs return at once.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Sequence
 from itertools import product
@@ -47,7 +45,7 @@ def _drawn(config: SweepConfig, stage: int, over: Over) -> Proposals:
             study.tell(trial, *([value] if math.isfinite(value) else [None, TrialState.FAIL]))
 
 
-def _study(config: SweepConfig, stage: int) -> Study:
+def _study(config: SweepConfig, stage: int) -> "Study":
     import warnings
 
     import optuna

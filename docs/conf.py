@@ -1,0 +1,100 @@
+"""Sphinx: `make docs` builds the site into build/site, and fails on a broken link or reference."""
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import typer
+from sphinx.application import Sphinx
+from typer.cli import get_docs_for_click
+
+import fedloom
+from fedloom import methods
+from fedloom.cli.app import app as commands
+
+project = "fedloom"
+author = "The fedloom developers"
+version = release = fedloom.__version__
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_copybutton",
+    "sphinxcontrib.mermaid",
+]
+exclude_patterns = ["_build"]
+
+suppress_warnings = ["ref.python"]  # two classes may have an attribute of one name
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 3
+myst_links_external_new_tab = True
+nb_execution_mode = "cache"
+nb_execution_in_temp = True
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True, "show-inheritance": False, "undoc-members": False}
+napoleon_google_docstring = True
+napoleon_use_ivar = True
+
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme = "furo"
+html_title = "fedloom"
+html_theme_options = {"navigation_with_keys": True}
+
+
+def method_pages(app: Sphinx) -> None:
+    """Write `reference/methods.md`: every page of the registry, by family, with its settings."""
+    lines = [
+        "# Methods",
+        "",
+        "Every method by family: its paper, what differs from it, and its settings under `params`.",
+        "",
+    ]
+    family = ""
+    for page in (p for p in methods.pages() if hasattr(p, "METHODS")):
+        if page.METHODS[0].family != family:
+            family = page.METHODS[0].family
+            lines += [f"## {family.capitalize()}", ""]
+        names = ", ".join(f"`{m.name}`" for m in page.METHODS)
+        lines += [f"### {names}", "", "```text", (page.__doc__ or "").strip(), "```", ""]
+        lines += ["| setting | default | meaning |", "|---|---|---|"]
+        config = page.METHODS[0].config
+        for name, value in page.METHODS[0].configure().model_dump(mode="json").items():
+            meaning = " ".join((config.model_fields[name].description or "").split()).replace("|", "\\|")
+            lines.append(f"| `{name}` | `{json.dumps(value)}` | {meaning} |")
+        lines.append("")
+    Path(app.srcdir, "reference", "methods.md").write_text("\n".join(lines))
+
+
+def command_pages(app: Sphinx) -> None:
+    """Write `reference/commands.md`: the help of every command."""
+    group = typer.main.get_command(commands)
+    context = typer.Context(group, info_name="fedloom")
+    Path(app.srcdir, "reference", "commands.md").write_text(
+        get_docs_for_click(obj=group, ctx=context, name="fedloom", title="Commands")
+    )
+
+
+def as_restructured_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Docstrings use Markdown's code spans, and write |x| for a norm and **settings for keywords."""
+    for n, line in enumerate(lines):
+        spans = re.split(r"(`+[^`]+`+)", line)
+        plain = [re.sub(r"\||(?<!\S)\*\*(?=\w)", lambda m: "".join("\\" + c for c in m[0]), s) for s in spans[::2]]
+        code = [f"``{s.strip('`')}``" for s in spans[1::2]]
+        lines[n] = "".join(a + b for a, b in itertools.zip_longest(plain, code, fillvalue=""))
+
+
+def setup(app: Sphinx) -> None:
+    """Generate what the registry knows before the pages are read."""
+    app.connect("builder-inited", method_pages)
+    app.connect("builder-inited", command_pages)
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=400)  # before napoleon

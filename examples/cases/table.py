@@ -1,0 +1,104 @@
+"""The table and the picture of a case, from the folder of its comparison.
+
+    fedloom run examples/cases/heart.toml --out runs/heart
+    python examples/cases/table.py runs/heart --ratio 0.41 --picture heart.svg
+
+For each method: accuracy on the clients' own test rows, after fine-tuning where the method has it (in vertical runs: of
+the joint prediction), mean over seeds; the difference to the first method, paired by seed, with its 95 % interval; and
+the megabytes of a run. With `--ratio`, test rows per training row, the interval is that of the corrected resampled t
+statistic (Nadeau and Bengio 2003), for seeds that split the same rows anew; without it, that of the paired t statistic.
+With `--over clients` it is over clients, each with its mean over seeds, for a fixed split.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.experiment.trial.decide import gain
+
+WIDTH, ROW, LEFT = 640, 24, 190
+
+
+def values(result: dict[str, Any]) -> list[float]:
+    """The accuracy of each client, in per cent, or that of the joint prediction."""
+    measure = result["eval_modes"].get("tuned") or result["own_accuracy"] or result["accuracy"]
+    return [100 * a for a in measure.get("per_client") or [measure["mean"]]]
+
+
+def read(folder: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Method -> seed -> result, in the order of the comparison."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for comparison in sorted(folder.rglob("comparison.json")):
+        for run in json.loads(comparison.read_text())["runs"]:
+            result = json.loads((comparison.parent / run["folder"] / "result.json").read_text())
+            found.setdefault(result["name"], {})[result["seed"]] = result
+    return found
+
+
+def difference(a: list[list[float]], b: list[list[float]], ratio: float, over: str) -> Any:
+    """The mean of a - b with its interval; each is a list of clients' values for each seed."""
+    gaps = np.array(a) - np.array(b)  # (R, N)
+    return gain((gaps.mean(0) if over == "clients" else gaps.mean(1)).tolist(), ratio)
+
+
+def picture(rows: list[tuple[str, float, float, float]], title: str) -> str:
+    """A forest plot of differences with their intervals, as SVG."""
+    reach = max(1.0, *(abs(x) for _, *bounds in rows for x in bounds))
+    place = lambda x: LEFT + (WIDTH - LEFT - 20) * (x + reach) / (2 * reach)
+    axis, height = ROW * (len(rows) + 0.4), ROW * (len(rows) + 2)
+    step = next(s for s in (1, 2, 5, 10, 20, 50, 100) if reach / s <= 4)
+    ticks = [n * step for n in range(-int(reach // step), int(reach // step) + 1)]
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif">',
+        f'<rect width="{WIDTH}" height="{height}" fill="white"/>',
+        f'<line x1="{place(0):.1f}" x2="{place(0):.1f}" y1="6" y2="{axis:.1f}" stroke="#999"/>',
+    ]
+    for tick in ticks:
+        at = f'x="{place(tick):.1f}" y="{axis + 14:.1f}"'
+        parts.append(
+            f'<text {at} font-size="11" text-anchor="middle" fill="#57606a">{tick:+d}</text>'.replace("+0<", "0<")
+        )
+    for n, (name, mean, low, high) in enumerate(rows):
+        y = ROW * (n + 0.8)
+        color = "#1a7f37" if low > 0 else "#b42318" if high < 0 else "#57606a"
+        parts += [
+            f'<text x="{LEFT - 10}" y="{y + 4:.1f}" font-size="13" text-anchor="end">{name}</text>',
+            f'<line x1="{place(low):.1f}" x2="{place(high):.1f}" y1="{y:.1f}" y2="{y:.1f}" stroke="{color}"/>',
+            f'<circle cx="{place(mean):.1f}" cy="{y:.1f}" r="4" fill="{color}"/>',
+        ]
+    parts.append(f'<text x="{WIDTH / 2}" y="{height - 8}" font-size="13" text-anchor="middle">{title}</text></svg>')
+    return "\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Print the table; write the picture."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ratio", type=float, default=0.0, help="test rows per training row")
+    parser.add_argument("--over", choices=["seeds", "clients"], default="seeds")
+    parser.add_argument("--picture", type=Path)
+    options = parser.parse_args()
+    found = read(options.folder)
+    first = next(iter(found))
+    seeds = sorted(found[first])
+    base = [values(found[first][seed]) for seed in seeds]
+    print(f"| method | accuracy | minus {first} | 95 % interval | MB |\n|---|---|---|---|---|")
+    drawn = []
+    for name, results in found.items():
+        scores = [values(results[seed]) for seed in seeds]
+        mean = np.mean([np.mean(s) for s in scores])
+        sent = np.mean([sum(results[seed]["bytes"].values()) for seed in seeds]) / 1e6
+        gap = difference(scores, base, options.ratio, options.over)
+        interval = "–" if name == first else f"{gap.low:+.1f} to {gap.high:+.1f}"
+        print(f"| {name} | {mean:.1f} | {'–' if name == first else f'{gap.mean:+.1f}'} | {interval} | {sent:.1f} |")
+        if name != first:
+            drawn.append((name, gap.mean, gap.low, gap.high))
+    if options.picture:
+        options.picture.write_text(picture(drawn, f"points of accuracy minus {first}, with 95 % intervals"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""FedProx: T. Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Algorithm 2."""
+
+from torch.nn import functional as F
+
+from fedloom import Method, MethodConfig, Party
+from fedloom.core.message import Shape, weighted_mean
+from fedloom.core.optim import SGD
+
+
+class Config(MethodConfig):
+    mu: float = 0.1
+    """Weight of the proximal term; 0 gives FedAvg."""
+    epochs: int = 1
+    batch_size: int = 32
+    lr: float = 0.05
+
+
+class Client(Party[Config]):
+    STATE = ("params", "buffers", "opt")
+    CALLS = ("receive", "update")
+
+    def setup(self):
+        self.network(self.context.build(), SGD(self.cfg.lr))
+
+    def receive(self, *, weights):
+        self.params = weights
+
+    def update(self, *, t, weights):
+        self.params = weights
+
+        def loss(x, y):
+            # self.live has the graph that a term over parameters needs; self.params is a copy without one.
+            distance = sum((self.live[name] - weights[name]).square().sum() for name in weights)
+            return F.cross_entropy(self.model(x), y) + self.cfg.mu / 2 * distance
+
+        self.train(loss, self.epochs(t, epochs=self.cfg.epochs, size=self.cfg.batch_size))
+        return {"weights": self.params, "rows": self.row_count}
+
+
+class Server(Party[Config]):
+    STATE = ("weights",)
+
+    def setup(self):
+        self.weights = {name: p.detach() for name, p in self.context.build().named_parameters()}
+
+    def average(self, replies):
+        rows = [int(r["rows"]) for r in replies.values()]
+        self.weights = weighted_mean([r["weights"] for r in replies.values()], rows)
+
+
+def round(fed, server, clients, cfg, t):
+    template = {"weights": server.weights, "rows": Shape("int64")}
+    replies = fed.call(clients, "update", shared={"t": t, "weights": server.weights}, expect=template, min_replies=1)
+    if replies:
+        server.average(replies)
+    fed.call(clients, "receive", shared={"weights": server.weights})
+    yield "round"
+
+
+ABOUT = ("fedprox", "FedAvg with a proximal term", "Li et al. 2020", "example")
+METHODS = (Method(*ABOUT, Config, round, Client, Server, needs=("one network",)),)

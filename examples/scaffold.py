@@ -1,0 +1,71 @@
+"""SCAFFOLD: S. P. Karimireddy et al., "Stochastic Controlled Averaging" (ICML 2020), Algorithm 1, option II."""
+
+import torch
+from torch.nn import functional as F
+
+from fedloom import Method, MethodConfig, Party
+from fedloom.core.message import weighted_mean
+from fedloom.core.optim import SGD
+
+
+class Config(MethodConfig):
+    steps: int = 10
+    batch_size: int = 32
+    lr: float = 0.05
+
+    @property
+    def iterations_per_round(self):
+        return self.steps
+
+
+class Client(Party[Config]):
+    STATE = ("params", "buffers", "opt", "control")
+    CALLS = ("receive", "update")
+
+    def setup(self):
+        self.network(self.context.build(), SGD(self.cfg.lr))
+        self.control = {name: torch.zeros_like(p) for name, p in self.params.items()}
+
+    def receive(self, *, weights):
+        self.params = weights
+
+    def update(self, *, t, weights, control):
+        self.params = weights
+        own = self.control
+
+        def loss(x, y):  # the gradient of the second term is c - c_i, which line 10 adds
+            correction = sum(((control[n] - own[n]) * self.live[n]).sum() for n in own)
+            return F.cross_entropy(self.model(x), y) + correction
+
+        self.train(loss, self.batches(t, steps=self.cfg.steps, size=self.cfg.batch_size))
+        scale = 1 / (self.cfg.steps * self.cfg.lr)
+        new = {n: own[n] - control[n] + scale * (weights[n] - p) for n, p in self.params.items()}  # line 12, option II
+        self.control = new
+        return {"weights": self.params, "change": {n: new[n] - own[n] for n in new}}  # line 13
+
+
+class Server(Party[Config]):
+    STATE = ("weights", "control")
+
+    def setup(self):
+        self.weights = {name: p.detach() for name, p in self.context.build().named_parameters()}
+        self.control = {name: torch.zeros_like(p) for name, p in self.weights.items()}
+
+    def average(self, replies, clients):  # lines 16 and 17, with a global step size of 1
+        self.weights = weighted_mean([r["weights"] for r in replies.values()], [1] * len(replies))
+        change = weighted_mean([r["change"] for r in replies.values()], [1] * len(replies))
+        self.control = {n: c + len(replies) / clients * change[n] for n, c in self.control.items()}
+
+
+def round(fed, server, clients, cfg, t):
+    template = {"weights": server.weights, "change": server.control}
+    shared = {"t": t, "weights": server.weights, "control": server.control}
+    replies = fed.call(clients, "update", shared=shared, expect=template, min_replies=1)
+    if replies:
+        server.average(replies, len(clients))
+    fed.call(clients, "receive", shared={"weights": server.weights})
+    yield "round"
+
+
+ABOUT = ("scaffold", "Control variates", "Karimireddy et al. 2020", "example")
+METHODS = (Method(*ABOUT, Config, round, Client, Server, needs=("one network",)),)

@@ -1,0 +1,226 @@
+"""The commands `fedloom data` and `fedloom align`."""
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from fedloom.cli.listing import completing
+from fedloom.cli.options import AsJson, Seed, Settings, out, plain_table, written
+from fedloom.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedloom.data.options import DataOptions
+    from fedloom.experiment.data_config import DataConfig
+
+SHOWN = 10
+"""Names in a list."""
+MOST_CLASSES = 8
+"""Columns of the table of owners."""
+KINDS = {"number": "numbers", "category": "categories", "text": "texts, hashed"}
+
+
+def data(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|PATH", help="A data set: see fedloom list datasets.", autocompletion=completing("datasets")
+        ),
+    ] = "digits",
+    label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a file: the column to predict.")] = None,
+    group: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a file: the column of the owners.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients; default: 10, or one for each owner.")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(help="Partition: see fedloom list partitions.", autocompletion=completing("partitions")),
+    ] = None,
+    settings: Settings = None,
+    seed: Seed = 0,
+    plot: Annotated[Path | None, typer.Option(help="File for a figure (PNG, SVG or PDF).")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a file is understood to hold, with the settings to use it; or how a partition assigns rows to clients.
+
+    [bold]fedloom data my.csv[/]
+
+    [bold]fedloom data my.csv --label disease --group hospital -s data.missing=median[/]
+
+    [bold]fedloom data digits --clients 10 -s data.options.alpha=0.1 --plot who.png[/]
+
+    Of a file, other settings of \\[data] are given by -s: id, drop, keep, missing, test, unseen. A partition is shown
+    with --clients, --partition or --plot.
+    """
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ConfigError(f"--plot must end in .png, .svg or .pdf, not {plot}")
+    if plot is not None and not plot.parent.is_dir():
+        raise ConfigError(f"--plot: the folder {plot.parent} does not exist")
+    from fedloom.data.sources import check_name, is_path
+    from fedloom.data.stats import describe, plot_counts
+    from fedloom.experiment.settings.rows import divided, number_of_owners
+    from fedloom.report.formatting import clients_named
+
+    given = {"label": label, "group": group, "clients": clients, "partition": partition}
+    values = {"name": name, **{key: value for key, value in given.items() if value is not None}}
+    config, seed = _checked(values, seed or 0, settings or ())
+    check_name(config.name)
+    if is_path(name) and clients is None and partition is None and plot is None:
+        _understood(name, config.columns, as_json)
+        return
+    if config.group and config.partition == "natural" and "clients" not in config.model_fields_set:
+        config = config.model_copy(update={"clients": number_of_owners(config)})
+    if config.group and config.public_rows is None:
+        config = config.model_copy(update={"public_rows": 0})
+    dataset, split = divided(config, seed)
+    stats, unseen = describe(dataset.y, split.shards, dataset.classes), config.unseen_clients(seed)
+    if as_json:
+        shown = {"dataset": dataset.name, "classes": stats.classes, "counts": stats.counts.tolist()}
+        shown |= {"server": len(split.server), "unseen": unseen}
+        typer.echo(json.dumps(shown, ensure_ascii=False))
+    else:
+        server = f"{len(split.server):,} at the server, " if len(split.server) else ""
+        out.print(
+            f"[bold]{dataset.name}[/]: {len(dataset.y):,} rows of shape {dataset.input_shape}, {len(dataset.classes)} "
+            f"classes; {server}{len(split.public):,} public, {len(split.test):,} for the test"
+        )
+        rows = plain_table(*stats.HEADER)
+        for row in stats.rows():
+            rows.add_row(*row)
+        out.print(rows)
+        if unseen:
+            out.print(f"unseen in training: {clients_named(unseen)}")
+        out.print(f"distance between two clients' class mixes (total variation): {stats.pairwise:.2f}")
+    if plot is not None:
+        plot_counts(stats, plot)
+        written("figure", plot)
+
+
+def align(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE.csv...", help="One for each party; the active one first.")
+    ],
+    columns: Annotated[
+        list[str], typer.Option("--id", metavar="NAME", help="The id column: once for all files, or once for each.")
+    ],
+    folder: Annotated[Path, typer.Option("--out", help="The folder to write to.")],
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="openmined: private set intersection. plain: compares ids, not private.")
+    ] = "openmined",
+    force: Annotated[bool, typer.Option("--force", help="Replace existing results.")] = False,
+) -> None:
+    """Find the people that are in all parties' CSV files, and write each file's rows in one common order.
+
+    [bold]fedloom align clinic.csv lab.csv --id patient --out aligned[/]
+
+    [bold]fedloom align clinic.csv lab.csv --id patient --id subject_no --out aligned[/]
+
+    For each file: aligned/clinic.aligned.csv, whose row i is the same person in all files, and
+    aligned/clinic.unaligned.csv, the other rows. aligned/alignment.json has the counts, and the information that each
+    side learned.
+    """
+    from rich.progress import Progress
+
+    from fedloom.experiment.aligning import align_files
+
+    with Progress(console=out, disable=not out.is_terminal, transient=True) as bars:
+        task = bars.add_task("")
+
+        def show(done: int, steps: int, what: str) -> None:
+            bars.update(task, completed=done, total=steps, description=escape(what))
+            if not out.is_terminal and 10 * done // steps > 10 * (done - 1) // steps:  # ten lines at most in a log
+                out.print(f"{done}/{steps}  {escape(what)}", soft_wrap=True)
+
+        found = align_files(files, columns, folder, backend, show, force)
+    table = plain_table("party", numbers=("rows", "aligned", "unaligned"))
+    for party in found["parties"]:
+        table.add_row(escape(party["name"]), *(f"{party[key]:,}" for key in ("rows", "aligned", "unaligned")))
+    out.print(table)
+    if not found["parties"][0]["aligned"]:
+        out.print("[bold]No id is in every file.[/] Check that the id columns have the same kind of id.")
+    out.print(f"what each side learned ({found['backend']}):")
+    for sentence in found["learned"]:
+        out.print(f"- {escape(sentence)}", soft_wrap=True)
+    written("written", folder)
+
+
+def _checked(values: dict[str, Any], seed: int, settings: Sequence[str]) -> "tuple[DataConfig, int]":
+    """The section `[data]` and the seed, with the settings of the command over them. It needs no PyTorch."""
+    from fedloom.experiment.data_config import DataConfig
+    from fedloom.experiment.overrides import override
+    from fedloom.experiment.sections import validated
+
+    table: dict[str, Any] = {"data": values, "seed": seed}
+    for text in settings:
+        if not text.startswith(("data.", "seed=")):
+            raise ConfigError(
+                f"-s {text}: this command takes seed and settings of data, such as -s data.missing=median"
+            )
+        override(table, text)
+    data, seed = dict(table["data"]), table["seed"]
+    if not data.get("group") and isinstance(data.get("unseen"), list):
+        raise ConfigError("data.unseen names owners: name their column with --group")
+    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ConfigError(f"seed must be a whole number from 0 to 2**32 - 1, not {seed!r}")
+    return validated(DataConfig, data, "data"), seed
+
+
+def _understood(name: str, options: "DataOptions", as_json: bool) -> None:
+    """Print what a file is understood to hold."""
+    import tomli_w
+
+    from fedloom.data.own import look
+
+    found, images = look(name, options)
+    settings = {"data": {"name": name, **found.settings()}}
+    kinds = {kind: [column for column, own in found.kinds.items() if own == kind] for kind in found.kinds.values()}
+    if as_json:
+        shown = {
+            "rows": len(found.table.y),
+            "label": found.label,
+            "label_guessed": found.guessed,
+            "classes": found.counts(),
+            "features": dict(found.kinds),
+            "pictures": None if images is None else list(images.shape[1:]),
+            "missing": dict(found.missing),
+            "dropped": dict(found.dropped),
+            "owners": found.owners(),
+            "time": list(found.time_guess),
+            "notes": list(found.notes),
+            "settings": settings,
+        }
+        typer.echo(json.dumps(shown, ensure_ascii=False))
+        return
+    say = partial(out.print, highlight=False, markup=False, soft_wrap=True)
+    say(f"{found.table.name}: {len(found.table.y):,} rows")
+    guess = " (a guess)" if found.guessed else ""
+    say(f"label     {found.label}{guess}: {_listed(f'{k} ({n:,})' for k, n in found.counts().items())}")
+    if images is not None:
+        say(f"pictures  {images.shape[2]}x{images.shape[3]}, {'gray' if images.shape[1] == 1 else 'color'}")
+    for kind, columns in kinds.items():
+        say(f"features  {KINDS[kind]} ({len(columns)}): {_listed(columns)}")
+    if found.missing:
+        most = sorted(found.missing, key=lambda column: -found.missing[column])
+        say(f"missing   {_listed(f'{column} ({found.missing[column]:,})' for column in most)}")
+    for column in sorted(found.dropped.keys() - {found.label, options.group}):
+        say(f"dropped   {column}: {found.dropped[column]}")
+    if owners := found.owners():
+        rows = plain_table("owner", "rows", *found.table.classes[:MOST_CLASSES])
+        for owner, counts in owners.items():
+            rows.add_row(owner, f"{sum(counts):,}", *(f"{count:,}" for count in counts[:MOST_CLASSES]))
+        out.print(rows)
+    elif found.group_guess:
+        say(f"owners    perhaps {found.group_guess}: --group {found.group_guess}")
+    if found.time_guess:
+        say(f"time      perhaps {', '.join(found.time_guess)}: fedloom trial orders rows by it")
+    for note in found.notes:
+        say(f"note      {note}")
+    say("\nSettings that say the same; save them as my.toml, and start fedloom run my.toml:\n")
+    say(tomli_w.dumps(settings).rstrip())
+
+
+def _listed(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:SHOWN]) + (f" and {len(every) - SHOWN} more" if len(every) > SHOWN else "")

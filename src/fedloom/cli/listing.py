@@ -1,0 +1,144 @@
+"""What fedloom has: methods, networks, data sets, partitions, experiments and settings; and shell completion from it.
+
+Reading it from the pages takes as long as importing PyTorch. So it is cached on disk under the digest of all source
+files: a file that was added or changed gives a new digest.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.paths import cache_folder
+
+Row = dict[str, Any]
+LISTS = ("methods", "models", "datasets", "partitions", "experiments", "reproductions")
+KEPT = 8
+"""Maximum number of earlier versions in the cache."""
+
+
+def listing() -> dict[str, Any]:
+    """The rows of each of `LISTS`, `settings` of a run, and for each method its `params` and the path of its `pages`.
+
+    A page is its file and the name of the first method in it.
+    """
+    root = Path(str(files("fedloom")))
+    digest = hashlib.sha256(str(root).encode())
+    for file in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml")):
+        digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    entry = cache_folder("lists") / f"{digest.hexdigest()}.json"
+    with contextlib.suppress(OSError, ValueError):
+        cached: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
+        return cached
+    built = _build()
+    with contextlib.suppress(OSError):  # a read-only cache folder
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        for old in sorted(entry.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
+        draft = entry.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(built), encoding="utf-8")
+        draft.replace(entry)
+    return built
+
+
+def _build() -> dict[str, Any]:
+    import tomllib
+
+    from fedloom import methods
+    from fedloom.data.partitions import PARTITIONS
+    from fedloom.data.sources import SOURCES
+    from fedloom.experiment.config import RunConfig
+    from fedloom.experiment.reading import experiments
+    from fedloom.models import BLACK_BOXES, MODELS
+    from fedloom.reproduce.spec import read, shipped
+
+    boxes = {"inputs": ["table", "image"], "norm": "", "source": "scikit-learn; docs/black-boxes.md"}
+    papers = {name: read(name) for name in shipped()}
+    registry = methods.registry()
+    return {
+        "methods": [
+            {
+                "name": m.name,
+                "what": m.title,
+                "family": m.family,
+                "presets": ["recommended", *m.presets],
+                "public_set": "public rows" in m.needs,
+                "paper": m.paper,
+            }
+            for m in registry.values()
+        ],
+        "models": [
+            *(
+                {"name": k, "what": m.title, "inputs": m.inputs, "norm": m.norm, "source": m.source}
+                for k, m in MODELS.items()
+            ),
+            *({"name": name, "what": f"black box: {box.title}", **boxes} for name, box in BLACK_BOXES.items()),
+        ],
+        "datasets": [
+            {"name": name, "what": s.title, "bundled": s.bundled, "hub": s.hub, "extra": s.extra}
+            for name, s in SOURCES.items()
+        ],
+        "partitions": [
+            {"name": name, "what": p.title, "options": [f"{o.name}={o.default}" for o in p.options]}
+            for name, p in PARTITIONS.items()
+        ],
+        "experiments": [{"name": k, "what": tomllib.loads(text).get("title", "")} for k, text in experiments().items()],
+        "reproductions": [{"name": name, "place": one.place, "title": one.title} for name, one in papers.items()],
+        "settings": sorted(_keys(RunConfig)),
+        "params": {name: params(method) for name, method in registry.items()},
+        "pages": {
+            method.name: [page.__file__, methods.methods_of(page)[0].name]
+            for page in methods.pages()
+            for method in methods.methods_of(page)
+        },
+    }
+
+
+def params(method: Any) -> list[Row]:
+    """The settings of a method: name, default, and meaning."""
+    values, fields = method.configure().model_dump(mode="json"), method.config.model_fields
+    return [
+        {"name": f"params.{key}", "default": json.dumps(value), "what": fields[key].description}
+        for key, value in values.items()
+    ]
+
+
+def _keys(section: Any, prefix: str = "") -> list[str]:
+    """The dotted names of all settings in a section of a config."""
+    keys: list[str] = []
+    for name, field in section.model_fields.items():
+        inner = field.annotation if hasattr(field.annotation, "model_fields") else None
+        keys += [prefix + name] if inner is None else _keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def completing(*kinds: str) -> Callable[[str], list[tuple[str, str]]]:
+    """A shell completion of the names in some of `LISTS`, each with its description."""
+
+    def complete(incomplete: str) -> list[tuple[str, str]]:
+        rows = [row for kind in kinds for row in listing()[kind]]
+        named = [(row["name"], row.get("what") or row.get("title", "")) for row in rows]
+        return [(name, what) for name, what in named if name.startswith(incomplete)]
+
+    return complete
+
+
+def complete_list(incomplete: str) -> list[tuple[str, str]]:
+    """Names of lists, and methods."""
+    return [(name, "") for name in LISTS if name.startswith(incomplete)] + completing("methods")(incomplete)
+
+
+def complete_setting(incomplete: str) -> list[tuple[str, str]]:
+    """Settings of a run, those of its method, and the names that a setting can have."""
+    known, (key, equals, start) = listing(), incomplete.partition("=")
+    if equals:
+        kind = {"data.name": "datasets", "data.partition": "partitions", "method": "methods"}.get(key)
+        return [(f"{key}={name}", what) for name, what in (completing(kind)(start) if kind else [])]
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""  # of bash, or of other shells
+    own = [(row["name"], row["what"]) for name in line.split() for row in known["params"].get(name, ())]
+    every = [*own, *((name, "") for name in known["settings"])]
+    return [(f"{name}=", what) for name, what in dict(every).items() if name.startswith(incomplete)]

@@ -1,0 +1,245 @@
+"""The commands `fedloom run` and `fedloom compare`."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedloom.cli.listing import completing
+from fedloom.cli.options import PRIVATE, AsJson, Device, Quiet, Seed, Settings, Track, Trust, err, out, written
+from fedloom.core.errors import ConfigError, DataError, Interrupted
+
+if TYPE_CHECKING:
+    from fedloom.experiment.config import Experiment
+
+Out = Annotated[Path | None, typer.Option("--out", help="The folder to write to. Default: a new one in runs/.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume an interrupted run, with bit-identical results.")]
+Rounds = Annotated[int | None, typer.Option(help="Passes of the method's outer loop.")]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="local, auto, batched (GPU, small MLPs), ray (a cluster), net or isolated."),
+]
+Federation = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.toml", help="Run on the nodes of this federation: see fedloom certs and fedloom node."),
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Number of processes that run parties; results do not depend on it.")
+]
+
+
+def run(
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CONFIG.toml|NAME]",
+            help="A file, an experiment, or a method: see fedloom list.",
+            autocompletion=completing("methods", "experiments"),
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py", help="Another method, or your own page.", autocompletion=completing("methods")
+        ),
+    ] = None,
+    settings: Settings = None,
+    seed: Seed = None,
+    rounds: Rounds = None,
+    folder: Out = None,
+    resume: Resume = False,
+    engine: Engine = None,
+    workers: Workers = None,
+    device: Device = None,
+    federation: Federation = None,
+    track: Track = None,
+    trust: Trust = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a method or a comparison.
+
+    [bold]fedloom run quickstart[/]
+
+    [bold]fedloom run fedal --rounds 40 --seed 1[/]
+
+    [bold]fedloom run fedal -s data.name=mnist -s params.tau=10[/]
+
+    [bold]fedloom run fedal --workers 4[/]  (or --engine auto, or --engine auto --device cuda)
+
+    [bold]fedloom run fedal --federation fed/federation.toml[/]  (on nodes beside their own data: fedloom certs)
+
+    [bold]fedloom run my.toml --out runs/mine[/]  (after a Ctrl-C: fedloom run --resume --out runs/mine)
+
+    [bold]fedloom run --method mine.py[/]  (your own page: fedloom copy)
+    """
+    _refuse_missing_file(settings or (), federation is not None or engine == "net")
+    from fedloom.experiment.reading import read
+
+    if config is None and method is None:
+        config = _resumed(folder if resume else None)
+    flags = {"seed": seed, "rounds": rounds, "method": method, "engine": _engine(engine, workers, device, federation)}
+    experiment = read(config or str(method), settings or (), flags, trust or ())
+    _work(experiment, config or str(method), folder, resume, track or (), as_json, quiet)
+
+
+def compare(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD...", help="The first is compared with the others.", autocompletion=completing("methods")
+        ),
+    ],
+    base: Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE.toml", help="Settings for all methods; the file's method is ignored."),
+    ] = None,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, with one run of each method for each, such as 0,1,2 or 0-4.")
+    ] = "0",
+    settings: Settings = None,
+    rounds: Rounds = None,
+    folder: Out = None,
+    resume: Resume = False,
+    engine: Engine = None,
+    workers: Workers = None,
+    device: Device = None,
+    federation: Federation = None,
+    track: Track = None,
+    trust: Trust = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run several methods and seeds on identical splits, and report paired differences.
+
+    [bold]fedloom compare fedal fedmd local --seeds 0-2 -s iterations=300[/]
+    """
+    _refuse_missing_file(settings or (), federation is not None or engine == "net")
+    from fedloom.experiment.reading import read, seeds_of
+
+    compared = {"methods": names, "seeds": seeds_of(seeds)}
+    flags = {"name": "", "rounds": rounds, "engine": _engine(engine, workers, device, federation), "compare": compared}
+    experiment = read(base or names[0], settings or (), flags, trust or ())
+    _work(experiment, "compare", folder, resume, track or (), as_json, quiet)
+
+
+def _refuse_missing_file(settings: Sequence[str], at_nodes: bool) -> None:
+    """Refuse a file of data that does not exist, before PyTorch is imported, if no other setting is named."""
+    key, _, name = settings[0].partition("=") if len(settings) == 1 else ("", "", "")
+    if key == "data.name" and not at_nodes:
+        from fedloom.data.sources import check_name
+
+        try:
+            check_name(name.strip("\"'"))
+        except DataError as error:
+            raise ConfigError(f"data.name: {error}") from None
+
+
+def _resumed(folder: Path | None) -> str:
+    """The config of the run to resume, if the command names its folder only."""
+    if folder is None:
+        raise ConfigError("nothing to run: name a method, an experiment or a TOML file, such as: fedloom run fedal")
+    config = folder / "config.toml"
+    if config.is_file():
+        return str(config)
+    if any(folder.glob("*/config.toml")):
+        raise ConfigError(f"{folder} holds several runs: repeat the command that started them, with --resume")
+    raise ConfigError(f"{folder} has no config.toml, so there is no run to resume")
+
+
+def _engine(
+    name: str | None, workers: int | None, device: str | None, federation: Path | None
+) -> dict[str, Any] | None:
+    """The values of [engine] that flags set."""
+    place = None if federation is None else str(federation)
+    given = {"name": name or (place and "net"), "workers": workers, "device": device, "federation": place}
+    return {k: v for k, v in given.items() if v is not None} or None
+
+
+def _work(
+    experiment: "Experiment",
+    called: str,
+    folder: Path | None,
+    resume: bool,
+    trackers: Sequence[str],
+    as_json: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Execute the runs with a progress display, then print the results and the report's path."""
+    from fedloom.api import execute
+    from fedloom.cli.progress import RunProgress, stop_on_signal
+    from fedloom.experiment.compare import execute_all, summarize
+    from fedloom.experiment.run import Stopped
+    from fedloom.report.terminal import line, show_comparison
+    from fedloom.report.track.background import tracking
+
+    if experiment.run.engine.name == "net":
+        os.umask(PRIVATE)  # the folder has the server's models
+    folder = _folder(experiment, called, folder, resume)
+    silent = as_json or quiet
+    try:
+        with tracking(folder, trackers), stop_on_signal() as stop, RunProgress(experiment, out, silent) as progress:
+            if experiment.compare is None:
+                result = execute(experiment.run, folder, resume=resume, progress=progress.show, stop=stop)
+                found = summarize(experiment.title, [result])
+            else:
+                found = execute_all(
+                    experiment, folder, resume=resume, progress=progress.show, stop=stop, execute=execute
+                )
+    except (Stopped, Interrupted) as stopped:
+        begun = f"with --out {folder} --resume resumes it" if any(folder.glob("**/config.toml")) else "starts it again"
+        err.print(f"{stopped}; the same command {begun}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    if silent:
+        _report(found, folder, experiment.compare is not None)
+        content = result.summary if experiment.compare is None else found
+        shown = {"folder": str(folder), "verdict": line(found), **content}
+        typer.echo(json.dumps(shown, ensure_ascii=False) if as_json else shown["verdict"])
+        return
+    show_comparison(found, out)
+    if any(run.resolve()[2] == 0 for run in experiment.runs()):
+        out.print("No round was run: the models are untrained.")
+    if experiment.compare is None and "clients" in result.summary["accuracy"]:
+        counted, clients = len(result.summary["accuracy"]["clients"]), result.summary["clients"]
+        out.print(f"accuracy of {counted} of {clients} clients: the others were absent at the end, or report none")
+    logs = [*folder.glob("tracebacks.log"), *sorted(folder.glob("*/tracebacks.log"))]
+    if logs:
+        out.print(f"call failures  {', '.join(map(str, logs))}", soft_wrap=True)
+    written("report", _report(found, folder, experiment.compare is not None))
+
+
+def _report(found: dict[str, Any], folder: Path, several: bool) -> Path:
+    """Write the report, and first those of `several` runs, to which it links."""
+    from rich.progress import track
+
+    from fedloom.report import write
+
+    runs = found["runs"] if several else ()
+    for run in track(runs, "a report of each run", console=out, disable=not out.is_terminal, transient=True):
+        write(folder / run["folder"])
+    return write(folder)
+
+
+def _folder(experiment: "Experiment", called: str, folder: Path | None, resume: bool) -> Path:
+    """The folder to write to: the one given, the one to resume, or a new one in runs/."""
+    from fedloom.experiment.run import settle
+
+    if folder is not None:
+        settle(folder, resume=resume, several=experiment.compare is not None)
+        return folder
+    name = experiment.run.name or Path(called.partition(".py:")[0]).stem
+    taken = {
+        int(match[1] or 1): path
+        for path in Path("runs").glob(f"{name}*")
+        if (match := re.fullmatch(rf"{re.escape(name)}(?:-(\d+))?", path.name))
+    }
+    last = max(taken, default=0)
+    if not resume:
+        return Path("runs") / (name if not last else f"{name}-{last + 1}")
+    if not last:
+        raise ConfigError(f"no run of {name!r} in runs/ to resume; name its folder with --out")
+    return taken[last]

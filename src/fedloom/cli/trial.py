@@ -1,0 +1,149 @@
+"""The command `fedloom trial`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+
+import typer
+from rich.markup import escape
+
+from fedloom.cli.options import AsJson, Force, IdColumn, Seed, err, out, plain_table, written
+from fedloom.core.errors import ConfigError
+from fedloom.data.options import Missing
+
+if TYPE_CHECKING:
+    from fedloom.experiment.trial import TrialResult
+
+COLORS = {"join": "green", "alone": "yellow", "undecided": "cyan"}
+
+
+def trial(
+    data: Annotated[Path, typer.Argument(metavar="DATA.csv", help="A table with all owners' rows, CSV or Parquet.")],
+    label: Annotated[str, typer.Option(metavar="COLUMN", help="The column of classes.")],
+    group: Annotated[str, typer.Option(metavar="COLUMN", help="The column of owners, such as hospitals.")],
+    drop: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="A column that is no feature, such as an id. Repeatable.")
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="COLUMN", help="The only features; '*' stands for any text. Repeatable.")
+    ] = None,
+    id: IdColumn = None,
+    missing: Annotated[
+        str, typer.Option(metavar="HOW", help="Missing numbers: refuse, median, most-frequent or indicator.")
+    ] = "indicator",
+    unit: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Rows of one value, such as a patient's, are never split.")
+    ] = None,
+    time: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN", help="Order in time: test after training. Repeatable. Default: found by name."),
+    ] = None,
+    no_time: Annotated[bool, typer.Option("--no-time", help="Random splits, also of rows that have a time.")] = False,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Such as 90s, 10m or 2h. Default: 10m, or none with --splits.")
+    ] = None,
+    splits: Annotated[
+        int | None, typer.Option(min=1, help="Number of splits, at most. Without --budget, results repeat exactly.")
+    ] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A method to try. Repeatable. Default: a short list.")
+    ] = None,
+    metric: Annotated[
+        str | None, typer.Option(metavar="NAME", help="auc, accuracy or 'balanced accuracy'. Default: by classes.")
+    ] = None,
+    worth: Annotated[float, typer.Option(help="The smallest gain that is worth federating for.")] = 0.01,
+    seed: Seed = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="A folder for trial.json and trial.html.")] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print one line for each owner and nothing else.")] = False,
+    force: Force = False,
+) -> None:
+    """Find out whether owners should federate, how, and who gains.
+
+    [bold]fedloom trial heart.csv --label disease --group hospital[/]
+
+    [bold]fedloom trial watch.csv --label activity --group person --unit recording --out trials/watch[/]
+
+    [bold]fedloom trial days.csv --label tomorrow --group station --time year --time month --time day[/]
+
+    Columns are understood as by [bold]fedloom data[/].
+
+    Each owner gets one card: join with a method, stay alone, or undecided. It compares the best method for federating
+    with the best training alone, both chosen on validation rows, on test rows that no choice has seen.
+    """
+    if missing not in get_args(Missing):
+        raise ConfigError(f"--missing must be one of {', '.join(get_args(Missing))}, not {missing!r}")
+    if not data.expanduser().exists():
+        raise ConfigError(f"there is no file or folder {data}")
+    files = [] if folder is None else [folder / "trial.json", folder / "trial.html"]
+    existing = next((file for file in files if file.exists()), None)
+    if existing and not force:
+        raise ConfigError(f"{existing} already exists; add --force to replace it, or choose another --out")
+
+    from fedloom.experiment.trial import trial as run
+
+    def progress(done: int, count: int, spent: float) -> None:
+        if not (quiet or as_json):
+            err.print(f"split {done} of {count}, {spent:.0f} s")
+
+    limits: dict[str, Any] = {} if splits is None else {"splits": splits}
+    result = run(
+        data,
+        label=label,
+        group=group,
+        drop=drop or (),
+        keep=keep or (),
+        id=id,
+        missing=cast(Missing, missing),
+        unit=unit,
+        time=() if no_time else time,
+        budget=budget or (None if splits else "10m"),
+        progress=progress,
+        methods=tuple(method or ()),
+        metric=metric,
+        worth=worth,
+        seed=seed or 0,
+        **limits,
+    )
+    text = json.dumps(result.content(), indent=1, ensure_ascii=False, allow_nan=False)
+    if folder is not None:
+        from fedloom.report import trial_page
+
+        folder.mkdir(parents=True, exist_ok=True)
+        files[0].write_text(text + "\n", encoding="utf-8")
+        files[1].write_text(trial_page.html(result, data.name), encoding="utf-8")
+    if as_json:
+        typer.echo(text)
+    elif quiet:
+        typer.echo(str(result))
+    else:
+        _show(result)
+        for file in files:
+            written("written", file)
+
+
+def _show(result: "TrialResult") -> None:
+    from fedloom.experiment.trial import sentence
+
+    table = plain_table("owner", "decision", numbers=("rows", "alone", "federated", "pooled"))
+    for name, card in result.owners.items():
+        text = sentence(card, result.metric)
+        scores = (f"{value:.3f}" if value is not None else "–" for value in (card.alone, card.federated, card.pooled))
+        table.add_row(escape(name), f"[{COLORS[card.decision]}]{escape(text)}[/]", f"{card.rows:,}", *scores)
+    for note in result.notes:
+        out.print(f"note: {escape(note)}", soft_wrap=True)
+    out.print(table)
+    low, high = result.overall["low"], result.overall["high"]
+    interval = "" if low is None or high is None else f" (95 % {low:+.3f} to {high:+.3f})"
+    metric = "AUC" if result.metric == "auc" else result.metric
+    out.print(f"mean over owners: {metric} {result.overall['gain']:+.3f}{interval}, {result.splits} splits")
+    card = next(iter(result.owners.values()))
+    out.print(f"bytes for an owner and a run of {card.method}: {card.sent:,} sent, {card.received:,} received")
+    for message in result.revealed:
+        out.print(
+            f"revealed: {message['sender']} to {message['receiver']}: {escape(message['content'])} "
+            f"({message['bytes'] / max(1, message['count']):,.0f} bytes a message)"
+        )
+    out.print(
+        f"not tried: {', '.join(result.not_tried) or 'none'}; infeasible: {len(result.infeasible)} methods (--json)"
+    )

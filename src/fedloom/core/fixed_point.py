@@ -1,0 +1,105 @@
+"""Numbers as integers modulo 2^64: their sum has the same bits in any order, on any engine, with masks or without.
+
+A number x with |x| <= LARGEST becomes round(x 2^24), an exact integer in float64; a contribution with weight w has w
+times these, and w itself. The sum of all weights may be at most `MOST_WEIGHT`, so that no sum leaves the ring.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core._trees import Shape, Template, leaves
+from fedloom.core.errors import MessageError
+
+FRACTION: Final = 24
+"""Bits behind the point: a step is 6e-8."""
+LARGEST: Final = 2.0**13
+"""Numbers beyond ± this are clipped to it."""
+MOST_WEIGHT: Final = 2**26
+"""Limit of the sum of all weights: 2^26 times 2^13 times 2^24 is 2^63."""
+
+LEAST: Final = 3
+"""The least number of parties in a sum that hides their contributions: a sum of two tells each the other's."""
+
+
+def threshold(n: int) -> int:
+    """The number of the n parties that must stay to the end of a secure sum: more than two thirds."""
+    return max(LEAST, 2 * n // 3 + 1)
+
+
+def encoded(reply: Any, weight: str | None, parties: int) -> np.ndarray:
+    """The integers (d + 1,) uint64 of a contribution: its numbers times its weight, in tree order, then the weight.
+
+    Args:
+        reply: a tree of finite tensors of floats, besides the weight.
+        weight: the name of its weight, a whole number such as `rows`; None for 1.
+        parties: the number of contributions to the sum at most; each may have an equal share of `MOST_WEIGHT`.
+
+    Raises:
+        MessageError: the weight is negative or too large, or a tensor is not of floats.
+    """
+    w = 1 if weight is None else int(reply[weight])
+    if not 0 <= w <= MOST_WEIGHT // parties:
+        raise MessageError(f"a weight must be 0 to {MOST_WEIGHT // parties} in a sum of {parties}, not {w}")
+    numbers = [np.empty(0, dtype=np.int64)]
+    for path, x in _summed(reply, weight):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise MessageError(f"{path} must be a tensor of floats to be summed")
+        clipped = x.detach().cpu().double().flatten().clamp(-LARGEST, LARGEST)
+        numbers.append((clipped * 2.0**FRACTION).round().to(torch.int64).numpy())
+    return np.append(np.concatenate(numbers) * w, w).view(np.uint64)
+
+
+def decoded(total: np.ndarray, like: Template, weight: str | None) -> tuple[int, dict[str, Any] | Tensor]:
+    """The sum of all weights, and the weighted mean as a float32 tree without the weight.
+
+    Args:
+        total: the sum (d + 1,) uint64 of contributions.
+        like: the template of a reply; every dimension must be known.
+        weight: the name of the weight.
+
+    Raises:
+        MessageError: the sum does not have the template's size, or all weights are 0.
+    """
+    whole = total.view(np.int64)
+    w = int(whole[-1])
+    if len(whole) != size(like, weight) or w <= 0:
+        raise MessageError("a sum must have the template's size and a weight above 0")
+    mean = torch.from_numpy(whole[:-1].astype(np.float64) / (w * 2.0**FRACTION)).float()
+    parts = iter(torch.split(mean, [_count(x) for _, x in _summed(like, weight)]))
+    return w, _filled(like, weight, parts)
+
+
+def size(like: Template, weight: str | None) -> int:
+    """The number d + 1 of integers of a contribution.
+
+    Raises:
+        MessageError: a dimension is unknown.
+    """
+    return 1 + sum(_count(x) for _, x in _summed(like, weight))
+
+
+def _summed(tree: Any, weight: str | None) -> Iterator[tuple[str, Any]]:
+    return ((path, leaf) for path, leaf in leaves(tree) if path != weight or weight is None)
+
+
+def _dims(leaf: Any) -> Sequence[int]:
+    dims = leaf.dims if isinstance(leaf, Shape) else tuple(leaf.shape) if isinstance(leaf, Tensor) else (None,)
+    if None in dims:
+        raise MessageError("the template of a sum must give every dimension of its tensors")
+    return [int(n) for n in dims]  # type: ignore[arg-type]
+
+
+def _count(leaf: Any) -> int:
+    return int(np.prod(_dims(leaf), dtype=np.int64))
+
+
+def _filled(like: Any, weight: str | None, parts: Iterator[Tensor]) -> Any:
+    if isinstance(like, Mapping):
+        return {key: _filled(leaf, None, parts) for key, leaf in like.items() if key != weight or weight is None}
+    if isinstance(like, list | tuple):
+        return [_filled(leaf, None, parts) for leaf in like]
+    return next(parts).reshape(_dims(like)).clone()

@@ -1,0 +1,56 @@
+"""Errors of pydantic as sentences."""
+
+from types import NoneType
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from fedloom.core.errors import did_you_mean
+from fedloom.core.renamed import renamed
+
+_KINDS: Final = {"int_": "an integer", "float_": "a number", "bool_": "true or false", "string_type": "a string"}
+"""What a setting must be, by the beginning of Pydantic's type of error."""
+
+
+def problems(error: ValidationError, model: type[BaseModel], at: str = "") -> list[str]:
+    """One sentence for each error, with the key and what is allowed."""
+    lines = []
+    for item in error.errors():
+        path = [str(p) for p in item["loc"]]
+        where = ".".join(([at] if at else []) + path)
+        if item["type"] == "extra_forbidden":
+            unknown = f"{where}: there is no such setting.{did_you_mean(path[-1], _names(model, path[:-1]))}"
+            lines.append(renamed(where) or unknown)
+        elif item["type"] == "missing":
+            lines.append(f"{where}: must be set")
+        elif item["type"] in ("model_type", "dict_type"):
+            lines.append(f"{where}: must be a table, not {item['input']!r}")
+        elif item["type"] in ("tuple_type", "list_type"):
+            lines.append(f"{where}: must be a list, such as [{item['input']!r}], not {item['input']!r}")
+        elif item["type"] == "too_short":
+            lines.append(f"{where}: must have at least {item['ctx']['min_length']}")
+        elif kind := next((name for start, name in _KINDS.items() if item["type"].startswith(start)), ""):
+            lines.append(f"{where}: must be {kind}, not {item['input']!r}")
+        else:
+            text = item["msg"].removeprefix("Value error, ").replace("Input should ", "must ")
+            given = "" if isinstance(item["input"], dict | list) else f", not {item['input']!r}"
+            named = text.startswith(f"{where}.")  # a check of several settings names them in full
+            lines.append(text if named else f"{where}: {text[0].lower() + text[1:]}{given}")
+    return lines
+
+
+def _names(model: type[BaseModel], path: list[str]) -> list[str]:
+    """The field names of the model at `path`, also within mappings and sequences of models."""
+    kind: Any = model
+    for part in path:
+        if _is_model(kind):
+            kind = kind.model_fields[part].annotation if part in kind.model_fields else None
+        else:
+            kind = next((inner for inner in reversed(get_args(kind)) if inner is not Ellipsis), None)
+        if NoneType in get_args(kind):
+            kind = next((inner for inner in get_args(kind) if _is_model(inner)), None)
+    return list(kind.model_fields) if _is_model(kind) else []
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)

@@ -1,0 +1,123 @@
+"""The settings of a user's own data, and what they were understood to mean."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from fedloom.data.tables import RawTable
+
+Missing = Literal["refuse", "median", "most-frequent", "indicator"]
+Kind = Literal["number", "category", "text"]
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How to read a user's table or pictures: settings of `[data]` with the same names."""
+
+    label: str | None = None
+    """The column to predict; None to guess it."""
+    group: str | None = None
+    """The column of the rows' owners, such as a hospital or person; None if there is none."""
+    id: str | None = None
+    """The column that names each row; never a feature."""
+    drop: tuple[str, ...] = ()
+    """Columns that are no features; "*" stands for any text."""
+    keep: tuple[str, ...] = ()
+    """The only columns that are features; empty for all; "*" stands for any text. A column named in full is kept
+    also if it looks like an identifier, and hashed if it is free text."""
+    missing: Missing = "refuse"
+    """What replaces a missing number: see `docs/data.md`."""
+    test: str | tuple[str, ...] | None = None
+    """The column that says which rows are test rows, or the names of owners whose rows are; None to draw them."""
+    unseen: tuple[str, ...] = ()
+    """Names of the owners that take part in no round; they are numbered last."""
+
+    def given(self) -> str:
+        """The names of the settings that differ from their defaults."""
+        return ", ".join(f"data.{name}" for name, value in vars(self).items() if value != getattr(GUESS, name))
+
+
+GUESS = DataOptions()
+"""No settings: everything is guessed."""
+
+
+@dataclass(frozen=True)
+class SplitColumns:
+    """Columns that say how rows may be divided into training and test rows."""
+
+    unit: str | None = None
+    """A column, such as a patient, whose rows of one value are never divided; never a feature."""
+    time: tuple[str, ...] | None = ()
+    """Columns by which rows are ordered in time, the most significant first; None to guess them. Text in them, such as
+    a date, is no feature."""
+
+
+UNORDERED = SplitColumns()
+"""Rows may be divided at random."""
+
+
+@dataclass(frozen=True, eq=False)
+class Understanding:
+    """The columns of a table and their roles, as `roles.understand` infers them."""
+
+    table: RawTable
+    """The features, with labels, owners and test rows."""
+    label: str
+    """The name of the label column."""
+    guessed: bool
+    """Whether the label was guessed."""
+    options: DataOptions
+    """The settings that were asked for."""
+    kinds: Mapping[str, Kind]
+    """The kind of each feature; a "text" is hashed."""
+    missing: Mapping[str, int]
+    """The number of missing values of each feature that has any."""
+    dropped: Mapping[str, str]
+    """Columns that are no features -> why, as a clause."""
+    notes: tuple[str, ...] = ()
+    """Sentences on everything that was decided without being asked for."""
+    kept: np.ndarray = field(default_factory=lambda: np.arange(0))
+    """Numbers of the rows that are used."""
+    group_guess: str | None = None
+    """A column that looks like the owners, if none is named."""
+    time_guess: tuple[str, ...] = ()
+    """Columns that look like a time, such as year, month and day, the most significant first."""
+    unit: np.ndarray | None = None
+    """(n,) values of `SplitColumns.unit`."""
+    time: tuple[np.ndarray, ...] = ()
+    """(n,) values of each of `SplitColumns.time`."""
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each class."""
+        numbers = np.bincount(self.table.y, minlength=len(self.table.classes)).tolist()
+        return dict(zip(self.table.classes, numbers, strict=True))
+
+    def owners(self) -> dict[str, list[int]]:
+        """Owner -> rows of each class; empty without owners."""
+        y, groups, k = self.table.y, self.table.groups, len(self.table.classes)
+        if groups is None:
+            return {}
+        return {
+            name: np.bincount(y[groups == number], minlength=k).tolist()
+            for number, name in enumerate(self.table.owners)
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Settings of `[data]` that state the decisions, as TOML values."""
+        group = self.options.group or self.group_guess
+        drop = [
+            name for name, why in self.dropped.items() if name not in (group, self.options.id) and "label" not in why
+        ]
+        values: dict[str, Any] = {"label": self.label}
+        values |= {"group": group} if group else {"partition": "iid"}
+        values |= {"id": self.options.id} if self.options.id else {}
+        values |= {"drop": drop} if drop else {}
+        values |= {"keep": list(self.options.keep)} if self.options.keep else {}
+        numbers = [name for name in self.missing if self.kinds[name] == "number"]
+        if self.options.missing != "refuse" or numbers:
+            values["missing"] = self.options.missing if self.options.missing != "refuse" else "median"
+        if self.options.test:
+            values["test"] = self.options.test if isinstance(self.options.test, str) else list(self.options.test)
+        return values | ({"unseen": list(self.options.unseen)} if self.options.unseen else {})

@@ -1,0 +1,401 @@
+"""The role of each column of a user's table: label, owner, id, split, feature, or none.
+
+`understand` decides it from the settings of `[data]`, guesses what they leave open, and says so in sentences.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedloom.core.errors import DataError, did_you_mean
+from fedloom.data.options import UNORDERED, DataOptions, Kind, SplitColumns, Understanding
+from fedloom.data.tables import MISSING, RawTable, refuse_mistakes, texts, typed
+
+LABELS = ("label", "labels", "target", "class", "y")
+"""Column names that mean a label."""
+MAX_WORDS = 50
+"""A text column with more different words is free text."""
+MIN_UNIQUE = 20
+"""A column with so many values, all different, may be an identifier."""
+_OUTCOMES = (*LABELS, "outcome", "diagnosis", "disease", "default", "churn", "activity", "digit", "result", "status")
+_OWNERS: tuple[str, ...] = (
+    "hospital",
+    "clinic",
+    "site",
+    "center",
+    "centre",
+    "institution",
+    "owner",
+    "client",
+    "bank",
+    "branch",
+    "school",
+)
+_OWNERS += (
+    "station",
+    "device",
+    "person",
+    "patient",
+    "subject",
+    "user",
+    "speaker",
+    "writer",
+    "drawer",
+    "member",
+    "group",
+)
+_IDENTIFIER = re.compile(
+    r"(^|[_\W])(ids?|uuid|guid|mrn|ssn|e-?mail|phone)$|^(idx|index|key|name|pid|record|unnamed: ?\d+)$", re.I
+)
+_CAMEL = re.compile(r"[a-z]I[dD]$")
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d\d?[./]\d\d?[./]\d{2,4}( .*)?")
+_TIMES = ("year", "month", "day", "hour", "minute", "second")
+_DATES = ("date", "datetime", "timestamp", "time")
+_SORTED = re.compile(r"\d{4}-\d\d-\d\d")
+_PARTS = {
+    **dict.fromkeys(("train", "training", "false", "0"), "train"),
+    **dict.fromkeys(("test", "testing", "true", "1"), "test"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+}
+_SEPARATORS = re.compile(r"\s*[|;,]\s*")
+
+
+@dataclass
+class _Candidates:
+    """Raw columns by name; those that have a role are taken out."""
+
+    name: str
+    values: dict[str, np.ndarray]
+    dropped: dict[str, str] = field(default_factory=dict)
+
+    def take(self, column: str, setting: str) -> np.ndarray:
+        """Remove a named column, and return its values."""
+        if column not in self.values:
+            known = [*self.values, *self.dropped]
+            if column in self.dropped:
+                raise DataError(f"data.{setting} names the column {column!r}, which is {self.dropped[column]} already.")
+            raise DataError(
+                f"data.{setting} names the column {column!r}, but {self.name!r} has only {_some(known)}."
+                f"{did_you_mean(column, known) if len(known) > 8 else ''}"
+            )
+        return self.values.pop(column)
+
+    def drop(self, column: str, reason: str) -> None:
+        """Remove a column, and record the reason."""
+        del self.values[column]
+        self.dropped[column] = reason
+
+
+def understand(
+    columns: Mapping[str, np.ndarray],
+    options: DataOptions,
+    name: str,
+    *,
+    named: Mapping[str, Sequence[str]] | None = None,
+    test: np.ndarray | None = None,
+    picture: bool = False,
+    ordered: SplitColumns = UNORDERED,
+) -> Understanding:
+    """The roles of a table's columns.
+
+    Args:
+        columns: name -> (n,) numbers, booleans, or objects that are text or None.
+        options: the settings.
+        name: of the data, for errors.
+        named: columns of class numbers -> the names of their classes.
+        test: row numbers of a test split that the files state.
+        picture: whether each row has a picture, so that other columns are no features.
+        ordered: columns whose values `Understanding.unit` and `Understanding.time` have.
+
+    Raises:
+        DataError: a named column does not exist; there is no label, one class only, or a number to predict; an owner is
+            missing; a column is free text.
+    """
+    table, named = _Candidates(name, dict(columns)), named or {}
+    notes: list[str] = []
+    if not table.values or not len(next(iter(table.values.values()))):
+        raise DataError(f"{name!r} has no rows; add rows below the header.")
+    group = None if options.group is None else table.take(options.group, "group")
+    if options.id is not None:
+        ids = table.take(options.id, "id")
+        table.dropped[options.id] = "the id"
+        if repeated := len(ids) - len(np.unique(ids.astype(str))):
+            notes.append(
+                f"Column {options.id!r} (id) repeats in {repeated} rows: rows of one id may be in training and in test."
+            )
+    split = table.take(options.test, "test") if isinstance(options.test, str) else None
+    guessed = options.label is None
+    label = options.label or _guess_label(table, list(named), picture)
+    raw = table.take(label, "label")
+    try:
+        y, classes = _classes(raw, label, name, named.get(label))
+    except DataError as error:
+        raise DataError(f"{error} The label is a guess: name it as data.label." if guessed else str(error)) from None
+    if guessed:
+        notes.append(f"The label is taken to be {label!r}: name it as data.label.")
+    owners: tuple[str, ...] = ()
+    groups = None
+    if group is not None:
+        owners, groups = _owners(group, str(options.group), options)
+    kept = _outside_split(split, y, options.test)
+    present = np.unique(y[kept])
+    if len(present) < 2:
+        only = classes[int(present[0])] if len(present) else "none"
+        raise DataError(f"Column {label!r} of {name!r} must have at least 2 classes, but has {only!r} only.")
+    if (gone := int((y < 0).sum())) > 0:
+        notes.append(f"{gone} of {len(y)} rows have no label in {label!r} and are left out.")
+    if split is not None:
+        test = np.flatnonzero(_split_parts(split, str(options.test)) == "test")
+    elif options.test:
+        test = _held_out_owners(options, owners, groups)
+    time_guess = _guess_time(columns, label)
+    unit, time = ordered.unit, time_guess if ordered.time is None else ordered.time
+    for column in (*([] if unit is None else [unit]), *time):
+        if column not in columns:
+            raise DataError(f"{name!r} has no column {column!r}, but {_some(list(columns))}.")
+        if column in table.values and (column == unit or typed(column, table.values[column]).dtype.kind == "O"):
+            table.drop(column, "the unit" if column == unit else "the time")
+    kinds: dict[str, Kind] = {}
+    if picture:
+        table.values.clear()
+    else:
+        for column in table.values.keys() & named.keys():  # class numbers become their names, or None if missing
+            codes = np.nan_to_num(table.values[column], nan=-1).astype(np.int64)
+            table.values[column] = np.array([*named[column], None], dtype=object)[codes]
+        kinds = _features(table, options, kept, notes)
+    missing = {column: count for column, values in table.values.items() if (count := int(_gaps(values[kept]).sum()))}
+    guess = None if options.group else _guess_group(columns, label, options)
+    if test is not None:
+        mask = np.zeros(len(y), dtype=bool)
+        mask[test] = True
+        test = np.flatnonzero(mask[kept]).astype(np.int64)
+        if not 0 < len(test) < len(kept):
+            raise DataError(f"{name!r} has {len(test)} test rows of {len(kept)}; both parts need rows.")
+    raw_table = RawTable(
+        name,
+        {column: values[kept] for column, values in table.values.items()},
+        y[kept],
+        classes,
+        test,
+        None if groups is None else groups[kept],
+        owners,
+    )
+    dropped = {**table.dropped, label: "the label"}
+    if options.group:
+        dropped[options.group] = "the owner"
+    if isinstance(options.test, str):
+        dropped[options.test] = "the split"
+    return Understanding(
+        raw_table, label, guessed, options, kinds, missing, dropped, tuple(notes), kept, guess,
+        time_guess, None if unit is None else columns[unit][kept], tuple(columns[column][kept] for column in time),
+    )  # fmt: skip
+
+
+def _guess_label(table: _Candidates, typed_columns: Sequence[str], picture: bool) -> str:
+    """The label column: by type, else by name, else a table's last."""
+    names = list(table.values)
+    by_name = [column for column in names if column.lower() in LABELS]
+    outcomes = [column for column in names if column.lower() in _OUTCOMES]
+    candidates = [*typed_columns] or by_name or (outcomes if len(outcomes) == 1 else [] if picture else names[-1:])
+    if len(candidates) != 1:
+        raise DataError(
+            f"{table.name!r} must have one label column, but {_some(candidates) or 'none'} of its columns "
+            f"{_some(names)} "
+            "could be it; name it as data.label."
+        )
+    return candidates[0]
+
+
+def _classes(
+    values: np.ndarray, label: str, name: str, known: Sequence[str] | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """(n,) int64 classes, -1 for a missing label, and the classes' names, sorted unless the files number them."""
+    where = f"Column {label!r} of {name!r}"
+    if values.dtype.kind == "O" and any(isinstance(value, list | tuple | set | np.ndarray) for value in values):
+        raise DataError(f"{where} holds several labels in a row; fedloom predicts one class: choose another label.")
+    gaps = _gaps(values)
+    if known is not None:
+        return np.where(gaps, -1, np.nan_to_num(values, nan=-1)).astype(np.int64), tuple(known)
+    values = typed(label, values)
+    present = values[~gaps]
+    if values.dtype.kind == "f":
+        if not np.array_equal(present, np.floor(present)):
+            raise DataError(
+                f"{where} holds decimal numbers, such as {present[present != np.floor(present)][0]:g}: predicting a "
+                "number (regression) is not supported; choose a class column, or divide the numbers into classes first."
+            )
+        present = present.astype(np.int64)
+    names, codes = np.unique(present, return_inverse=True)
+    if len(names) > max(MAX_WORDS, len(present) // 10):
+        raise DataError(
+            f"{where} has {len(names)} different values in {len(present)} rows: it looks like "
+            f"{'a number to predict (regression)' if present.dtype.kind != 'O' else 'free text or an id'}, which is "
+            "not "
+            "supported; choose a class column, or divide the values into classes first."
+        )
+    if present.dtype.kind == "O":
+        parts = [_SEPARATORS.split(word) for word in names]
+        single = {part[0] for part in parts if len(part) == 1}
+        if any(len(part) > 1 and set(part) <= single for part in parts):
+            raise DataError(
+                f"{where} holds several labels in a row, such as {next(w for w in names if _SEPARATORS.search(w))!r}; "
+                "fedloom predicts one class: choose another label, or write each combination as one word."
+            )
+    y = np.full(len(values), -1, dtype=np.int64)
+    y[~gaps] = codes
+    return y, tuple(str(word) for word in names)
+
+
+def _owners(values: np.ndarray, column: str, options: DataOptions) -> tuple[tuple[str, ...], np.ndarray]:
+    """Names of the owners, the unseen ones last, and (n,) int64 owner of each row."""
+    gaps = _gaps(values)
+    if gaps.any():
+        raise DataError(
+            f"Column {column!r} (data.group) must name an owner in each row, but {gaps.sum()} of {len(gaps)} are "
+            "empty; "
+            "correct or drop those rows."
+        )
+    words = values.astype(np.int64) if values.dtype.kind == "f" and np.array_equal(values, np.floor(values)) else values
+    words = texts(column, words) if words.dtype.kind not in "biuf" else words
+    names, codes = np.unique(words, return_inverse=True)
+    if len(names) < 2 or len(names) > len(values) // 2:
+        raise DataError(
+            f"Column {column!r} (data.group) has {len(names)} owners in {len(values)} rows; there must be at least 2, "
+            "with 2 rows each on average. Name another column."
+        )
+    order = [str(word) for word in names]
+    for owner in {*options.unseen, *(options.test if isinstance(options.test, tuple) else ())}:
+        if owner not in order:
+            raise DataError(f"There is no owner {owner!r} in column {column!r}.{did_you_mean(owner, order)}")
+    last = sorted(range(len(order)), key=lambda number: order[number] in options.unseen)
+    places = np.argsort(last)
+    return tuple(order[number] for number in last), places[codes].astype(np.int64)
+
+
+def _split_parts(values: np.ndarray, column: str) -> np.ndarray:
+    """(n,) "train", "test" or "validation" of each row."""
+    if values.dtype.kind == "f" and np.array_equal(values, np.floor(values)):
+        values = values.astype(np.int64)
+    words = [str(value).strip().lower() for value in values]
+    odd = sorted(set(words) - _PARTS.keys())
+    if odd:
+        raise DataError(
+            f"Column {column!r} (data.test) must say train or test (or false or true, 0 or 1) in each row, but has "
+            f"{odd[0]!r}."
+        )
+    return np.array([_PARTS[word] for word in words])
+
+
+def _outside_split(split: np.ndarray | None, y: np.ndarray, column: object) -> np.ndarray:
+    """Numbers of the rows that have a label and are for training or testing."""
+    used = y >= 0
+    return np.flatnonzero(used if split is None else used & (_split_parts(split, str(column)) != "validation"))
+
+
+def _held_out_owners(options: DataOptions, owners: Sequence[str], groups: np.ndarray | None) -> np.ndarray:
+    """Rows of the owners that `data.test` names."""
+    if groups is None:
+        raise DataError(f"data.test names owners, {_some(options.test or ())}; name their column as data.group.")
+    return np.flatnonzero(np.isin(groups, [owners.index(name) for name in options.test or ()]))
+
+
+def _guess_group(columns: Mapping[str, np.ndarray], label: str, options: DataOptions) -> str | None:
+    """A column that looks like the rows' owners, by its name and its number of values."""
+    for column, values in columns.items():
+        word = re.sub(r"[_\W]?(id|no|nr|name|code)$", "", column.lower())
+        plausible = column not in (label, options.id) and word.split("_")[-1] in _OWNERS and not _gaps(values).any()
+        if plausible and 2 <= len(np.unique(values.astype(str))) <= max(2, len(values) // 10):
+            return column
+    return None
+
+
+def _guess_time(columns: Mapping[str, np.ndarray], label: str) -> tuple[str, ...]:
+    """Columns that order the rows in time: year, month, day and so on, or one of dates that sort as text."""
+    lower = {column.lower(): column for column in columns if column != label}
+    parts = [lower[part] for part in _TIMES if part in lower]
+    if len(parts) > 1 and parts[0] == lower.get("year") and not any(_gaps(columns[part]).any() for part in parts):
+        return tuple(parts)
+    dates = [lower[word] for word in _DATES if word in lower]
+    words = [] if len(dates) != 1 else columns[dates[0]].tolist()
+    return tuple(dates) if words and all(isinstance(w, str) and _SORTED.match(w) for w in words) else ()
+
+
+def _features(table: _Candidates, options: DataOptions, kept: np.ndarray, notes: list[str]) -> dict[str, Kind]:
+    """The kind of each feature. Other columns are dropped, with a reason."""
+    for setting, patterns in (("drop", options.drop), ("keep", options.keep)):
+        for pattern in patterns:
+            if not any(_matches(pattern, column) for column in table.values):
+                table.take(pattern, setting)  # raises
+    for column in [*table.values]:
+        if any(_matches(pattern, column) for pattern in options.drop):
+            table.drop(column, "dropped as you said")
+        elif options.keep and not any(_matches(pattern, column) for pattern in options.keep):
+            table.drop(column, "not in data.keep")
+    kinds: dict[str, Kind] = {}
+    free: dict[str, str] = {}
+    for column in [*table.values]:
+        table.values[column] = values = typed(column, table.values[column])
+        known = values[kept][~_gaps(values[kept])]
+        different = len(np.unique(known))
+        reason = "" if column in options.keep else _suspicion(column, known, len(kept))
+        if different < 2 and (not different or len(known) == len(kept)):
+            table.drop(column, "empty" if not different else "the same in every row")
+        elif reason:
+            table.drop(column, reason)
+            notes.append(f"Column {column!r} is dropped: it is {reason}. Name it in data.keep to use it.")
+        elif values.dtype.kind != "O":
+            kinds[column] = "number"
+        else:
+            refuse_mistakes(column, known)
+            kinds[column] = "category" if different <= MAX_WORDS else "text"
+            if kinds[column] == "text" and column not in options.keep:
+                free[column] = f"{different} different {'dates' if _dates(known) else 'texts'}"
+    if free:
+        raise DataError(
+            f"{table.name!r} has {'a column' if len(free) == 1 else 'columns'} of free text: "
+            f"{', '.join(f'{column!r} ({what})' for column, what in free.items())}. Leave out with data.drop = "
+            f"{list(free)}, or name in data.keep, as in {['*', *free]}, to hash each word into one of 32 columns."
+        )
+    if not table.values:
+        raise DataError(f"{table.name!r} has no column that can be a feature: {table.dropped}. Name some in data.keep.")
+    return kinds
+
+
+def _suspicion(column: str, known: np.ndarray, rows: int) -> str:
+    """Why a column is probably an identifier; "" if it is not."""
+    if _IDENTIFIER.search(column) or _CAMEL.search(column):
+        return "an identifier by its name"
+    if not len(np.unique(known)) == len(known) >= MIN_UNIQUE:
+        return ""
+    if known.dtype.kind == "O":
+        words = not _dates(known) and np.mean([len(word.split()) for word in known]) < 3
+        return "an identifier: another word in every row" if words else ""
+    counts = len(known) == rows and known.max() - known.min() == rows - 1
+    return "an identifier: it counts the rows" if counts else ""
+
+
+def _dates(known: np.ndarray) -> bool:
+    return sum(bool(_DATE.fullmatch(word)) for word in known) > len(known) / 2
+
+
+def _matches(pattern: str, column: str) -> bool:
+    return pattern == column or (
+        "*" in pattern and bool(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), column))
+    )
+
+
+def _gaps(values: np.ndarray) -> np.ndarray:
+    """(n,) whether each value is missing."""
+    if values.dtype.kind == "f":
+        return np.asarray(np.isnan(values))
+    if values.dtype.kind != "O":
+        return np.zeros(len(values), dtype=bool)
+    return np.array(
+        [v is None or v != v or (isinstance(v, str) and v.strip() in ("", MISSING)) for v in values], dtype=bool
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, [*names][:12])) + (", …" if len(names) > 12 else "")

@@ -1,0 +1,332 @@
+"""The folder of one trained classifier, which plain PyTorch opens: weights, architecture, preprocessing, classes.
+
+`model.safetensors` has the state dict, `network.py` the architecture as one class and the reading of rows, `model.json`
+all else, and `predict.py` uses them. They need torch and safetensors (Pillow for images), and nothing of fedloom.
+fedloom itself reads a folder as untrusted input: it builds its own networks by name and runs no code of the folder,
+except a `network.py` that the caller trusts.
+"""
+
+import importlib.util
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from fedloom import models
+from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.problems import problems
+from fedloom.data.encoder import ColumnEncoder, RawNumber, TableEncoder
+from fedloom.deploy.folder import LARGEST_MANIFEST, digest, readable, validating
+from fedloom.deploy.rows import RawRows, column_values, encode_images, read_rows
+from fedloom.experiment.checkpoint import write_atomically
+
+MODEL, WEIGHTS, NETWORK, PREDICT = "model.json", "model.safetensors", "network.py", "predict.py"
+_HEX = Field(pattern="^[0-9a-f]{64}$")
+
+
+class ModelInputs(BaseModel):
+    """How raw rows become inputs of a network: (values - mean) / scale, with `fill` for missing numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["table", "image"]
+    shape: tuple[int, ...] = Field(min_length=1, max_length=3)
+    columns: tuple[dict[str, Any], ...] = ()
+    """Of a table, the rule of each raw column: see `TableEncoder.to_dict`."""
+    fill: tuple[float, ...] = ()
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+
+class ModelManifest(BaseModel):
+    """The content of `model.json`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal["fedloom-model/1"] = "fedloom-model/1"
+    fedloom: str
+    """The version that wrote it."""
+    owner: str
+    """A client, or "server" for the model that all clients share."""
+    method: str
+    eval_mode: str
+    """The method's evaluation mode in which the model was used, such as after fine-tuning; "" for none."""
+    round: int = Field(ge=0)
+    classes: tuple[str, ...] = Field(min_length=2, max_length=1 << 16)
+    model: str | None
+    """The name of a network of fedloom that has these weights; None if only `network.py` defines it."""
+    norm: Literal["group", "batch", "none"] | None
+    inputs: ModelInputs
+    network_sha256: str = _HEX
+    state_sha256: str = _HEX
+    state_bytes: int = Field(ge=8, le=1 << 36)
+
+
+def write_model(folder: Path, values: Mapping[str, Any], state: Mapping[str, Tensor], network: str) -> None:
+    """Write a folder, the manifest last.
+
+    Args:
+        folder: created if missing.
+        values: of a `ModelManifest`, except those of the files.
+        state: the state dict.
+        network: the source of the class `Network`.
+    """
+    weights = save_tensors(dict(state))
+    inputs: ModelInputs = values["inputs"]
+    source = network_file(network, inputs).encode()
+    manifest = ModelManifest(
+        **values, network_sha256=digest(source), state_sha256=digest(weights), state_bytes=len(weights)
+    )
+    text = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    usage = "ROWS.csv" if inputs.kind == "table" else "IMAGE.png"
+    for name, data in (
+        (WEIGHTS, weights), (NETWORK, source), (PREDICT, _PREDICT.replace("ROWS", usage).encode()),
+        (MODEL, text.encode()),
+    ):  # fmt: skip
+        write_atomically(folder / name, data)
+
+
+def load_model(folder: str | Path, *, trust: Collection[str] = ()) -> "DeployedModel":
+    """A classifier from its folder, written by `export`.
+
+    Args:
+        folder: with `model.json`.
+        trust: "network.py" to run the folder's own, which a network that is not fedloom's needs.
+
+    Raises:
+        CheckpointError: the folder is incomplete, altered, or invalid.
+        ConfigError: it needs a `network.py` that is not in `trust`.
+    """
+    path = Path(folder)
+    manifest = read_model(path)
+    with readable(path / WEIGHTS):
+        known = (path / WEIGHTS).stat().st_size == manifest.state_bytes
+        data = (path / WEIGHTS).read_bytes() if known else b""
+    if digest(data) != manifest.state_sha256:
+        raise CheckpointError(f"{path / WEIGHTS} is not the file that {MODEL} describes; copy the folder again")
+    with validating(path):
+        state = load_tensors(data)
+        if not all(value.isfinite().all() for value in state.values()):
+            raise CheckpointError("a weight is not finite")
+        shape, count = manifest.inputs.shape, len(manifest.classes)
+        if manifest.model is not None:
+            with torch.device("meta"):
+                network = models.build(manifest.model, shape, count, manifest.norm)
+    if manifest.model is None:
+        network = _own_network(path, manifest, trust)
+    with validating(path):
+        network.load_state_dict(state, assign=True)
+        return DeployedModel(manifest, network.eval())
+
+
+def read_model(folder: Path) -> ModelManifest:
+    """The content of a folder's `model.json`.
+
+    Raises:
+        CheckpointError: it is missing or invalid.
+    """
+    path = folder / MODEL
+    with readable(path):
+        if path.stat().st_size > LARGEST_MANIFEST:
+            raise CheckpointError(f"{path} is larger than {LARGEST_MANIFEST:,} bytes; copy the folder again")
+        values = json.loads(path.read_bytes())
+    try:
+        manifest = ModelManifest(**values)
+    except (ValidationError, TypeError) as error:
+        lines = problems(error, ModelManifest) if isinstance(error, ValidationError) else [str(error)]
+        raise CheckpointError("\n".join([f"{path} is not valid:", *(line[:300] for line in lines)])) from None
+    if manifest.model is not None and ":" in manifest.model:
+        raise CheckpointError(f"{path} names {manifest.model!r}, which is not a network of fedloom")
+    return manifest
+
+
+def _own_network(path: Path, manifest: ModelManifest, trust: Collection[str]) -> nn.Module:
+    file = path / NETWORK
+    if not {NETWORK, str(file)} & {*trust}:
+        raise ConfigError(
+            f"{path} has a network that is not one of fedloom's, in {NETWORK}, whose code would be executed; if you "
+            f"trust it, add --trust {NETWORK}, or trust=[{NETWORK!r}]"
+        )
+    with readable(file):
+        source = file.read_bytes()
+    if digest(source) != manifest.network_sha256:
+        raise CheckpointError(f"{file} is not the file that {MODEL} describes; copy the folder again")
+    return network_class(file)()
+
+
+def network_class(file: Path) -> type[nn.Module]:
+    """The class `Network` of a file, which is executed."""
+    spec = importlib.util.spec_from_file_location(f"network_{digest(str(file).encode())[:16]}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    kind: type[nn.Module] = module.Network
+    return kind
+
+
+class DeployedModel:
+    """A trained classifier.
+
+    Attributes:
+        manifest: the content of its `model.json`.
+        network: the module, in evaluation mode.
+        classes: K names.
+        recipe: what `read_rows` needs to read a file of rows.
+    """
+
+    def __init__(self, manifest: ModelManifest, network: nn.Module) -> None:
+        self.manifest, self.network, self.classes = manifest, network, manifest.classes
+        inputs = manifest.inputs
+        numbers = {"mean": inputs.mean, "scale": inputs.scale} | ({"fill": inputs.fill} if inputs.fill else {})
+        for name, values in numbers.items():
+            if len(values) != inputs.shape[0]:
+                raise CheckpointError(f"{name} has {len(values)} numbers, but the network takes {inputs.shape[0]}")
+        if min(inputs.scale) <= 0:
+            raise CheckpointError("scale must be above 0")
+        self._rules = [_rule(column) for column in inputs.columns]
+        table = {"kind": "table", "columns": [{"name": rule.name} for rule in self._rules]}
+        image = {"kind": "cells", "shape": list(inputs.shape), "grid": [1, 1], "cells": [0]}
+        self.recipe: dict[str, Any] = table if inputs.kind == "table" else image
+        if inputs.kind == "table" and sum(len(rule.names) for rule in self._rules) != inputs.shape[0]:
+            raise CheckpointError(f"its columns do not give the {inputs.shape[0]} numbers that its network takes")
+
+    def predict(self, rows: RawRows) -> np.ndarray:
+        """Probabilities (n, K) float32 of new rows: see `fedloom.deploy.rows.RawRows`.
+
+        Raises:
+            DataError: the rows do not fit.
+        """
+        x = torch.from_numpy(self.encode(rows))
+        with torch.inference_mode():
+            parts = [torch.softmax(self.network(part), -1) for part in torch.split(x, 256)]
+        out: np.ndarray = torch.cat(parts).float().numpy()
+        return out
+
+    def encode(self, rows: RawRows) -> np.ndarray:
+        """(n, *shape) float32, the network's input."""
+        inputs = self.manifest.inputs
+        if inputs.kind == "table":
+            x = self._table(rows)
+        else:
+            data: Any = read_rows(Path(rows), self.recipe)[0] if isinstance(rows, str | Path) else rows
+            if isinstance(data, Mapping):
+                raise DataError("This model takes images: a uint8 array (n, C, H, W) or files, not columns of a table.")
+            x = encode_images(self.recipe, inputs.shape, data if isinstance(data, np.ndarray) else list(data))
+        if not len(x):
+            raise DataError("At least one row is needed, but there is none.")
+        broadcast = (-1, *[1] * (len(inputs.shape) - 1))
+        mean, scale = (np.array(v, dtype=np.float32).reshape(broadcast) for v in (inputs.mean, inputs.scale))
+        if inputs.fill:
+            x = np.where(np.isnan(x), np.array(inputs.fill, dtype=np.float32), x)
+        out: np.ndarray = ((x.astype(np.float32) - mean) / scale).astype(np.float32)
+        return out
+
+    def _table(self, rows: RawRows) -> np.ndarray:
+        rules = self._rules
+        data: Any = read_rows(Path(rows), self.recipe)[0] if isinstance(rows, str | Path) else rows
+        if not hasattr(data, "keys"):
+            raise DataError(f"This model takes rows of a table: a CSV file, or column -> values, not {type(data)}.")
+        missing = [rule.name for rule in rules if rule.name not in data.keys()]  # noqa: SIM118 - or a data frame
+        if missing:
+            raise DataError(f"The rows must have the columns of this model, but {missing[0]!r} is missing.")
+        parts = [rule.encode(column_values(rule, np.asarray(data[rule.name]))) for rule in rules]
+        if len({len(part) for part in parts}) > 1:
+            raise DataError("All columns must have the same number of rows.")
+        return np.concatenate(parts, axis=1)
+
+
+def _rule(column: dict[str, Any]) -> ColumnEncoder:
+    if column.keys() <= {"name", "gaps", "indicator"}:
+        return RawNumber(**column)
+    return TableEncoder.from_dict({"columns": [column], "dropped": []}).columns[0]
+
+
+# -- files of plain PyTorch ----------------------------------------------------------------------------------------
+
+_PREDICT = '''"""Predict new rows: python predict.py ROWS. It needs torch and safetensors, and the files beside it."""
+import sys
+import torch
+from network import INFO, load, read_rows
+
+with torch.inference_mode():
+    probabilities = load()(read_rows(sys.argv[1])).softmax(-1)
+print("predicted", *INFO["classes"], sep=",")
+for row in probabilities.tolist():
+    print(INFO["classes"][row.index(max(row))], *(f"{p:.6f}" for p in row), sep=",")
+'''
+_NETWORK = '''"""A trained network and the preprocessing of its rows, in plain PyTorch; fedloom is not needed."""
+{imports}
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import device, inf, nan, nn  # noqa: F401
+
+FOLDER = Path(__file__).parent
+INFO = json.loads((FOLDER / "model.json").read_text(encoding="utf-8"))
+
+
+{network}
+
+def load():
+    """The trained network, in evaluation mode."""
+    network = Network()
+    network.load_state_dict(load_file(FOLDER / "model.safetensors"))
+    return network.eval()
+
+
+{rows}'''
+_TABLE_ROWS = '''def read_rows(path):
+    """Inputs (n, F) of the rows of a CSV file, as in training. Columns are found by name."""
+    inputs = INFO["inputs"]
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        table = list(csv.DictReader(file))
+    rows = [[number for column in inputs["columns"] for number in encode(column, row[column["name"]])] for row in table]
+    x, mean, scale = torch.tensor(rows), torch.tensor(inputs["mean"]), torch.tensor(inputs["scale"])
+    if inputs["fill"]:
+        x = torch.where(x.isnan(), torch.tensor(inputs["fill"]), x)
+    return (x - mean) / scale
+
+
+def encode(column, word):
+    """The numbers of one value: a number, a one-hot word, or counts of hashed words."""
+    word = word.strip()
+    missing = word in ("", "?", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "null", "NULL", "None")
+    if "words" in column:
+        hot = [float(known == ("?" if missing else word)) for known in column["words"]]
+        return hot + [1.0 - sum(hot)] * bool(column.get("other"))
+    if "width" in column:
+        counts = torch.zeros(column["width"])
+        for part in re.findall(r"\\w+", ("?" if missing else word).casefold()):
+            counts[int.from_bytes(hashlib.sha256(part.encode()).digest()[:8], "big") % column["width"]] += 1
+        return (counts / counts.norm().clamp(min=1e-12)).tolist()
+    number = float("nan") if missing else float(word)
+    return [number, float(missing)] if column.get("indicator") else [number]
+'''
+_IMAGE_ROWS = '''def read_rows(path):
+    """The input (1, C, H, W) of an image file."""
+    inputs = INFO["inputs"]
+    channels, height, width = inputs["shape"]
+    image = Image.open(path).convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])
+    if image.size != (width, height):
+        raise ValueError(f"{path} must have {width}x{height} pixels, not {image.size}")
+    x = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(1, height, width, channels)
+    mean, scale = (torch.tensor(inputs[name]).view(-1, 1, 1) for name in ("mean", "scale"))
+    return (x.permute(0, 3, 1, 2) - mean) / scale
+'''
+
+
+def network_file(network: str, inputs: ModelInputs) -> str:
+    """The content of `network.py`, given the source of its class."""
+    table = inputs.kind == "table"
+    imports = "import csv\nimport hashlib\nimport json\nimport re" if table else "import json"
+    text = _NETWORK.format(imports=imports, network=network, rows=_TABLE_ROWS if table else _IMAGE_ROWS)
+    return text if table else text.replace("import torch\n", "import torch\nfrom PIL import Image\n", 1)

@@ -1,0 +1,106 @@
+"""A trial: should these owners federate, how, and who gains?
+
+Each of several splits divides every owner's rows into training and test rows. All candidates are trained on a part of
+the training rows and scored on the rest, the validation rows. The best for federating, for training alone and on pooled
+rows are then trained on all training rows and scored on the test rows, which no choice has seen: the choice of the
+method is not counted as gain. The differences of federating and training alone, paired by owner and split, decide.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.errors import ConfigError
+from fedloom.data.dataset import Dataset
+from fedloom.data.options import DataOptions, Missing, SplitColumns
+from fedloom.experiment.trial.owners import Owners, held_owners, owners_of, read_owners
+from fedloom.experiment.trial.result import METRICS, OwnerCard, TrialConfig, TrialResult, sentence
+from fedloom.experiment.trial.run import run_trial
+
+__all__ = [
+    "METRICS",
+    "OwnerCard",
+    "Owners",
+    "TrialConfig",
+    "TrialResult",
+    "owners_of",
+    "read_owners",
+    "run_trial",
+    "seconds",
+    "sentence",
+    "trial",
+]
+
+
+def trial(
+    data: Any,
+    *,
+    label: str | None = None,
+    group: Any = None,
+    id: str | None = None,
+    drop: Sequence[str] = (),
+    keep: Sequence[str] = (),
+    missing: Missing = "indicator",
+    unit: str | None = None,
+    time: str | Sequence[str] | None = None,
+    budget: str | float | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+    **settings: Any,
+) -> TrialResult:
+    """Find out whether owners of data should federate, how, and who gains.
+
+    Args:
+        data: the path of a CSV or Parquet file or of a folder of pictures, columns by name, or a data frame, with label
+            and group. Or arrays (X, y) with group, a `Dataset` with groups, or a list with arrays, a frame or a torch
+            Dataset for each owner.
+        label: the column of classes.
+        group: the column of owners, such as hospitals; or the owner (n,) of each row of arrays.
+        id: the column that names each row, such as a patient; rows of one id are never split.
+        drop, keep, missing: see `fedloom.data.own.read_data`.
+        unit: a column, such as a recording, whose rows of one value are never split between training and test.
+        time: columns by which rows are ordered, such as ["year", "month"]: test rows then come after training rows.
+            None: columns that look like it; () for random splits.
+        budget: time, such as "10m", or seconds; None for no limit, so that equal seeds give equal results.
+        progress: called after each split with its number, the number of splits, and the seconds so far.
+        **settings: of `TrialConfig`, such as `splits=20`, `methods=["fedavg-ft"]`, `metric="accuracy"`, `worth=0.02`.
+
+    Raises:
+        DataError: the data cannot be read, or owners have too few rows.
+        ConfigError: a setting is invalid, or a method cannot be tried.
+    """
+    known = TrialConfig.__dataclass_fields__
+    unknown = next((name for name in settings if name not in known), None)
+    if unknown:
+        raise ConfigError(f"a trial has no setting {unknown!r}; choose from {', '.join(known)}")
+    values: dict[str, Any] = {k: tuple(value) if isinstance(value, list) else value for k, value in settings.items()}
+    config = TrialConfig(**values | ({} if budget is None else {"seconds": seconds(budget)}))
+    if isinstance(data, Dataset):
+        return run_trial(owners_of(data), config, progress=progress)
+    if isinstance(data, list | tuple):
+        from fedloom.experiment.objects import data_settings
+
+        held = data_settings(data, label=label, group=group)["name"]
+        return run_trial(held_owners(held), config, progress=progress)
+    if isinstance(data, str | Path) and not Path(data).expanduser().is_dir() and not (label and group):
+        raise ConfigError(
+            f"a trial of {data} needs label, the column of classes, and group, the column of owners: fedloom data "
+            f"{data} lists the columns"
+        )
+    options = DataOptions(label, group, id, tuple(drop), tuple(keep), missing)
+    order = (time,) if isinstance(time, str) else time if time is None else tuple(time)
+    return run_trial(read_owners(data, options, SplitColumns(unit or id, order)), config, progress=progress)
+
+
+def seconds(budget: str | float) -> float:
+    """A time in seconds: a number, or text such as "90s", "10m" or "2h".
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(budget, int | float):
+        return float(budget)
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", budget.strip())
+    if parts is None:
+        raise ConfigError(f"budget must be a time such as 90s, 10m or 2h, not {budget!r}")
+    return float(parts[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[parts[2]]

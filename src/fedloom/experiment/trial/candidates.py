@@ -1,0 +1,217 @@
+"""The candidates of a trial: which methods are feasible, and the training of one of them.
+
+A candidate runs on the core alone: parties, an engine, rounds. Nothing is written.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fedloom import methods, models
+from fedloom.core import graphs
+from fedloom.core.context import ClientContext, Rows
+from fedloom.core.federation import Federation
+from fedloom.core.ledger import Ledger
+from fedloom.core.method import NEEDS, Method
+from fedloom.core.party import Party
+from fedloom.data.dataset import Dataset
+from fedloom.engines import LocalEngine
+from fedloom.experiment.assignment import rows_of
+from fedloom.experiment.networks import assign_groups
+from fedloom.models.black_boxes import make
+
+FEASIBLE: Final = {"one network", "same feature dim", "architecture groups"}
+"""Needs that owners with labeled rows alone can meet."""
+TRIED: Final = ("fedavg-ft", "afind-plus", "ditto", "fedproto")
+"""The methods of a trial by default, of the families averaging, peer and meta."""
+ALONE: Final = "alone"
+"""Training alone with the local training of the others: a method of the family `peer` without messages."""
+FOREST: Final = "forest"
+"""A candidate for training alone and on pooled rows: a random forest, which no method here federates."""
+RECIPE: Final = {"epochs": 2, "personal_head": False, "clients_per_round": None, "local_steps": 10}
+"""Settings of all methods that have them, so that they train alike: whole models, all owners in each round."""
+BATCHES: Final = 12
+"""Batches in an epoch of an owner of median size, if they have 16 to 128 rows."""
+LINEAR: Final = ("fedavg", "fedavg-ft", "gossip", ALONE)
+"""Methods that take a network without a hidden layer."""
+OWN_HEADS: Final = {"personal_head": True}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train.
+
+    Attributes:
+        method: a registered method, or `FOREST`.
+        model: a network's name; "" for a forest.
+        params: settings of the method that differ from its defaults.
+        note: a remark for people, such as "own heads".
+    """
+
+    method: str
+    model: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in reports: method and remark."""
+        return f"{self.method} ({self.note})" if self.note else self.method
+
+    @property
+    def text(self) -> str:
+        """The label with model and rate."""
+        rate = f", rate {self.params['lr']:g}" if "lr" in self.params else ""
+        return f"{self.label}{f', {self.model}' if self.model else ''}{rate}"
+
+
+def infeasible(owners: int) -> dict[str, str]:
+    """The methods that a trial cannot run, with the reason."""
+    reasons = {}
+    for name, method in methods.registry().items():
+        lacking = [need for need in method.needs if need not in FEASIBLE]
+        if method.setting == "vertical":
+            reasons[name] = "needs owners with different columns of the same rows, not different rows"
+        elif lacking:
+            reasons[name] = (
+                f"needs {lacking[0]}: {NEEDS[lacking[0]][1][0].lower()}{NEEDS[lacking[0]][1][1:].rstrip('.')}"
+            )
+        elif method.min_clients > owners:
+            reasons[name] = f"needs at least {method.min_clients} owners"
+    return reasons
+
+
+def candidates(names: Sequence[str], networks: Sequence[str], rates: Sequence[float], rows: int) -> list[Candidate]:
+    """The candidates of methods, for each network and learning rate of SGD, for owners of so many rows."""
+    found, recipe = [], {**RECIPE, "batch_size": min(128, max(16, rows // BATCHES))}
+    for name in names:
+        method = methods.find(name)
+        fields = method.config.model_fields.keys() - method.fixed.keys()
+        base = {key: value for key, value in recipe.items() if key in fields}
+        grid: list[dict[str, Any]] = [{"lr": rate} for rate in rates] if {"lr", "momentum"} <= fields else [{}]
+        heads = [(base, "")]
+        if name == "fedavg-ft":
+            heads.append(({**base, **OWN_HEADS}, "own heads"))
+        found += [
+            Candidate(name, network, {**params, **rate}, note)
+            for params, note in heads
+            for network in networks
+            for rate in grid
+            if network != "linear" or (name in LINEAR and not note)  # a linear model is all head
+        ]
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What a candidate predicts.
+
+    Attributes:
+        probabilities: by (rounds, evaluation mode), of each owner's rows (n_i, K); nan where training diverged.
+        ledger: all messages; None for a forest.
+    """
+
+    probabilities: Mapping[tuple[int, str], list[np.ndarray]]
+    ledger: Ledger | None
+
+
+def train(
+    candidate: Candidate,
+    data: Dataset,
+    fitted: Sequence[np.ndarray],
+    judged: Sequence[Sequence[np.ndarray]],
+    points: Sequence[int],
+    seed: int,
+) -> Outputs:
+    """Train one candidate.
+
+    Args:
+        candidate: the method, network and settings.
+        data: the rows of all owners, standardized.
+        fitted: training rows of each party.
+        judged: for each party, the sets of rows to predict: its own; on pooled rows, those of all owners.
+        points: numbers of rounds after which parties are evaluated.
+        seed: of initial weights and batches.
+    """
+    if candidate.method == FOREST:
+        found = [_forest(data, rows, sets, seed) for rows, sets in zip(fitted, judged, strict=True)]
+        return Outputs({(0, ""): [part for parts in found for part in parts]}, None)
+    method = methods.find(candidate.method)
+    cfg = method.configure(params=dict(candidate.params))
+    parties, server, fed = _federation(method, cfg, candidate.model, data, fitted, seed)
+    modes = ["", *(mode for mode in cfg.eval_modes if not mode.startswith("0 "))]
+    results: dict[tuple[int, str], list[np.ndarray]] = {}
+    pools = [[rows_of(data.x, data, part, "cpu", data.y) for part in sets] for sets in judged]
+    for t in range(max(points)):
+        fed.round = t
+        for _ in method.round(fed, server, tuple(range(len(parties))), cfg, t):
+            pass
+        if t + 1 in points:
+            broadcast = server.broadcast() if server is not None else {}
+            for mode in modes:
+                results[t + 1, mode] = [
+                    part
+                    for party, sets in zip(parties, pools, strict=True)
+                    for part in _probabilities(party, sets, mode, broadcast)
+                ]
+    return Outputs(results, fed.ledger)
+
+
+def _federation(
+    method: Method,
+    cfg: Any,
+    model: str,
+    data: Dataset,
+    fitted: Sequence[np.ndarray],
+    seed: int,
+) -> tuple[list[Party[Any]], Party[Any] | None, Federation]:
+    count, classes = len(fitted), len(data.classes)
+    build = partial(models.build, model, data.input_shape, classes, seed=seed)
+    server_context = ClientContext(id=0, seed=seed, parties=count, classes=classes, network=build)
+    contexts = [
+        replace(
+            server_context, id=i, neighbours=graphs.Others(count, i), data=rows_of(data.x, data, rows, "cpu", data.y)
+        )
+        for i, rows in enumerate(fitted)
+    ]
+    if "architecture groups" in method.needs:
+        server_context, contexts = assign_groups(server_context, contexts, [build] * count, [model] * count)
+    parties = [method.client(cfg, context) for context in contexts]
+    server = method.server(cfg, server_context) if method.server else None
+    shapes = {}
+    if "one network" in method.needs:
+        shapes = {k: p.detach().to("meta") for k, p in build().named_parameters() if p.requires_grad}
+    name = "coordinator" if server is None else server.ROLE or type(server).__name__.lower()
+    return (
+        parties,
+        server,
+        Federation(LocalEngine(parties, seed=seed), seed=seed, coordinator=name, param_shapes=shapes),
+    )
+
+
+def _probabilities(
+    party: Party[Any], sets: Sequence[Rows], mode: str, broadcast: Mapping[str, Any]
+) -> Iterator[np.ndarray]:
+    with party.scratch():
+        party.prepare(eval_mode=mode, broadcast=broadcast)
+        for rows in sets:
+            logits = party.infer(rows.every) if len(rows) else torch.zeros(0, party.context.classes)
+            yield torch.softmax(logits, -1).double().cpu().numpy()
+
+
+def _forest(data: Dataset, fitted: np.ndarray, sets: Sequence[np.ndarray], seed: int) -> list[np.ndarray]:
+    classes = len(data.classes)
+    model = make(FOREST, data.input_shape, classes, seed)
+    flat = data.x.reshape(len(data.x), -1)
+    model.fit(flat[fitted], data.y[fitted])
+    results = []
+    for rows in sets:
+        out = np.zeros((len(rows), classes))
+        if len(rows):
+            out[:, model.classes_] = model.predict_proba(flat[rows])
+        results.append(out)
+    return results

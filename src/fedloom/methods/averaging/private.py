@@ -1,0 +1,153 @@
+"""Differential privacy of averaged weights: DP-SGD at the clients, or DP-FedAvg at the server.
+
+Papers: M. Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Algorithm 1, for `unit = "rows"`; H. B.
+McMahan, D. Ramage, K. Talwar, L. Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, for
+`unit = "clients"`.
+
+    rows     each step takes a random subset of the own rows, each included with probability q = batch_size / n; clips
+             each row's gradient to C; adds noise of standard deviation σ C to the sum; divides by q n
+    clients  the server clips each client's update to C, adds noise of standard deviation σ C to the sum, and divides by
+             the number of updates
+
+With `rows`, whatever a client sends is (ε, δ)-private for each of its rows, against everybody. With `clients`, all that
+the server publishes is private for each client as a whole; the server itself sees the updates.
+
+Differs:
+    `rows` takes ceil(n / batch_size) steps in an epoch, and `epochs` epochs in a round: the work of FedAvg.
+    `clients` takes a fixed number of participants, which the run's seed chooses: no amplification by sampling counts,
+        and ε of a client grows only in rounds in which it takes part. Updates have equal weights.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+
+from fedloom.core.page import Guarantee, ModelError, Party
+from fedloom.methods import steps
+from fedloom.protect.accountant import ABSENT, CLIENT, Releases, epsilon
+from fedloom.protect.noise import Draws, charge, draws
+
+ROWS = "private rows"
+"""The note of the number of rows of a client that trained with `unit = "rows"`."""
+UPDATES = "private updates"
+"""The note of a client that sent an update with `unit = "clients"`."""
+AT_ONCE = 64
+"""Rows whose gradients are in memory at once."""
+
+
+class TrainingPrivacy(BaseModel):
+    """Differential privacy of the weights."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    unit: Literal["none", "rows", "clients"] = "none"
+    """What is protected: each row, by noise at its client (DP-SGD), or each client as a whole, by noise at the server,
+    which is trusted (DP-FedAvg)."""
+    sigma: float = Field(1.0, gt=0)
+    """Noise multiplier σ: the noise has standard deviation σ C."""
+    clip: float = Field(1.0, gt=0)
+    """Clipping norm C of a row's gradient, or of a client's update."""
+    delta: float = Field(1e-5, gt=1e-10, lt=1)
+    """δ at which ε is reported."""
+
+
+def guarantees(cfg: Any) -> tuple[Guarantee, ...]:
+    """The guarantee of a config with local training, `dp` and maybe a personal head."""
+    dp = cfg.dp
+    if dp.unit == "none":
+        return ()
+    if dp.unit == "clients":
+        updates = lambda sent: epsilon([Releases(dp.sigma, len(sent))], dp.delta)
+        return (Guarantee("weights", CLIENT, dp.delta, UPDATES, updates, by_server=True),)
+    return (Guarantee("weights", ABSENT, dp.delta, ROWS, lambda rows: epsilon(row_releases(cfg, rows), dp.delta)),)
+
+
+def row_releases(cfg: Any, rows: Sequence[float]) -> list[Releases]:
+    """The releases of a client's training, from its number of rows in each round that it took part in."""
+    epochs = cfg.epochs + (cfg.head_epochs if cfg.personal_head else 0)
+    found = []
+    for count, rounds in Counter(map(round, rows)).items():
+        size, each = plan(cfg, count)
+        found.append(Releases(cfg.dp.sigma, rounds * epochs * each, size / count))
+    return found
+
+
+def plan(cfg: Any, rows: int) -> tuple[int, int]:
+    """The mean number of rows of a step, and the number of steps of an epoch over this many rows."""
+    size = min(cfg.batch_size, rows)
+    return size, -(-rows // size)
+
+
+def check(party: Party[Any]) -> None:
+    """Raise ModelError if a row's gradient depends on other rows."""
+    if party.cfg.dp.unit == "rows" and any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) for m in party.net.module.modules()
+    ):
+        raise ModelError(
+            'params.dp.unit = "rows" bounds each row\'s own gradient, but this network has BatchNorm, by which rows '
+            'affect each other: set models.norm = "group", or choose a network without it'
+        )
+
+
+# -- rows: at the client -------------------------------------------------------------------------------------------
+
+
+def dp_sgd(party: Party[Any], *, t: int) -> None:
+    """Round t's training on the party's own rows with noise, from its current weights: see `steps.local_sgd`."""
+    cfg, rows = party.cfg, len(party.data)
+    size, each = plan(cfg, rows)
+    epochs = steps.local_epochs(party, t)
+    charge(party, cfg.dp.sigma, len(epochs) * each, size / rows)
+    party.note(ROWS, float(rows))
+    rng = draws(party, "dp-sgd", t)
+    steps.reset_optimizer(party)
+    for _, names in epochs:
+        for _ in range(each):
+            dp_step(party, rng, list(names or party.params), size)
+
+
+def dp_step(party: Party[Any], rng: Draws, names: Sequence[str], size: int) -> None:
+    """One optimizer step along the noisy sum of clipped row gradients, divided by the mean size of a subset."""
+    dp, like = party.cfg.dp, [party.params[k] for k in names]
+    total = clipped_sum(party, names, rng.included(len(party.data), size / len(party.data)))
+    flat = rng.blur(total, dp.sigma * dp.clip, dp.clip).div(size).to(like[0].dtype)
+    parts = flat.split([w.numel() for w in like])  # type: ignore[no-untyped-call]
+    gradient = {k: part.view(w.shape) for k, part, w in zip(names, parts, like, strict=True)}
+    party.minimize(lambda: torch.stack([(party.live[k] * g).sum() for k, g in gradient.items()]).sum(), only=names)
+
+
+def clipped_sum(party: Party[Any], names: Sequence[str], which: Tensor) -> Tensor:
+    """The sum (d,) float64 of the gradients of these own rows, each clipped to norm C."""
+    total = torch.zeros(sum(party.params[k].numel() for k in names), dtype=torch.float64, device=party.context.device)
+    for some in which.to(party.context.device).split(AT_ONCE):  # type: ignore[no-untyped-call]
+        x, y = party.data.x(some), party.data.y(some)
+        rows = party.row_gradients(partial(steps.cross_entropy, party), x, y, of=names)
+        each = torch.cat([rows[k].flatten(1) for k in names], 1).double()
+        total += (each * clipping(each, party.cfg.dp.clip)[:, None]).sum(0)
+    return total
+
+
+def clipping(each: Tensor, most: float) -> Tensor:
+    """The factors (n,) that shorten vectors (n, d) to norm `most`; 0 for one that is not finite."""
+    norms = each.norm(dim=1)
+    return torch.where(norms.isfinite(), most / norms.clamp_min(most), 0.0)
+
+
+# -- clients: at the server ----------------------------------------------------------------------------------------
+
+
+def noisy_average(server: Any, replies: Mapping[int, Any], t: int) -> None:
+    """Set a server's `weights` to their mean update: each clipped, with noise on the sum."""
+    dp, start = server.cfg.dp, server.weights
+    old = torch.cat([w.flatten() for w in start.values()]).double()
+    sent = torch.stack([torch.cat([r["weights"][k].flatten() for k in start]) for r in replies.values()]).double()
+    change = sent - old
+    total = (change * clipping(change, dp.clip)[:, None]).sum(0)
+    new = old + draws(server, "dp-fedavg", t).blur(total, dp.sigma * dp.clip, dp.clip) / len(replies)
+    parts = new.split([w.numel() for w in start.values()])  # type: ignore[no-untyped-call]
+    server.weights = {k: part.view(w.shape).to(w.dtype) for (k, w), part in zip(start.items(), parts, strict=True)}

@@ -1,0 +1,93 @@
+"""Looks at a node's own rows: how many there may be of each file, and how exact they are.
+
+A coordinator chooses the model that is scored, so exact counts of right answers would reveal rows one by one. Counts
+and losses therefore get noise, keyed by the node's secret and by what was asked: a repeated look tells nothing new. A
+budget for each file, kept on disk, bounds the number of looks of all runs and callers together.
+"""
+
+import hashlib
+import hmac
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from fedloom.core import message
+from fedloom.core.evaluation import MAX_LOSS
+from fedloom.core.message import Tree
+from fedloom.experiment.checkpoint import write_atomically
+from fedloom.remote.rpc_errors import refused
+
+SCALE: Final = 2.0
+"""Scale of the noise, in rows: of two files that differ in one row, no count is e^(1 / SCALE) times likelier."""
+FILE: Final = "looks.json"
+
+
+class LookBudget:
+    """The looks that were made at each file, in the node's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+
+    def used(self, file: Path) -> int:
+        """How many looks at a file were made.
+
+        Raises:
+            OSError, ValueError: the record cannot be read; no look may be made.
+        """
+        counts = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        return int(counts.get(str(file.resolve()), 0))
+
+    def spend(self, file: Path, looks: int, limit: int) -> None:
+        """Record further looks, on disk before they are made.
+
+        Raises:
+            CallRefused: there would be more than the limit.
+            OSError, ValueError: the record cannot be read or written; no look may be made.
+        """
+        counts = json.loads(self._path.read_text(encoding="utf-8")) if self._path.exists() else {}
+        used = self.used(file) + looks
+        if used > limit:
+            raise refused(f"the {limit} looks at these rows are used up: the node's owner must raise looks")
+        write_atomically(self._path, json.dumps({**counts, str(file.resolve()): used}, indent=1).encode())
+
+
+def split_seed(secret: int, file: Path) -> int:
+    """The seed by which a file's rows are split into training and test rows: the same in every run."""
+    return int.from_bytes(_keyed(secret, b"split", str(file.resolve()).encode())[:4], "little")
+
+
+def blurred(score: Mapping[str, Any], secret: int, asked: Mapping[str, Tree], state: Mapping[str, Tree]) -> Tree:
+    """A score with noise on the number of right answers and on the loss, and the rest rounded.
+
+    Args:
+        score: of `fedloom.core.evaluation.score`.
+        secret: the node's.
+        asked: the arguments of the call.
+        state: of the party.
+    """
+    rows = int(score["rows"])
+    key = _keyed(secret, message.digest(dict(asked)).encode(), message.digest(dict(state)).encode())
+    right = round(float(score["accuracy"]) * rows) + _laplace(key[:8])
+    loss = float(score["loss"]) + MAX_LOSS / rows * _laplace(key[8:16])
+    return {
+        "accuracy": torch.tensor(min(max(round(right), 0), rows) / rows),
+        "loss": torch.tensor(min(max(round(loss, 1), 0.0), MAX_LOSS)),
+        "chance": torch.tensor(round(float(score["chance"]), 1)),
+        "rows": rows,
+    }
+
+
+def _keyed(secret: int, *parts: bytes) -> bytes:
+    """32 bytes that nobody without the secret can tell from random ones."""
+    whole = b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+    return hmac.new(secret.to_bytes(16, "little"), whole, hashlib.sha256).digest()
+
+
+def _laplace(key: bytes) -> float:
+    """A draw from the Laplace distribution with scale `SCALE`."""
+    u = ((int.from_bytes(key, "little") >> 12) + 0.5) / 2.0**52 - 0.5
+    return -SCALE * math.copysign(math.log1p(-2 * abs(u)), u)

@@ -1,0 +1,47 @@
+"""The differential privacy of a run."""
+
+from fedloom.experiment.result import PrivacySpent
+from fedloom.report import formatting as fmt
+from fedloom.report.page import Details, PageSection, PageTable, cells
+from fedloom.report.read import Run
+
+
+def privacy(run: Run) -> PageSection | None:
+    """What has a guarantee, between which data sets, and ε of each client; None without any."""
+    found = run.summary.privacy
+    if not found:
+        return None
+    rows = [
+        cells(
+            fmt.capital(one.message),
+            one.adjacency,
+            _range(one),
+            f"{one.delta:g}",
+            fmt.whole(len(one.epsilon.per_client)),
+        )
+        for one in found
+    ]
+    columns = ("Message", "Adjacent data sets: between two of them", "ε of a client", "δ", "Clients")
+    table = PageTable("What has a guarantee", columns, rows, words=2)
+    points = ["All else that clients send, such as scores of their own rows, is not covered."]
+    if any(one.simulated for one in found):
+        points.append(
+            "Simulated: the noise was drawn from the run's seed, which anybody can repeat. The accuracy is that of a "
+            "private run; the guarantee holds only where parties have a secret of their own, as nodes do."
+        )
+    return PageSection(
+        "Differential privacy", points=points, tables=[table], details=[_by_client(run, one) for one in found]
+    )
+
+
+def _range(one: PrivacySpent) -> str:
+    low, high = min(one.epsilon.per_client), max(one.epsilon.per_client)
+    return f"{low:.2f}" if f"{low:.2f}" == f"{high:.2f}" else f"{low:.2f}–{high:.2f}"
+
+
+def _by_client(run: Run, one: PrivacySpent) -> Details:
+    """ε of each client, largest first."""
+    clients = range(run.summary.clients) if one.epsilon.clients is None else one.epsilon.clients
+    order = sorted(zip(clients, one.epsilon.per_client, strict=True), key=lambda pair: -pair[1])
+    rows = [cells(run.display_names[i], f"{value:.3f}") for i, value in order]
+    return Details(f"ε by client: {one.message}", table=PageTable("ε by client", ("Client", "ε"), rows))

@@ -1,0 +1,173 @@
+"""The results of a comparison: its verdict, and the tables that the page and the terminal share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.statistics import confidence_interval
+from fedloom.experiment.metrics import SCORES, Score, shown
+from fedloom.experiment.result import Comparison, MethodSummary, PairedDifference
+from fedloom.report import formatting as fmt
+from fedloom.report.formatting import NONE
+from fedloom.report.page import PageCell, PageTable, cells
+from fedloom.report.styles import series_style
+
+ONE_SEED = "One seed cannot tell a difference between methods from chance: repeat the comparison with other seeds."
+LOWER = "A lower {} is better: a difference below 0 favors the first method."
+"""With the names of such scores."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The best method of a comparison and its lead over the second best.
+
+    Attributes:
+        winner: the method with the best mean of the main metric.
+        text: the lead, its 95 % interval and the number of seeds.
+        decided: whether the interval excludes 0.
+    """
+
+    winner: str
+    text: str
+    decided: bool
+
+
+def verdict(found: Comparison) -> Verdict | None:
+    """The verdict on the main metric; None if no two methods have a seed in common."""
+    score, ranked = metrics(found)[found.measure], _ranked(found)
+    if len(ranked) < 2:
+        return None
+    first, second = ranked[:2]
+    lead = _paired(found, first.name, second.name)
+    if not lead:
+        return None
+    lead = [-value for value in lead] if score.lower else lead
+    mean, ends = float(np.mean(lead)), confidence_interval(lead, score.largest)
+    unit = "" if score.share else f" in {score.title}"
+    by = f"{first.name} {fmt.difference(mean, score.share)}{unit} over {second.name}"
+    if ends is None:
+        return Verdict(first.name, f"{by}, 1 seed: too few to rule out chance", False)
+    between = " to ".join(fmt.difference(end, score.share) for end in ends)
+    start = "" if ends[0] > 0 else "No clear winner: "
+    text = f"{start}{by}, 95{fmt.NBSP}% {between}, {len(lead)} seeds"
+    return Verdict(first.name, text, ends[0] > 0)
+
+
+def _ranked(found: Comparison) -> list[MethodSummary]:
+    """The methods with the main metric, the best first."""
+    lower, measure = metrics(found)[found.measure].lower, found.measure
+    values = {m.name: (m.scores if found.joint else m.accuracies).get(measure) for m in found.methods}
+    having = [m for m in found.methods if values[m.name] is not None]
+    return sorted(having, key=lambda m: values[m.name].mean * (1 if lower else -1))  # type: ignore[union-attr]
+
+
+def _paired(found: Comparison, first: str, second: str) -> list[float]:
+    """The first method minus the second on their common seeds, from the differences to the reference."""
+    seeds = {m.name: m.seeds for m in found.methods}
+    below = {found.reference: dict.fromkeys(seeds[found.reference], 0.0)}  # the reference minus each, by seed
+    for d in found.differences:
+        common = [seed for seed in seeds[found.reference] if seed in seeds[d.other]]
+        below[d.other] = dict(zip(common, d.per_seed, strict=True))
+    a, b = below.get(first, {}), below.get(second, {})
+    return [b[seed] - a[seed] for seed in a if seed in b]
+
+
+def metrics(found: Comparison) -> dict[str, Score]:
+    """The metrics to show, the main one first: all scores, or the main accuracy and those of evaluation modes."""
+    if found.joint:
+        return {name: score for name, score in SCORES.items() if any(name in m.scores for m in found.methods)}
+    if not found.personal:
+        return {found.measure: Score(f"{found.measure} mean", "Accuracy")}
+    every = dict.fromkeys([found.measure, *(metric for m in found.methods for metric in m.accuracies)])
+    names = shown(every, bool(found.unseen))
+    return {name: Score(f"{name} mean", fmt.capital(found.describe(name))) for name in names}
+
+
+def methods_table(found: Comparison, titles: Mapping[str, str]) -> PageTable:
+    """A row for each method: the metrics in `titles`, the main one first, and costs; the best values are marked."""
+    methods, several = found.methods, found.several_seeds
+    seeds = several and (not found.joint or len({len(m.seeds) for m in methods}) > 1)
+    presets = len({m.preset for m in methods}) > 1
+    values = {m.name: m.scores if found.joint else m.accuracies for m in methods}
+    columns = ["Method", *(["Preset"] if presets else [])]
+    main = next(iter(titles))
+    for name, title in titles.items():
+        columns += [title, *([] if found.joint or name != main else ["s.d. over clients"])]
+        columns += ["s.d. over seeds"] if several and name == main and not found.joint else []
+    columns += ["Seeds"] if seeds else []
+    directions = ["up", "down", *(["across"] if any(m.bytes.across for m in methods) else [])]
+    columns += [*(f"Sent {direction}" for direction in directions), "Time", "Failures"]
+    best = {name: _best(name, [v[name].mean for v in values.values() if name in v]) for name in titles}
+    rows = []
+    for number, m in enumerate(methods):
+        row = [PageCell(m.name, title=m.method, key=series_style(number).key("").sample)]
+        row += cells(*([m.preset] if presets else []))
+        for name in titles:
+            one, share = values[m.name].get(name), name not in SCORES or SCORES[name].share
+            text = NONE if one is None else fmt.spread(one.mean, one.std_over_seeds if found.joint else None, share)
+            row.append(PageCell(text, best=one is not None and len(methods) > 1 and one.mean == best[name]))
+            if name == main and not found.joint and one is not None:
+                row += cells(fmt.standard_deviation(one.std_over_clients))
+                row += cells(fmt.standard_deviation(one.std_over_seeds)) if several else []
+        row += cells(str(len(m.seeds))) if seeds else []
+        sizes = [getattr(m.bytes, direction) for direction in directions]
+        row += [PageCell(fmt.size(count), fmt.exactly(count)) for count in sizes]
+        row += cells(fmt.duration(m.seconds), fmt.whole(m.failures))
+        rows.append(row)
+    caption = "Predictions of the active party on the test rows" if found.joint else "Accuracy on the global test set"
+    caption = "Accuracy by test rows" if not found.joint and len(titles) > 1 else caption
+    caption += ", ± s.d. over seeds" if found.joint and several else ""
+    caption += "; tensor data and wall time of one run, failures in all runs"
+    caption += "" if presets else f"; preset {methods[0].preset}"
+    return PageTable(caption, columns, rows, words=1 + presets)
+
+
+def _best(name: str, values: Sequence[float]) -> float:
+    return (min if name in SCORES and SCORES[name].lower else max)(values, default=np.nan)
+
+
+def difference_tables(found: Comparison) -> list[PageTable]:
+    """The paired differences of each metric, with their intervals."""
+    pairs = {found.measure: found.differences, **found.further}
+    return [_pairs(found, name, score, pairs[name]) for name, score in metrics(found).items() if name in pairs]
+
+
+def _pairs(found: Comparison, name: str, score: Score, differences: Sequence[PairedDifference]) -> PageTable:
+    several = any(len(d.per_seed) > 1 for d in differences)
+    columns = [f"First {fmt.MINUS} other", "Points" if score.share else "Difference"]
+    columns += ["s.d. over seeds", "95 % interval", "Better in seeds"] if several else []
+    columns += [] if found.joint else ["s.d. over clients", "Clients better"]
+    rows = []
+    for d in differences:
+        row = [f"{d.first} {fmt.MINUS} {d.other}", NONE if d.mean is None else fmt.difference(d.mean, score.share)]
+        if several:
+            ends = confidence_interval(d.per_seed, score.largest)
+            better = sum((value < 0 if score.lower else value > 0) for value in d.per_seed)
+            between = " to ".join(fmt.difference(end, score.share) for end in ends) if ends else NONE
+            row += [fmt.standard_deviation(d.std_over_seeds, score.share), between, f"{better}/{len(d.per_seed)}"]
+        if not found.joint:
+            row += [fmt.standard_deviation(d.std_over_clients), f"{d.clients_better}/{d.clients}"]
+        rows.append(cells(*row))
+    caption = f"{score.title}{': accuracy' if found.personal else ''} of the first minus the other"
+    caption += ", in percentage points" if score.share else ""
+    caption += f", on the same data and seed{'; less is better' if score.lower else ''}"
+    return PageTable(caption, columns, rows)
+
+
+def conclusion(d: PairedDifference) -> str:
+    """The conclusion that a difference of accuracies supports."""
+    if d.mean is None:
+        return f"{d.first} and {d.other} have no seed in common and cannot be paired."
+    by = f"{100 * abs(d.mean):.1f} points {'above' if d.mean > 0 else 'below'}" if d.mean else "level with"
+    ends = confidence_interval(d.per_seed, 1.0)
+    if ends is None:
+        better = f", and better at {d.clients_better} of {d.clients} clients" if d.clients > 1 else ""
+        return f"{d.first} is {by} {d.other} in the one seed{better}."
+    start = f"Over {fmt.times(len(d.per_seed), 'seed')}, {d.first} is on average {by} {d.other}"
+    between = f"95 % interval {fmt.points(ends[0])} to {fmt.points(ends[1])}"
+    if ends[0] <= 0 <= ends[1]:
+        same = min(d.per_seed) > 0 or max(d.per_seed) < 0
+        between += ", though all seeds agree in sign," if same else ""
+        return f"{start}, but the {between} contains 0: these seeds do not show which is better."
+    return f"{start} ({between}): larger than the variation over seeds, on this data and in this setting."

@@ -1,0 +1,166 @@
+"""The page of a trial: one card for each owner."""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup, escape
+
+from fedloom._version import __version__
+from fedloom.experiment.trial import OwnerCard, TrialResult, sentence
+from fedloom.report import formatting as fmt
+from fedloom.report.page import Details, Figure, Page, PageCell, PageSection, PageTable, Tile, cells, render
+
+COLORS = {"join": "var(--s3)", "alone": "var(--s2)", "undecided": "var(--soft)"}
+
+
+def html(result: TrialResult, name: str) -> str:
+    """The page as HTML. `name` is that of the data."""
+    return render(page(result, name))
+
+
+def page(result: TrialResult, name: str) -> Page:
+    """The page of a trial of the data `name`."""
+    counts = {kind: [n for n, card in result.owners.items() if card.decision == kind] for kind in COLORS}
+    card = next(iter(result.owners.values()))
+    metric = "AUC" if result.metric == "auc" else result.metric
+    gain, low, high = (result.overall[key] for key in ("gain", "low", "high"))
+    overall = f"{gain or 0:+.3f}"
+    if low is not None and high is not None:
+        overall += f" (95 % {low:+.3f} to {high:+.3f})"
+    tiles = [
+        Tile("join", str(len(counts["join"])), _some(counts["join"])),
+        Tile("stay alone", str(len(counts["alone"])), _some(counts["alone"])),
+        Tile("undecided", str(len(counts["undecided"])), _some(counts["undecided"])),
+        Tile(f"{metric}, mean over owners", f"{gain or 0:+.3f}", overall.partition(" ")[2].strip("()")),
+    ]
+    return Page(
+        title=f"Should they federate? {name}",
+        subtitle=f"{len(result.owners)} owners, {result.splits} splits, seed {result.seed}, "
+        f"{fmt.duration(result.seconds)}; fedloom {__version__}",
+        lead=_lead(counts, len(result.owners)),
+        tiles=tiles,
+        sections=[_cards(result, metric), _reveals(result, card), _methods(result)],
+    )
+
+
+def _lead(counts: dict[str, list[str]], owners: int) -> str:
+    if len(counts["join"]) == owners:
+        return "All owners gain by federating."
+    if counts["join"]:
+        return f"{len(counts['join'])} of {owners} owners gain by federating: {_some(counts['join'], 8)}."
+    if len(counts["alone"]) == owners:
+        return "No owner gains by federating: all should stay alone."
+    if counts["alone"]:
+        return f"No owner is shown to gain by federating; {len(counts['alone'])} of {owners} should stay alone."
+    return "These rows do not decide whether any owner gains by federating."
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _cards(result: TrialResult, metric: str) -> PageSection:
+    rows = []
+    for name, card in result.owners.items():
+        scores = [f"{v:.3f}" if v is not None else "–" for v in (card.alone, card.federated, card.pooled)]
+        rows.append(
+            cells(
+                PageCell(name),
+                PageCell(sentence(card, result.metric), strong=card.decision == "join"),
+                PageCell(f"{card.rows:,}"),
+                *(PageCell(score) for score in scores),
+            )
+        )
+    caption = (
+        f"{metric} on test rows. Alone and federated: the best candidates by validation rows, trained again on all "
+        "training rows. Pooled: all rows in one place, which federating avoids; not a candidate."
+    )
+    plot = Figure(
+        f"Gain in {metric}: federated minus alone",
+        _forest_plot(result),
+        caption=f"Mean and 95 % interval over {result.splits} splits (corrected resampled t). Dashed: the smallest "
+        f"gain that is worth federating for, {result.worth:g}. Decisions control the false discovery rate over owners.",
+        wide=True,
+    )
+    table = PageTable(caption, ("owner", "decision", "rows", "alone", "federated", "pooled"), rows, words=2)
+    return PageSection("Owners", text=[*result.notes], figures=[plot], tables=[table])
+
+
+def _forest_plot(result: TrialResult) -> Markup:
+    """One line for each owner: the interval and the mean of its gain."""
+    known = [c for c in result.owners.values() if c.low is not None and c.high is not None]
+    if not known:
+        return Markup('<svg role="img" aria-label="no interval" viewBox="0 0 900 20"></svg>')
+    low = max(-1.0, min(0.0, *(c.low or 0.0 for c in known)))
+    high = min(1.0, max(result.worth * 1.5, *(c.high or 0.0 for c in known)))
+    pad, left, width, step = 0.04 * (high - low), 190, 690, 26
+    low, high = low - pad, high + pad
+    height = step * len(result.owners) + 40
+
+    def x(value: float) -> float:
+        return left + width * (min(max(value, low), high) - low) / (high - low)
+
+    parts = [
+        f'<line x1="{x(0):.1f}" x2="{x(0):.1f}" y1="6" y2="{height - 28}" style="stroke:var(--ink)"/>',
+        f'<line x1="{x(result.worth):.1f}" x2="{x(result.worth):.1f}" y1="6" y2="{height - 28}" '
+        'style="stroke:var(--soft);stroke-dasharray:4 3"/>',
+    ]
+    for tick in _ticks(low, high):
+        parts.append(
+            f'<text x="{x(tick):.1f}" y="{height - 8}" text-anchor="middle" font-size="12" fill="var(--soft)">'
+            f"{tick:+.3g}</text>"
+        )
+    for place, (name, card) in enumerate(result.owners.items()):
+        y, color = 20 + step * place, COLORS[card.decision]
+        shown = escape(fmt.shortened(name, 24))
+        parts.append(
+            f'<text x="{left - 14}" y="{y + 4}" text-anchor="end" font-size="13" fill="var(--ink)">{shown}</text>'
+        )
+        if card.gain is not None and card.low is not None and card.high is not None:
+            parts.append(
+                f'<line x1="{x(card.low):.1f}" x2="{x(card.high):.1f}" y1="{y}" y2="{y}" style="stroke:{color};'
+                f'stroke-width:3"><title>{escape(sentence(card, result.metric))}</title></line>'
+            )
+            parts.append(f'<circle cx="{x(card.gain):.1f}" cy="{y}" r="5" style="fill:{color}"/>')
+    head = f'<svg role="img" aria-label="gain of each owner with its interval" viewBox="0 0 900 {height}">'
+    return Markup(head + "".join(parts) + "</svg>")
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """About five round numbers."""
+    step = next(s for s in (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0) if (high - low) / s <= 7 or s == 1.0)
+    first = -(-low // step)
+    return [round((first + k) * step, 6) for k in range(20) if (first + k) * step <= high]
+
+
+def _reveals(result: TrialResult, card: OwnerCard) -> PageSection:
+    rows = [
+        cells(
+            f"{message['sender']} → {message['receiver']}",
+            message["kind"],
+            message["content"],
+            fmt.size(message["bytes"] / max(1, message["count"])),
+            f"{message['count']:,}",
+        )
+        for message in result.revealed
+    ]
+    caption = f"All messages of one run of {card.method}, from its ledger. Rows and labels never leave an owner."
+    table = PageTable(caption, ("from → to", "kind", "content", "size", "messages"), rows, words=3)
+    text = f"An owner sends {fmt.size(card.sent)} and receives {fmt.size(card.received)} in a run."
+    return PageSection("What is sent, and to whom", text=[text], tables=[table])
+
+
+def _methods(result: TrialResult) -> PageSection:
+    chosen = [cells(name, "federated", f"{count}") for name, count in result.chosen.items()]
+    chosen += [cells(name, "alone", f"{count}") for name, count in result.chosen_alone.items()]
+    table = PageTable("How often each was chosen, by validation rows", ("candidate", "for", "splits"), chosen, words=2)
+    reasons = [cells(name, reason) for name, reason in result.infeasible.items()]
+    reasons += [cells(name, "feasible; add it with --method") for name in result.not_tried]
+    left_out = PageTable("Methods that were left out", ("method", "reason"), reasons, words=2, prose=True)
+    tried = f"Candidates for federating: {'; '.join(result.tried)}."
+    return PageSection(
+        "Methods",
+        text=[tried],
+        tables=[table],
+        details=[Details(f"{len(reasons)} methods were left out", table=left_out)],
+    )

@@ -1,0 +1,48 @@
+"""Write a report page as Markdown."""
+
+from collections.abc import Mapping, Sequence
+
+from fedloom.report.page import Page, PageCell, PageTable
+
+
+def markdown(page: Page, images: Mapping[str, Sequence[tuple[str, str]]] | None = None) -> str:
+    """The text, tables and commands of a page. Links to pages lead to their Markdown files.
+
+    Args:
+        page: the page.
+        images: title and file of each figure of a section, by heading.
+    """
+    parts = [f"# {plain(page.title)}", plain(page.subtitle)]
+    parts += [f"> {plain(page.warning)}"] if page.warning else []
+    parts.append(plain(page.lead))
+    for section in page.sections:
+        if section.details or (section.figures and not section.tables):
+            continue
+        parts += [f"## {plain(section.heading)}", *map(plain, section.text)]
+        parts += [f"![{plain(title)}]({file})" for title, file in (images or {}).get(section.heading, ())]
+        for table in section.tables:
+            parts += [f"{plain(table.caption)}.", grid(table)]
+        parts += ["\n".join(f"- {plain(point)}" for point in section.points)] if section.points else []
+        parts += [f"    {section.command}"] if section.command else []
+    return "\n\n".join(parts) + "\n"
+
+
+def grid(table: PageTable) -> str:
+    """A table; columns of numbers are aligned to the right."""
+    rule = ["---" if number < table.words else "--:" for number in range(len(table.columns))]
+    lines: list[Sequence[str]] = [[plain(text) for text in table.columns], rule]
+    lines += [[_cell(cell) for cell in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(cell: PageCell) -> str:
+    text = plain(cell.text)
+    text = f"[{text}]({cell.href.replace('index.html', 'table.md')})" if cell.href else text
+    return f"{text}<br>{plain(cell.below)}" if cell.below else text
+
+
+def plain(text: str) -> str:
+    """The text with all Markdown syntax escaped."""
+    for mark in "\\`*_|<>[]#$~":
+        text = text.replace(mark, f"\\{mark}")
+    return text.replace("\n", "<br>")

@@ -1,0 +1,242 @@
+"""Verdicts on claims: the printed effect against the confidence interval of our paired differences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedloom.report import formatting as fmt
+
+Verdict = Literal["reproduced", "direction only", "refuted", "undecided", "uninformative"]
+VERDICTS: tuple[Verdict, ...] = ("reproduced", "direction only", "refuted", "undecided", "uninformative")
+Rule = Literal["more", "less", "within"]
+ALPHA, FIRST = 0.05, 0.04
+"""The error rate of a claim over all looks at its seeds, and the part that the first look spends."""
+POWER = 0.8
+RELEVANT = 2.0
+"""Percentage points that count as an effect if the paper prints none."""
+OPPOSITE = "the opposite"
+"""The reason of a claim that is refuted by its other side."""
+MOST_LOOKS = 8
+"""Looks ahead in the search for the number of seeds that would decide."""
+RULE = (
+    "A verdict compares the printed effect with the 95 % confidence interval of our mean paired difference over seeds "
+    "(Student's t). reproduced: the interval lies on the claimed side, beyond the margin if the claim has one, and "
+    "covers or exceeds the printed effect. direction only: it lies on the claimed side, below the printed effect. "
+    "refuted: it excludes the printed effect, and does not exclude zero or the other side. undecided: it is too wide; "
+    "the text says how many seeds would decide. uninformative: a gate failed, which the text names. Without a printed "
+    "effect, a claim of a direction is reproduced by the direction, and refuted by an interval below 2 points. "
+    "The planned seeds are the first look at a claim and spend 4 of the 5 percent; each doubling of the seeds is a "
+    "further look, which spends half of the rest, so that the interval is valid at every look. Within a table, Holm's "
+    "correction keeps the error rate of all its verdicts together at 5 %. Within a column, the runs of a seed must "
+    "have the same test rows; columns differ by design, so comparisons across columns are paired by seed only."
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict on paired differences.
+
+    Attributes:
+        mean: mean difference; None if infinite or unknown.
+        ends: ends of its confidence interval; None if infinite or below two seeds.
+        why: the reason in a few words.
+        gate: name of the failed gate; "" if none failed.
+        p: smallest error rate at which the verdict is not `undecided`, over all looks; 1 if there is none.
+        seeds: number of seeds that count; later ones wait for the next look.
+        needed: number of seeds with a power of 0.8 to decide an undecided claim; None if unknown.
+    """
+
+    verdict: Verdict
+    mean: float | None = None
+    ends: tuple[float, float] | None = None
+    why: str = ""
+    gate: str = ""
+    p: float = 1.0
+    seeds: int = 0
+    needed: int | None = None
+
+
+def uninformative(gate: str, why: str) -> Decision:
+    """The verdict if a gate fails."""
+    return Decision("uninformative", why=why, gate=gate)
+
+
+def look(seeds: int, planned: int) -> tuple[int, float]:
+    """The number of seeds at the latest look, and the error rate that it spends.
+
+    Looks are at `planned`, 2 · `planned`, 4 · `planned`, … seeds. The rates of all looks sum to `ALPHA`, so that
+    intervals at all looks together cover the mean with probability 0.95, whenever a reader stops (a union bound).
+    """
+    number, rate = max(planned, 1), FIRST
+    if seeds >= 2 * number:
+        rate = ALPHA - FIRST
+        while seeds >= 2 * number:
+            number, rate = 2 * number, rate / 2
+    return min(seeds, number), rate
+
+
+def interval(values: Sequence[float], rate: float) -> tuple[float, float] | None:
+    """The confidence interval of the mean (Student's t) with an error rate; None below two values."""
+    if len(values) < 2:
+        return None
+    from scipy.stats import t
+
+    mean, half = float(np.mean(values)), float(t.isf(rate / 2, len(values) - 1)) * _error(values)
+    return mean - half, mean + half
+
+
+def _error(values: Sequence[float]) -> float:
+    """The standard error of the mean."""
+    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def _p_value(values: Sequence[float], against: float, rate: float) -> float:
+    """Two-sided p-value of a mean, multiplied by the number of times that `ALPHA` is spent elsewhere."""
+    from scipy.stats import t
+
+    error, distance = _error(values), abs(float(np.mean(values)) - against)
+    raw = 2 * float(t.sf(distance / error, len(values) - 1)) if error else float(distance == 0)
+    return min(1.0, raw * ALPHA / rate)
+
+
+def power(seeds: int, effect: float, deviation: float, rate: float) -> float:
+    """The probability that the interval of differences with a mean `effect` and an s.d. lies above 0."""
+    if seeds < 2:
+        return 0.0
+    if not deviation:
+        return float(effect > 0)
+    from scipy.stats import nct, t
+
+    return float(nct.sf(t.isf(rate / 2, seeds - 1), seeds - 1, effect / deviation * seeds**0.5))
+
+
+def seeds_needed(planned: int, effect: float, deviation: float, after: int = 0) -> int | None:
+    """The smallest look after `after` seeds with a power of at least `POWER`; None beyond `MOST_LOOKS` looks."""
+    for number in (planned << k for k in range(MOST_LOOKS)):
+        if number > after and power(number, effect, deviation, look(number, planned)[1]) >= POWER:
+            return number
+    return None
+
+
+def decide(
+    differences: Sequence[float],
+    rule: Rule,
+    *,
+    planned: int,
+    by: float = 0.0,
+    printed: float | None = None,
+    relevant: float | None = None,
+) -> Decision:
+    """Apply `RULE` to one claim.
+
+    Args:
+        differences: left minus right by seed, in the order of seeds.
+        rule: the claimed side; `within` for a difference of at most `by`.
+        planned: number of seeds of the first look.
+        by: the margin of the claim.
+        printed: the paper's left minus right; None if it prints none.
+        relevant: the smallest effect that counts without a printed one; None if there is none.
+    """
+    if not len(differences):
+        return uninformative("runs", "no seed is complete")
+    if np.isnan(differences).any():
+        return uninformative("measured", "a difference is not a number: no side reaches the level")
+    if np.isinf(differences).any():
+        return _infinite(differences, rule)
+    count, rate = look(len(differences), planned)
+    sign = -1.0 if rule == "less" else 1.0
+    values = [sign * value for value in differences[:count]]
+    mean, ends = float(np.mean(values)), interval(values, rate)
+    if ends is None:
+        return Decision("undecided", sign * mean, None, "one seed has no interval", seeds=count, needed=max(3, planned))
+    effect = None if printed is None else sign * printed
+    goal = max(effect, by) if effect is not None and effect > 0 else by or relevant
+    verdict, why = _within(ends, by) if rule == "within" else _directed(ends, by, effect, goal)
+    bounds = {
+        "reproduced": [by, -by] if rule == "within" else [by],
+        "direction only": [0.0, 0.0 if goal is None else goal],
+        "refuted": [by if mean > 0 else -by] if rule == "within" else [goal or 0.0],
+    }
+    p = max((_p_value(values, bound, rate) for bound in bounds.get(verdict, ())), default=1.0)
+    needed = None
+    if verdict == "undecided":
+        distance = by if rule == "within" else goal - by if goal is not None and goal > by else abs(mean - by)
+        needed = seeds_needed(planned, distance, float(np.std(values, ddof=1)), len(differences))
+        why = f"{why}; {f'{needed} seeds would decide' if needed else 'too many seeds would be needed'}"
+    shown = ends if sign > 0 else (-ends[1], -ends[0])
+    return Decision(verdict, sign * mean, shown, why, p=p, seeds=count, needed=needed)
+
+
+def _directed(ends: tuple[float, float], by: float, effect: float | None, goal: float | None) -> tuple[Verdict, str]:
+    """The verdict on a claim of more, and its reason."""
+    low, high = ends
+    if low > by and (effect is None or high >= effect):
+        return "reproduced", ""
+    if low > 0 and effect is not None and high < effect:
+        return "direction only", "below the printed effect"
+    if low > 0 and high < by:
+        return "direction only", "below the margin"
+    if high < 0:
+        return "refuted", OPPOSITE
+    if low <= 0 and goal is not None and high < goal:
+        name = "printed effect" if goal == effect else "margin" if goal == by else f"{goal:g} points"
+        return "refuted", f"excludes the {name}, and not zero"
+    return "undecided", "too wide"
+
+
+def _within(ends: tuple[float, float], by: float) -> tuple[Verdict, str]:
+    """The verdict on a claim of equality within a margin, and its reason."""
+    low, high = ends
+    if -by <= low and high <= by:
+        return "reproduced", ""
+    return ("refuted", "they differ by more") if low > by or high < -by else ("undecided", "too wide")
+
+
+def _infinite(differences: Sequence[float], rule: Rule) -> Decision:
+    """The verdict if a side never reaches a level: decided if that is so in all of at least three seeds."""
+    if len({*differences}) > 1:
+        return uninformative("finite", "a level is not reached in some seeds only")
+    first = differences[0] > 0
+    why = f"the {'first' if first else 'second'} is infinite in every seed"
+    if len(differences) < 3:
+        return Decision("undecided", why=why, seeds=len(differences), needed=3)
+    claimed = rule != "within" and first == (rule == "more")
+    return Decision("reproduced" if claimed else "refuted", why=why, p=0.0, seeds=len(differences))
+
+
+def conjunction(parts: Sequence[Decision]) -> Decision:
+    """The verdict on a claim that holds if all its parts hold, each tested at the full error rate: the weakest."""
+    order: tuple[Verdict, ...] = ("refuted", "uninformative", "undecided", "direction only", "reproduced")
+    weakest = min(parts, key=lambda part: (order.index(part.verdict), -part.p))
+    p = weakest.p if weakest.verdict == "refuted" else max(part.p for part in parts)
+    return Decision(
+        weakest.verdict,
+        weakest.mean,
+        weakest.ends,
+        weakest.why,
+        weakest.gate,
+        p,
+        min(part.seeds for part in parts),
+        weakest.needed,
+    )
+
+
+def holm(p_values: Sequence[float], rate: float = ALPHA) -> list[bool]:
+    """Whether each of a family's hypotheses is rejected by Holm's step-down procedure."""
+    rejected = [False] * len(p_values)
+    for rank, at in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        if p_values[at] > rate / (len(p_values) - rank):
+            break
+        rejected[at] = True
+    return rejected
+
+
+def corrected(decision: Decision, rejected: bool, family: int) -> Decision:
+    """The decision after Holm's correction over a family of claims."""
+    if rejected or decision.verdict in ("undecided", "uninformative"):
+        return decision
+    why = f"{decision.verdict} alone, but not after Holm's correction over {fmt.times(family, 'claim')}"
+    return Decision("undecided", decision.mean, decision.ends, why, p=decision.p, seeds=decision.seeds)

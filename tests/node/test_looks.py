@@ -1,0 +1,170 @@
+"""Scores of a node's own rows: closed by default, blurred, counted; the attack that read rows by them learns none."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.experiment.build import build
+from fedloom.experiment.node_party import for_nodes
+from fedloom.experiment.private import PrivateData
+from fedloom.remote import payload, rpc_errors
+from fedloom.remote.node.looks import FILE, SCALE, _keyed, _laplace
+from fedloom.remote.rpc_errors import CallRefused
+from tests.experiment.test_own_data import ALLOWED, rows, run
+from tests.node.hosts import RunRequest, doing, node, opening
+
+Hosts = Callable[..., RunRequest]
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Nodes with a file of 80 rows; further ones share the first one's folder."""
+    made: list[RunRequest] = []
+    path = rows(tmp_path / "own.csv", 80, 3)
+
+    def make(method: str = "fedavg", text: str | None = None, *, secret: bool = True, **data: Any) -> RunRequest:
+        allowed = {"rows": path, **ALLOWED, **data}
+        cfg = node(tmp_path, methods=["fedavg", "local"], data={"wards": allowed}, secret_noise=secret, max_runs=9)
+        made.append(RunRequest(cfg))
+        made[-1]("open", opening(text or opened(method)))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def opened(method: str = "fedavg", **changes: Any) -> str:
+    """The config of a run on these rows."""
+    kind: dict[str, Any] = {"method": method, "models": {"pool": ["linear"]}, **changes}
+    if method == "fedavg":
+        kind["params"] = {"batch_size": 8}
+    return for_nodes(build(run(**kind), PrivateData())).model_dump_json()
+
+
+def looked(ask: RunRequest, call: int, broadcast: Any) -> dict[str, Any]:
+    """The score of a broadcast."""
+    shared = {"on": "own", "eval_mode": "", "broadcast": broadcast}
+    head, rest = payload.unpack(ask("do", doing(call, ask.host, method="score", round=-1, shared=shared)))
+    assert "reply" in head["lines"][0], head["lines"][0]
+    found: dict[str, Any] = payload.decoded(rest, head["lines"][0]["reply"])
+    return found
+
+
+def crafted(ask: RunRequest, threshold: float) -> Any:
+    """A model that predicts "two" where the first column exceeds a threshold."""
+    (run_,) = ask.host._node_runs.values()
+    params = {name: torch.zeros_like(x) for name, x in run_.party.params.items()}
+    for x in params.values():
+        if x.dim() == 2:
+            x[1, 0] = 1e4
+        else:
+            x[1] = -1e4 * threshold
+    return params
+
+
+GRID = np.linspace(-3, 3, 600)
+
+
+def attack(ask: RunRequest, most: int) -> float:
+    """Read the test rows' first column and their labels from jumps of the count; the F1 score of what was found."""
+    (run_,) = ask.host._node_runs.values()
+    test = run_.party.context.tests["own"]
+    x, y = test.every[:, 0].numpy(), test.y(torch.arange(len(test))).numpy()
+    truth = {(int(cell), int(label)) for cell, label in zip(np.searchsorted(GRID, x), y, strict=True)}
+    grid = np.linspace(0, len(GRID) - 1, min(most, len(GRID))).astype(int)
+    counts: list[float] = []
+    for call, k in enumerate(grid):
+        try:
+            score = looked(ask, call, crafted(ask, GRID[k]))
+        except CallRefused as refusal:
+            assert refusal.code == rpc_errors.REFUSED
+            break
+        counts.append(round(float(score["accuracy"]) * int(score["rows"])))
+    found = {(int(k), int(step < 0)) for k, step in zip(grid[1:], np.diff(counts), strict=False) if step}
+    right = len(found & truth)
+    return 2 * right / max(len(found) + len(truth), 1)
+
+
+def test_rows_are_read_from_exact_scores_and_not_from_those_of_a_node(hosts: Hosts) -> None:
+    assert attack(hosts(secret=False, score=True, looks=10_000), 600) > 0.9  # the attack works where nothing is done
+    assert attack(hosts(score=True), 600) < 0.2
+    assert attack(hosts(), 600) == 0
+
+
+def test_own_rows_are_not_scored_unless_the_node_is_reported(hosts: Hosts) -> None:
+    ask = hosts()
+    shared = {"on": "own", "eval_mode": "", "broadcast": {}}
+    refusal = ask.refused("do", doing(0, ask.host, method="score", round=-1, shared=shared))
+    assert refusal.code == rpc_errors.REFUSED and "score = true" in refusal.words
+    assert payload.unpack(ask("open", opening(opened())))[0]["evaluates"] is False
+    assert not (ask.config.state / FILE).exists()
+
+
+def test_a_method_without_global_weights_is_not_scored_on_any(hosts: Hosts) -> None:
+    ask = hosts("local", score=True)
+    assert 0 <= float(looked(ask, 0, {})["accuracy"]) <= 1
+    shared = {"on": "own", "eval_mode": "", "broadcast": crafted(ask, 0.0)}
+    refusal = ask.refused("do", doing(1, ask.host, method="score", round=-1, shared=shared))
+    assert refusal.words == "this method sends clients no model: call score without broadcast"
+
+
+def test_the_budget_of_looks_outlives_runs_and_restarts(hosts: Hosts, tmp_path: Path) -> None:
+    ask = hosts(score=True, looks=3)
+    for call in range(2):
+        looked(ask, call, crafted(ask, 0.1 * call))
+    again = hosts(score=True, looks=3)  # as after a restart
+    looked(again, 2, crafted(again, 0.5))
+    for other in (again, hosts(score=True, looks=3, text=opened(seed=5))):
+        shared = {"on": "own", "eval_mode": "", "broadcast": {}}
+        refusal = other.refused("do", doing(9, other.host, method="score", round=-1, shared=shared))
+        assert refusal.words == "the 3 looks at these rows are used up: the node's owner must raise looks"
+    assert json.loads((tmp_path / "state" / FILE).read_text()) == {str(tmp_path / "own.csv"): 3}
+
+
+def test_a_repeated_look_tells_nothing_new(hosts: Hosts) -> None:
+    ask = hosts(score=True)
+    first, *others = (looked(ask, call, crafted(ask, 0.3)) for call in range(5))
+    assert all(float(x["accuracy"]) == float(first["accuracy"]) for x in others)
+    assert all(float(x["loss"]) == float(first["loss"]) for x in others)
+
+
+def test_the_split_is_the_node_s_own(hosts: Hosts, tmp_path: Path) -> None:
+    """No seed of a run moves a row between training and test."""
+
+    def held_out(ask: RunRequest) -> list[list[float]]:
+        (run_,) = ask.host._node_runs.values()
+        found: list[list[float]] = sorted(run_.party.context.tests["own"].every.tolist())
+        return found
+
+    first, second = held_out(hosts(text=opened(seed=1))), held_out(hosts(text=opened(seed=2)))
+    assert first == second
+    public = [held_out(hosts(text=opened(seed=seed), secret=False)) for seed in (1, 2)]
+    assert public[0] != public[1]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        ({"columns": ["a", "b"]}, "columns 'c' of wards are not allowed here; allowed: a, b"),
+        ({"columns": []}, "columns 'a', 'b', 'c' of wards are not allowed here; allowed: none"),
+        ({"label": None}, "label 'kind' of wards is not allowed here; allowed: none"),
+        ({"label": "national_number"}, "label 'kind' of wards is not allowed here; allowed: national_number"),
+    ],
+)
+def test_a_run_uses_columns_that_the_node_lists(allowed: dict[str, Any], words: str, hosts: Hosts) -> None:
+    with pytest.raises(CallRefused) as refusal:
+        hosts(**allowed)
+    assert refusal.value.code == rpc_errors.REFUSED and refusal.value.words == words
+
+
+def test_the_noise_has_the_distribution_that_is_stated() -> None:
+    draws = np.array([_laplace(_keyed(7, str(n).encode())[:8]) for n in range(20_000)])
+    assert abs(draws.mean()) < 0.1 and abs(np.abs(draws).mean() - SCALE) < 0.1
+    assert abs((np.abs(draws) > SCALE * np.log(10)).mean() - 0.1) < 0.01
+    assert np.isfinite([_laplace(b"\0" * 8), _laplace(b"\xff" * 8)]).all()

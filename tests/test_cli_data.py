@@ -1,0 +1,85 @@
+"""`fedloom data` on a file: what it understands, and settings that say the same."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedloom.cli.app import main
+from fedloom.experiment.build import data_of
+from fedloom.experiment.reading import read
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["fedloom", "data", *words])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    lines = ["patient_id,hospital,age,sex,disease"]
+    for row in range(60):
+        age = "" if row == 5 else 30 + row * 7 % 40
+        lines.append(f"p{row:02},{'ABC'[row % 3]},{age},{'fm'[row % 2]},{'yes' if row % 4 == 0 else 'no'}")
+    Path("my.csv").write_text("\n".join(lines) + "\n")
+    return Path("my.csv")
+
+
+def test_a_file_is_shown_with_settings_that_work(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "my.csv") == 0
+    shown = capsys.readouterr().out
+    assert "label     disease (a guess): no (45), yes (15)" in shown
+    assert "owners    perhaps hospital: --group hospital" in shown
+    assert "dropped   patient_id: an identifier by its name" in shown and "missing   age (1)" in shown
+    settings = shown[shown.index("[data]") :]
+    assert tomllib.loads(settings)["data"] == {
+        "name": "my.csv", "label": "disease", "group": "hospital", "drop": ["patient_id"], "missing": "median",
+    }  # fmt: skip
+    Path("my.toml").write_text(settings)
+    dataset, split = data_of(read("my.toml").run)
+    assert len(split.shards) == 3 and dataset.columns == ("age", "sex=f", "sex=m")
+
+
+def test_owners_and_settings_are_shown(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--label", "disease", "--group", "hospital", "-s", "data.missing=indicator", "-s", 'data.unseen=["B"]']
+    assert command(monkeypatch, "my.csv", *options) == 0
+    shown = capsys.readouterr().out
+    assert "(a guess)" not in shown and [
+        line.split()[:2] for line in shown.splitlines() if line[:2] in ("A ", "B ", "C ")
+    ] == [
+        ["A", "20"],
+        ["C", "20"],
+        ["B", "20"],
+    ]
+    assert command(monkeypatch, "my.csv", *options, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["owners"]["A"] == [15, 5] and found["classes"] == {"no": 45, "yes": 15}
+    assert found["settings"]["data"]["unseen"] == ["B"] and found["features"] == {"age": "number", "sex": "category"}
+    assert command(monkeypatch, "my.csv", *options, "--clients", "3") == 0
+    assert "unseen in training: client 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["my.csv", "--label", "diseases"], "data.label names the column 'diseases'"),
+        (["my.csv", "--group", "clinic"], "data.group names the column 'clinic'"),
+        (["none.csv"], "neither a registered data set nor an existing file"),
+        (["my.csv", "-s", "data.missing=mean"], "missing"),
+        (["my.csv", "-s", 'data.unseen=["B"]'], "--group"),
+    ],
+)
+def test_mistakes_are_named(
+    table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    assert command(monkeypatch, *words) != 0
+    assert message in " ".join(capsys.readouterr().err.split())

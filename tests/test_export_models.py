@@ -1,0 +1,332 @@
+"""Horizontal runs as folders that plain PyTorch opens."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedloom
+from fedloom.cli import main
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedloomError
+from fedloom.data.encoder import HashedText, OneHot, RawNumber, TableEncoder
+from fedloom.data.sources import load_raw
+from fedloom.data.tables import RawTable
+from fedloom.deploy import export, load_model
+from fedloom.deploy.models import MODEL, NETWORK, PREDICT, WEIGHTS, ModelInputs, write_model
+from fedloom.deploy.source import source
+
+DATA = {"name": "breast_cancer", "clients": 2, "partition": "iid", "public_rows": 40, "own_test_rows": 20}
+PLAIN = """
+import runpy, sys
+sys.modules["fedloom"] = None  # importing it would raise ImportError
+sys.path.insert(0, ".")
+sys.argv = ["predict.py", *sys.argv[1:]]
+runpy.run_path("predict.py", run_name="__main__")
+"""
+
+
+def trained(folder: Path, method: str, **settings: Any) -> fedloom.Result:
+    values = {"data": DATA, "models": {"pool": ["mlp"]}, "rounds": 2, **settings}
+    return fedloom.run(method, out=folder, **values)
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of FedAvg and its export."""
+    folder = tmp_path_factory.mktemp("runs") / "fedavg"
+    trained(folder, "fedavg")
+    export(folder)
+    return folder
+
+
+@pytest.fixture
+def model(averaged: Path, tmp_path: Path) -> Path:
+    """A copy of a model's folder, to be damaged."""
+    return Path(shutil.copytree(averaged / "export" / "server", tmp_path / "server"))
+
+
+def write_rows(path: Path, count: int = 30) -> RawTable:
+    """A CSV file of the data set's first rows, with their columns in another order."""
+    table = load_raw("breast_cancer")
+    assert isinstance(table, RawTable)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["patient", *reversed(table.columns)])
+        rows = zip(*(values[:count].tolist() for values in reversed(table.columns.values())), strict=True)
+        writer.writerows([f"p{n}", *row] for n, row in enumerate(rows))
+    return table
+
+
+def plain_predictions(folder: Path, rows: Path) -> tuple[list[str], np.ndarray]:
+    """What `predict.py` prints in a process that cannot import fedloom."""
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(rows)], cwd=folder, capture_output=True, text=True, check=True
+    )
+    header, *lines = csv.reader(done.stdout.splitlines())
+    assert header[0] == "predicted"
+    return [line[0] for line in lines], np.array([[float(p) for p in line[1:]] for line in lines])
+
+
+def test_a_folder_needs_no_fedloom(averaged: Path, tmp_path: Path) -> None:
+    table = write_rows(tmp_path / "new.csv")
+    folders = sorted(path.name for path in (averaged / "export").iterdir())
+    assert folders == ["client-0", "client-1", "server"]
+    server = averaged / "export" / "server"
+    assert {path.name for path in server.iterdir()} == {MODEL, WEIGHTS, NETWORK, PREDICT}
+    assert len((server / PREDICT).read_text().splitlines()) == 10
+    loaded = load_model(server)
+    expected = loaded.predict(tmp_path / "new.csv")
+    predicted, probabilities = plain_predictions(server, tmp_path / "new.csv")
+    np.testing.assert_allclose(probabilities, expected, atol=2e-6)
+    assert predicted == [loaded.classes[k] for k in expected.argmax(1)]
+    assert (expected.argmax(1) == table.y[:30]).mean() > 0.6
+    np.testing.assert_array_equal(loaded.predict({k: v[:30] for k, v in table.columns.items()}), expected)
+    assert load_file(server / WEIGHTS).keys() == loaded.network.state_dict().keys()
+
+
+def test_the_shared_model_scores_as_the_run_did(averaged: Path, tmp_path: Path) -> None:
+    """On all rows of the data set that were test rows."""
+    from fedloom.experiment.build import data_of
+    from fedloom.experiment.reading import read
+
+    data, split = data_of(read(str(averaged / "config.toml")).run)
+    x = torch.from_numpy((data.x[split.test] - data.shift) / data.scale)
+    logits = load_model(averaged / "export" / "server").network(x)
+    accuracy = float((logits.argmax(1).numpy() == data.y[split.test]).mean())
+    measured = json.loads((averaged / "result.json").read_text())["accuracy"]["mean"]
+    assert abs(accuracy - measured) < 1e-9
+
+
+PUBLIC = {"pretrained": {"iterations": 5}}
+METHODS: list[tuple[str, dict[str, Any], bool]] = [
+    ("fedavg-ft", {}, True),
+    ("cfd", {}, False),
+    ("fccl-plus", {}, False),
+    ("fedal", {}, False),
+    ("feddf", {}, True),
+    ("fedproto-public", {}, False),
+    ("fedcp", {}, False),
+    ("fedproto", {}, False),
+    ("per-fedavg", {}, True),
+    ("afind-plus", {"params": {"personal_head": False}}, False),
+    ("ditto", {}, False),
+    ("dispfl", {}, False),
+    ("augfl", {"data": {**DATA, "server_rows": 60}, "rounds": 1}, True),
+    ("fedpcl", {"data": {**DATA, "server_rows": 60}, "rounds": 1}, False),
+]
+
+
+@pytest.mark.parametrize(("method", "settings", "shared"), METHODS, ids=[m[0] for m in METHODS])
+def test_every_family_comes_back(method: str, settings: dict[str, Any], shared: bool, tmp_path: Path) -> None:
+    """`export` itself compares both readings of each folder with the run."""
+    trained(tmp_path / "run", method, **settings)
+    found = export(tmp_path / "run")
+    names = [name for name in found.sizes if name != "server"]
+    assert len(names) == 2 and not found.skipped and found.tried >= 127
+    assert ("server" in found.sizes) == shared
+    write_rows(tmp_path / "new.csv", 5)
+    for name in names:
+        folder = found.folder / name
+        _, plain = plain_predictions(folder, tmp_path / "new.csv")
+        np.testing.assert_allclose(plain, load_model(folder, trust=[NETWORK]).predict(tmp_path / "new.csv"), atol=2e-6)
+
+
+def test_images(tmp_path: Path) -> None:
+    from PIL import Image
+
+    data = {"name": "digits", "clients": 2, "partition": "iid"}
+    trained(tmp_path / "run", "fedavg", data=data, models={"pool": ["resnet8"], "norm": "batch"}, rounds=1)
+    folder = export(tmp_path / "run").folder / "client-1"
+    whole = load_raw("digits").x[:4]  # type: ignore[union-attr]
+    loaded = load_model(folder)
+    expected = loaded.predict(whole)
+    for n, pixels in enumerate(whole):
+        Image.fromarray(pixels[0]).save(tmp_path / f"{n}.png")
+    _, plain = plain_predictions(folder, tmp_path / "3.png")
+    np.testing.assert_allclose(plain[0], expected[3], atol=1e-5)
+    np.testing.assert_allclose(loaded.predict([tmp_path / f"{n}.png" for n in range(4)]), expected, atol=1e-6)
+    np.save(tmp_path / "rows.npy", whole)
+    np.testing.assert_array_equal(loaded.predict(tmp_path / "rows.npy"), expected)
+    with pytest.raises(DataError, match="Images must be"):
+        loaded.predict(whole[:, :, :4])
+    with pytest.raises(DataError, match="takes images"):
+        loaded.predict({"a": [1]})
+
+
+def test_gaps_words_and_hashed_text_are_read_alike(tmp_path: Path) -> None:
+    """`network.py` encodes a file as `TableEncoder` does, whose rules it is given."""
+    rules = (RawNumber("size", True, True), OneHot("color", ("?", "blue", "red")), HashedText("note", 8))
+    columns = TableEncoder(rules).to_dict()["columns"]
+    inputs = ModelInputs(
+        kind="table", shape=(13,), columns=tuple(columns), fill=(0.5, *[0.0] * 12), mean=(1.0,) * 13, scale=(2.0,) * 13
+    )
+    layer = torch.nn.Linear(13, 2)
+    values = {"fedloom": "0", "owner": "client-0", "method": "fedavg", "eval_mode": "", "round": 1, "norm": None}
+    values |= {"classes": ("a", "b"), "model": None, "inputs": inputs}
+    code = source(torch.fx.symbolic_trace(torch.nn.Sequential(layer)))
+    state = torch.nn.Sequential(layer).state_dict()
+    write_model(tmp_path / "model", values, state, code)
+    rows = {"size": ["1.5", "", "NA"], "color": ["red", "", "green"], "note": ["a red Tie", "", "a, a b"]}
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(rows)
+        writer.writerows(zip(*rows.values(), strict=True))
+    _, plain = plain_predictions(tmp_path / "model", tmp_path / "my.csv")
+    loaded = load_model(tmp_path / "model", trust=[NETWORK])
+    np.testing.assert_allclose(plain, loaded.predict(tmp_path / "my.csv"), atol=2e-6)
+    x = loaded.encode(tmp_path / "my.csv")
+    np.testing.assert_allclose(x[:, 0], [0.25, -0.25, -0.25])
+    np.testing.assert_allclose(x[:, 1], [-0.5, 0, 0])  # the indicator of a missing number
+    np.testing.assert_allclose(x[:, 2:5] * 2 + 1, [[0, 0, 1], [1, 0, 0], [0, 0, 0]])
+    assert np.isclose(np.linalg.norm(x[0, 5:] * 2 + 1), 1)
+
+
+def test_a_table_of_the_user(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    color = rng.choice(["red", "blue"], 120)
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["size", "color", "label"])
+        writer.writerows(zip(rng.normal(size=120).round(3), color, np.where(color == "red", "yes", "no"), strict=True))
+    data = {"name": str(tmp_path / "my.csv"), "clients": 2, "partition": "iid"}
+    trained(tmp_path / "run", "fedavg", data=data, rounds=5)
+    folder = export(tmp_path / "run").folder / "client-0"
+    loaded = load_model(folder)
+    expected = loaded.predict(tmp_path / "my.csv")
+    _, plain = plain_predictions(folder, tmp_path / "my.csv")
+    np.testing.assert_allclose(plain, expected, atol=2e-6)
+    assert ((expected.argmax(1) == 1) == (color == "red")).mean() > 0.8 and loaded.classes == ("no", "yes")
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_black_boxes_have_no_folder(tmp_path: Path) -> None:
+    pool = {"pool": ["forest", "mlp"]}
+    trained(tmp_path / "run", "fedal", models=pool, data={**DATA, "clients": 6})
+    found = export(tmp_path / "run")
+    assert found.skipped and all("black box (forest)" in reason for reason in found.skipped.values())
+    assert len(found.skipped) + len(found.sizes) == 6 and found.sizes
+
+
+def test_predictions_from_statistics_of_the_rows_are_refused(tmp_path: Path) -> None:
+    models, params = {"pool": ["mlp"], "norm": "batch"}, {"batchnorm": "batch"}
+    trained(tmp_path / "run", "fedavg", models=models, params=params)
+    with pytest.raises(CheckpointError, match=r"does not predict as the run did: .*batchnorm"):
+        export(tmp_path / "run")
+    assert not list((tmp_path / "run" / "export").iterdir())
+
+
+def test_force_replaces_the_folders_of_an_earlier_export(averaged: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(averaged / "export", tmp_path / "out"))
+    shutil.copytree(out / "client-0", out / "client-7")
+    (out / "client-7" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="add --force"):
+        export(averaged, out)
+    export(averaged, out, force=True)
+    assert [path.name for path in (out / "client-7").iterdir()] == ["notes.txt"]
+    for name in (MODEL, WEIGHTS, NETWORK):
+        assert (out / "server" / name).read_bytes() == (averaged / "export" / "server" / name).read_bytes()
+
+
+def change(folder: Path, **values: Any) -> None:
+    content = json.loads((folder / MODEL).read_text())
+    (folder / MODEL).write_text(json.dumps({**content, **values}))
+
+
+INPUTS = {"kind": "table", "shape": [30], "columns": [], "fill": [], "mean": [0.0] * 30, "scale": [1.0] * 30}
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"format": "fedloom-model/9"}, "format"),
+        ({"extra": 1}, "no such setting"),
+        ({"model": "no-such"}, "there is no model"),
+        ({"model": "os:system"}, "not a network of fedloom"),
+        ({"model": "linear"}, "is inconsistent"),
+        ({"classes": ["a", "b", "c"]}, "is inconsistent"),
+        ({"inputs": {**INPUTS, "shape": [31]}}, "is inconsistent"),
+        ({"inputs": INPUTS}, "do not give the 30 numbers"),
+        ({"inputs": {**INPUTS, "columns": [{"nam": "a"}]}}, "is inconsistent"),
+        ({"inputs": {**INPUTS, "scale": [0.0] * 30}}, "above 0"),
+        ({"inputs": {**INPUTS, "mean": [0.0]}}, "mean has 1 numbers"),
+        ({"state_sha256": "0" * 64}, "is not the file that model.json describes"),
+        ({"state_bytes": 10**12}, "state_bytes"),
+    ],
+)
+def test_a_manifest_that_lies(values: dict[str, Any], text: str, model: Path) -> None:
+    change(model, **values)
+    with pytest.raises(FedloomError, match=text):
+        load_model(model)
+
+
+def test_code_of_a_folder_runs_only_if_it_is_trusted(model: Path) -> None:
+    (model / NETWORK).write_text("raise SystemExit('executed')")
+    load_model(model)  # a network of fedloom: the file is not read
+    change(model, model=None)
+    with pytest.raises(ConfigError, match="if you trust it, add --trust network"):
+        load_model(model)
+    with pytest.raises(CheckpointError, match=r"network\.py is not the file that model.json describes"):
+        load_model(model, trust=[NETWORK])
+
+
+def test_torn_files(model: Path) -> None:
+    whole = (model / WEIGHTS).read_bytes()
+    for data in (whole[:-1], whole[:-1] + bytes([whole[-1] ^ 1]), b""):
+        (model / WEIGHTS).write_bytes(data)
+        with pytest.raises(CheckpointError, match="is not the file that"):
+            load_model(model)
+    for text in (b"", b"{", b"[1]", b"\xff", b"null"):
+        (model / MODEL).write_bytes(text)
+        with pytest.raises(CheckpointError, match=r"model\.json"):
+            load_model(model)
+
+
+def test_rows_that_do_not_fit(model: Path, tmp_path: Path) -> None:
+    loaded = load_model(model)
+    table = write_rows(tmp_path / "new.csv")
+    rows = {name: values[:3].tolist() for name, values in table.columns.items()}
+    first = next(iter(rows))
+    for bad, text in [
+        ({**rows, first: ["1", "two", "3"]}, "a finite number"),
+        ({**rows, first: [1]}, "same number of rows"),
+        ({name: values for name, values in rows.items() if name != first}, "'mean radius' is missing"),
+        ({name: [] for name in rows}, "At least one row"),
+        (np.zeros((3, 30), np.float32), "rows of a table"),
+        (tmp_path / "none.csv", "cannot be read"),
+    ]:
+        with pytest.raises(DataError, match=text):
+            loaded.predict(bad)
+
+
+def test_the_commands(averaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "new.csv")
+
+    def call(line: str, code: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *line.split()])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        assert (stop.value.code or 0) == code, out + err
+        return str(out + err)
+
+    text = call(f"export {averaged} --out models")
+    assert [line.split()[0] for line in text.splitlines()[1:4]] == ["client-0", "client-1", "server"]
+    assert "predictions match the run on 142 test rows" in text
+    text = call("predict models/server new.csv --id patient --out p.csv")
+    assert "server, fedavg: 30 rows" in text
+    with Path("p.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["patient", "predicted", "p malignant", "p benign"] and rows[0][0] == "p0" and len(rows) == 30
+    assert "predicts from rows" in call("predict models/server", code=2)
+    assert "is not a party's folder" in call("predict models new.csv", code=2)
