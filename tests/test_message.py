@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom.core import message
 from fedloom.core.errors import MessageError
 from fedloom.core.message import (
     DEFAULT,
@@ -483,11 +484,11 @@ def test_rewritten_headers(draw: st.DataObject, data: bytes) -> None:
 
 
 def test_a_large_hostile_header_is_refused_soon() -> None:
-    start = time.perf_counter()
+    start = time.thread_time()  # CPU seconds: a busy machine is no failure
     for unit in (b'"', b"\\", b"[", b"{", b'\\"', b"[]", b'{"a":', b"1,"):
         with pytest.raises(MessageError):
             decode(blob(unit * ((1 << 22) // len(unit))))
-    assert time.perf_counter() - start < 10
+    assert time.thread_time() - start < 10  # measured: below 1; minutes if a scan were quadratic
 
 
 # --- size, describe ---------------------------------------------------------------------------
@@ -510,13 +511,11 @@ def test_size_distinguishes_similar_structures() -> None:
         assert size(tree).wire == len(encode(tree))
 
 
-def test_size_is_fast() -> None:
+def test_a_structure_is_encoded_once_to_know_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = {"logits": torch.ones(32, 10), "loss": 0.25, "t": 3}
-    size(tree)
-    start = time.perf_counter()
-    for _ in range(2000):
-        size(tree)
-    assert (time.perf_counter() - start) / 2000 < 100e-6  # measured: about 3 µs
+    first = size(tree)
+    monkeypatch.setattr(message, "_header", None)
+    assert size({**tree, "loss": 0.75}) == first
 
 
 def test_describe_names_what_crosses() -> None:

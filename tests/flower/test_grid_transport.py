@@ -75,7 +75,7 @@ def post(grid: Grid) -> Iterator[GridTransport]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    end = monotonic() + 10
+    end = monotonic() + 90
     while not true():
         assert monotonic() < end
         sleep(0.01)

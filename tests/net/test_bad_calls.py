@@ -278,7 +278,7 @@ def raw(field: Machines, frames: list[bytes], name: str = "node-0", server_side:
         secure = grpc.ssl_channel_credentials((field.folder / "ca.pem").read_bytes(), *pem)
         options = [*CLIENT, ("grpc.ssl_target_name_override", "coordinator"), ("grpc.max_send_message_length", -1)]
         async with grpc.aio.secure_channel(field.addresses["coordinator"], secure, options) as channel:
-            call = channel.stream_stream(ASK)(timeout=30)
+            call = channel.stream_stream(ASK)(timeout=120)
             try:
                 for frame in frames:
                     await call.write(frame)

@@ -89,7 +89,7 @@ async def ask(address: str, secure: grpc.ChannelCredentials, name: str) -> str:
     options = (("grpc.ssl_target_name_override", name), ("grpc.use_local_subchannel_pool", 1))
     async with grpc.aio.secure_channel(address, secure, options) as channel:
         try:
-            return (await channel.unary_unary("/test/Who")(b"", timeout=10)).decode()
+            return (await channel.unary_unary("/test/Who")(b"", timeout=60)).decode()
         except grpc.aio.AioRpcError as error:
             return error.code().name
 

@@ -5,7 +5,6 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -45,10 +44,8 @@ def test_a_node_in_a_run_listens_nowhere(field: Machines) -> None:
 
 def test_a_killed_node_is_noticed_when_its_connection_closes(field: Machines) -> None:
     with started(field.over(run_of("gossip"), silence=600.0)) as engine:  # so it is not the silence
-        begun = monotonic()
         field.nodes[1].kill()
-        until(lambda: not engine.presence()[1], "its absence", 60)
-        assert monotonic() - begun < 60
+        until(lambda: not engine.presence()[1], "its absence")
         assert engine.call([1], "update", {"t": 0}, None, (0, 0)) == [Failure("unreachable")]
         field.nodes[1].start()
         until(lambda: engine.presence()[1], "the node")

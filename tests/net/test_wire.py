@@ -356,7 +356,7 @@ def test_a_caller_without_a_certificate_is_not_heard(pki: Pki) -> None:
             options = (("grpc.ssl_target_name_override", "node"),)
             async with grpc.aio.secure_channel(f"127.0.0.1:{server.port}", bare, options=options) as channel:
                 with pytest.raises(grpc.aio.AioRpcError) as error:
-                    await channel.unary_unary("/fedloom.Node/Pulse")(b"", timeout=5)
+                    await channel.unary_unary("/fedloom.Node/Pulse")(b"", timeout=60)
                 assert error.value.code() is grpc.StatusCode.UNAVAILABLE
         assert not handler.heard_of
 

@@ -21,7 +21,7 @@ LIMIT = 8 << 20
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 40))
+    return asyncio.run(asyncio.wait_for(work, 120))
 
 
 class Pki:

@@ -118,7 +118,7 @@ class RunRequest:
         self.host = NodeService(cfg)
 
     def __call__(self, kind: str, body: bytes, caller: str = "hub") -> bytes:
-        return self._loop.run_until_complete(asyncio.wait_for(self.host.answer(caller, kind, body), 30))
+        return self._loop.run_until_complete(asyncio.wait_for(self.host.answer(caller, kind, body), 120))
 
     def refused(self, kind: str, body: bytes, caller: str = "hub") -> CallRefused:
         """Its refusal; anything else that comes out fails the test."""

@@ -515,6 +515,6 @@ def test_closing_a_node_ends_the_work_in_progress(hosts: Callable[..., RunReques
             await asyncio.sleep(0.01)
         await ask.host.close()
         with pytest.raises(CallRefused):
-            await asyncio.wait_for(asked, 20)
+            await asyncio.wait_for(asked, 120)
 
     ask._loop.run_until_complete(close())

@@ -196,10 +196,10 @@ def test_two_processes_do_not_work_on_one_folder(tmp_path: Path) -> None:
         with alone(config.state):
             other = pool.submit(waited)
             with pytest.raises(ConfigError, match="another process uses"):
-                asyncio.run(asyncio.wait_for(process.run(config), 20))
+                asyncio.run(asyncio.wait_for(process.run(config), 90))
             assert not (config.state / "secret").exists()
             over.set()
-        assert other.result(20)
+        assert other.result(90)
 
 
 def test_the_newest_runs_are_kept_and_those_in_use(tmp_path: Path) -> None:
