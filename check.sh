@@ -31,6 +31,14 @@ python -m pip --disable-pip-version-check install --quiet --dry-run -c constrain
 tested=0
 python -m pytest -n 3 --dist worksteal "$@" || tested=$?
 
+# Tests of processes and sockets share this machine with two others. Up to three that failed run once more, one at a
+# time; those that fail again fail the check, and those that pass are named in the output, as they still need mending.
+if [ "$tested" = 1 ] && python -c 'import json; exit(len(json.load(open(".pytest_cache/v/cache/lastfailed"))) > 3)'; then
+  echo "Run once more, one at a time; a test that passes now is flaky, so please report it:"
+  tested=0
+  python -m pytest -v --last-failed --last-failed-no-failures none "$@" || tested=$?
+fi
+
 checked=0
 wait "$types" || checked=$?
 cat "$wheels/types"
