@@ -202,9 +202,7 @@ def test_free_text_and_a_single_owner_are_refused_and_small_owners_left_out() ->
 
 # -- trials --------------------------------------------------------------------------------------------------------
 
-QUICK = TrialConfig(
-    splits=8, methods=("fedavg-ft",), networks=("linear",), rates=(0.02,), points=(10, 20), forest=False
-)
+QUICK = TrialConfig(splits=8, methods=("fedavg-ft",), networks=("linear",), rates=(0.02,), points=(5, 10), forest=False)
 
 
 def planted(counts: list[int], signs: list[int], columns: int = 150, seed: int = 0) -> Owners:
@@ -344,8 +342,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         found = capsys.readouterr()
         return found.out, found.err
 
-    words = "my.csv --label ill --group hospital --drop patient --splits 3 --method fedavg"
-    text, progress = call(f"{words} --out t")
+    words = "my.csv --label ill --group hospital --drop patient --method fedavg --splits"
+    text, progress = call(f"{words} 3 --out t")
     assert (
         "mean over owners" in text
         and "revealed: client to server: weights, rows" in text
@@ -355,8 +353,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert content["owners"]["a"]["decision"] in ("join", "alone", "undecided")
     html = (tmp_path / "t" / "trial.html").read_text()
     assert "Should they federate? my.csv" in html and html.count("<circle") == 2
-    assert "already exists; add --force" in call(f"{words} --out t", code=2)[1]
-    text, progress = call(f"{words} --json")
+    assert "already exists; add --force" in call(f"{words} 3 --out t", code=2)[1]
+    text, progress = call(f"{words} 3 --json")
     assert {**json.loads(text), "seconds": 0} == {**content, "seconds": 0} and not progress
-    text, progress = call(f"{words} --quiet")
+    text, progress = call(f"{words} 1 --quiet")
     assert [line.split(":")[0] for line in text.splitlines()] == ["a", "b"] and not progress

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from fedloom.experiment import reading
 from fedloom.experiment.run import execute
-from tests.flower.federation import BIN, ROOT, Federation, federation
+from tests.flower.federation import BIN, Federation, federation
 
 pytestmark = [
     pytest.mark.slow,
@@ -71,17 +69,3 @@ def test_peers_are_refused_before_any_work(flower: Federation) -> None:
     assert status == "finished:failed"
     assert "gossip needs peers to reach each other, which SuperNodes cannot: use the engine net" in log
     assert flower.log("alpha").count("Receiving") == before
-
-
-def test_the_post_under_its_own_tests() -> None:
-    """They need Flower's classes, but none of its processes."""
-    command = [
-        BIN / "python",
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        Path(__file__).with_name("test_grid_transport.py"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and "passed" in done.stdout and "skipped" not in done.stdout, done.stdout + done.stderr
