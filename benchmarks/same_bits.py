@@ -179,10 +179,10 @@ def named(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def is_new(measure: str) -> bool:
-    """Whether a measure is one of `NEW`, or their mean or deviation over clients."""
-    name = measure.removeprefix("own ").removesuffix(" mean").removesuffix(" std")
-    return name in NEW and measure != "loss mean"
+def is_new(metric: str) -> bool:
+    """Whether a metric is one of `NEW`, or their mean or deviation over clients."""
+    name = metric.removeprefix("own ").removesuffix(" mean").removesuffix(" std")
+    return name in NEW and metric != "loss mean"
 
 
 def keys(value: object, path: str = "") -> Iterator[str]:

@@ -181,7 +181,7 @@ def test_raw_rows_get_the_predictions_of_the_run(
 def fedloom_accuracy(folder: Path) -> float:
     """What the run itself measured at its end."""
     with (folder / "metrics.csv").open(newline="") as file:
-        last = [row for row in csv.DictReader(file) if row["measure"] == "accuracy mean"][-1]
+        last = [row for row in csv.DictReader(file) if row["metric"] == "accuracy mean"][-1]
     return float(last["value"])
 
 

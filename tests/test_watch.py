@@ -52,7 +52,7 @@ def view(round: int = 12, **changes: Any) -> View:
         "updated": NOW,
         "pace": 4.2,
         "ends": NOW + 4.2 * (16 - round),
-        "measure": "accuracy",
+        "metric": "accuracy",
         "accuracy": points[-1][1] if points else None,
         "chance": 0.125,
         "points": points,
@@ -140,7 +140,7 @@ def test_a_small_terminal_shows_those_who_are_down(tmp_path: Path) -> None:
 def test_names_cannot_move_the_cursor(tmp_path: Path) -> None:
     name = "a\x1b[2Jb\n[red]c[/red]"
     failure = RecentFailure(round=1, party=name, kind=name, reason=name)
-    changes = {"name": name, "dataset": name, "engine": name, "measure": name}
+    changes = {"name": name, "dataset": name, "engine": name, "metric": name}
     shown = {"parties": [PartyStatus(name=name)], "recent_failures": [failure]}
     folder = put(tmp_path, view(state="failed", reason=name, **changes, **shown))
     text = drawn(folder) + screen.line(take(folder, NOW))
@@ -602,7 +602,7 @@ def test_a_comparison_in_a_browser(tmp_path: Path) -> None:
 def test_names_are_text_in_a_browser(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     failure = RecentFailure(round=1, party=EVIL, kind=EVIL, reason=EVIL)
-    evil = {"name": EVIL, "method": EVIL, "dataset": EVIL, "engine": EVIL, "measure": EVIL, "reason": EVIL}
+    evil = {"name": EVIL, "method": EVIL, "dataset": EVIL, "engine": EVIL, "metric": EVIL, "reason": EVIL}
     put(folder, view(state="failed", parties=[PartyStatus(name=EVIL, up=False)], recent_failures=[failure], **evil))
     dom = seen(folder, tmp_path / "profile", 2000)
     assert "<img" not in dom and "<title>owned" not in dom

@@ -47,7 +47,7 @@ class Result:
 
     Attributes:
         summary: the content of `result.json`.
-        rows: (round, iteration, stage, party, measure, value) of every measurement; `metrics` is the same as a frame.
+        rows: (round, iteration, stage, party, metric, value) of every measurement; `metrics` is the same as a frame.
         folder: the run folder; None if nothing was written.
     """
 
@@ -78,9 +78,9 @@ class Result:
 
     @cached_property
     def metrics(self) -> "pandas.DataFrame":
-        """Every measurement: round, iteration, stage, party ("" for all), measure and value. A client has the name of
+        """Every measurement: round, iteration, stage, party ("" for all), metric and value. A client has the name of
         the owner of its rows, if it is known."""
-        columns, names = ["round", "iteration", "stage", "party", "measure", "value"], self._trained.names
+        columns, names = ["round", "iteration", "stage", "party", "metric", "value"], self._trained.names
         rows = [[*row[:3], names.get(row[3], row[3]), *row[4:]] for row in self.rows]
         return _pandas().DataFrame(rows, columns=columns)
 
@@ -95,9 +95,9 @@ class Result:
             for i, (name, network, rows) in enumerate(self._trained.parties())
         ]
         places = {entry["client"]: entry for entry in found}
-        for round, _, at, party, measure, value in self.rows:
+        for round, _, at, party, metric, value in self.rows:
             if (round, at) == (last, stage) and party in places:
-                places[party][measure] = value
+                places[party][metric] = value
         for entry in found:
             entry["client"] = self._trained.names[str(entry["client"])]
         return _pandas().DataFrame(found)

@@ -1,4 +1,4 @@
-"""What parties could infer about labels, measured in runs: hooks, measures, and that looking changes nothing."""
+"""What parties could infer about labels, measured in runs: hooks, metrics, and that looking changes nothing."""
 
 from __future__ import annotations
 

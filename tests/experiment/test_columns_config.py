@@ -243,10 +243,10 @@ def test_parties_and_places_are_those_of_the_section() -> None:
 @pytest.mark.parametrize("name", ["wine", "breast_cancer"])
 def test_tables_run_as_pictures_do(method: str, name: str) -> None:
     values = {"method": method, "rounds": 1, "data": {"name": name, "clients": 3}, "columns": {"aligned": 30}}
-    measures = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
-    assert {"accuracy mean", "balanced accuracy", "auc", "loss mean"} <= set(measures)
-    assert 0 <= measures["accuracy mean"] <= 1 and measures["loss mean"] > 0
-    assert ("accuracy alone mean" in measures) == (method == "proto-evfl")
+    metrics = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
+    assert {"accuracy mean", "balanced accuracy", "auc", "loss mean"} <= set(metrics)
+    assert 0 <= metrics["accuracy mean"] <= 1 and metrics["loss mean"] > 0
+    assert ("accuracy alone mean" in metrics) == (method == "proto-evfl")
 
 
 def test_zero_shot_is_seen_in_the_recall_of_the_class() -> None:
@@ -259,8 +259,8 @@ def test_zero_shot_is_seen_in_the_recall_of_the_class() -> None:
         "models": {"pool": ["mlp"]},
         "evaluate": {"points": 1},
     }
-    measures = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
-    assert measures["recall 3"] == 0.0 and measures["accuracy mean"] > 0.3
+    metrics = {row[4]: row[-1] for row in execute(check({"run": values}).run).metrics}
+    assert metrics["recall 3"] == 0.0 and metrics["accuracy mean"] > 0.3
 
 
 def test_a_page_of_the_user_has_few_parties_too(tmp_path: Path) -> None:

@@ -79,10 +79,10 @@ def test_results_are_what_the_schema_reads_and_writes(proto: RunResult, found: d
 def test_each_party_alone_stands_beside(proto: RunResult) -> None:
     alone, end = proto.summary["alone"]["alone"], last(proto)
     names = [f"party-{m}" for m in range(PARTIES)]
-    for on, measure in {"test": "accuracy alone", "own": "own accuracy alone"}.items():
-        each = [end[measure, name] for name in names]
+    for on, metric in {"test": "accuracy alone", "own": "own accuracy alone"}.items():
+        each = [end[metric, name] for name in names]
         assert alone[on]["per_client"] == each
-        assert alone[on]["mean"] == pytest.approx(np.mean(each)) == pytest.approx(end[f"{measure} mean", ""])
+        assert alone[on]["mean"] == pytest.approx(np.mean(each)) == pytest.approx(end[f"{metric} mean", ""])
     assert small(method="split", rounds=1, params={"embedding_dim": WIDTH, "epochs": 1}).summary["alone"] == {}
 
 
@@ -130,7 +130,7 @@ def test_bytes_by_kind_of_methods_that_share_rows() -> None:
 
 def test_scores_are_paired(found: dict[str, Any]) -> None:
     first, other = found["methods"]
-    assert found["measure"] == "accuracy" and found["lower_is_better"] == ["log loss", "calibration error"]
+    assert found["metric"] == "accuracy" and found["lower_is_better"] == ["log loss", "calibration error"]
     assert set(found["further"]) == {"balanced accuracy", "auc", "log loss", "calibration error"}
     for name, (d,) in {"accuracy": found["differences"], **found["further"]}.items():
         assert d["mean"] == pytest.approx(first["scores"][name]["mean"] - other["scores"][name]["mean"])

@@ -108,7 +108,7 @@ def test_what_a_run_measures_is_known_by_how_it_begins(values: dict[str, Any]) -
     assert len(found) > 5 and all(name.startswith(RESERVED) for name in found)
 
 
-def test_a_note_is_no_measure(nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_note_is_no_metric(nodes: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nodes(1)
     honest = execute(run(LOCAL)).summary
     lies = dict.fromkeys(("accuracy mean", "own accuracy std", "agreement", "chance", "loss mean", "bytes up"), 0.999)

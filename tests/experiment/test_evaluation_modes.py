@@ -117,8 +117,8 @@ def test_mixing_is_written_at_the_rounds_that_are_evaluated(page: str, tmp_path:
     assert header == ["round", "party", "weights"]
     assert rows[:3] == [["2", "client-0", "0:0.75 2:0.25"], ["2", "client-1", "0:0.25 1:0.75"], rows[2]]
     assert [row[0] for row in rows] == ["2"] * 3 + ["4"] * 3
-    measures = {row[4] for row in table(tmp_path / "a" / "metrics.csv")}
-    assert "taken" in measures and not measures & {"mixing", "other vector"}
+    metrics = {row[4] for row in table(tmp_path / "a" / "metrics.csv")}
+    assert "taken" in metrics and not metrics & {"mixing", "other vector"}
     text = report.write(tmp_path / "a").read_text(encoding="utf-8")
     assert "Mixing weights" in text and "unadapted" in text
     execute(run("local", params={}), tmp_path / "local")
@@ -174,9 +174,9 @@ def test_a_comparison_leads_with_an_evaluation_mode_that_all_have(page: str) -> 
     ring, local = execute(run(page)), execute(run("local", params={}))
     other = RunResult({**ring.summary, "name": "other"}, [], None)
     same = summarize("", [ring, other])
-    assert same["measure"] == "own accuracy tuned" and set(same["further"]) == {"accuracy", "own accuracy"}
+    assert same["metric"] == "own accuracy tuned" and set(same["further"]) == {"accuracy", "own accuracy"}
     assert same["methods"][0]["eval_modes"]["tuned"]["mean"] == ring.summary["eval_modes"]["tuned"]["mean"]
     mixed = summarize("", [ring, local])
-    assert mixed["measure"] == "accuracy" and set(mixed["further"]) == {"own accuracy"}
+    assert mixed["metric"] == "accuracy" and set(mixed["further"]) == {"own accuracy"}
     (own,) = mixed["further"]["own accuracy"]
     assert own["mean"] == pytest.approx(ring.summary["own_accuracy"]["mean"] - local.summary["own_accuracy"]["mean"])

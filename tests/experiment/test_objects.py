@@ -227,7 +227,7 @@ def test_the_folder_says_what_the_objects_were_and_the_script_resumes(tmp_path: 
 def test_a_result_prints_in_five_lines_and_has_frames_and_a_page(tmp_path: Path) -> None:
     result = fedloom.run("fedal", data=(X, Y), models=[factory], out=tmp_path / "run", **SMALL)
     assert len(repr(result).splitlines()) == 5 and repr(result).startswith("fedal on arrays: 3 clients, 2 rounds")
-    assert list(result.metrics.columns) == ["round", "iteration", "stage", "party", "measure", "value"]
+    assert list(result.metrics.columns) == ["round", "iteration", "stage", "party", "metric", "value"]
     assert result.clients["accuracy"].mean() == pytest.approx(result.accuracy)
     assert result.report() == tmp_path / "run" / "report.html" and result.report().is_file()
     with pytest.raises(ConfigError, match="this run wrote no folder: repeat it with out=FOLDER"):

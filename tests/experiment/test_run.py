@@ -90,7 +90,7 @@ def test_the_folder_holds_what_is_promised(whole: tuple[Path, dict[str, Any]]) -
 def test_metrics_are_one_tidy_table(whole: tuple[Path, dict[str, Any]]) -> None:
     folder, summary = whole
     header, *rows = metrics(folder)
-    assert header == ["round", "iteration", "stage", "party", "measure", "value"]
+    assert header == ["round", "iteration", "stage", "party", "metric", "value"]
     assert all(len(r) == 6 and float(r[5]) == float(r[5]) for r in rows)
     assert {r[2] for r in rows} == {"start", "local", "transfer"}
     final = {(r[4], r[3]): float(r[5]) for r in rows if r[0] == "6" and r[2] == "transfer"}

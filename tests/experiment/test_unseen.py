@@ -252,7 +252,7 @@ def test_evaluation_modes_are_measured_over_the_unseen_and_over_the_others(page:
     assert summary["unseen"] == list(plan.unseen)
     for eval_mode, found in summary["eval_modes"].items():
         train = eval_mode.endswith("training")
-        last = [row for row in rows if row["measure"] == f"own accuracy {eval_mode}" and row["round"] == "4"]
+        last = [row for row in rows if row["metric"] == f"own accuracy {eval_mode}" and row["round"] == "4"]
         each = {row["party"]: float(row["value"]) for row in last}
         assert set(each) == names[train]
         assert found["clients"] == list(plan.training if train else plan.unseen)
@@ -310,10 +310,10 @@ def compared(page: str) -> list[RunResult]:
     ]
 
 
-def test_comparisons_pair_the_clients_that_a_measure_is_of(page: str) -> None:
+def test_comparisons_pair_the_clients_that_a_metric_is_of(page: str) -> None:
     results = compared(page)
     found = summarize("", results)
-    assert found["measure"] == "own accuracy 1 step"
+    assert found["metric"] == "own accuracy 1 step"
     assert found["unseen"] == {str(seed): results[seed].summary["unseen"] for seed in (0, 1)}
     assert found["unseen"]["0"] != found["unseen"]["1"]
     pairs = {"own accuracy 1 step": found["differences"], **found["further"]}

@@ -142,8 +142,8 @@ SMALL: dict[str, Any] = {
 def test_a_run_measures_accuracy_as_it_is_and_tuned() -> None:
     tuned = fedloom.run("gossip", **SMALL)
     plain = fedloom.run("gossip", **{**SMALL, "params": {**SMALL["params"], "finetune_epochs": 0}})
-    measures = {row[4] for row in tuned.rows}
-    assert {"accuracy mean", "own accuracy mean", "own accuracy tuned mean", "own accuracy tuned std"} <= measures
+    metrics = {row[4] for row in tuned.rows}
+    assert {"accuracy mean", "own accuracy mean", "own accuracy tuned mean", "own accuracy tuned std"} <= metrics
     assert not [m for m in {row[4] for row in plain.rows} if "tuned" in m]
     assert len([row for row in tuned.rows if row[4] == "own accuracy tuned" and row[0] == 2]) == 4
     assert tuned.summary["state_sha256"] == plain.summary["state_sha256"]  # to look changes nothing

@@ -281,8 +281,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def test_it_learns_from_incomplete_rows(folders: tuple[Path, Any]) -> None:
-    measures = {row[4]: row[-1] for row in folders[1].metrics}
-    assert measures["accuracy mean"] > 0.8
+    metrics = {row[4]: row[-1] for row in folders[1].metrics}
+    assert metrics["accuracy mean"] > 0.8
 
 
 def test_any_of_the_folders_predict(folders: tuple[Path, Any]) -> None:

@@ -150,5 +150,5 @@ def test_it_learns(seed: int) -> None:
     overrides = [f"seed={seed}", "rounds=4", "data.test_rows=200", "evaluate.points=1", "models.pool=['mlp']"]
     run = read("proto-student", [*overrides, "columns.aligned=100", "params.steps=30"]).run
     result = execute(run)
-    last = {measure: value for round, _, _, _, measure, value in result.metrics if round == 4}
+    last = {metric: value for round, _, _, _, metric, value in result.metrics if round == 4}
     assert last["accuracy mean"] > 0.5 and last["own accuracy alone mean"] > 0.5  # 0.74 and 0.70; chance is 0.1

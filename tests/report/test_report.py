@@ -39,7 +39,7 @@ seed = {seed}
 name = {dataset}
 clients = {clients}
 """
-METRICS = ("round", "iteration", "stage", "party", "measure", "value")
+METRICS = ("round", "iteration", "stage", "party", "metric", "value")
 LEDGER = ("round", "sender", "receiver", "kind", "what", "count", "bytes", "wire_bytes")
 FAILURES = ("round", "party", "kind", "reason")
 EVIL = '<script>alert("x")</script>&\'$x_1$'
@@ -288,7 +288,7 @@ def test_a_run_that_was_only_looked_at(tmp_path: Path) -> None:
     assert "Accuracy on the global test set" in checked(written(folder)).text
 
 
-def test_diverged_measures_are_drawn(tmp_path: Path) -> None:
+def test_diverged_metrics_are_drawn(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     text = (folder / "metrics.csv").read_text()
     (folder / "metrics.csv").write_text(re.sub(r"(,loss mean,|,gradient norm kd,)\d[\d.]*", r"\1nan", text))
@@ -325,7 +325,7 @@ def test_each_missing_or_torn_file_is_named(tmp_path: Path, name: str) -> None:
         ("result.json", "{", "[{", "JSON"),
         ("partition.json", "[10, 3]", "[10, 3, 1]", "the files disagree"),
         ("partition.json", '"counts"', '"count"', "counts"),
-        ("metrics.csv", "measure,value", "measure,number", "column 'value'"),
+        ("metrics.csv", "metric,value", "metric,number", "column 'value'"),
         ("metrics.csv", "0,0,start,,loss mean,", "0,0,start,,loss man,", "'start'"),
         ("metrics.csv", "0,0,start,,accuracy mean,", "0,zero,start,,accuracy mean,", "line 5 iteration"),
         ("ledger.csv", "client,server", "client server", "line 2"),
@@ -664,10 +664,10 @@ def test_a_comparison_of_personal_methods(tmp_path: Path) -> None:
     accuracies = {"alike": [0.75, 0.625], "all": [0.5, 0.375]}
     folder = write_comparison(tmp_path / "c", accuracies, tuned=True, mixing=CHOICES)
     found = json.loads((folder / "comparison.json").read_text())
-    assert found["measure"] == "own accuracy tuned" and set(found["further"]) == {"own accuracy", "accuracy"}
+    assert found["metric"] == "own accuracy tuned" and set(found["further"]) == {"own accuracy", "accuracy"}
     eval_modes = {"own accuracy tuned": 0.75, "own accuracy": 0.5, "accuracy": 1.0}
-    for measure, part in eval_modes.items():
-        (d,) = found["differences"] if measure == found["measure"] else found["further"][measure]
+    for metric, part in eval_modes.items():
+        (d,) = found["differences"] if metric == found["metric"] else found["further"][metric]
         assert d["mean"] == pytest.approx(0.25 * part)
     text = checked(written(folder)).text
     assert "Accuracy on own class mix, tuned: alike 51.6 % ± 6.6 and all 32.8 % ± 6.6 (s.d. over seeds)" in text

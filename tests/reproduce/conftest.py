@@ -11,7 +11,7 @@ import pytest
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import execute
 from fedloom.report.read import read_run
-from fedloom.reproduce.measure import of
+from fedloom.reproduce.metrics import value_of
 from fedloom.reproduce.results import TableResults, gather
 from fedloom.reproduce.spec import Cell, Reproduction, parsed
 
@@ -46,7 +46,7 @@ run = { data = { options = { alpha = 0.1 } } }
 text = "AFIND+ sends at least 1 kB more than Local, which sends nothing."
 left = "AFIND+ | <i>"
 right = "Local"
-measure = "bytes"
+metric = "bytes"
 unit = "kB"
 by = 1
 [[claims]]
@@ -71,9 +71,9 @@ run = { iterations = 10 }
 """
 
 
-def value(folder: Path, measure: str) -> float | None:
-    """A measure of a run's folder."""
-    return of(read_run(folder), measure)
+def value(folder: Path, metric: str) -> float | None:
+    """A metric of a run's folder."""
+    return value_of(read_run(folder), metric)
 
 
 @dataclass(frozen=True)

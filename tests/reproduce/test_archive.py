@@ -39,8 +39,8 @@ def test_a_line_has_the_numbers_and_their_provenance(made: Made, archive: Archiv
         for run in cell.runs:
             result = json.loads((made.folder(run) / "result.json").read_text())
             (one,) = (r for r in records.values() if r.state_sha256 == result["state_sha256"] and r.cell == cell.name)
-            assert one.measures["accuracy"] == result["accuracy"]["mean"] and one.seed == run.seed
-            assert {*one.measures} >= {"accuracy", "own accuracy", "bytes"}
+            assert one.metrics["accuracy"] == result["accuracy"]["mean"] and one.seed == run.seed
+            assert {*one.metrics} >= {"accuracy", "own accuracy", "bytes"}
             assert one.test_sha256 == result["test_sha256"] and one.chances["accuracy"] == result["chance"]
             assert {"fedloom", "commit", "processor", "torch", "started"} <= one.environment.keys()
 
@@ -59,7 +59,7 @@ def test_pages_are_rebuilt_without_the_runs(made: Made, archive: Archive, tmp_pa
 
 
 def test_a_run_of_another_table_counts_if_it_has_what_is_needed(made: Made, archive: Archive) -> None:
-    more = made.reproduction.model_copy(update={"measure": "seconds"})
+    more = made.reproduction.model_copy(update={"metric": "seconds"})
     for wanted, number in ((made.reproduction, 12), (more, 0)):
         assert len(archive.usable("small", "another", wanted)) == number
     assert len(archive.usable("small", NAME, more)) == 12  # its own: what was not measured is not run again
@@ -82,23 +82,23 @@ def test_another_machine_s_archive_merges(archive: Archive, tmp_path: Path) -> N
 def test_a_run_with_other_numbers_is_reported_and_ours_is_kept(archive: Archive, tmp_path: Path) -> None:
     one = next(iter(archive.read("small", NAME).values()))
     other = Archive(tmp_path / "other")
-    other.add("small", NAME, [one.model_copy(update={"measures": {"accuracy": 0.0}})])
+    other.add("small", NAME, [one.model_copy(update={"metrics": {"accuracy": 0.0}})])
     mine = Archive(tmp_path / "mine")
     mine.add("small", NAME, [one])
     assert mine.merge(other.folder) == (0, [f"{NAME}: {one.cell}, seed {one.seed}"])
     assert mine.read("small", NAME)[one.digest] == one
 
 
-def test_infinite_measures_survive_and_damaged_lines_are_refused(archive: Archive, tmp_path: Path) -> None:
+def test_infinite_metrics_survive_and_damaged_lines_are_refused(archive: Archive, tmp_path: Path) -> None:
     one = next(iter(archive.read("small", NAME).values()))
-    never = one.model_copy(update={"measures": {"rounds until 60 %": math.inf}})
+    never = one.model_copy(update={"metrics": {"rounds until 60 %": math.inf}})
     mine = Archive(tmp_path)
     mine.add("small", NAME, [never])
-    assert mine.read("small", NAME)[one.digest].measures == {"rounds until 60 %": math.inf}
+    assert mine.read("small", NAME)[one.digest].metrics == {"rounds until 60 %": math.inf}
     file = tmp_path / "small" / f"{NAME}.jsonl"
     for text in ("{", '{"digest": "x"}', one.line.replace('"seed"', '"sead"')):
         file.write_text(f"{never.line}\n{text}\n")
-        with pytest.raises(DataError, match="line 2 is not a record of a run"):
+        with pytest.raises(DataError, match="line 2 is not a record of a run of this version"):
             mine.read("small", NAME)
     with pytest.raises(DataError, match="holds no archive"):
         mine.merge(tmp_path / "nothing")

@@ -54,7 +54,7 @@ def test_rows_are_compared_by_their_mean_over_columns_seed_by_seed(made: Made) -
     assert one.compared == f"{A} − Local, α = 0.1"
 
 
-def test_the_paper_s_own_difference_is_the_measure(made: Made) -> None:
+def test_the_paper_s_own_difference_is_the_metric(made: Made) -> None:
     """It prints 78 and 80.25 at α = 5: 2.25 points less."""
     near = table([10, 10.1, 9.9], [1, 2, 3], [12, 12.4, 12], [1, 2, 3])
     found = claims(made, near, columns=("α = 5",), rule="less")
@@ -62,7 +62,7 @@ def test_the_paper_s_own_difference_is_the_measure(made: Made) -> None:
     assert found.found == "−2.1\u00a0points (−2.6 to −1.7), printed −2.2"
     less = claims(made, near, columns=("α = 5",), rule="less", printed=-5.0)
     assert (less.verdict, less.printed) == ("direction only", -5.0)
-    none = claims(made, near, columns=("α = 5",), rule="less", measure="own accuracy")
+    none = claims(made, near, columns=("α = 5",), rule="less", metric="own accuracy")
     assert none.printed is None
 
 
@@ -144,7 +144,7 @@ def test_without_headroom_nothing_can_be_seen(made: Made) -> None:
 def test_equal_differences_in_all_seeds_fail_the_gate_unless_they_count_messages(made: Made) -> None:
     same = table([3, 3, 3], [3, 3, 3], [1, 1, 1], [1, 1, 1])
     assert claims(made, same).gate == "spread"
-    assert claims(made, {}, measure="bytes", unit="kB").gate == ""
+    assert claims(made, {}, metric="bytes", unit="kB").gate == ""
     zero = claims(made, table([0, 0, 0], [0, 0, 0], [1, 1, 1], [1, 1, 1]))
     assert (zero.verdict, zero.found) == ("refuted", "−1.0\u00a0points: 0 in every seed")
 
@@ -219,12 +219,12 @@ def test_no_number_is_not_the_best(made: Made) -> None:
 def test_the_same_runs_compared_in_the_same_way_are_the_same_evidence(made: Made) -> None:
     one, cells = claims(made, {}, columns=("α = 5",)), claims(made, {}, left=f"{A} @ α = 5", right="Local @ α = 5")
     assert one.evidence == cells.evidence and len(one.evidence) == 16
-    eval_modes = [{}, {"rule": "less"}, {"by": 1}, {"measure": "own accuracy"}, {"times": 2}, {"right": 2.0}]
+    eval_modes = [{}, {"rule": "less"}, {"by": 1}, {"metric": "own accuracy"}, {"times": 2}, {"right": 2.0}]
     assert len({one.evidence, *(claims(made, {}, **eval_mode).evidence for eval_mode in eval_modes)}) == 1 + len(
         eval_modes
     )
     assert claims(made, {}, left="Large").evidence == ""
-    kilo, mega = (claims(made, {}, measure="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
+    kilo, mega = (claims(made, {}, metric="bytes", unit=unit, by=1).evidence for unit in ("kB", "MB"))
     assert kilo != mega
 
 
@@ -256,7 +256,7 @@ def test_a_cell_without_runs_is_named(made: Made) -> None:
     assert check_claim(claim, some).found == "Local @ α = 5 is not selected"
 
 
-def test_another_measure_has_a_unit_of_its_own(made: Made) -> None:
+def test_another_metric_has_a_unit_of_its_own(made: Made) -> None:
     claim, *_ = made.reproduction.claims
     found = check_claim(claim, made.found())
     assert (found.verdict, found.unit) == ("reproduced", "kB")
@@ -264,20 +264,20 @@ def test_another_measure_has_a_unit_of_its_own(made: Made) -> None:
     assert all(difference > 1 for difference in found.seeds.values())
 
 
-def test_another_measure_without_a_unit_has_that_of_the_table(made: Made) -> None:
-    found = claims(made, {}, measure="own accuracy", right=200.0, rule="less")
+def test_another_metric_without_a_unit_has_that_of_the_table(made: Made) -> None:
+    found = claims(made, {}, metric="own accuracy", right=200.0, rule="less")
     first = found.seeds[0] + 200
     runs = [made.folder(cell.runs[0]) for cell in made.cells if cell.row.name == A]
     assert first == pytest.approx(100 * sum(value(run, "own accuracy") or 0 for run in runs) / 2)
     assert (found.verdict, found.unit) == ("reproduced", "%")
 
 
-def test_a_measure_that_a_side_does_not_have_is_no_zero(made: Made) -> None:
+def test_a_metric_that_a_side_does_not_have_is_no_zero(made: Made) -> None:
     found = gather("t", made.reproduction, "small", made.cells, made.folder, {})
     rows = [row.name for row in made.reproduction.rows]
     for claim in (
-        Claim(text="c", left=rows[0], right=rows[1], measure="no such measure"),
-        Claim(text="c", left=rows[0], right=50.0, measure="no such measure"),
+        Claim(text="c", left=rows[0], right=rows[1], metric="no such metric"),
+        Claim(text="c", left=rows[0], right=50.0, metric="no such metric"),
     ):
         result = check_claim(claim, found)
         assert (result.verdict, result.gate) == ("uninformative", "runs")

@@ -8,7 +8,7 @@ from tests.reproduce.conftest import Made
 
 def test_each_cell_is_a_paired_difference_with_its_own_interval(made: Made) -> None:
     rows = [row.name for row in made.reproduction.rows]
-    spec = Multiverse(text="A is better.", pairs=((rows[0], rows[1]), (rows[1], rows[0])), measures={"": "accuracy"})
+    spec = Multiverse(text="A is better.", pairs=((rows[0], rows[1]), (rows[1], rows[0])), metrics={"": "accuracy"})
     table = made.reproduction.model_copy(update={"multiverse": (spec,)})
     found = gather("t", table, "small", made.cells, made.folder, {})
     (one,) = maps(found)
@@ -19,7 +19,7 @@ def test_each_cell_is_a_paired_difference_with_its_own_interval(made: Made) -> N
         assert there is not None and back is not None
         assert abs(there.mean - (left - right)) < 1e-9 and abs(there.mean + back.mean) < 1e-9
         assert there.low <= there.mean <= there.high and there.seeds == 3
-    missing = spec.model_copy(update={"measures": {"": "no such measure"}})
+    missing = spec.model_copy(update={"metrics": {"": "no such metric"}})
     assert (
         maps(gather("t", table.model_copy(update={"multiverse": (missing,)}), "small", made.cells, made.folder, {}))
         == ()

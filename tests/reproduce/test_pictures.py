@@ -108,10 +108,8 @@ def test_without_runs_there_is_no_picture(made: Made) -> None:
     assert pictures(replace(found, places=places)) == []
 
 
-def test_bytes_as_the_measure_are_drawn_as_bytes_and_learn_as_accuracy(made: Made) -> None:
-    other = parsed(
-        TEXT.replace('across = "α"', 'across = "α"\nmeasure = "bytes"\nunit = "MB"\nbetter = "less"'), "mine"
-    )
+def test_bytes_as_the_metric_are_drawn_as_bytes_and_learn_as_accuracy(made: Made) -> None:
+    other = parsed(TEXT.replace('across = "α"', 'across = "α"\nmetric = "bytes"\nunit = "MB"\nbetter = "less"'), "mine")
     found = replace(made.found(), reproduction=other)
     every = {picture.name: picture for picture in pictures(found)}
     assert lines(every["curves"])[0]["unit"] == "%"

@@ -27,7 +27,7 @@ from fedloom.experiment.run import execute
 from fedloom.report.formatting import NBSP
 from fedloom.report.read import read_run
 from fedloom.reproduce import page as reproduction
-from fedloom.reproduce.measure import of
+from fedloom.reproduce.metrics import value_of
 from fedloom.reproduce.spec import parsed
 from fedloom.reproduce.sweep import page
 from fedloom.reproduce.sweep.config import Setting, Sweep, nested, read
@@ -184,8 +184,8 @@ def test_overrides_and_seeds(asked: Callable[..., Sweep]) -> None:
     sweep = asked(GRID, "sweep.better=less", "data.clients=3", seeds=[4, 5])
     assert sweep.config.seeds == (4, 5) and sweep.config.less and sweep.own().data.clients == 3
     assert not asked(GRID).config.less
-    assert asked(GRID, "sweep.measure=bytes up").config.unit.name == "MB"
-    assert asked(GRID, "sweep.measure=log loss").config.less and asked(GRID, "sweep.measure=bytes up").config.less
+    assert asked(GRID, "sweep.metric=bytes up").config.unit.name == "MB"
+    assert asked(GRID, "sweep.metric=log loss").config.less and asked(GRID, "sweep.metric=bytes up").config.less
 
 
 def course(sweep: Sweep, value: Callable[[Setting], float], stage: int = 0) -> list[list[Setting]]:
@@ -256,7 +256,7 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     ]
     best = found.ranked[0]
     assert best.setting["params.lr"] == 0.05 and len(found.ranked) == 4
-    by_hand = [of(read_run(folder), "accuracy") for folder in best.folders.values()]
+    by_hand = [value_of(read_run(folder), "accuracy") for folder in best.folders.values()]
     assert best.mean == pytest.approx(sum(by_hand) / 2) and best.mean == max(t.mean for t in found.trials)
     assert found.confirmed is not None and [*found.confirmed[0].values] == [7]
 
@@ -284,11 +284,11 @@ def test_a_grid_in_two_stages_is_the_same_after_a_stop(
     assert "They use the same test rows" in (out / "table.md").read_text()
 
 
-def test_a_measure_that_no_run_has_and_runs_that_fail(
+def test_a_metric_that_no_run_has_and_runs_that_fail(
     asked: Callable[..., Sweep], here: list[str], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"runs have no measure 'acuracy'. Valid measures are .*accuracy"):
-        run_sweep(asked(GRID + "measure = 'acuracy'"), tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"runs have no metric 'acuracy'. Valid metrics are .*accuracy"):
+        run_sweep(asked(GRID + "metric = 'acuracy'"), tmp_path / "a")
     sweep = asked('over.method = ["local", "fedmd"]')
     found = run_sweep(sweep, tmp_path / "b")
     assert {t.setting.get("method", "") for t in found.ranked} == {"fedmd", ""} and found.failed[
@@ -328,7 +328,7 @@ def made(sweep: Sweep, folder: Path, values: Sequence[float]) -> SweepResults:
 
 
 def test_a_loss_is_less_and_has_no_percent_in_words_and_figures(asked: Callable[..., Sweep], tmp_path: Path) -> None:
-    found = made(asked(GRID, "sweep.measure=loss mean"), tmp_path, [0.25, 0.5, 1.5, 0.75, 2.0])
+    found = made(asked(GRID, "sweep.metric=loss mean"), tmp_path, [0.25, 0.5, 1.5, 0.75, 2.0])
     assert found.ranked[0].number == 1 and found.sweep.config.unit.name == ""
     assert page.worth(found, found.ranked[0]) == "0.250"
     by_rate, by_tau = pictures(found)[0].figures
@@ -355,7 +355,7 @@ def test_what_people_call_things_is_no_markup(
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "RUN", RUN.replace("How fast?", "<script>alert(1)</script> *now*"))
     out = tmp_path / "x"
-    page.write(made(asked(GRID, "sweep.measure=a <b>|c"), out, [0.25, 0.5, 0.5, 0.75, 0.1]), out)
+    page.write(made(asked(GRID, "sweep.metric=a <b>|c"), out, [0.25, 0.5, 0.5, 0.75, 0.1]), out)
     text = (out / "table.md").read_text()
     assert text.startswith("# \\<script\\>alert(1)\\</script\\> \\*now\\*\n")
     assert not re.search(r"(?<!\\)[<*]", text) and re.search(r"(?<!\\)\|c", text) is None
@@ -363,7 +363,7 @@ def test_what_people_call_things_is_no_markup(
 
 
 def test_the_caption_of_a_reproduction_is_no_markup_either(tmp_path: Path) -> None:
-    one = parsed('measure = "a <b> loss"\n' + TINY, "mine")
+    one = parsed('metric = "a <b> loss"\n' + TINY, "mine")
     cells = [*one.cells("small")]
     reproduction.write(one, "small", cells, lambda run: tmp_path / run.method, tmp_path / "mine")
     text = (tmp_path / "mine" / "table.md").read_text()

@@ -50,10 +50,10 @@ class Noted:
         self.log.append(("begin", run.settings["method"], known, step))
         return "abc"
 
-    def measure(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         if self.fails:
             raise OSError("no network\nand more")
-        self.log.append(("measure", step, dict(values)))
+        self.log.append(("log_metrics", step, dict(values)))
 
     def end(self, result: Mapping[str, float] | None) -> None:
         self.log.append(("end", result))
@@ -68,10 +68,10 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Noted]]:
 
 
 def steps(log: list[tuple[Any, ...]]) -> list[int]:
-    return [entry[1] for entry in log if entry[0] == "measure"]
+    return [entry[1] for entry in log if entry[0] == "log_metrics"]
 
 
-def test_measures_are_those_of_the_table_by_round(folder: Path) -> None:
+def test_metrics_are_those_of_the_table_by_round(folder: Path) -> None:
     found = dict(rounds(folder))
     assert [*found] == [0, 1, 2, 3, 4]
     result = json.loads((folder / "result.json").read_text())
@@ -129,13 +129,13 @@ def test_a_tracker_that_fails_is_reported_once_and_continues_later(
 def test_what_was_sent_before_a_failure_is_not_sent_again(
     folder: Path, noted: type[Noted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def measure(self: Noted, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self: Noted, step: int, values: Mapping[str, float]) -> None:
         if step == 2:
             raise OSError("no answer of https://me:secret@there.org/a@b")
-        self.log.append(("measure", step, values))
+        self.log.append(("log_metrics", step, values))
 
     with monkeypatch.context() as broken, pytest.raises(EngineError, match=r"of https://there\.org/a@b"):
-        broken.setattr(Noted, "measure", measure)
+        broken.setattr(Noted, "log_metrics", log_metrics)
         send(folder, "tensorboard")
     assert sent_so_far(folder, "tensorboard").round == 1
     assert send(folder, "tensorboard") == 3 and steps(noted.log) == [0, 1, 2, 3, 4]
@@ -220,7 +220,7 @@ def test_damaged_files_are_reported(folder: Path, noted: type[Noted]) -> None:
         with pytest.raises(DataError, match=r"tracked-tensorboard.json is damaged"):
             send(folder, "tensorboard")
     (folder / "tracked-tensorboard.json").unlink()
-    (folder / "metrics.csv").write_text("round,iteration,stage,party,measure,value\n1,1,local,,accuracy,much\n")
+    (folder / "metrics.csv").write_text("round,iteration,stage,party,metric,value\n1,1,local,,accuracy,much\n")
     with pytest.raises(DataError, match=r"metrics.csv is invalid: line 2 value"):
         send(folder, "tensorboard")
 

@@ -43,7 +43,7 @@ class RunProgress(Progress):
         """Show the status of a run after a round."""
         run = status.run
         name = run.label + (f" seed {run.seed}" if self._several else "")
-        news = f"{status.measure} {percent(status.accuracy, '')}" if status.accuracy == status.accuracy else ""
+        news = f"{status.metric} {percent(status.accuracy, '')}" if status.accuracy == status.accuracy else ""
         if status.failures:
             news += f"  {status.failures} failures"
         news += f"  ({status.where})"

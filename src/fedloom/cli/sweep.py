@@ -102,7 +102,7 @@ def _show_plan(sweep: "Sweep", folder: Path, workers: int | None) -> None:
         f"seed{'s' * (len(config.seeds) > 1)}{confirm}: {planned(sweep)} runs at most, in {folder}",
         soft_wrap=True,
     )
-    out.print(f"judged by {escape(config.measure)}: {'less' if config.less else 'more'} is better")
+    out.print(f"judged by {escape(config.metric)}: {'less' if config.less else 'more'} is better")
     # stopped before it starts: counts the finished runs of this sweep, whatever else the folder holds
     finished = run_sweep(sweep, folder, stop=lambda: True) if (folder / "runs").is_dir() else None
     if finished is not None and not finished.stopped:
@@ -122,7 +122,7 @@ def _show(found: "SweepResults", page: Path) -> None:
     from fedloom.reproduce.sweep.page import lead, warning, worth
 
     config = found.sweep.config
-    table = plain_table("", *map(escape, config.keys), numbers=(escape(config.measure),))
+    table = plain_table("", *map(escape, config.keys), numbers=(escape(config.metric),))
     for trial in found.ranked[:BEST]:
         settings = [shown(trial.setting[key]) if key in trial.setting else "" for key in config.keys]
         table.add_row(trial.name, *map(escape, settings), worth(found, trial))

@@ -13,6 +13,8 @@ RENAMED: Final[Mapping[str, str]] = {
     "set": "dataset",
     "least": "min",
     "most": "max",
+    "measure": "metric",
+    "measures": "metrics",
     "--gpus": "--gpus-per-run",
     "--log": "--log-format",
     "params.adaptor": "params.adapter (in fedproto-public params.feature_dim)",
@@ -54,6 +56,7 @@ RENAMED: Final[Mapping[str, str]] = {
     "models.black_box.refit": "models.black_box.refit_every",
     "models.black_box.floor": "models.black_box.min_probability",
     "evaluate.attacks": "evaluate.attack_labels",
+    "sweep.measure": "sweep.metric",
     "topology.number": "topology.groups",
 }
 """The new name of each old one: of a setting by its whole path, such as `params.optimiser` or `churn.away.client`

@@ -168,7 +168,7 @@ def weighted_cosine(counts: Sequence[Sequence[float]] | np.ndarray) -> float:
 def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
     """Each party's data and its class imbalance, as plain JSON values.
 
-    "unaligned_counts" and the measures are of a party's unaligned rows if their classes are known, as in a simulation,
+    "unaligned_counts" and the metrics are of a party's unaligned rows if their classes are known, as in a simulation,
     else None; "all" is of the unaligned rows of all parties. "aligned_counts" and "test_counts" are of the common rows.
     Γ is the ratio of the largest to the smallest class with rows, S the number of classes with rows. "dropped" are the
     columns of a table that are constant over a party's training rows.
@@ -184,7 +184,7 @@ def describe_parties(parties: VerticalDataset) -> dict[str, Any]:
         "aligned_counts": np.bincount(parties.labels, minlength=number).tolist(),
         "test_counts": np.bincount(parties.test_labels, minlength=number).tolist(),
         "parties": [_party(view, row, whole) for view, row in zip(parties.views, counts, strict=True)],
-        "all": {**_measures(whole), "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known))},
+        "all": {**_imbalance(whole), "weighted_cosine": None if whole is None else weighted_cosine(np.stack(known))},
     }
 
 
@@ -201,12 +201,12 @@ def _party(view: PartyView, counts: np.ndarray | None, whole: np.ndarray | None)
         "unaligned": len(view.unaligned),
         "test": len(view.test),
         "unaligned_counts": None if counts is None else counts.tolist(),
-        **_measures(rows),
+        **_imbalance(rows),
         "cosine": None if rows is None or whole is None else cosine(rows, whole),
     }
 
 
-def _measures(counts: np.ndarray | None) -> dict[str, float | int | None]:
+def _imbalance(counts: np.ndarray | None) -> dict[str, float | int | None]:
     if counts is None:
         return {"gamma": None, "classes_held": None, "mid": None}
     return {"gamma": ratio(counts), "classes_held": int((counts > 0).sum()), "mid": imbalance_degree(counts)}

@@ -116,7 +116,7 @@ def compare(title: str, summaries: Sequence[RunSummary], folders: Sequence[Path 
         methods=[_method(name, group, main, groups[baseline]) for name, group in groups.items()],
         gains_over=baseline,
         unseen={str(s.seed): s.unseen for s in summaries if s.unseen},
-        measure=main,
+        metric=main,
         differences=differences(main),
         further={metric: differences(metric) for metric in further},
         lower_is_better=[metric for metric in further if _less_is_better(metric)],

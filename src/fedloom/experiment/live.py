@@ -52,7 +52,7 @@ class Live:
     Args:
         folder: the run folder; None writes nothing.
         plan, engine, fed, record: the parts of the run, read between rounds.
-        measure: the main metric.
+        metric: the main metric.
         where: engine, workers and device, as text.
     """
 
@@ -63,7 +63,7 @@ class Live:
         engine: "Engine",
         fed: "Federation",
         record: "Record",
-        measure: str,
+        metric: str,
         where: str,
     ) -> None:
         self._folder, self._engine, self._fed, self._record = folder, engine, fed, record
@@ -72,9 +72,9 @@ class Live:
         self._view: View | None = None
         self._ids = {engine.name(i): i for i in engine.ids}
         self._owners = {engine.name(i): engine.owner(i) for i in engine.ids if engine.owner(i)}
-        self._constants = _constants(plan, measure)
-        self._about = {"measure": measure, "engine": where, "started": time(), "process": own_process()}
-        self._of_party = plan.setting.party_measures(plan)
+        self._constants = _constants(plan, metric)
+        self._about = {"metric": metric, "engine": where, "started": time(), "process": own_process()}
+        self._of_party = plan.setting.party_metrics(plan)
         self._coordinator = () if plan.server is None else (fed.coordinator,)
         self._points: dict[int, float] = {}
         self._accuracies: dict[str, float] = {}
@@ -165,7 +165,7 @@ class Live:
                 continue
             if party and metric in self._of_party:
                 self._accuracies[party] = value
-            elif metric == f"{self._about['measure']} mean":
+            elif metric == f"{self._about['metric']} mean":
                 self._points[round] = value
         self._read = len(self._record.metrics)
         (first, began), (done, now) = self._clock[0], self._clock[-1]
@@ -213,10 +213,10 @@ def thinned(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     return [*points[:: step or 1], *(points[-1:] if step > 1 and (len(points) - 1) % step else ())]
 
 
-def _constants(plan: "RunPlan", measure: str) -> dict[str, Any]:
+def _constants(plan: "RunPlan", metric: str) -> dict[str, Any]:
     """The fields of a view that do not change during a run."""
     run, data = plan.run, plan.data
-    chance = plan.chance if measure == "accuracy" and "test" in data.labels else plan.own_chance()
+    chance = plan.chance if metric == "accuracy" and "test" in data.labels else plan.own_chance()
     names = {"name": run.label, "method": plan.method.name, "dataset": data.name}
     return {**names, "seed": run.seed, "rounds": plan.rounds, "chance": chance}
 

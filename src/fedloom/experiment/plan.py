@@ -59,10 +59,10 @@ class Setting(Protocol):
     def min_nodes(self, plan: "RunPlan", nodes: int) -> int:
         """The minimum number of nodes in a round, given their number."""
 
-    def main_measure(self, plan: "RunPlan") -> str:
+    def main_metric(self, plan: "RunPlan") -> str:
         """The main metric, by its name in `metrics.csv`."""
 
-    def party_measures(self, plan: "RunPlan") -> set[str]:
+    def party_metrics(self, plan: "RunPlan") -> set[str]:
         """The names in `metrics.csv` of a single party's accuracy."""
 
     def evaluate(self, plan: "RunPlan", engine: Engine, final: bool = False) -> Iterator[Metric]:

@@ -26,8 +26,8 @@ def privacy_spent(plan: RunPlan, record: Record, names: Sequence[str]) -> list[P
         names: of the clients.
     """
     notes: dict[tuple[str, str], list[float]] = {}
-    for _, _, _, party, measure, value in record.metrics:
-        notes.setdefault((measure, party), []).append(value)
+    for _, _, _, party, metric, value in record.metrics:
+        notes.setdefault((metric, party), []).append(value)
     by_seed = any(name == SIMULATED and max(values) > 0 for (name, _), values in notes.items())
     found = []
     for guarantee in plan.cfg.guarantees:

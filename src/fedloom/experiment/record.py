@@ -4,7 +4,7 @@ config.toml       the resolved config: `fedloom run config.toml` repeats the run
 environment.json  versions and machine
 objects.json      the arrays, modules and methods of the script that started the run, if any: shapes and fingerprints
 partition.json    the rows of each class and the network of each party
-metrics.csv       one row per round, stage, party and measure
+metrics.csv       one row per round, stage, party and metric
 mixing.csv        mixing weights of each party at evaluated rounds, where the method notes them
 ledger.csv        one row per round, direction and kind of message
 failures.csv      one row per call without a usable reply
@@ -36,7 +36,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import CallFailure, Federation
 from fedloom.experiment.checkpoint import write_atomically
 
-METRICS = ("round", "iteration", "stage", "party", "measure", "value")
+METRICS = ("round", "iteration", "stage", "party", "metric", "value")
 FAILURES = ("round", "party", "kind", "reason")
 MIXING = ("round", "party", "weights")
 
@@ -55,9 +55,9 @@ class Record:
     seconds: dict[str, float] = field(default_factory=dict)
     mixing: list[list[Any]] = field(default_factory=list)
 
-    def measure(self, round: int, iteration: int, stage: str, measure: str, value: float, party: str = "") -> None:
+    def add_metric(self, round: int, iteration: int, stage: str, metric: str, value: float, party: str = "") -> None:
         """Add one row."""
-        self.metrics.append([round, iteration, stage, party, measure, float(value)])
+        self.metrics.append([round, iteration, stage, party, metric, float(value)])
 
     def mix(self, round: int, party: str, weights: Sequence[float]) -> None:
         """Add a party's mixing weights (m,); zeros are omitted."""

@@ -318,7 +318,7 @@ class ComparedRun(FileSchema):
 class Comparison(FileSchema):
     """The content of `comparison.json`.
 
-    `differences` are those of the main `measure`, `further` those of the other common metrics. Gains of networks are
+    `differences` are those of the main `metric`, `further` those of the other common metrics. Gains of networks are
     over the method `gains_over`. `unseen` lists the unseen clients by seed.
     """
 
@@ -327,7 +327,7 @@ class Comparison(FileSchema):
     methods: list[MethodSummary] = Field(min_length=1)
     gains_over: str = ""
     unseen: dict[str, list[int]] = {}
-    measure: str
+    metric: str
     differences: list[PairedDifference]
     further: dict[str, list[PairedDifference]]
     lower_is_better: list[str] = []

@@ -52,7 +52,7 @@ class Status:
     Attributes:
         round: completed rounds, of `rounds`.
         iteration: completed local steps of a client.
-        measure: the method's main metric: accuracy on the global test set, or in an evaluation mode on own rows.
+        metric: the method's main metric: accuracy on the global test set, or in an evaluation mode on own rows.
         accuracy: its mean over clients at the last evaluation.
         failures: calls without a usable reply so far.
         milestone: whether this is one of about twenty evenly spaced rounds.
@@ -63,7 +63,7 @@ class Status:
     round: int
     rounds: int
     iteration: int
-    measure: str
+    metric: str
     accuracy: float
     failures: int
     milestone: bool
@@ -76,7 +76,7 @@ class RunResult:
 
     Attributes:
         summary: the content of `result.json`.
-        metrics: rows of (round, iteration, stage, party, measure, value).
+        metrics: rows of (round, iteration, stage, party, metric, value).
         folder: the run folder; None if nothing was written.
         trained: the trained networks, if they were kept.
     """
@@ -111,7 +111,7 @@ class Session:
         )
         self.record = Record()
         self.done = 0
-        self.main = plan.setting.main_measure(plan)
+        self.main = plan.setting.main_metric(plan)
         self.accuracy = float("nan")
         self.where = account(engine, plan.run.engine)
         self.live = Live(folder, plan, engine, self.fed, self.record, self.main, str(self.where))
@@ -280,7 +280,7 @@ class Session:
         if self.plan.server is not None:
             for name, value in self.plan.server.take_notes().items():
                 if not isinstance(value, list) and name not in privacy:
-                    self.record.measure(round, iteration, stage, name, value, self.coordinator)
+                    self.record.add_metric(round, iteration, stage, name, value, self.coordinator)
         values_by_note: dict[str, list[float]] = {}
         for party, notes in self.engine.notes().items():
             for name, value in notes.items():
@@ -289,14 +289,14 @@ class Session:
                 ):
                     self._warn_ignored(name, party)
                 elif name in privacy and not isinstance(value, list):
-                    self.record.measure(round, iteration, stage, name, value, self.engine.name(party))
+                    self.record.add_metric(round, iteration, stage, name, value, self.engine.name(party))
                 elif not isinstance(value, list):
                     values_by_note.setdefault(name, []).append(value)
                     self._warn(name, value, party)
                 elif name == "mixing" and evaluate:
                     self.record.mix(round, self.engine.name(party), value)
         for name, values in values_by_note.items():
-            self.record.measure(round, iteration, stage, name, float(np.mean(values)))
+            self.record.add_metric(round, iteration, stage, name, float(np.mean(values)))
 
     def _warn_ignored(self, note: str, party: int) -> None:
         """Warn once per party that a note is ignored."""
@@ -324,11 +324,11 @@ class Session:
             _log.warning("round %d, %s: not evaluated: %s", round, stage, error)
             return
         for metric, value, party in metrics:
-            self.record.measure(round, iteration, stage, metric, value, party)
+            self.record.add_metric(round, iteration, stage, metric, value, party)
             if metric == f"{self.main} mean":
                 self.accuracy = value
         for direction, count in traffic(self.fed).items():
-            self.record.measure(round, iteration, stage, f"bytes {direction}", count)
+            self.record.add_metric(round, iteration, stage, f"bytes {direction}", count)
         self.record.spend("evaluate", perf_counter() - clock)
 
     def _states(self) -> dict[str, dict[str, Tree]]:

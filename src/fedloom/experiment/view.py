@@ -65,7 +65,7 @@ class View(_LiveSchema):
         round: completed rounds, of `rounds`.
         started, updated, ends: Unix times, since the last resume; `ends` is an estimate.
         pace: seconds per round.
-        measure: the main metric.
+        metric: the main metric.
         accuracy: its mean over the parties at the last evaluation.
         chance: its chance level.
         points: (round, accuracy), at most about 200, evenly spaced, with the last.
@@ -88,7 +88,7 @@ class View(_LiveSchema):
     updated: float
     pace: float | None = None
     ends: float | None = None
-    measure: str
+    metric: str
     accuracy: float | None = None
     chance: float | None = None
     points: list[tuple[int, float]] = []

@@ -59,16 +59,16 @@ def of_several(found: Comparison, runs: Sequence[Run]) -> PageSection:
     seed = runs[0].summary.seed
     same = {run.summary.name: run for run in runs if run.summary.seed == seed}
     first = same.get(found.reference, runs[0])
-    order, number = _order(first, found.measure), first.summary.clients
+    order, number = _order(first, found.metric), first.summary.clients
     series = [
-        Dots(method.name, same[method.name].summary.accuracies[found.measure].over(number)[order], series_style(n))
+        Dots(method.name, same[method.name].summary.accuracies[found.metric].over(number)[order], series_style(n))
         for n, method in enumerate(found.methods)
         if method.name in same
     ]
     means = fmt.together([f"{s.label} {fmt.percent(s.values.mean())}" for s in series])
     alt = f"Accuracy of each client by method; the means are {means}."
     many = len({run.summary.seed for run in runs}) > 1
-    caption = f"Accuracy {found.describe(found.measure)}. Clients are sorted by {first.summary.name}."
+    caption = f"Accuracy {found.describe(found.metric)}. Clients are sorted by {first.summary.name}."
     caption += " Other seeds have other partitions." if many else ""
     section = _section(first, order, series, alt, caption, f", seed {seed}" if many else "")
     rows = [
@@ -78,8 +78,8 @@ def of_several(found: Comparison, runs: Sequence[Run]) -> PageSection:
     if not rows:
         return replace(section, tables=[])
     over = found.gains_over
-    caption = f"Accuracy {found.describe(found.measure)} by the clients' model; mean over clients and seeds"
-    caption += ", without unseen clients" if found.unseen and not group_of(found.measure) else ""
+    caption = f"Accuracy {found.describe(found.metric)} by the clients' model; mean over clients and seeds"
+    caption += ", without unseen clients" if found.unseen and not group_of(found.metric) else ""
     caption += f"; in brackets the gain in points over {over}" if over and len(found.methods) > 1 else ""
     return replace(section, tables=[PageTable(caption, ["Model", "Clients", *(m.name for m in found.methods)], rows)])
 

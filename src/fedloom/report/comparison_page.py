@@ -102,7 +102,7 @@ def _subtitle(found: Comparison, runs: Sequence[Run]) -> str:
 def _lead(found: Comparison) -> str:
     """The accuracies of the methods; of many, the highest and the lowest."""
     over = "seeds" if found.several_seeds else "" if found.joint else "clients"
-    main = GLOBAL if found.joint else found.measure
+    main = GLOBAL if found.joint else found.metric
     ordered = sorted(found.methods, key=lambda m: -m.accuracies[main].mean)
 
     def reached(m: MethodSummary) -> str:
@@ -123,12 +123,12 @@ def _lead(found: Comparison) -> str:
 
 def _in_first_table(found: Comparison, name: str) -> bool:
     """Whether the table of methods has a metric; those over unseen clients have tables of their own."""
-    return not found.unseen or name == found.measure or group_of(name) != "unseen"
+    return not found.unseen or name == found.metric or group_of(name) != "unseen"
 
 
 def _differences(found: Comparison) -> PageSection:
     """The differences of each metric, and conclusions."""
-    scores = [score for name, score in metrics(found).items() if name == found.measure or name in found.further]
+    scores = [score for name, score in metrics(found).items() if name == found.metric or name in found.further]
     main = f"{scores[0].title}: " if len(scores) > 1 else ""
     points = [main + conclusion(d) for d in found.differences]
     points += [] if any(len(d.per_seed) > 1 for d in found.differences) else [ONE_SEED]
@@ -156,7 +156,7 @@ def _dots(found: Comparison) -> list[Figure]:
 
 def _learning(found: Comparison, runs: Sequence[Run], problem: bool) -> PageSection:
     """The main accuracy or all scores by iteration or round, and the main one by bytes sent."""
-    main = GLOBAL if found.joint else found.measure
+    main = GLOBAL if found.joint else found.metric
     chance = None if problem else found.chance_of(main)
     level = "chance" if main == GLOBAL else f"always {found.most_frequent(main)}"
     levels = [] if chance is None else [Level(level, chance)]

@@ -70,7 +70,7 @@ def _compared(runs: Sequence[Run]) -> tuple[Comparison, str]:
         reference=summaries[0].name,
         methods=[one.methods[0] for one in alone],
         unseen={str(seed): list(clients) for seed, clients in unseen} if alike else {},
-        measure=GLOBAL,
+        metric=GLOBAL,
         differences=[],
         further={},
         runs=[one.runs[0] for one in alone],

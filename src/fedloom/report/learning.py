@@ -218,21 +218,21 @@ def diagnostics(run: Run) -> PageSection | None:
 def _panels(run: Run, first: Sequence[str]) -> list[Figure]:
     groups: dict[str, list[tuple[str, str, str]]] = {name: [] for name in first}
     for key in run.measured:
-        measure, party, stage = key
-        if measure in groups and (party, stage) == ("", run.last):
-            groups[measure].append(key)
-        elif not measure.startswith(STANDARD) and party not in run.names:
-            name = "gradient norm" if measure.startswith("gradient norm ") else measure
+        metric, party, stage = key
+        if metric in groups and (party, stage) == ("", run.last):
+            groups[metric].append(key)
+        elif not metric.startswith(STANDARD) and party not in run.names:
+            name = "gradient norm" if metric.startswith("gradient norm ") else metric
             groups.setdefault(name, []).append(key)
     return [_panel(run, name, keys) for name, keys in groups.items() if keys]
 
 
 def _panel(run: Run, name: str, keys: list[tuple[str, str, str]]) -> Figure:
     lines = []
-    for number, (measure, party, stage) in enumerate(keys):
-        x, y = run.curve(measure, stage, party)
+    for number, (metric, party, stage) in enumerate(keys):
+        x, y = run.curve(metric, stage, party)
         thin = SeriesStyle(series_style(number).color, dash=DASHES[number % len(DASHES)])
-        lines.append(Line(measure.removeprefix(f"{name} "), x, y, thin))
+        lines.append(Line(metric.removeprefix(f"{name} "), x, y, thin))
     ends = fmt.together([f"{line.label} is {line.y[-1]:.3g}" for line in lines])
     shares, clients = "accuracy" in name or name == "agreement", run.summary.clients
     levels = {

@@ -21,7 +21,7 @@ MAPS = 4
 """Maximum number of rounds with a map."""
 MAX_CLIENTS = 100
 """With more clients, maps show means over blocks of clients."""
-MEASURES = ("Own weight", "Effective number of others", "Overlap", "Overlap at equal weights")
+STATISTICS = ("Own weight", "Effective number of others", "Overlap", "Overlap at equal weights")
 MIX = SERIES[2]
 """Color of class mixes."""
 
@@ -106,7 +106,7 @@ def of_methods(found: Comparison, runs: Sequence[Run]) -> list[PageSection]:
         alike = [overlaps(np.array(run.partition.counts)) for run in own]
         last = [mixing_statistics(list(run.mixing.values())[-1], near) for run, near in zip(own, alike, strict=True)]
         rows.append(_row(method.name, last, float(np.mean([equal_weight_overlap(near) for near in alike]))))
-    columns = ("Method", *MEASURES)
+    columns = ("Method", *STATISTICS)
     caption = "Models of other clients in the last round, mean over clients; overlap of class mixes"
     return [PageSection("Mixing weights", tables=[PageTable(caption, columns, rows)])] if rows else []
 
@@ -162,7 +162,7 @@ def _number(found: Mapping[int, MixingStatistics], clients: int) -> Figure:
 
 def _table(found: Mapping[int, MixingStatistics], base: float) -> PageTable:
     rows = [_row(fmt.whole(round), [one], base) for round, one in found.items()]
-    columns = ("Round", *MEASURES)
+    columns = ("Round", *STATISTICS)
     return PageTable("Means over clients; all weights are in mixing.csv", columns, rows)
 
 

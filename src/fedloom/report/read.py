@@ -25,7 +25,7 @@ class Run:
     Attributes:
         finished: whether the run has a result; if not, `summary` is that of the last evaluation.
         names: ids of the N clients or parties in the tables.
-        measured: (iterations, values) by (measure, party, stage), in order of rounds.
+        measured: (iterations, values) by (metric, party, stage), in order of rounds.
         mixing: mixing weights (N, N) by round, one row per client; empty if the method records none.
     """
 
@@ -67,9 +67,9 @@ class Run:
             stage for what, party, stage in self.measured if (what, party) == ("accuracy mean", "") and stage != START
         ]
 
-    def curve(self, measure: str, stage: str, party: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """Iterations (n,) and values (n,) of a measure at the start and after a stage of each round."""
-        parts = [self.measured.get((measure, party, s), ([], [])) for s in (START, stage)]
+    def curve(self, metric: str, stage: str, party: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """Iterations (n,) and values (n,) of a metric at the start and after a stage of each round."""
+        parts = [self.measured.get((metric, party, s), ([], [])) for s in (START, stage)]
         x, y = ([value for part in parts for value in part[axis]] for axis in (0, 1))
         return np.array(x, dtype=float), np.array(y, dtype=float)
 
@@ -92,12 +92,12 @@ def read_run(folder: Path) -> Run:
         summary = summary_so_far(folder, config, metrics, ledger, len(failures), partition)
     measured: dict[tuple[str, str, str], tuple[list[int], list[float]]] = {}
     for m in metrics:
-        x, y = measured.setdefault((m.measure, m.party, m.stage), ([], []))
+        x, y = measured.setdefault((m.metric, m.party, m.stage), ([], []))
         x.append(m.iteration)
         y.append(m.value)
     _check_complete(folder / "metrics.csv", measured, [SCORES[name].column for name in summary.scores])
     held = partition.parties
-    seen = dict.fromkeys(m.party for m in metrics if held or m.measure == "accuracy")
+    seen = dict.fromkeys(m.party for m in metrics if held or m.metric == "accuracy")
     names = held.ids(seen) if held else tuple(seen)
     if summary.accuracy.clients is not None and names:  # some were absent or do not report their accuracy
         names = tuple(f"{names[0].rpartition('-')[0]}-{i}" for i in range(summary.clients))
@@ -163,7 +163,7 @@ def _check_complete(
 ) -> None:
     """Raise DataError if an evaluation lacks a metric of the whole federation or one of the scores."""
     every = ("accuracy mean", "accuracy std", "loss mean", "bytes up", "bytes down", "bytes across", *scores)
-    for stage in {stage for measure, _, stage in measured if measure in every} | {START}:
-        found = [measured.get((measure, "", stage), ([], []))[0] for measure in every]
+    for stage in {stage for metric, _, stage in measured if metric in every} | {START}:
+        found = [measured.get((metric, "", stage), ([], []))[0] for metric in every]
         if not found[0] or any(iterations != found[0] for iterations in found):
             raise damaged(path, f"is incomplete: the metrics of stage {stage!r} have different numbers of rows")

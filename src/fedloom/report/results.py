@@ -35,7 +35,7 @@ class Verdict:
 
 def verdict(found: Comparison) -> Verdict | None:
     """The verdict on the main metric; None if no two methods have a seed in common."""
-    score, ranked = metrics(found)[found.measure], _ranked(found)
+    score, ranked = metrics(found)[found.metric], _ranked(found)
     if len(ranked) < 2:
         return None
     first, second = ranked[:2]
@@ -56,8 +56,8 @@ def verdict(found: Comparison) -> Verdict | None:
 
 def _ranked(found: Comparison) -> list[MethodSummary]:
     """The methods with the main metric, the best first."""
-    lower, measure = metrics(found)[found.measure].lower, found.measure
-    values = {m.name: (m.scores if found.joint else m.accuracies).get(measure) for m in found.methods}
+    lower, metric = metrics(found)[found.metric].lower, found.metric
+    values = {m.name: (m.scores if found.joint else m.accuracies).get(metric) for m in found.methods}
     having = [m for m in found.methods if values[m.name] is not None]
     return sorted(having, key=lambda m: values[m.name].mean * (1 if lower else -1))  # type: ignore[union-attr]
 
@@ -78,8 +78,8 @@ def metrics(found: Comparison) -> dict[str, Score]:
     if found.joint:
         return {name: score for name, score in SCORES.items() if any(name in m.scores for m in found.methods)}
     if not found.personal:
-        return {found.measure: Score(f"{found.measure} mean", "Accuracy")}
-    every = dict.fromkeys([found.measure, *(metric for m in found.methods for metric in m.accuracies)])
+        return {found.metric: Score(f"{found.metric} mean", "Accuracy")}
+    every = dict.fromkeys([found.metric, *(metric for m in found.methods for metric in m.accuracies)])
     names = shown(every, bool(found.unseen))
     return {name: Score(f"{name} mean", fmt.capital(found.describe(name))) for name in names}
 
@@ -129,7 +129,7 @@ def _best(name: str, values: Sequence[float]) -> float:
 
 def difference_tables(found: Comparison) -> list[PageTable]:
     """The paired differences of each metric, with their intervals."""
-    pairs = {found.measure: found.differences, **found.further}
+    pairs = {found.metric: found.differences, **found.further}
     return [_pairs(found, name, score, pairs[name]) for name, score in metrics(found).items() if name in pairs]
 
 

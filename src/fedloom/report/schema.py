@@ -113,7 +113,7 @@ class MetricRow(FileSchema):
     iteration: int
     stage: str
     party: str
-    measure: str
+    metric: str
     value: float
 
 

@@ -59,7 +59,7 @@ def show_comparison(content: Mapping[str, Any], out: Console) -> None:
         if lower := [SCORES[name].title.lower() for name in titles if SCORES[name].lower]:
             out.print(f"{fmt.together(lower)}: less is better")
         return
-    what = "" if found.measure == GLOBAL else f" of {found.measure}"
+    what = "" if found.metric == GLOBAL else f" of {found.metric}"
     for d in found.differences:
         spread = "" if d.std_over_seeds is None else f" ± {100 * d.std_over_seeds:.1f} over {len(d.per_seed)} seeds"
         mean = "no common seed" if d.mean is None else f"{fmt.points(d.mean)} points{what}{spread}"
@@ -69,9 +69,9 @@ def show_comparison(content: Mapping[str, Any], out: Console) -> None:
 def line(content: Mapping[str, Any]) -> str:
     """The result in `comparison.json` in one line: the verdict or, without one, the main metric of each method."""
     found = Comparison(**content)
-    best, score = verdict(found), metrics(found)[found.measure]
-    values = {m.name: (m.scores if found.joint else m.accuracies)[found.measure].mean for m in found.methods}
-    texts = [f"{name}: {found.measure} {_plain(fmt.metric(value, score.share))}" for name, value in values.items()]
+    best, score = verdict(found), metrics(found)[found.metric]
+    values = {m.name: (m.scores if found.joint else m.accuracies)[found.metric].mean for m in found.methods}
+    texts = [f"{name}: {found.metric} {_plain(fmt.metric(value, score.share))}" for name, value in values.items()]
     return _plain(best.text) if best else "; ".join(texts)
 
 
@@ -81,14 +81,14 @@ def _accuracies(found: Comparison) -> dict[str, str]:
     modes = dict.fromkeys(eval_mode for m in found.methods for eval_mode in m.eval_modes)
     names = {f"{OWN} {eval_mode}": eval_mode for eval_mode in modes}
     if found.unseen and names:
-        trained = f"{found.measure}{TRAINING}"
+        trained = f"{found.metric}{TRAINING}"
         kept = {name: heading for name, heading in names.items() if not heading.endswith(TRAINING)}
         kept |= {trained: "training"} if trained in names else {}
-        names = kept if found.measure in kept else {**kept, GLOBAL: "global"}
+        names = kept if found.metric in kept else {**kept, GLOBAL: "global"}
     elif names:
         names |= {OWN: "own", GLOBAL: "global"}
     names = names or {GLOBAL: "Accuracy"}
-    return dict(sorted(names.items(), key=lambda pair: pair[0] != found.measure))
+    return dict(sorted(names.items(), key=lambda pair: pair[0] != found.metric))
 
 
 def _scores(found: Comparison) -> dict[str, str]:
@@ -133,7 +133,7 @@ def _show_networks(found: Comparison, out: Console) -> None:
 
 def _show_score_differences(found: Comparison, titles: Mapping[str, str], out: Console) -> None:
     """The paired differences of all scores, a row for each pair; without the calibration error if there is no room."""
-    every = {found.measure: found.differences, **found.further}
+    every = {found.metric: found.differences, **found.further}
     every = {name: every[name] for name in titles if name in every}
     for pairs in (every, {name: each for name, each in every.items() if name != "calibration error"}):
         if _show_pairs(pairs, titles, out):

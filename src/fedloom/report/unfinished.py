@@ -25,7 +25,7 @@ def summary_so_far(
     Raises:
         DataError: the run has no evaluation yet, or its config is damaged.
     """
-    evaluations = [m for m in metrics if m.measure == "accuracy mean"]
+    evaluations = [m for m in metrics if m.metric == "accuracy mean"]
     if not evaluations:
         raise DataError(f"{folder / 'metrics.csv'} has no accuracy yet. Continue the run with --resume.")
     try:
@@ -33,7 +33,7 @@ def summary_so_far(
     except tomllib.TOMLDecodeError as error:
         raise damaged(folder / "config.toml", f"is not valid TOML: {error}") from None
     last = evaluations[-1]
-    final = {(m.measure, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
+    final = {(m.metric, m.party): m.value for m in metrics if (m.round, m.stage) == (last.round, last.stage)}
 
     def eval_modes(prefix: str) -> list[str]:
         found = dict.fromkeys(metric for metric, party in final if party and metric.startswith(f"{prefix} "))

@@ -216,12 +216,12 @@ def _most(run: Run, n: int) -> str:
     return fmt.percent(max(counts) / sum(counts)) if counts and sum(counts) else fmt.NONE
 
 
-def _by_party(run: Run, measure: str, title: str, levels: list[Level]) -> Figure:
-    curves = [run.curve(measure, run.last, id) for id in run.names]
+def _by_party(run: Run, metric: str, title: str, levels: list[Level]) -> Figure:
+    curves = [run.curve(metric, run.last, id) for id in run.names]
     lines = [Line(run.display_names[n], x, y, series_style(n)) for n, (x, y) in enumerate(curves) if len(x)]
     ends = fmt.together([f"{line.label} {fmt.percent(line.y[-1])}" for line in lines])
     svg, legend = plots.chart(
-        measure, f"{title} by iteration; at the end {ends}.", lines, levels, across=iteration_axis(run)
+        metric, f"{title} by iteration; at the end {ends}.", lines, levels, across=iteration_axis(run)
     )
     return Figure(title, svg, legend)
 

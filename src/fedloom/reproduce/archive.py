@@ -1,6 +1,6 @@
 """Archive the numbers of finished runs as small JSON lines, from which pages are rebuilt and which can be merged.
 
-ARCHIVE/SCALE/NAME.jsonl    one line per run of the table or figure NAME: cell, seed, measures and provenance
+ARCHIVE/SCALE/NAME.jsonl    one line per run of the table or figure NAME: cell, seed, metrics and provenance
 """
 
 import json
@@ -17,7 +17,7 @@ from fedloom.experiment.checkpoint import write_atomically
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run_digest import settings_digest
 from fedloom.report.read import Run
-from fedloom.reproduce import measure as measures
+from fedloom.reproduce import metrics
 from fedloom.reproduce.spec import Reproduction, Scale
 
 ENVIRONMENT = ("fedloom", "commit", "python", "torch", "numpy", "platform", "processor", "cores", "cuda", "started")
@@ -33,7 +33,7 @@ class ArchivedRun(BaseModel):
         cell: the first cell that used it, for readers.
         test_sha256: fingerprint of the test rows.
         bytes: tensor data sent up, down and across.
-        measures: raw values by name.
+        metrics: raw values by name.
         chances: accuracy of always answering the most frequent class, by accuracy.
         environment: versions, commit, machine and time.
     """
@@ -49,7 +49,7 @@ class ArchivedRun(BaseModel):
     state_sha256: str | None
     seconds: float = Field(ge=0, allow_inf_nan=False)
     bytes: dict[str, float]
-    measures: dict[str, float]
+    metrics: dict[str, float]
     chances: dict[str, float]
     environment: dict[str, str | int | None]
 
@@ -57,21 +57,21 @@ class ArchivedRun(BaseModel):
     def line(self) -> str:
         """Strict JSON: infinite numbers are strings."""
         values = self.model_dump()
-        values["measures"] = {
-            name: value if math.isfinite(value) else str(value) for name, value in self.measures.items()
+        values["metrics"] = {
+            name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()
         }
         return json.dumps(values, ensure_ascii=False, allow_nan=False, sort_keys=True)
 
 
 def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Reproduction) -> ArchivedRun:
-    """The record of a finished run, with all measures that the table and its claims need.
+    """The record of a finished run, with all metrics that the table and its claims need.
 
     Args:
         key: the run's digest.
         cell: the cell that uses it.
     """
     s = run.summary
-    known = {name: measures.of(run, name) for name in sorted(_needed(reproduction) | {*s.accuracies, *s.scores})}
+    known = {name: metrics.value_of(run, name) for name in sorted(_needed(reproduction) | {*s.accuracies, *s.scores})}
     chances = {name: s.chance_of(name) for name in s.accuracies}
     return ArchivedRun(
         digest=key,
@@ -83,17 +83,17 @@ def record_of(run: Run, config: RunConfig, key: str, cell: str, reproduction: Re
         state_sha256=s.state_sha256,
         seconds=s.seconds.get("total", 0.0),
         bytes={way: float(getattr(s.bytes, way)) for way in ("up", "down", "across")},
-        measures={name: value for name, value in known.items() if value is not None},
+        metrics={name: value for name, value in known.items() if value is not None},
         chances={name: chance for name, chance in chances.items() if chance is not None},
         environment={name: run.environment.get(name) for name in ENVIRONMENT},
     )
 
 
 def _needed(reproduction: Reproduction) -> set[str]:
-    """The measures that a table and its claims need."""
-    named = {reproduction.measure, *(claim.measure for claim in reproduction.claims if claim.measure)}
-    named |= {measure for one in reproduction.multiverse for measure in one.measures.values()}
-    return named | {measures.drawn(name) for name in named}
+    """The metrics that a table and its claims need."""
+    named = {reproduction.metric, *(claim.metric for claim in reproduction.claims if claim.metric)}
+    named |= {metric for one in reproduction.multiverse for metric in one.metrics.values()}
+    return named | {metrics.drawn(name) for name in named}
 
 
 class Archive:
@@ -115,14 +115,14 @@ class Archive:
         return _read(self.folder / scale / f"{name}.jsonl")
 
     def usable(self, scale: Scale, name: str, reproduction: Reproduction) -> dict[str, ArchivedRun]:
-        """The records of a table or figure by digest, and those of others that have all measures that it needs.
+        """The records of a table or figure by digest, and those of others that have all metrics that it needs.
 
         Raises:
             DataError: a line is damaged.
         """
         needed, found = _needed(reproduction), dict[str, ArchivedRun]()
         for path in sorted((self.folder / scale).glob("*.jsonl")):
-            found |= {key: one for key, one in _read(path).items() if one.measures.keys() >= needed}
+            found |= {key: one for key, one in _read(path).items() if one.metrics.keys() >= needed}
         return found | self.read(scale, name)
 
     def add(self, scale: Scale, name: str, records: Iterable[ArchivedRun]) -> int:
@@ -155,7 +155,7 @@ class Archive:
                 raise DataError(f"{path}: unknown scale {scale!r}. Valid scales are small and paper.")
             ours = self.read(scale, path.stem)
             same = [(ours[key], one) for key, one in theirs.items() if key in ours]
-            differing += [f"{path.stem}: {a.cell}, seed {a.seed}" for a, b in same if a.measures != b.measures]
+            differing += [f"{path.stem}: {a.cell}, seed {a.seed}" for a, b in same if a.metrics != b.metrics]
             added += self.add(scale, path.stem, theirs.values())
         return added, differing
 
@@ -180,6 +180,9 @@ def _records(path: Path, changed: int, size: int) -> dict[str, ArchivedRun]:
         try:
             record = ArchivedRun.model_validate_json(line)
         except ValidationError:
-            raise DataError(f"{path}, line {number} is not a record of a run. Restore the file.") from None
+            raise DataError(
+                f"{path}, line {number} is not a record of a run of this version. "
+                "Restore the file, or delete it to run its cells again."
+            ) from None
         found[record.digest] = record
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedloom.report import formatting as fmt
-from fedloom.reproduce.measure import Unit, as_printed, drawn, is_exact
+from fedloom.reproduce.metrics import Unit, as_printed, drawn, is_exact
 from fedloom.reproduce.results import TableResults
 from fedloom.reproduce.spec import AT, Claim
 from fedloom.reproduce.verdicts import (
@@ -97,7 +97,7 @@ class ClaimTest:
     def __init__(self, claim: Claim, found: TableResults) -> None:
         self.claim, self.found = claim, found
         self.unit = found.unit if claim.unit is None else Unit(claim.unit)
-        self.measure = claim.measure or found.reproduction.measure
+        self.metric = claim.metric or found.reproduction.metric
         self.columns, self.left_out = self._columns()
         self.parts = [self._terms(right) for right in claim.rights]
         self.cells = list(dict.fromkeys(cell for part in self.parts for _, cells, _ in part for cell in cells))
@@ -136,7 +136,7 @@ class ClaimTest:
 
     def _printed(self) -> list[float | None]:
         """The paper's difference in each part; None if it does not print all cells."""
-        if self.claim.printed is not None or self.claim.measure is not None or self.claim.unit is not None:
+        if self.claim.printed is not None or self.claim.metric is not None or self.claim.unit is not None:
             return [self.claim.printed] * len(self.parts)
         published = {
             (row.name, column): value[0] if isinstance(value, tuple) else value
@@ -151,13 +151,13 @@ class ClaimTest:
         ]
 
     def _evidence(self) -> str:
-        """A hash of the claim's runs, measure and rule."""
+        """A hash of the claim's runs, metric and rule."""
         places = [self.found.places.get(at) for at in self.cells]
         if not self.cells or any(place is None or not place.attempts for place in places):
             return ""
         names = {at: [one.folder.name for one in self.found.places[at].attempts] for at in self.cells}
         terms = [[[f, sorted(n for c in cells for n in names[c]), x] for f, cells, x in part] for part in self.parts]
-        key = [terms, self.claim.rule, self.claim.by, self.printed, self.measure, self.unit.name]
+        key = [terms, self.claim.rule, self.claim.by, self.printed, self.metric, self.unit.name]
         return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
 
     def decision(self) -> Decision:
@@ -189,7 +189,7 @@ class ClaimTest:
         if claim.rule == "more" and len(ours) > 1 and not any(ours) and self.unit.name == "%" and claim.than is None:
             return Decision("refuted", float(np.mean(differences)), None, "0 in every seed", p=0.0, seeds=len(ours))
         constant = len(differences) > 1 and len({*differences}) == 1 and math.isfinite(differences[0])
-        if constant and not is_exact(self.measure):
+        if constant and not is_exact(self.metric):
             return uninformative("spread", "all seeds have the same difference")
         relevant = RELEVANT if self.unit.name == "%" else None
         decision = decide(
@@ -234,9 +234,9 @@ class ClaimTest:
 
     def _mean(self, term: Term) -> dict[int, float]:
         """The mean over a term's cells, for each seed that all have; empty for a number."""
-        own = self.claim.measure is None and self.claim.unit is None
+        own = self.claim.metric is None and self.claim.unit is None
         each = [
-            (self.found.numbers[at] if own else self.found.number(*at, self.measure, self.unit.name)).by_seed
+            (self.found.numbers[at] if own else self.found.number(*at, self.metric, self.unit.name)).by_seed
             for at in term[1]
         ]
         both = set[int].intersection(*({*one} for one in each)) if each else set[int]()
@@ -257,8 +257,8 @@ class ClaimTest:
     def _at_chance(self) -> str:
         """The cell whose accuracy is not above always answering the most frequent class; empty if there is none."""
         for at in self.cells:
-            chance = self.found.chance(at[1], self.measure)
-            mean = self.found.number(*at, drawn(self.measure), "%").mean if chance is not None else None
+            chance = self.found.chance(at[1], self.metric)
+            mean = self.found.number(*at, drawn(self.metric), "%").mean if chance is not None else None
             if chance is not None and mean is not None and mean <= 100 * chance:
                 return f"{AT.join(at)} has {mean:.1f} %, and always the most frequent class {100 * chance:.1f} %"
         return ""
@@ -270,7 +270,7 @@ class ClaimTest:
         low = part[1] if claim.rule == "more" else part[0]
         if claim.rule == "within" or claim.than or claim.times != 1 or self.unit.name != "%" or not low[1]:
             return None
-        if any(found.chance(column, self.measure) is None for _, column in low[1]):
+        if any(found.chance(column, self.metric) is None for _, column in low[1]):
             return None
         oracle = [(found.reproduction.oracle, column) for _, column in low[1]]
         top = [found.numbers[at].mean for at in oracle if at in found.numbers]
@@ -322,7 +322,7 @@ class ClaimTest:
             text += f", {self.columns[0]}" if len(self.columns) == 1 else f", mean of {len(self.columns)} columns"
             text += f" (without {fmt.together(self.left_out)})" if self.left_out else ""
         margin = f"; margin {as_printed(claim.by, None)}{unit.apart}" if claim.by else ""
-        return f"{claim.measure}: {text}{margin}" if claim.measure else f"{text}{margin}"
+        return f"{claim.metric}: {text}{margin}" if claim.metric else f"{text}{margin}"
 
     def _sentence(self, decision: Decision, ratio: float | None) -> str:
         """`+0.5 points (−0.8 to +1.8), printed +6.9: excludes the printed effect, and not zero`."""

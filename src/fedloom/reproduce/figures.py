@@ -16,7 +16,7 @@ from fedloom.report.page import Figure, Key, PageSection
 from fedloom.report.plots import Dots, Form, Level, Line
 from fedloom.report.read import Run
 from fedloom.report.styles import SeriesStyle, series_style
-from fedloom.reproduce.measure import Unit, curve, drawn
+from fedloom.reproduce.metrics import Unit, curve, drawn
 from fedloom.reproduce.results import TableResults
 
 POINTS = 40
@@ -67,16 +67,16 @@ def row_look(found: TableResults, row: str) -> SeriesStyle:
 
 
 @dataclass(frozen=True)
-class MeasureAxis:
-    """The measure on an axis, and the format of its raw values."""
+class MetricAxis:
+    """The metric on an axis, and the format of its raw values."""
 
-    measure: str
+    metric: str
     unit: Unit
 
     @property
     def title(self) -> str:
-        """The measure with an initial capital."""
-        return fmt.capital(self.measure)
+        """The metric with an initial capital."""
+        return fmt.capital(self.metric)
 
     @property
     def form(self) -> Form | None:
@@ -95,16 +95,16 @@ class MeasureAxis:
         return fmt.together([f"{label} {self.text(float(y[-1]))}" for label, y in known if len(y)])
 
 
-def of_cells(found: TableResults) -> MeasureAxis:
-    """The measure of the table."""
-    return MeasureAxis(found.reproduction.measure, found.unit)
+def of_cells(found: TableResults) -> MetricAxis:
+    """The metric of the table."""
+    return MetricAxis(found.reproduction.metric, found.unit)
 
 
-def of_curves(found: TableResults) -> MeasureAxis:
-    """The measure of the table, or accuracy if it has no curve."""
-    measure = found.reproduction.measure
-    shown = drawn(measure)
-    return MeasureAxis(shown, found.unit if measure.endswith(shown) else Unit("%"))
+def of_curves(found: TableResults) -> MetricAxis:
+    """The metric of the table, or accuracy if it has no curve."""
+    metric = found.reproduction.metric
+    shown = drawn(metric)
+    return MetricAxis(shown, found.unit if metric.endswith(shown) else Unit("%"))
 
 
 def levels(found: TableResults, columns: Iterable[str]) -> list[Level]:
@@ -133,9 +133,9 @@ class _SeedCurves:
 
 def _series(found: TableResults) -> dict[str, list[_SeedCurves]]:
     """The curves of all rows by column."""
-    measure, series = drawn(found.reproduction.measure), dict[str, list[_SeedCurves]]()
+    metric, series = drawn(found.reproduction.metric), dict[str, list[_SeedCurves]]()
     for (row, column), place in found.places.items():
-        curves = [(run, *curve(run, measure)) for run in place.runs]
+        curves = [(run, *curve(run, metric)) for run in place.runs]
         if not curves or not all(len(x) for _, x, _ in curves):
             continue
         points = min(len(x) for _, x, _ in curves)
@@ -158,7 +158,7 @@ def _curve_rows(series: dict[str, list[_SeedCurves]], unit: Unit) -> list[Sequen
 
 
 def learning_curves(found: TableResults) -> PlotSection | None:
-    """The measure by iteration."""
+    """The metric by iteration."""
     axis, every = of_curves(found), _series(found)
     figures = []
     for number, (column, group) in enumerate(every.items()):
@@ -172,7 +172,7 @@ def learning_curves(found: TableResults) -> PlotSection | None:
 
 
 def bytes_plot(found: TableResults) -> PlotSection | None:
-    """The measure by the bytes that clients had sent."""
+    """The metric by the bytes that clients had sent."""
     axis, every = of_curves(found), _series(found)
     figures = []
     for number, (column, group) in enumerate(every.items()):
@@ -232,7 +232,7 @@ def line_plot(found: TableResults) -> PlotSection | None:
     axis, across = of_cells(found), found.reproduction.across
     title = f"{axis.title} by {across or 'column'}"
     alt = f"{title}; at the last value {axis.ends(lines)}."
-    known = levels(found, found.columns) if drawn(axis.measure) == axis.measure else []
+    known = levels(found, found.columns) if drawn(axis.metric) == axis.metric else []
     svg, legend = plots.chart("columns", alt, lines, known, across=across, form_y=axis.form, ticks=ticks)
     caption = f"Filled: ours, mean over seeds{' ± s.d.' if bands else ''}; hollow and dashed: the paper's."
     caption += " Values are spaced evenly." if even else ""

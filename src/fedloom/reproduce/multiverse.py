@@ -1,4 +1,4 @@
-"""Multiverse maps: where a paper's headline claim holds over readings of its setting, measures, rivals and data.
+"""Multiverse maps: where a paper's headline claim holds over readings of its setting, metrics, rivals and data.
 
 A map is no test: each cell has its own 95 % interval, without a correction over cells. It shows under which reading a
 verdict would turn.
@@ -58,10 +58,10 @@ def maps(found: TableResults) -> tuple[Map, ...]:
             for c in found.reproduction.columns
             if c.name in found.columns and not c.untestable.get(found.scale) and c.name not in spec.without
         ]
-        labels = [(pair, name, measure) for pair in spec.pairs for name, measure in spec.measures.items()]
+        labels = [(pair, name, metric) for pair in spec.pairs for name, metric in spec.metrics.items()]
         grid = {
-            f"{a} {fmt.MINUS} {b}" + (f", {name}" if name else ""): {c: _cell(found, a, b, measure, c) for c in columns}
-            for (a, b), name, measure in labels
+            f"{a} {fmt.MINUS} {b}" + (f", {name}" if name else ""): {c: _cell(found, a, b, metric, c) for c in columns}
+            for (a, b), name, metric in labels
         }
         rows = tuple(name for name, row in grid.items() if any(row.values()))
         columns = [c for c in columns if any(row[c] for row in grid.values())]
@@ -71,9 +71,9 @@ def maps(found: TableResults) -> tuple[Map, ...]:
     return tuple(made)
 
 
-def _cell(found: TableResults, left: str, right: str, measure: str, column: str) -> MapCell | None:
+def _cell(found: TableResults, left: str, right: str, metric: str, column: str) -> MapCell | None:
     sides = [f"{row}{AT}{column}" for row in (left, right)]
-    test = ClaimTest(Claim(text="a cell", left=sides[0], right=sides[1], measure=measure, unit="%"), found)
+    test = ClaimTest(Claim(text="a cell", left=sides[0], right=sides[1], metric=metric, unit="%"), found)
     decision = test.decision()
     if decision.mean is None or decision.ends is None:
         return None

@@ -18,7 +18,7 @@ from fedloom.reproduce.claims import ClaimResult, check_claims
 from fedloom.reproduce.figures import PlotSection, pictures, row_look
 from fedloom.reproduce.index import FILE, INTERVAL, MARKDOWN, PAGE, Outcome, dumped, seeds_cell, verdict_cell
 from fedloom.reproduce.markdown import markdown
-from fedloom.reproduce.measure import Unit
+from fedloom.reproduce.metrics import Unit
 from fedloom.reproduce.multiverse import maps
 from fedloom.reproduce.results import TableResults, gather, missing, seeds, untestable
 from fedloom.reproduce.selection import EVERYTHING, Selection

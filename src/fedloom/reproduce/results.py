@@ -14,9 +14,9 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run_digest import settings_digest
 from fedloom.report import formatting as fmt
 from fedloom.report.read import Run, read_run
-from fedloom.reproduce import measure as measures
+from fedloom.reproduce import metrics
 from fedloom.reproduce.archive import ArchivedRun, record_of
-from fedloom.reproduce.measure import Unit, unit_of
+from fedloom.reproduce.metrics import Unit, unit_of
 from fedloom.reproduce.selection import EVERYTHING, Selection
 from fedloom.reproduce.spec import SCALES, Cell, Reproduction, Row, Scale
 
@@ -37,11 +37,11 @@ class Attempt:
     record: ArchivedRun | None = None
     problem: str = ""
 
-    def value(self, measure: str) -> float | None:
-        """The raw value of a measure; None if not measured."""
+    def value(self, metric: str) -> float | None:
+        """The raw value of a metric; None if not measured."""
         if self.run is not None:
-            return measures.of(self.run, measure)
-        return None if self.record is None else self.record.measures.get(measure)
+            return metrics.value_of(self.run, metric)
+        return None if self.record is None else self.record.metrics.get(metric)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class CellResults:
 
 @dataclass(frozen=True)
 class CellValue:
-    """A measure of a cell in the unit.
+    """A metric of a cell in the unit.
 
     Attributes:
         by_seed: the values by seed.
@@ -152,14 +152,14 @@ class TableResults:
         """The total wall time of the runs."""
         return sum(record.seconds for record in self.records.values())
 
-    def number(self, row: str, column: str, measure: str | None = None, unit: str | None = None) -> CellValue:
-        """A measure of a cell in a unit; None for those of the table."""
+    def number(self, row: str, column: str, metric: str | None = None, unit: str | None = None) -> CellValue:
+        """A metric of a cell in a unit; None for those of the table."""
         place = self.places[row, column]
         factor = self.unit.factor if unit is None else Unit(unit).factor
-        raw = {one.config.seed: one.value(measure or self.reproduction.measure) for one in place.attempts}
+        raw = {one.config.seed: one.value(metric or self.reproduction.metric) for one in place.attempts}
         values = {seed: factor * value for seed, value in raw.items() if value is not None}
         ours, theirs = self._data(row, column)
-        return CellValue(values, place.cell.published if measure is None else None, ours == theirs)
+        return CellValue(values, place.cell.published if metric is None else None, ours == theirs)
 
     @cached_property
     def numbers(self) -> dict[tuple[str, str], CellValue]:
@@ -206,13 +206,13 @@ class TableResults:
         name = re.compile(rf"(?<![\w-]){re.escape(theirs.split()[0])}(?![\w-])")
         return name.sub(f"{ours} for {theirs.split()[0]}", column) if name.search(column) else f"{column}, {ours}"
 
-    def chance(self, column: str, measure: str | None = None) -> float | None:
+    def chance(self, column: str, metric: str | None = None) -> float | None:
         """The accuracy in [0, 1] of always answering the most frequent class, mean over a column's runs; None if it is
-        unknown or the measure is no accuracy."""
-        measure = measures.drawn(measure or self.reproduction.measure)
+        unknown or the metric is no accuracy."""
+        metric = metrics.drawn(metric or self.reproduction.metric)
         records = [record for (_, at), place in self.places.items() if at == column for record in place.records]
-        measured = [record for record in records if measure in record.measures]
-        known = [record.chances[measure] for record in measured if measure in record.chances]
+        measured = [record for record in records if metric in record.metrics]
+        known = [record.chances[metric] for record in measured if metric in record.chances]
         return float(np.mean(known)) if known and len(known) == len(measured) else None
 
 

@@ -98,13 +98,13 @@ class Claim(_SpecModel):
     left: str
     """A row, averaged over `columns`, or a cell, `row @ column`."""
     right: str | float | tuple[str, ...]
-    """A row, a cell, or a number in the unit of the measure; or several rows or cells, for a claim about each."""
+    """A row, a cell, or a number in the unit of the metric; or several rows or cells, for a claim about each."""
     than: tuple[str, str] | None = None
     """Rows or cells of a second difference, which is subtracted from the first: `left - right` grows."""
     rule: Literal["more", "less", "within"] = "more"
     """Left is more than right by at least `by`, less by at least `by`, or differs by no more than `by`."""
     by: float = Field(0.0, ge=0)
-    """The margin, in the unit of the measure; percentage points for shares."""
+    """The margin, in the unit of the metric; percentage points for shares."""
     times: float = Field(1.0, gt=0)
     """A factor of the right side."""
     printed: float | None = None
@@ -113,8 +113,8 @@ class Claim(_SpecModel):
     """Why the two sides cannot be compared, whatever their numbers."""
     columns: tuple[str, ...] | None = None
     """The columns to average over; None for all that both rows have."""
-    measure: str | None = None
-    """The measure; None for the file's."""
+    metric: str | None = None
+    """The metric; None for the file's."""
     unit: _Unit | None = None
     """The unit; None for the file's."""
     untestable: dict[Scale, str] = Field(default_factory=dict)
@@ -138,14 +138,14 @@ class Claim(_SpecModel):
 
 
 class Multiverse(_SpecModel):
-    """Differences of rows over readings, measures and columns, for a map of where a claim holds."""
+    """Differences of rows over readings, metrics and columns, for a map of where a claim holds."""
 
     text: str = Field(min_length=1)
     """The claim in a sentence."""
     pairs: tuple[tuple[str, str], ...] = Field(min_length=1)
     """Rows to compare: the claimed one, and its rival under the same reading."""
-    measures: dict[str, str] = Field(min_length=1)
-    """Measures by a label, which may be empty; shares, of which more is better."""
+    metrics: dict[str, str] = Field(min_length=1)
+    """Metrics by a label, which may be empty; shares, of which more is better."""
     without: tuple[str, ...] = ()
     """Columns to leave out."""
 
@@ -200,8 +200,8 @@ class Reproduction(_SpecModel):
     """Its place in the paper, such as `Table VI`, or `Section V-A` for statements without one."""
     about: str = ""
     """Notes for the reader, such as what the paper leaves open."""
-    measure: str = "accuracy"
-    """The measure of a cell: see `fedloom.reproduce.measure`."""
+    metric: str = "accuracy"
+    """The metric of a cell: see `fedloom.reproduce.metrics`."""
     unit: _Unit = "%"
     """The unit of published and shown numbers, such as % for shares or MB for bytes."""
     better: Literal["more", "less"] = "more"
@@ -211,7 +211,7 @@ class Reproduction(_SpecModel):
     oracle: str = ""
     """A row that shows what could be gained, such as training on all rows."""
     pictures: tuple[str, ...] = ()
-    """Some of `PICTURES`. curves: the measure by iteration. bytes: by bytes sent. columns: rows as lines over the
+    """Some of `PICTURES`. curves: the metric by iteration. bytes: by bytes sent. columns: rows as lines over the
     columns' values. bars: rows side by side. holdings: who holds what. choices: who chose whom."""
     rows: tuple[Row, ...] = Field(min_length=1)
     columns: tuple[Column, ...] = Field(min_length=1)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedloom.report import formatting as fmt
-from fedloom.reproduce.measure import as_printed, drawn
+from fedloom.reproduce.metrics import as_printed, drawn
 from fedloom.reproduce.results import TableResults, seeds
 
 OURS, PAPER = "★", "☆"
@@ -13,7 +13,7 @@ HEADER = (
     "row",
     "column",
     "value of column",
-    "measure",
+    "metric",
     "unit",
     "mean",
     "sd",
@@ -35,12 +35,12 @@ def rows(found: TableResults) -> Iterator[Sequence[Any]]:
     values = {column.name: column.value for column in r.columns}
     for (row, column), number in found.numbers.items():
         place, paper = found.places[row, column], number.paper or (None, None)
-        chance = found.chance(column) if drawn(r.measure) == r.measure else None
+        chance = found.chance(column) if drawn(r.metric) == r.metric else None
         yield (
             row,
             column,
             values[column],
-            r.measure,
+            r.metric,
             r.unit,
             number.mean,
             number.deviation,
@@ -82,16 +82,16 @@ def theirs(found: TableResults, row: str, column: str) -> str:
 
 
 def chance(found: TableResults, column: str) -> str:
-    """The chance level of a column in the unit; empty if the measure has none."""
-    measure = found.reproduction.measure
-    level = found.chance(column) if drawn(measure) == measure else None
+    """The chance level of a column in the unit; empty if the metric has none."""
+    metric = found.reproduction.metric
+    level = found.chance(column) if drawn(metric) == metric else None
     return "" if level is None else found.unit.number(found.unit.factor * level)
 
 
 def title(found: TableResults) -> str:
-    """The measure with its unit: `Accuracy (%)`."""
+    """The metric with its unit: `Accuracy (%)`."""
     unit = found.reproduction.unit
-    return fmt.capital(found.reproduction.measure) + (f" ({unit})" if unit else "")
+    return fmt.capital(found.reproduction.metric) + (f" ({unit})" if unit else "")
 
 
 def caption(found: TableResults) -> str:

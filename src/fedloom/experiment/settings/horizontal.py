@@ -125,13 +125,13 @@ class Horizontal:
 
     # -- evaluation ------------------------------------------------------------------------------------
 
-    def main_measure(self, plan: RunPlan) -> str:
+    def main_metric(self, plan: RunPlan) -> str:
         """Accuracy on own rows in the method's first evaluation mode, or on the global test set."""
         return f"{OWN} {plan.cfg.eval_modes[0]}" if plan.cfg.eval_modes else GLOBAL
 
-    def party_measures(self, plan: RunPlan) -> set[str]:
+    def party_metrics(self, plan: RunPlan) -> set[str]:
         """The main metric, over unseen and over training clients."""
-        main = self.main_measure(plan)
+        main = self.main_metric(plan)
         return {main, f"{main}{TRAINING}"}
 
     def evaluate(self, plan: RunPlan, engine: Engine, final: bool = False) -> Iterator[Metric]:

@@ -102,11 +102,11 @@ class Vertical:
 
     # -- evaluation ------------------------------------------------------------------------------------
 
-    def main_measure(self, plan: RunPlan) -> str:
+    def main_metric(self, plan: RunPlan) -> str:
         """Accuracy of the joint prediction."""
         return GLOBAL
 
-    def party_measures(self, plan: RunPlan) -> set[str]:
+    def party_metrics(self, plan: RunPlan) -> set[str]:
         """Accuracy in the method's first evaluation mode, in which parties predict alone."""
         return {f"{GLOBAL} {eval_mode}" for eval_mode in plan.cfg.eval_modes[:1]}
 

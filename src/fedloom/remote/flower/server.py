@@ -160,4 +160,4 @@ def _log_to_stdout() -> None:
 
 
 def _log_round(status: Status) -> None:
-    _log.info("round %d of %d: %s %.3f", status.round, status.rounds, status.measure, status.accuracy)
+    _log.info("round %d of %d: %s %.3f", status.round, status.rounds, status.metric, status.accuracy)

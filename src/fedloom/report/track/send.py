@@ -82,7 +82,7 @@ class Sender:
                 self._open[folder] = tracker, state
                 self._record(folder, state)
             for number, values in new:
-                tracker.measure(number, values)
+                tracker.log_metrics(number, values)
                 state.round = number
                 self._record(folder, state)
             if result is not None:
@@ -208,7 +208,7 @@ def rounds(folder: Path) -> list[tuple[int, dict[str, float]]]:
     by_round: dict[int, dict[str, dict[str, float]]] = {}
     for row in table(folder / "metrics.csv", MetricRow) if (folder / "metrics.csv").is_file() else ():
         if not row.party.rpartition("-")[2].isdigit():  # skip numbered clients
-            by_round.setdefault(row.round, {}).setdefault(row.stage, {})[row.measure] = row.value
+            by_round.setdefault(row.round, {}).setdefault(row.stage, {})[row.metric] = row.value
     return [
         (
             number,

@@ -53,7 +53,7 @@ class Tracker(Protocol):
             The tracker's identifier of the run.
         """
 
-    def measure(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Record metrics at a step, which increases from call to call."""
 
     def end(self, result: Mapping[str, float] | None) -> None:
@@ -72,7 +72,7 @@ class TensorBoard:
             self._writer.add_text("config", "\n".join(f"    {line}" for line in run.config.splitlines()))
         return "tensorboard"
 
-    def measure(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
@@ -113,7 +113,7 @@ class MLflow:
             self._client.log_batch(self._run, params=params[start : start + self.BATCH])
         return self._run
 
-    def measure(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
         from mlflow.entities import Metric
 
@@ -149,7 +149,7 @@ class WandB:
         )
         return str(self._run.id)
 
-    def measure(self, step: int, values: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """See `Tracker`."""
         self._run.log(dict(values), step=step)
 

@@ -35,7 +35,7 @@ def line(snapshot: Snapshot) -> str:
     """The view in one line, for a log."""
     view = snapshot.run
     parts = [_clean(view.name), f"round {view.round}/{view.rounds}"]
-    parts += [f"{_clean(view.measure)} {_percent(view.accuracy)}"] * (view.accuracy is not None)
+    parts += [f"{_clean(view.metric)} {_percent(view.accuracy)}"] * (view.accuracy is not None)
     parts += [f"{view.up}/{view.of} up", f"{_size(sum(view.bytes.values()))} sent"]
     parts += [f"{view.failures} failures"] * bool(view.failures)
     return "  ".join(parts)
@@ -69,7 +69,7 @@ def _runs(snapshot: Snapshot) -> list[RenderableType]:
     if not snapshot.runs:
         return []
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("run", "state", "round", _clean(snapshot.run.measure)):
+    for name in ("run", "state", "round", _clean(snapshot.run.metric)):
         table.add_column(Text(name), justify="left" if name in ("run", "state") else "right", no_wrap=name == "run")
     for run in snapshot.runs[-RUNS:]:
         called = Text(_clean(f"{run.name} seed {run.seed}"))
@@ -82,7 +82,7 @@ def _accuracy(view: View, width: int) -> list[RenderableType]:
     if view.accuracy is None:
         return []
     chance = "" if view.chance is None else f"  (always answering the most frequent class: {_percent(view.chance)})"
-    head = Text.assemble(f"{_clean(view.measure)} ", (_percent(view.accuracy), "bold"), (chance, "dim"))
+    head = Text.assemble(f"{_clean(view.metric)} ", (_percent(view.accuracy), "bold"), (chance, "dim"))
     if len(view.points) < 2 or width < 20:
         return [head, Text()]
     values = [value for _, value in view.points]

@@ -23,7 +23,7 @@ class RunBrief(BaseModel):
     state: State
     round: int
     rounds: int
-    measure: str
+    metric: str
     accuracy: float | None
 
 

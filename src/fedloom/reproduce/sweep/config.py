@@ -1,4 +1,4 @@
-"""The table `[sweep]` of a run's file: varied settings, their values, and the measure."""
+"""The table `[sweep]` of a run's file: varied settings, their values, and the metric."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.problems import problems
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.reading import check, table
-from fedloom.reproduce.measure import Unit, lower
+from fedloom.reproduce.metrics import Unit, lower
 from fedloom.reproduce.spec import merged
 
 Setting: TypeAlias = dict[str, Any]
@@ -77,8 +77,8 @@ class SweepConfig(_SweepModel):
     """tpe: number of trials proposed at a time, which can run in parallel; more make the search less informed."""
     seed: int = Field(0, ge=0, lt=2**32)
     """random and tpe: seed of the draws. Seeds of runs are `seeds`."""
-    measure: str = Field("accuracy", min_length=1)
-    """The measure to optimize: see docs/sweep.md."""
+    metric: str = Field("accuracy", min_length=1)
+    """The metric to optimize: see docs/sweep.md."""
     better: Literal["more", "less"] | None = None
     """Direction; None for less of a loss, bytes, seconds or an attack, and more of all others."""
     seeds: tuple[int, ...] = Field((0,), min_length=1)
@@ -133,14 +133,14 @@ class SweepConfig(_SweepModel):
     @property
     def less(self) -> bool:
         """Whether less is better."""
-        return lower(self.measure) if self.better is None else self.better == "less"
+        return lower(self.metric) if self.better is None else self.better == "less"
 
     @property
     def unit(self) -> Unit:
-        """The unit of the measure."""
-        if "accuracy" in self.measure and not self.measure.startswith(("rounds", "iterations", "bytes")):
+        """The unit of the metric."""
+        if "accuracy" in self.metric and not self.metric.startswith(("rounds", "iterations", "bytes")):
             return Unit("%")
-        return Unit("MB" if self.measure.startswith("bytes") else "%" if self.measure.endswith("recall") else "")
+        return Unit("MB" if self.metric.startswith("bytes") else "%" if self.metric.endswith("recall") else "")
 
     @property
     def keys(self) -> list[str]:

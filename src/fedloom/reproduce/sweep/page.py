@@ -54,7 +54,7 @@ class SettingDifference:
 def write(found: SweepResults, out: Path) -> Path:
     """Write `index.html`, `table.md`, `trials.csv` and, once there is a best setting, `best.toml`; returns the page."""
     out.mkdir(parents=True, exist_ok=True)
-    header = ["trial", "table", *found.sweep.config.keys, "purpose", "seed", found.sweep.config.measure, "state"]
+    header = ["trial", "table", *found.sweep.config.keys, "purpose", "seed", found.sweep.config.metric, "state"]
     write_csv(out / "trials.csv", [*header, "folder"], _rows(found, out))
     if found.ranked:
         best = found.sweep.run(found.ranked[0].setting, found.sweep.config.seeds[0])
@@ -82,9 +82,9 @@ def lead(found: SweepResults) -> str:
     """The best setting and its value, in a sentence or two."""
     config = found.sweep.config
     if not found.ranked:
-        return f"No setting is finished on all seeds with a finite {config.measure} yet."
+        return f"No setting is finished on all seeds with a finite {config.metric} yet."
     best = found.ranked[0]
-    text = f"The best of {fmt.times(len(found.ranked), 'setting')} by {config.measure}, "
+    text = f"The best of {fmt.times(len(found.ranked), 'setting')} by {config.metric}, "
     text += f"mean over {_seeds(config.seeds)}: {told(best.setting)}, with {worth(found, best)}; "
     if found.own_is_best:
         text += "that is the file's own setting, and none that was tried is better."
@@ -120,7 +120,7 @@ def _warnings(found: SweepResults) -> Iterator[str]:
     if not found.ranked:
         return
     yield (
-        f"The best setting was chosen by the {config.measure} shown here, on the same rows and seeds, so its value is "
+        f"The best setting was chosen by the {config.metric} shown here, on the same rows and seeds, so its value is "
         "optimistic, the more so the more settings were tried."
     )
     if found.confirmed is None:
@@ -163,7 +163,7 @@ def _page(found: SweepResults, out: Path) -> Page:
     sweep, config = found.sweep, found.sweep.config
     sections = []
     if found.ranked:
-        text = f"{fmt.capital(config.measure)} by seed: see the table of all settings. To run the best setting:"
+        text = f"{fmt.capital(config.metric)} by seed: see the table of all settings. To run the best setting:"
         command = shlex.join(["fedloom", "run", str(out / BEST)])
         sections.append(PageSection("Best setting", text=[text], command=command))
     if differences := pairs(found):
@@ -197,7 +197,7 @@ def _differences(found: SweepResults, differences: Sequence[SettingDifference]) 
         if ends is not None:
             apart = "not significant" if ends[0] <= 0 <= ends[1] else "significant at 95 %"
             points.append(f"{name} on the {pair.on} seeds: {unit.difference(mean)}{unit.apart}; {apart}.")
-    caption = f"Paired by seed, in {unit.apart.strip() or 'the units of the measure'}; 95 % interval of Student's t"
+    caption = f"Paired by seed, in {unit.apart.strip() or 'the units of the metric'}; 95 % interval of Student's t"
     columns = ("Difference", "Seeds of the", "Mean", "95 % interval", "Seeds")
     note = "On the seeds of the search, the best setting is ahead by selection; only further seeds show by how much."
     table = PageTable(caption, columns, rows, words=2)
@@ -220,8 +220,8 @@ def _all(found: SweepResults, out: Path) -> PageSection:
         rows.append(
             cells(name, *settings, worth(found, trial), *(_seed_cell(found, trial, seed, out) for seed in seeds))
         )
-    columns = ("Setting", *config.keys, fmt.capital(config.measure), *(f"Seed {seed}" for seed in seeds))
-    caption = f"{fmt.capital(config.measure)}, mean over {_seeds(config.seeds)} ± sample s.d.; best first"
+    columns = ("Setting", *config.keys, fmt.capital(config.metric), *(f"Seed {seed}" for seed in seeds))
+    caption = f"{fmt.capital(config.metric)}, mean over {_seeds(config.seeds)} ± sample s.d.; best first"
     return PageSection("All settings", tables=[PageTable(caption, columns, rows, words=1 + len(config.keys))])
 
 
@@ -243,7 +243,7 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def pictures(found: SweepResults) -> list[PageSection]:
-    """The measure by each setting; empty before a trial is finished."""
+    """The metric by each setting; empty before a trial is finished."""
     figures = []
     for stage, over in enumerate(found.sweep.config.over):
         trials = [t for t in found.trials if t.stage == stage and math.isfinite(t.mean)]
@@ -303,7 +303,7 @@ def _figure(found: SweepResults, key: str, lines: Sequence[Line], ticks: dict[fl
     config = found.sweep.config
     levels = [Level("the file's own", found.own.mean)] if math.isfinite(found.own.mean) else []
     form = plots.share if config.unit.name == "%" else plots.volume if config.unit.name else None
-    title = f"{fmt.capital(config.measure)} by {key}"
+    title = f"{fmt.capital(config.metric)} by {key}"
     svg, legend = plots.chart(f"by {key}", f"{title}: {text}.", lines, levels, across=key, form_y=form, ticks=ticks)
     return Figure(title, svg, legend)
 

@@ -13,7 +13,7 @@ from fedloom.experiment.config import RunConfig
 from fedloom.experiment.pool import Ended, Job, Standing, digest, is_finished, run_all
 from fedloom.experiment.run import RunResult, execute
 from fedloom.report.read import read_run
-from fedloom.reproduce.measure import of
+from fedloom.reproduce.metrics import value_of
 from fedloom.reproduce.plan import absent, fetch
 from fedloom.reproduce.sweep.config import Setting, Sweep, told
 from fedloom.reproduce.sweep.search import proposals
@@ -28,7 +28,7 @@ class Trial:
         stage: index of the table of `over` that proposed it.
         setting: its differences from the file.
         folders: folders of its runs by seed.
-        values: values of the measure by seed, for finished runs.
+        values: values of the metric by seed, for finished runs.
     """
 
     number: int
@@ -118,7 +118,7 @@ def run_sweep(
         workers, progress, stop, execute: see `fedloom.experiment.pool.run_all`.
 
     Raises:
-        ConfigError: no run has the measure, or a drawn setting is invalid.
+        ConfigError: no run has the metric, or a drawn setting is invalid.
         DataError: a data set is not available.
         EngineError: no worker process can be started, or no trial has a finite value.
     """
@@ -141,7 +141,7 @@ def run_sweep(
         if found.stopped:
             return found
         if not found.ranked or all(math.isnan(trial.mean) for trial in found.trials):
-            reason = found.failed[0].reason if found.failed else f"none has a finite {config.measure}"
+            reason = found.failed[0].reason if found.failed else f"none has a finite {config.metric}"
             raise EngineError(f"no trial has a valid result ({reason}). See the logs in {out / 'runs'}.")
         best = found.ranked[0].setting
     if config.confirm:
@@ -210,17 +210,17 @@ class _TrialRunner:
         )
 
     def _values(self, folders: Mapping[int, Path]) -> dict[int, float]:
-        """The measure of each finished run."""
-        found, measure = {}, self.sweep.config.measure
+        """The metric of each finished run."""
+        found, metric = {}, self.sweep.config.metric
         for seed, folder in folders.items():
             if self.ended[folder].state not in ("kept", "finished"):
                 continue
             run = read_run(folder)
-            value = of(run, measure)
+            value = value_of(run, metric)
             if value is None:
                 known = sorted({*run.summary.scores, *run.summary.accuracies} | {what for what, _, _ in run.measured})
                 raise ConfigError(
-                    f"sweep.measure: runs have no measure {measure!r}. Valid measures are {', '.join(known)}."
+                    f"sweep.metric: runs have no metric {metric!r}. Valid metrics are {', '.join(known)}."
                 )
             found[seed] = value
         return found

@@ -13,7 +13,7 @@ import pytest
 from fedloom.experiment.config import RunConfig
 from fedloom.experiment.run import execute
 from fedloom.report.read import Run, read_run
-from fedloom.reproduce.measure import Unit, as_printed, curve, drawn, is_exact, lower, of
+from fedloom.reproduce.metrics import Unit, as_printed, curve, drawn, is_exact, lower, value_of
 from tests.reproduce.conftest import Made, value
 
 
@@ -57,11 +57,11 @@ def test_what_the_summary_has_is_shown_as_it_is(folder: Path) -> None:
     assert value(folder, "bytes across") == sent["across"] > 0
     assert value(folder, "bytes") == sum(sent.values())
     assert value(folder, "agreement") == found["agreement"]
-    assert value(folder, "no such measure") is None
+    assert value(folder, "no such metric") is None
 
 
 @pytest.mark.parametrize(
-    ("measure", "expected"),
+    ("metric", "expected"),
     [
         ("loss mean", 0.75),
         ("best accuracy", 0.7),
@@ -83,8 +83,8 @@ def test_what_the_summary_has_is_shown_as_it_is(folder: Path) -> None:
         ("best no such", None),
     ],
 )
-def test_what_follows_from_the_evaluations(written: Run, measure: str, expected: float | None) -> None:
-    assert of(written, measure) == (expected if expected is None else pytest.approx(expected))
+def test_what_follows_from_the_evaluations(written: Run, metric: str, expected: float | None) -> None:
+    assert value_of(written, metric) == (expected if expected is None else pytest.approx(expected))
 
 
 def test_a_note_of_some_parties_is_their_mean_at_each_evaluation(written: Run) -> None:
@@ -107,17 +107,17 @@ def test_scores_and_attacks_of_parties_with_columns(written: Run) -> None:
     attacks = {name: {"mean": mean, "per_party": {}} for name, mean in kinds.items()}
     values = written.summary.model_dump() | {"scores": {"auc": 0.9, "accuracy": 0.6}, "attacks": attacks}
     run = replace(written, summary=type(written.summary)(**values))
-    assert (of(run, "AUC"), of(run, "auc")) == (0.9, 0.9)
-    assert (of(run, "attack completion"), of(run, "attack on messages")) == (0.9, 0.6)
-    assert of(run, "bytes until 60 %") == 207  # what parties were sent counts too
-    assert of(written, "attack on messages") is None
+    assert (value_of(run, "AUC"), value_of(run, "auc")) == (0.9, 0.9)
+    assert (value_of(run, "attack completion"), value_of(run, "attack on messages")) == (0.9, 0.6)
+    assert value_of(run, "bytes until 60 %") == 207  # what parties were sent counts too
+    assert value_of(written, "attack on messages") is None
 
 
 def test_the_skew_is_the_distance_from_the_mix_of_all(written: Run) -> None:
     held = written.partition.model_copy(update={"counts": ((4, 0), (0, 4), (0, 0))})
-    assert of(replace(written, partition=held), "skew") == 0.5
+    assert value_of(replace(written, partition=held), "skew") == 0.5
     held = written.partition.model_copy(update={"counts": ((2, 2), (1, 1))})
-    assert of(replace(written, partition=held), "skew") == 0
+    assert value_of(replace(written, partition=held), "skew") == 0
 
 
 def test_the_class_mix_of_vertical_parties(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_run_without_rounds_has_the_skew_of_its_split(tmp_path: Path) -> None:
     assert 0.5 < (value(tmp_path / "run", "skew") or 0) <= 1
 
 
-def test_of_which_measures_less_is_better() -> None:
+def test_of_which_metrics_less_is_better() -> None:
     less = (
         "bytes up",
         "mean over rounds of bytes up",

@@ -1,6 +1,6 @@
-"""Measures: the number that a cell shows of a run, and its unit.
+"""Metrics: the number that a cell shows of a run, and its unit.
 
-A measure is named as in a run's files:
+A metric is named as in a run's files:
 
 accuracy, own accuracy, own accuracy MODE   as in `result.json`, mean over clients
 accuracy, balanced accuracy, AUC, log loss  in the vertical setting
@@ -8,19 +8,19 @@ attack NAME                                 share of labels that an attack infer
 attack on messages                          largest such share over the attacks on received messages
 bytes up, bytes down, bytes across          tensor data; `bytes sent` is up and across, `bytes` all three
 seconds                                     wall time of the run
-best MEASURE                                best value at any evaluation
-mean over rounds of MEASURE                 mean over all evaluations but the one at the start
-largest MEASURE                             largest of these values
-first MEASURE, gain of MEASURE              value at the first evaluation after the start; last value minus that
-MEASURE of client N                         last value of one client
-bytes until 60 % [MEASURE]                  bytes that clients had sent when the accuracy, or another measure, first
-rounds until 60 % [MEASURE]                 reached a level or its `best`; infinite if it never did
+best METRIC                                 best value at any evaluation
+mean over rounds of METRIC                  mean over all evaluations but the one at the start
+largest METRIC                              largest of these values
+first METRIC, gain of METRIC                value at the first evaluation after the start; last value minus that
+METRIC of client N                          last value of one client
+bytes until 60 % [METRIC]                   bytes that clients had sent when the accuracy, or another metric, first
+rounds until 60 % [METRIC]                  reached a level or its `best`; infinite if it never did
 skew                                        total variation between a client's class mix and that of all, mean
 imbalance degree, class ratio               MID in [0, 1] and Γ of a vertical party's unaligned rows, mean over parties
 class cosine                                likewise, cosine between a party's class mix and that of all parties
 
 For a run without evaluation modes, the own accuracy stands for the tuned one and for the one after some steps. Any
-other measure is the last value in `metrics.csv`, or the mean over parties if the federation has none.
+other metric is the last value in `metrics.csv`, or the mean over parties if the federation has none.
 """
 
 import math
@@ -41,7 +41,7 @@ ON_MESSAGES = ("gradients direct", "gradients nearest", "prototypes")
 """Attacks on received messages: see `fedloom.experiment.settings.attacks`."""
 ATTACK = "attack "
 _OF_COLUMNS = {"imbalance degree": "mid", "class ratio": "gamma", "class cosine": "cosine"}
-"""Measures of a vertical party's data, and their keys in `partition.json`."""
+"""Metrics of a vertical party's data, and their keys in `partition.json`."""
 _UNTIL = re.compile(r"(bytes|rounds|iterations) until (?:(\d+(?:\.\d+)?) %|best)(?: (.+))?")
 _CLIENT = re.compile(r"(.+) of client (\d+)")
 _PREPARED = re.compile(rf"{OWN} (tuned|\d+ steps?)( training)?")
@@ -55,10 +55,10 @@ _BYTES = {
 }
 
 
-def of(run: Run, measure: str) -> float | None:
-    """A measure of a finished run: shares in [0, 1], bytes, seconds, or raw values; None if not measured."""
+def value_of(run: Run, metric: str) -> float | None:
+    """A metric of a finished run: shares in [0, 1], bytes, seconds, or raw values; None if not measured."""
     s = run.summary
-    name = _named(run, measure)
+    name = _named(run, metric)
     if name in s.scores:
         return s.scores[name]
     if name in s.accuracies:
@@ -76,17 +76,17 @@ def of(run: Run, measure: str) -> float | None:
     return skew(run) if name == "skew" else _derived(run, name)
 
 
-def _named(run: Run, measure: str) -> str:
-    """The name of a measure in the run."""
+def _named(run: Run, metric: str) -> str:
+    """The name of a metric in the run."""
     s = run.summary
-    if measure.casefold() in s.scores:
-        return measure.casefold()
-    return OWN if not s.eval_modes and OWN in s.accuracies and _PREPARED.fullmatch(measure) else measure
+    if metric.casefold() in s.scores:
+        return metric.casefold()
+    return OWN if not s.eval_modes and OWN in s.accuracies and _PREPARED.fullmatch(metric) else metric
 
 
-def _of_columns(run: Run, measure: str) -> float | None:
-    """A measure of the data of one vertical party, or its mean over parties; None if a party's classes are unknown."""
-    name, _, client = measure.partition(" of client ")
+def _of_columns(run: Run, metric: str) -> float | None:
+    """A metric of the data of one vertical party, or its mean over parties; None if a party's classes are unknown."""
+    name, _, client = metric.partition(" of client ")
     parties = run.partition.parties.parties if run.partition.parties else ()
     values = [getattr(party, _OF_COLUMNS[name]) for party in parties]
     if client:
@@ -94,34 +94,34 @@ def _of_columns(run: Run, measure: str) -> float | None:
     return float(np.mean(values)) if values and None not in values else None
 
 
-def _derived(run: Run, measure: str) -> float | None:
-    """A measure derived from the values at evaluations."""
-    if found := _UNTIL.fullmatch(measure):
+def _derived(run: Run, metric: str) -> float | None:
+    """A metric derived from the values at evaluations."""
+    if found := _UNTIL.fullmatch(metric):
         return _until(run, found[1], float(found[2]) / 100 if found[2] else None, found[3] or GLOBAL)
-    inner = _plain(measure)
+    inner = _plain(metric)
     x, y = curve(run, inner)
     if not len(y):
         return None
     known, after = y[np.isfinite(y)], y[x > 0]
-    if measure.startswith(BEST):
+    if metric.startswith(BEST):
         return _best(known, inner) if len(known) else None
-    if inner == measure:
+    if inner == metric:
         return float(y[-1])
     if not len(after):
         return None
     statistics = {MEAN: after.mean(), LARGEST: after.max(), FIRST: after[0], GAIN: after[-1] - after[0]}
-    return float(statistics[measure.removesuffix(inner)])
+    return float(statistics[metric.removesuffix(inner)])
 
 
-def _plain(measure: str) -> str:
-    """The measure without `best`, `first` and the like."""
+def _plain(metric: str) -> str:
+    """The metric without `best`, `first` and the like."""
     for before in (BEST, MEAN, LARGEST, FIRST, GAIN):
-        measure = measure.removeprefix(before)
-    return measure
+        metric = metric.removeprefix(before)
+    return metric
 
 
-def _best(values: np.ndarray, measure: str) -> float:
-    return float(values.min() if lower(measure) else values.max())
+def _best(values: np.ndarray, metric: str) -> float:
+    return float(values.min() if lower(metric) else values.max())
 
 
 def skew(run: Run) -> float | None:
@@ -134,29 +134,29 @@ def skew(run: Run) -> float | None:
     return float(np.abs(mixes - counts.sum(0) / counts.sum()).sum(1).mean() / 2)
 
 
-def lower(measure: str) -> bool:
+def lower(metric: str) -> bool:
     """Whether less is better."""
-    return "loss" in measure or _plain(measure).startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
+    return "loss" in metric or _plain(metric).startswith(("bytes", "rounds", "iterations", "seconds", ATTACK))
 
 
-def is_exact(measure: str) -> bool:
-    """Whether a measure may be the same for all seeds, as it counts messages or rounds or depends on the data alone."""
-    return measure.startswith(("bytes", "rounds", "iterations", "skew", *_OF_COLUMNS))
+def is_exact(metric: str) -> bool:
+    """Whether a metric may be the same for all seeds, as it counts messages or rounds or depends on the data alone."""
+    return metric.startswith(("bytes", "rounds", "iterations", "skew", *_OF_COLUMNS))
 
 
-def drawn(measure: str) -> str:
-    """The measure of a curve: the measure itself, or the accuracy that it depends on."""
-    if found := _UNTIL.fullmatch(measure):
+def drawn(metric: str) -> str:
+    """The metric of a curve: the metric itself, or the accuracy that it depends on."""
+    if found := _UNTIL.fullmatch(metric):
         return found[3] or GLOBAL
-    return GLOBAL if measure in (*_BYTES, "seconds") else _plain(measure)
+    return GLOBAL if metric in (*_BYTES, "seconds") else _plain(metric)
 
 
-def curve(run: Run, measure: str) -> tuple[np.ndarray, np.ndarray]:
-    """Iterations (n,) and values (n,) of a measure after the last stage that has it; empty if not measured."""
-    if found := _CLIENT.fullmatch(measure):
+def curve(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Iterations (n,) and values (n,) of a metric after the last stage that has it; empty if not measured."""
+    if found := _CLIENT.fullmatch(metric):
         name, client = _named(run, found[1]), int(found[2])
         return _of_party(run, name, run.names[client]) if client < len(run.names) else (np.array([]), np.array([]))
-    name = _named(run, measure)
+    name = _named(run, metric)
     if name in run.summary.scores:
         name = SCORES[name].column
     elif name in run.summary.accuracies:
@@ -177,13 +177,13 @@ def _of_party(run: Run, name: str, party: str) -> tuple[np.ndarray, np.ndarray]:
     return run.curve(name, run.last if run.last in stages or not stages else stages[-1], party)
 
 
-def _until(run: Run, what: str, level: float | None, measure: str) -> float | None:
-    """The cost until a measure first reached a level, or its best value if None."""
-    x, y = curve(run, measure)
+def _until(run: Run, what: str, level: float | None, metric: str) -> float | None:
+    """The cost until a metric first reached a level, or its best value if None."""
+    x, y = curve(run, metric)
     if not np.isfinite(y).any():
         return None
-    goal = _best(y[np.isfinite(y)], measure) if level is None else level
-    reached = np.flatnonzero(y <= goal if lower(measure) else y >= goal)
+    goal = _best(y[np.isfinite(y)], metric) if level is None else level
+    reached = np.flatnonzero(y <= goal if lower(metric) else y >= goal)
     if not len(reached):
         return math.inf
     first = x[reached[0]]
